@@ -1,0 +1,8 @@
+"""``python -m criuctl`` is the same program as the ``criuctl`` on the PATH."""
+
+from __future__ import annotations
+
+from .cli.main import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())
