@@ -1,0 +1,131 @@
+"""Typed configuration: files, then ``CRIUCTL_*`` variables, then command-line options.
+
+Later sources win key by key.  Files are YAML mappings with exactly the keys of `Config`; an unknown key
+or a value of the wrong kind is a `ConfigError` that names file, key and the accepted kind.  Secrets are
+never values here: they are references (a file, an environment variable, a command).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from .errors import ConfigError
+
+SYSTEM_FILE = Path("/etc/criuctl/config.yaml")
+DEFAULT_STORE = "/var/lib/criuctl/store"
+
+FilePolicy = Literal["record", "carry"]
+FileConflictPolicy = Literal["refuse", "restore"]
+ConnectionPolicy = Literal["keep", "reconnect", "hangup", "refuse"]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything an operator can set; the field comments are the reference."""
+
+    store: str = DEFAULT_STORE  # URL of the default store
+    state_dir: str = "/var/lib/criuctl"  # what criuctl knows of this host's sessions
+    cache_dir: str = "/var/cache/criuctl"  # index caches; may be deleted at any time
+    run_dir: str = ""  # tmpfs for plain images and locks; "" picks /run/criuctl or /dev/shm
+    key_dir: str = "/etc/criuctl/keys"  # key files, one per encrypted store, mode 0600
+    key_file: str = ""  # key file to use instead of the one in key_dir
+    passphrase_file: str = ""  # file with the store's passphrase
+    passphrase_command: str = ""  # command that prints the store's passphrase
+    s3_endpoint: str = ""  # endpoint URL; "" leaves it to boto3 (AWS_ENDPOINT_URL, ~/.aws/config)
+    s3_region: str = ""  # region; "" leaves it to boto3
+    s3_retries: int = 6  # attempts per request on transient errors
+    s3_timeout: float = 30.0  # seconds for one connect or read
+    criu: str = ""  # CRIU binary or prefix folder; "" picks the one that scripts/setup chose
+    criu_timeout: int = 30  # seconds CRIU may take to freeze a tree
+    compression: int = 1  # zstd level, -7..19
+    buffers_mib: int = 128  # memory for pages on their way to the store
+    workers: int = 0  # threads that compress and seal; 0 is one per core
+    uploads: int = 4  # objects in flight to the store
+    files: FilePolicy = "record"  # open writable files: record size and hash, or carry contents too
+    files_max_mib: int = 1024  # a file larger than this is never carried by policy, only by --with-files
+    file_conflicts: FileConflictPolicy = "restore"  # changed files at restore: refuse, or put back (newer copy kept aside)
+    connections: ConnectionPolicy = "hangup"  # external connections when no rule and no option says else
+    hook_dirs: tuple[str, ...] = ("/etc/criuctl/hooks",)  # folders of hook executables
+    detach_key: str = "C-]"  # leaves an attached session
+
+    sources: tuple[str, ...] = field(default=(), compare=False)  # the files that were read, for doctor
+
+    def with_options(self, **options: Any) -> Config:
+        """A copy in which every option that is not None replaces the field of its name."""
+        return replace(self, **{k: v for k, v in options.items() if v is not None})
+
+
+_FIELDS = {f.name: f for f in fields(Config) if f.name != "sources"}
+_DEFAULTS = Config()
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "files": get_args(FilePolicy),
+    "file_conflicts": get_args(FileConflictPolicy),
+    "connections": get_args(ConnectionPolicy),
+}
+
+
+def _coerce(key: str, value: Any, where: str) -> Any:
+    """The value as the field of `Config` wants it, or a `ConfigError` naming `where`."""
+    default = getattr(_DEFAULTS, key)
+    if key in _CHOICES and value not in _CHOICES[key]:
+        raise ConfigError(f"{where}: {key} must be one of {', '.join(_CHOICES[key])}, not {value!r}")
+    try:
+        if isinstance(default, tuple):
+            items = value.split(":") if isinstance(value, str) else value
+            if not isinstance(items, list | tuple) or not all(isinstance(i, str) for i in items):
+                raise ValueError
+            return tuple(items)
+        if isinstance(default, int) and isinstance(value, bool | float):
+            raise ValueError
+        if isinstance(default, str) and not isinstance(value, str):
+            raise ValueError
+        return type(default)(value)
+    except (TypeError, ValueError):
+        kind = "list of text" if isinstance(default, tuple) else type(default).__name__
+        raise ConfigError(f"{where}: {key} must be {kind}, not {value!r}") from None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    import yaml  # only a host with a configuration file pays for it
+
+    try:
+        loaded = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{path} must hold a mapping of keys to values")
+    values: dict[str, Any] = {}
+    for key, value in loaded.items():
+        if key not in _FIELDS:
+            raise ConfigError(f"{path}: unknown key {key!r}", hint=f"Known keys: {', '.join(sorted(_FIELDS))}.")
+        values[key] = _coerce(key, value, str(path))
+    return values
+
+
+def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:
+    """Read the configuration: system file, user file, `path`, then ``CRIUCTL_<FIELD>`` variables."""
+    home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "/"), ".config")
+    candidates = [SYSTEM_FILE, Path(home) / "criuctl" / "config.yaml"]
+    if path is not None:
+        if not Path(path).is_file():
+            raise ConfigError(f"{path}: no such configuration file")
+        candidates.append(Path(path))
+    values: dict[str, Any] = {}
+    sources = []
+    for candidate in candidates:
+        if candidate.is_file():
+            values.update(_read_file(candidate))
+            sources.append(str(candidate))
+    for key in _FIELDS:
+        variable = f"CRIUCTL_{key.upper()}"
+        if environ.get(variable):
+            values[key] = _coerce(key, environ[variable], variable)
+    return Config(**values, sources=tuple(sources))

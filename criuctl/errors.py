@@ -1,0 +1,273 @@
+"""The error tree: one class is one sentence, one exit code and one hint.
+
+Every error that a user can meet is a `CriuctlError`.  A class's docstring says what happened in
+general; an instance's message says what, where (PID, descriptor, file, object key), and `hint` says what
+to do about it.  Foreign errors (botocore, OSError, pycriu, ...) are mapped to these classes once, at the
+seam where they enter, with ``raise ... from``.  Only `criuctl.cli` turns an error into an exit code.
+
+The exit codes are the contract of the command line; `EXIT_CODES` lists them for help and documentation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+EXIT_CODES: dict[int, str] = {
+    0: "done",
+    1: "a bug in criuctl",
+    2: "usage",
+    3: "no such session, checkpoint or process",
+    4: "preflight refused, nothing was touched",
+    5: "dump failed, the tree runs on",
+    6: "restore failed, nothing is left of it",
+    7: "store unreachable or denied",
+    8: "damaged, wrong key, or a format this version cannot read",
+    9: "conflict: name taken, lease held elsewhere",
+    10: "vetoed by a hook or a policy",
+    11: "done, but something optional failed",
+    12: "timed out",
+    13: "CRIU or the kernel is missing or too old",
+}
+
+
+class CriuctlError(Exception):
+    """Something went wrong that criuctl foresaw."""
+
+    exit_code = 1
+    code = "error"
+
+    def __init__(self, message: str, *, hint: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint or self.default_hint()
+        self.details = details
+
+    @classmethod
+    def default_hint(cls) -> str:
+        """What to do when the raiser knows nothing better."""
+        return ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The value of ``error`` in JSON output: code, exit_code, message, hint and any details."""
+        body: dict[str, Any] = {
+            "code": self.code,
+            "exit_code": self.exit_code,
+            "message": self.message,
+            "hint": self.hint,
+        }
+        body.update({k: v for k, v in self.details.items() if k not in body})
+        return body
+
+
+# -- usage and names ------------------------------------------------------------------------------
+
+
+class UsageError(CriuctlError):
+    """The command line or an argument makes no sense."""
+
+    exit_code = 2
+    code = "usage"
+
+
+class ConfigError(UsageError):
+    """A configuration file has an unknown key or a value of the wrong kind."""
+
+    code = "config"
+
+
+class InvalidName(UsageError):
+    """A session name, tag or label is not one criuctl accepts."""
+
+    code = "invalid-name"
+
+
+class NotFound(CriuctlError):
+    """No such session, checkpoint or process."""
+
+    exit_code = 3
+    code = "not-found"
+
+
+class NoSuchProcess(NotFound):
+    """The process does not exist (any more)."""
+
+    code = "no-such-process"
+
+
+class NoSuchCheckpoint(NotFound):
+    """The store holds no such checkpoint."""
+
+    code = "no-such-checkpoint"
+
+    @classmethod
+    def default_hint(cls) -> str:
+        return "`criuctl list` shows what the store holds."
+
+
+class AmbiguousRef(UsageError):
+    """A checkpoint id prefix names more than one checkpoint."""
+
+    code = "ambiguous-ref"
+
+
+# -- before anything is touched -------------------------------------------------------------------
+
+
+class PreflightRefused(CriuctlError):
+    """The preflight found an obstacle; nothing was touched."""
+
+    exit_code = 4
+    code = "preflight"
+
+
+class FileConflict(PreflightRefused):
+    """A file that the checkpoint needs differs on this host, and policy forbids to touch it."""
+
+    code = "file-conflict"
+
+
+class DumpFailed(CriuctlError):
+    """The dump failed; the tree runs on."""
+
+    exit_code = 5
+    code = "dump-failed"
+
+
+class RestoreFailed(CriuctlError):
+    """The restore failed; nothing is left of it."""
+
+    exit_code = 6
+    code = "restore-failed"
+
+
+# -- the store ------------------------------------------------------------------------------------
+
+
+class StoreError(CriuctlError):
+    """The store could not be used."""
+
+    exit_code = 7
+    code = "store"
+
+
+class StoreUnreachable(StoreError):
+    """The store does not answer."""
+
+    code = "store-unreachable"
+
+
+class StoreDenied(StoreError):
+    """The store refuses these credentials or this operation."""
+
+    code = "store-denied"
+
+
+class NoSuchBucket(StoreError):
+    """The bucket (or the folder of a local store) does not exist."""
+
+    code = "no-such-bucket"
+
+
+class StoreNotInitialised(StoreError):
+    """There is no criuctl store at this address."""
+
+    code = "store-not-initialised"
+
+    @classmethod
+    def default_hint(cls) -> str:
+        return "Make one with `criuctl store init --store URL`."
+
+
+class StoreFull(StoreError):
+    """The store has no room left."""
+
+    code = "store-full"
+
+
+class StoreCannot(StoreError):
+    """This store lacks an ability that the operation needs (conditional writes, say)."""
+
+    code = "store-cannot"
+
+
+class ObjectMissing(StoreError):
+    """An object that must be in the store is not there."""
+
+    code = "object-missing"
+
+
+class ObjectExists(StoreError):
+    """An object of this name is in the store already; nothing was overwritten."""
+
+    code = "object-exists"
+
+
+class KeyMissing(StoreError):
+    """The store is encrypted and no key for it was found."""
+
+    code = "key-missing"
+
+
+# -- data that cannot be trusted --------------------------------------------------------------------
+
+
+class DataError(CriuctlError):
+    """Data is damaged, sealed by another key, or of a format this version cannot read."""
+
+    exit_code = 8
+    code = "data"
+
+
+class Damaged(DataError):
+    """An object's content is not what was written."""
+
+    code = "damaged"
+
+
+class WrongKey(DataError):
+    """The key does not open this store."""
+
+    code = "wrong-key"
+
+
+class UnsupportedFormat(DataError):
+    """Written by a newer criuctl, or not by criuctl at all."""
+
+    code = "unsupported-format"
+
+
+# -- the rest ---------------------------------------------------------------------------------------
+
+
+class Conflict(CriuctlError):
+    """The name is taken, or somebody else holds the lease or lock."""
+
+    exit_code = 9
+    code = "conflict"
+
+
+class Vetoed(CriuctlError):
+    """A hook or a policy said no."""
+
+    exit_code = 10
+    code = "vetoed"
+
+
+class TimedOut(CriuctlError):
+    """It took longer than allowed."""
+
+    exit_code = 12
+    code = "timed-out"
+
+
+class PlatformError(CriuctlError):
+    """CRIU or the kernel is missing something."""
+
+    exit_code = 13
+    code = "platform"
+
+
+class CommandFailed(CriuctlError):
+    """A helper program ended with an error."""
+
+    code = "command-failed"
