@@ -1,0 +1,434 @@
+"""The one door to child processes.
+
+Nothing else in criuctl imports `subprocess`.  Whatever goes through here
+
+- gets an argument list, never a shell line,
+- sees an allow-listed environment (secrets of ours, ``AWS_*`` and ``CRIUCTL_*``, stay here),
+- has stdin closed (``/dev/null``) unless it is given input, and no descriptor of ours but those passed,
+- is followed by its pidfd, so that no signal can hit a recycled PID,
+- is reaped, on every path out.
+
+`run` is for helpers that end by themselves soon: they sit in a process group of their own (a ``^C`` on the
+terminal reaches only us), and whatever exception leaves `run` (time-out, ``KeyboardInterrupt``) has first
+ended and reaped that group.  `run` returns when the child ends, even if a grandchild keeps its pipes.
+
+`spawn` is for children that live along with an operation, CRIU above all.  A `Child` is never ended unless
+somebody asks: losing the object or an exception passing by does not kill it, because CRIU killed half way
+leaves a tree frozen.  Its owner calls `wait`, or uses it in a ``with`` block, which says "end it with me".
+Its stderr goes to a memory file of which the tail can be read at any time; no thread pumps, nothing blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import selectors
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Self
+
+from ..errors import CommandFailed, PlatformError, TimedOut
+
+ENVIRONMENT = ("HOME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "TERM", "TMPDIR", "TZ", "USER", "XDG_RUNTIME_DIR")
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+STDERR_TAIL = 16 * 1024  # bytes of stderr that errors and `Child.stderr_tail` keep
+MAX_STDOUT = 256 << 20  # a helper that prints more than this is broken
+_GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+
+Argv = Sequence[str | os.PathLike[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A helper that has ended: its exit code (negative: ended by that signal) and what it printed."""
+
+    argv: tuple[str, ...]
+    returncode: int
+    stdout: bytes
+    stderr: bytes  # the last `STDERR_TAIL` bytes
+
+    @property
+    def text(self) -> str:
+        """stdout as text, undecodable bytes replaced."""
+        return self.stdout.decode(errors="replace")
+
+    @property
+    def error_text(self) -> str:
+        """The tail of stderr as text."""
+        return self.stderr.decode(errors="replace").strip()
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a child: the allow-listed part of ours, ``LC_*``, then `extra` on top.
+
+    The system's sbin folders are always on the PATH: criuctl needs ``criu``, ``nft`` and ``ip`` from there
+    even when it is started from a bare cron environment.
+    """
+    env = {k: v for k, v in os.environ.items() if k in ENVIRONMENT or k.startswith("LC_")}
+    have = env.get("PATH", "").split(":")
+    env["PATH"] = ":".join([p for p in have if p] + [p for p in SYSTEM_PATH.split(":") if p not in have])
+    env.update(extra or {})
+    return env
+
+
+class Child:
+    """A running child process, followed by its pidfd.  See the module's text for who ends it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], argv: tuple[str, ...], stderr_fd: int | None) -> None:
+        self._process = process
+        self._stderr = stderr_fd
+        self.argv = argv
+        self.pid: int = process.pid
+        self.returncode: int | None = None
+        self.pidfd: int = -1
+        try:
+            self.pidfd = os.pidfd_open(process.pid)  # not reaped yet, so this is the very process
+        except OSError:
+            process.kill()
+            process.wait()
+            self._close_fds()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Child {self.pid} {shlex.join(self.argv)!r} {self.returncode}>"
+
+    def poll(self) -> int | None:
+        """The exit code (negative: a signal's number) if it has ended, else None.  Reaps."""
+        if self.returncode is None:
+            try:
+                result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+            except ChildProcessError:
+                # Somebody's waitpid(-1) took it: its fate is unknown, and saying 0 would be a lie.
+                self._ended(-1)
+                raise CommandFailed(f"{self.argv[0]}: was reaped by somebody else, its exit code is lost") from None
+            if result is not None:
+                exited = result.si_code == os.CLD_EXITED
+                self._ended(result.si_status if exited else -result.si_status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it ends and return the exit code; `TimedOut` after `timeout` seconds, child untouched."""
+        if self.poll() is None:
+            poller = select.poll()
+            poller.register(self.pidfd, select.POLLIN)
+            deadline = None if timeout is None else time.monotonic() + timeout
+            while self.poll() is None:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimedOut(f"{self.argv[0]} (PID {self.pid}) is still running after {timeout:g} s")
+                poller.poll(None if left is None else left * 1000)
+        assert self.returncode is not None
+        return self.returncode
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing happens if it has ended."""
+        if self.returncode is None:
+            try:
+                signal.pidfd_send_signal(self.pidfd, number)
+            except ProcessLookupError:
+                pass  # a zombie that poll() has not seen yet
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.signal(signal.SIGKILL)
+
+    def end(self, grace: float = _GRACE) -> int:
+        """SIGTERM, after `grace` seconds SIGKILL; returns the exit code."""
+        self.terminate()
+        try:
+            return self.wait(grace)
+        except TimedOut:
+            self.kill()
+            return self.wait()
+
+    def stderr_tail(self, size: int = STDERR_TAIL) -> str:
+        """The last `size` bytes of stderr so far; "" when the caller gave a stderr of its own."""
+        if self._stderr is None:
+            return ""
+        length = os.fstat(self._stderr).st_size
+        return os.pread(self._stderr, size, max(0, length - size)).decode(errors="replace")
+
+    def close(self) -> None:
+        """Give back pidfd and stderr of a child that has ended; a running child is left alone."""
+        if self.returncode is not None:
+            self._close_fds()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.poll() is None:
+            self.end()
+        self._close_fds()
+
+    def __del__(self) -> None:
+        self._close_fds()
+
+    def _ended(self, returncode: int) -> None:
+        self.returncode = returncode
+        self._process.returncode = returncode  # tells Popen that there is nothing left to reap
+
+    def _close_fds(self) -> None:
+        for fd in (self.pidfd, self._stderr):
+            if fd is not None and fd >= 0:
+                os.close(fd)
+        self.pidfd, self._stderr = -1, None
+
+
+class _InterruptsDeferred:
+    """Signals that raise (``^C`` and whoever turned SIGTERM into an exception) wait until the block is left.
+
+    An exception in the middle of starting a child would lose the child: it runs, and nobody knows its PID.
+    Blocking the signals instead would be inherited by the child.  Only the main thread runs handlers.
+    """
+
+    def __enter__(self) -> None:
+        self._came: list[int] = []
+        self._handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                handler = signal.getsignal(number)
+                if callable(handler) and not isinstance(handler, signal.Handlers):
+                    self._handlers[number] = handler
+                    signal.signal(number, self._note)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for number in self._came:
+            self._handlers[number](number, None)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._came.append(number)
+
+
+def _start(
+    argv: Argv,
+    *,
+    stdin: int,
+    stdout: int,
+    stderr: int,
+    pass_fds: Sequence[int],
+    env: Mapping[str, str] | None,
+    cwd: str | os.PathLike[str] | None,
+    new_session: bool = False,
+    new_group: bool = False,
+) -> tuple[subprocess.Popen[bytes], tuple[str, ...]]:
+    words = tuple(os.fspath(word) for word in argv)
+    if not words:
+        raise ValueError("an empty argument list")
+    child_env = environment(env)
+    try:
+        process = subprocess.Popen(
+            words,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=tuple(pass_fds),
+            env=child_env,
+            cwd=cwd,
+            start_new_session=new_session,
+            process_group=0 if new_group else None,
+        )
+    except FileNotFoundError as error:
+        if cwd is not None and not os.path.isdir(cwd):
+            raise CommandFailed(f"{words[0]}: cannot start in {os.fspath(cwd)}: no such folder") from error
+        raise PlatformError(f"{words[0]}: no such program", hint=f"Install it; the PATH is {child_env['PATH']}") from error
+    except OSError as error:
+        raise CommandFailed(f"{words[0]}: cannot be started: {error.strerror}") from error
+    return process, words
+
+
+def spawn(
+    argv: Argv,
+    *,
+    pass_fds: Sequence[int] = (),
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    new_session: bool = False,
+) -> Child:
+    """Start a long-lived child.  `pass_fds` keep their numbers; stdin and stdout default to ``/dev/null``.
+
+    `stderr` None keeps it for `Child.stderr_tail`.  `new_session` takes it off our terminal and process
+    group: what must not be ended by a ``^C`` needs it.  `env` adds to the allow-listed environment.
+    Raises `PlatformError` if there is no such program, `CommandFailed` if it cannot be started.
+    """
+    tail: int | None = None
+    child: Child | None = None
+    try:
+        if stderr is None:
+            tail = wanted_stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        else:
+            wanted_stderr = stderr
+        with _InterruptsDeferred():
+            process, words = _start(
+                argv,
+                stdin=subprocess.DEVNULL if stdin is None else stdin,
+                stdout=subprocess.DEVNULL if stdout is None else stdout,
+                stderr=wanted_stderr,
+                pass_fds=pass_fds,
+                env=env,
+                cwd=cwd,
+                new_session=new_session,
+            )
+            child = Child(process, words, tail)
+            tail = None
+    except BaseException:
+        if child is not None:
+            child.end()  # an interrupt: the caller never got to own it
+            child.close()
+        if tail is not None:
+            os.close(tail)
+        raise
+    return child
+
+
+def run(
+    argv: Argv,
+    *,
+    timeout: float,
+    input: bytes | None = None,
+    env: Mapping[str, str] | None = None,
+    check: bool = True,
+    pass_fds: Sequence[int] = (),
+    cwd: str | os.PathLike[str] | None = None,
+) -> Completed:
+    """Run a helper to its end and return what it said.
+
+    With `check` an exit code other than 0 is `CommandFailed`, with the tail of stderr in the message.
+    After `timeout` seconds the helper's process group is ended and reaped: `TimedOut`.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    child: Child | None = None
+    try:
+        with _InterruptsDeferred():
+            process, words = _start(
+                argv,
+                stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=pass_fds,
+                env=env,
+                cwd=cwd,
+                new_group=True,
+            )
+            child = Child(process, words, None)
+        stdout, stderr = _talk(process, child, input or b"", time.monotonic() + timeout)
+    except BaseException as error:
+        if child is not None:
+            _end_group(child)
+            if isinstance(error, TimedOut):
+                raise TimedOut(f"{shlex.join(child.argv)}: not done after {timeout:g} s") from None
+        raise
+    finally:
+        if child is not None:
+            child.close()
+        if process is not None:
+            _close_pipes(process)
+    assert child.returncode is not None
+    done = Completed(words, child.returncode, stdout, stderr)
+    if check and done.returncode != 0:
+        raise failure(done)
+    return done
+
+
+def _close_pipes(process: subprocess.Popen[bytes]) -> None:
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream is not None:
+            try:
+                stream.close()
+            except BrokenPipeError:
+                pass  # the child ended without reading all of its input
+
+
+def failure(done: Completed) -> CommandFailed:
+    """The error that tells how a helper ended and the last it said."""
+    how = f"exit code {done.returncode}" if done.returncode >= 0 else f"ended by signal {-done.returncode}"
+    said = done.error_text or done.text.strip()[-500:]
+    return CommandFailed(f"{shlex.join(done.argv)}: {how}" + (f": {said}" if said else ""), returncode=done.returncode)
+
+
+def _end_group(child: Child) -> None:
+    """End the helper and whatever it started in its process group, and reap it."""
+    if child.poll() is None:
+        # The unreaped child keeps its PID, hence the group's number, from being used again.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(child.pid, number)
+            except (ProcessLookupError, PermissionError):
+                child.signal(number)
+            try:
+                child.wait(_GRACE if number == signal.SIGTERM else None)
+                break
+            except TimedOut:
+                continue
+
+
+def _talk(process: subprocess.Popen[bytes], child: Child, data: bytes, deadline: float) -> tuple[bytes, bytes]:
+    """Feed stdin, collect stdout and the tail of stderr until the child ends."""
+    assert process.stdout is not None and process.stderr is not None
+    out, err = process.stdout.fileno(), process.stderr.fileno()
+    collected: dict[int, bytearray] = {out: bytearray(), err: bytearray()}
+    pending = memoryview(data)
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.pidfd, selectors.EVENT_READ)
+        for fd in (out, err):
+            os.set_blocking(fd, False)
+            selector.register(fd, selectors.EVENT_READ)
+        if process.stdin is not None:
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin.fileno(), selectors.EVENT_WRITE)
+        ended = False
+        while not ended:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimedOut("")
+            for key, _events in selector.select(left):
+                if key.fd == child.pidfd:
+                    ended = child.poll() is not None
+                elif key.fd in collected:
+                    if not _drain(key.fd, collected[key.fd], err):
+                        selector.unregister(key.fd)
+                else:
+                    try:
+                        pending = pending[os.write(key.fd, pending[:65536]) :]
+                    except BlockingIOError:
+                        continue
+                    except BrokenPipeError:
+                        pending = memoryview(b"")
+                    if not pending:
+                        selector.unregister(key.fd)
+                        assert process.stdin is not None
+                        process.stdin.close()
+    for fd, into in collected.items():
+        _drain(fd, into, err)  # what is still in the pipes; a grandchild that holds them is not waited for
+    return bytes(collected[out]), bytes(collected[err])
+
+
+def _drain(fd: int, into: bytearray, stderr_fd: int) -> bool:
+    """Read all that is there; False at the end of the stream."""
+    while True:
+        try:
+            piece = os.read(fd, 65536)
+        except BlockingIOError:
+            return True
+        if not piece:
+            return False
+        into += piece
+        if fd == stderr_fd:
+            del into[:-STDERR_TAIL]
+        elif len(into) > MAX_STDOUT:
+            raise CommandFailed(f"a helper printed more than {MAX_STDOUT} bytes")

@@ -1,0 +1,126 @@
+"""Running one system call inside another process, with ptrace.
+
+Some state can only be set by the process itself: whether it adopts orphans, its POSIX file locks.  CRIU loses
+a few of these; while a restored tree waits at a stage of CRIU's, each of its threads sits in a system call
+(a futex wait), so the instruction just before its program counter is a ``syscall``: that one is run again with
+our number and arguments, and everything is put back.  CRIU retries the interrupted wait.
+
+Only x86-64 is known here; elsewhere `call` raises `PlatformError` and the caller reports what is lost.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..errors import PlatformError
+
+_SEIZE, _INTERRUPT, _DETACH, _CONT, _SINGLESTEP = 0x4206, 0x4207, 17, 7, 9
+_GETREGS, _SETREGS, _PEEKTEXT = 12, 13, 1
+_SYSCALL = b"\x0f\x05"
+_WALL = 0x40000000
+_MAX_STEPS = 64  # group stops and signals that may come between
+
+PRCTL, FCNTL = 157, 72
+PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.restype = ctypes.c_long
+_libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+
+
+class _Registers(ctypes.Structure):
+    """struct user_regs_struct of x86-64."""
+
+    _fields_ = [
+        (name, ctypes.c_ulonglong)
+        for name in (
+            *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
+            *("orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs"),
+        )
+    ]
+
+
+def _ptrace(request: int, pid: int, address: int = 0, data: object = None) -> int:
+    ctypes.set_errno(0)
+    pointer = ctypes.cast(ctypes.byref(data), ctypes.c_void_p) if isinstance(data, ctypes.Structure) else data
+    result = int(_libc.ptrace(request, pid, address, pointer))
+    if result == -1 and ctypes.get_errno():
+        code = ctypes.get_errno()
+        raise OSError(code, f"ptrace {request:#x} of PID {pid}: {os.strerror(code)}")
+    return result
+
+
+def _wait_stop(pid: int) -> None:
+    for _ in range(_MAX_STEPS):
+        _, status = os.waitpid(pid, _WALL)
+        if os.WIFSTOPPED(status):
+            return
+        if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+            raise OSError(3, f"PID {pid} ended while it was stopped")
+    raise OSError(110, f"PID {pid} does not stop")
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """`pid`'s main thread is stopped under our trace; the very thread that enters must do everything inside."""
+    if platform.machine() != "x86_64":
+        raise PlatformError("running a system call in another process is only known for x86-64")
+    _ptrace(_SEIZE, pid)
+    try:
+        _ptrace(_INTERRUPT, pid)
+        _wait_stop(pid)
+        yield
+    finally:
+        _ptrace(_DETACH, pid)
+
+
+def call(pid: int, number: int, *arguments: int) -> int:
+    """Run one system call in the stopped process and return its result (negative: an errno)."""
+    saved = _Registers()
+    _ptrace(_GETREGS, pid, 0, saved)
+    site = saved.rip - 2
+    word = _ptrace(_PEEKTEXT, pid, site) & 0xFFFF
+    if word.to_bytes(2, "little") != _SYSCALL:
+        raise OSError(11, f"PID {pid} is not in a system call")
+    changed = _Registers.from_buffer_copy(saved)
+    changed.rip, changed.rax, changed.orig_rax = site, number, ctypes.c_ulonglong(-1).value
+    for name, value in zip(("rdi", "rsi", "rdx", "r10", "r8", "r9"), arguments, strict=False):
+        setattr(changed, name, value & 0xFFFFFFFFFFFFFFFF)
+    try:
+        _ptrace(_SETREGS, pid, 0, changed)
+        _ptrace(_SINGLESTEP, pid)
+        _wait_stop(pid)
+        after = _Registers()
+        _ptrace(_GETREGS, pid, 0, after)
+        return ctypes.c_longlong(after.rax).value
+    finally:
+        _ptrace(_SETREGS, pid, 0, saved)
+
+
+def write_memory(pid: int, address: int, data: bytes) -> None:
+    """Overwrite memory of a stopped process."""
+    fd = os.open(f"/proc/{pid}/mem", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.pwrite(fd, data, address)
+    finally:
+        os.close(fd)
+
+
+def read_memory(pid: int, address: int, length: int) -> bytes:
+    """Read memory of a stopped process."""
+    fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(fd, length, address)
+    finally:
+        os.close(fd)
+
+
+def stack_pointer(pid: int) -> int:
+    """The stack pointer of a stopped process; below it (and its red zone) is room for arguments."""
+    registers = _Registers()
+    _ptrace(_GETREGS, pid, 0, registers)
+    return int(registers.rsp)

@@ -1,0 +1,133 @@
+"""Namespaces of processes: which, whose, and how a command gets into them.
+
+A namespace is known by its kind and inode.  Two PIDs matter for a tree in another PID namespace: the one
+criuctl sees and the one the tree sees itself; the kernel tells both (NSpid in ``/proc/PID/status``).
+
+Entering is left to util-linux's ``nsenter``: joining a mount or user namespace is refused to a program that
+has threads, which criuctl has.  It changes the working directory and, for the mount namespace, what every
+path means: the command is looked up *inside*.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+
+from ..errors import NoSuchProcess, PreflightRefused
+from .procfs import all_pids, read_text, reading
+
+# kind -> nsenter's option.  The kinds are the names under /proc/PID/ns.
+KINDS: dict[str, str] = {
+    "user": "--user",
+    "cgroup": "--cgroup",
+    "ipc": "--ipc",
+    "uts": "--uts",
+    "net": "--net",
+    "pid": "--pid",
+    "mnt": "--mount",
+    "time": "--time",
+}
+_NETNS_FOLDERS = ("/run/netns", "/var/run/netns")
+_LINK = re.compile(r"^[a-z_]+:\[(\d+)\]$")
+
+
+def namespaces(pid: int | str) -> dict[str, int]:
+    """Kind -> inode of each namespace of `pid` (``"self"`` is criuctl).
+
+    `NoSuchProcess` (also for zombies: they have left theirs), `PreflightRefused`.
+    """
+    found = {}
+    with reading(pid if isinstance(pid, int) else os.getpid()):
+        for kind in os.listdir(f"/proc/{pid}/ns"):
+            match = _LINK.match(os.readlink(f"/proc/{pid}/ns/{kind}"))
+            if match and kind in KINDS:
+                found[kind] = int(match[1])
+    return found
+
+
+def for_children(pid: int, kind: str) -> int | None:
+    """Inode of the PID or time namespace that the next child of `pid` will be born in; None if that is not set up yet."""
+    with reading(pid):
+        match = _LINK.match(os.readlink(f"/proc/{pid}/ns/{kind}_for_children"))
+    return int(match[1]) if match else None
+
+
+def foreign(pid: int) -> set[str]:
+    """The kinds in which `pid` does not share our namespace."""
+    ours = namespaces("self")
+    return {kind for kind, inode in namespaces(pid).items() if ours.get(kind) != inode}
+
+
+def entry_prefix(pid: int, kinds: Iterable[str]) -> list[str]:
+    """The argv prefix that runs a command in these namespaces of `pid`; [] for no kinds.
+
+    With ``pid`` among the kinds nsenter forks and passes the command's exit code on.  With ``mnt`` the
+    command, a path, is looked up in the target's mount namespace and starts in its root directory.
+    """
+    wanted = set(kinds)
+    unknown = wanted - KINDS.keys()
+    if unknown:
+        raise ValueError(f"unknown kinds of namespaces: {', '.join(sorted(unknown))}")
+    if not wanted:
+        return []
+    return ["nsenter", f"--target={pid}", *(option for kind, option in KINDS.items() if kind in wanted), "--"]
+
+
+def ns_pids(pid: int) -> tuple[int, ...]:
+    """The PIDs of `pid` in each PID namespace from ours down to its own."""
+    for line in read_text(pid, "status").split("\n"):
+        if line.startswith("NSpid:"):
+            return tuple(int(word) for word in line.split()[1:])
+    return (pid,)
+
+
+def pid_level(pid: int) -> int:
+    """How many PID namespaces below ours `pid` lives; 0 is our own."""
+    return len(ns_pids(pid)) - 1
+
+
+def is_namespace_init(pid: int) -> bool:
+    """Whether `pid` is PID 1 of its PID namespace; with it the namespace and all in it die."""
+    return ns_pids(pid)[-1] == 1
+
+
+def nested_pid_namespaces(root: int, pids: Iterable[int]) -> dict[int, int]:
+    """PID -> inode of its PID namespace, for those of `pids` that are in another one than `root`."""
+    home = namespaces(root).get("pid")
+    nested = {}
+    for pid in pids:
+        try:
+            inode = namespaces(pid).get("pid")
+        except NoSuchProcess:
+            continue
+        if inode is not None and inode != home:
+            nested[pid] = inode
+    return nested
+
+
+def named_netns(inode: int) -> str | None:
+    """The name under which ``ip netns`` keeps the net namespace of this inode, or None."""
+    for folder in _NETNS_FOLDERS:
+        try:
+            names = sorted(os.listdir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        for name in names:
+            try:
+                if os.stat(os.path.join(folder, name)).st_ino == inode:
+                    return name
+            except FileNotFoundError:
+                continue
+    return None
+
+
+def pid_in(inode: int, inner: int) -> int | None:
+    """The process that is `inner` in the PID namespace of this inode, as we see it; None when there is none (yet)."""
+    for pid in all_pids():
+        try:
+            if namespaces(pid).get("pid") == inode and ns_pids(pid)[-1] == inner:
+                return pid
+        except (NoSuchProcess, PreflightRefused):
+            continue
+    return None

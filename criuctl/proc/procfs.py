@@ -1,0 +1,69 @@
+"""Reading ``/proc`` with its races mapped to two errors.
+
+A process may vanish between any two system calls: that is `NoSuchProcess`, never an empty answer.  The
+kernel may refuse to let us look (another user's process, no CAP_SYS_PTRACE): that is `PreflightRefused`,
+since whoever may not look at a process cannot dump it either.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..errors import NoSuchProcess, PreflightRefused
+
+_FIRST_READ = 65536  # most files of /proc fit; one read(2) then gives a consistent snapshot
+
+
+@contextmanager
+def reading(pid: int) -> Iterator[None]:
+    """Map the errors of whatever is read about `pid` inside the block."""
+    try:
+        yield
+    except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
+        raise NoSuchProcess(f"there is no process with PID {pid}") from None
+    except PermissionError as error:
+        raise PreflightRefused(
+            f"PID {pid}: the kernel does not let criuctl look at it ({error.filename or error.strerror})",
+            hint="Run criuctl as root, with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE.",
+            pid=pid,
+        ) from error
+
+
+def read_raw(path: str, dir_fd: int | None = None) -> bytes:
+    """The whole content of a file of procfs; lets `OSError` through."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        data = os.read(fd, _FIRST_READ)
+        if not data:
+            return data
+        # Large files (maps, mountinfo) come page by page: an empty read is the only sign of their end.
+        pieces = [data]
+        while piece := os.read(fd, 1 << 20):
+            pieces.append(piece)
+        return b"".join(pieces) if len(pieces) > 1 else data
+    finally:
+        os.close(fd)
+
+
+def read_bytes(pid: int, name: str) -> bytes:
+    """``/proc/PID/name`` as bytes; `NoSuchProcess`, `PreflightRefused`."""
+    with reading(pid):
+        return read_raw(f"/proc/{pid}/{name}")
+
+
+def read_text(pid: int, name: str) -> str:
+    """``/proc/PID/name`` as text, undecodable bytes kept as surrogates."""
+    return os.fsdecode(read_bytes(pid, name))
+
+
+def read_link(pid: int, name: str) -> str:
+    """Where the link ``/proc/PID/name`` points."""
+    with reading(pid):
+        return os.readlink(f"/proc/{pid}/{name}")
+
+
+def all_pids() -> list[int]:
+    """Every PID that this procfs shows, ascending."""
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())

@@ -1,0 +1,274 @@
+"""The kernel's socket tables (NETLINK_SOCK_DIAG): every socket of a net namespace, whoever owns it.
+
+The netlink socket must be *made* in the namespace that it asks about and then stays with it.  So a
+short-lived thread joins the namespace, makes the socket, hands it back and ends; no other thread ever moves.
+
+The tables hold what is bound, connected or listening, and all unix and packet sockets.  A fresh
+TCP or netlink socket, and vsock, Bluetooth, AF_ALG, MPTCP, raw ICMP and the like, are in none that are read here.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..errors import PlatformError
+from .procfs import reading
+from .syscalls import CLONE_NEWNET, setns
+
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_NLM_F_REQUEST_DUMP = 0x001 | 0x300
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+
+_HEADER = struct.Struct("=IHHII")
+_ATTRIBUTE = struct.Struct("=HH")
+_INET = struct.Struct("=BBBB")  # family, state, timer, retransmits; then the 48-byte socket id
+_INET_TAIL = struct.Struct("=IIIII")  # expires, rqueue, wqueue, uid, inode
+_UNIX = struct.Struct("=BBBxIII")  # family, type, state, inode, cookie
+_PACKET = struct.Struct("=BBHIII")  # family, type, num, inode, cookie
+_NETLINK = struct.Struct("=BBBBIIIIII")  # family, type, protocol, state, portid, dst_portid, dst_group, inode, cookie
+
+_STATES = {
+    1: "established",
+    2: "syn-sent",
+    3: "syn-recv",
+    4: "fin-wait-1",
+    5: "fin-wait-2",
+    6: "time-wait",
+    7: "close",
+    8: "close-wait",
+    9: "last-ack",
+    10: "listen",
+    11: "closing",
+    12: "new-syn-recv",
+}
+TYPES = {1: "stream", 2: "dgram", 3: "raw", 4: "rdm", 5: "seqpacket", 10: "packet"}
+PROTOCOLS = {0: "ip", 1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp", 136: "udplite", 255: "raw", 262: "mptcp"}
+_INET_QUERIES = ((socket.AF_INET, 6), (socket.AF_INET6, 6), (socket.AF_INET, 17), (socket.AF_INET6, 17))
+_RARE_INET_QUERIES = ((socket.AF_INET, 136), (socket.AF_INET6, 136), (socket.AF_INET, 255), (socket.AF_INET6, 255))
+
+#: TCP states in which there is, or is about to be, another end.
+CONNECTED = frozenset({"established", "syn-sent", "syn-recv", "fin-wait-1", "fin-wait-2", "close-wait", "last-ack", "closing"})
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An internet address and port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """One socket of a net namespace."""
+
+    inode: int
+    family: str  # inet, inet6, unix, packet, netlink, vsock, alg, ... or family-N
+    type: str  # stream, dgram, raw, seqpacket, ...
+    protocol: str  # tcp, udp, icmp, mptcp, ...; "" where the family has none
+    state: str  # as TCP names it; "close" for whatever is not connected
+    local: Address | None = None
+    peer: Address | None = None
+    rqueue: int = 0  # bytes to be read; of a TCP listener: connections not accepted yet
+    wqueue: int = 0  # bytes not acknowledged; of a unix listener: its backlog
+    uid: int = 0
+    name: str = ""  # unix: path, or "@..." for an abstract name
+    peer_inode: int = 0  # unix
+    pending: tuple[int, ...] = ()  # unix listeners: inodes of the clients in the accept queue; 0: closed again
+    shutdown: int = 0  # unix and TCP: bit 0 no more reading, bit 1 no more writing
+    port_id: int = 0  # netlink
+    groups: int = 0  # netlink: bit mask of the multicast groups
+    listed: bool = True  # False: not known to sock_diag, asked of the descriptor itself
+
+    @property
+    def connected(self) -> bool:
+        """Whether it has, or is about to have, another end."""
+        if self.family == "unix":
+            return self.peer_inode != 0 or (self.state == "established" and self.type != "dgram")
+        if self.protocol in ("tcp", "mptcp"):
+            return self.state in CONNECTED
+        return self.peer is not None and self.peer.port != 0
+
+    @property
+    def listening(self) -> bool:
+        """Whether it waits for connections."""
+        return self.state == "listen"
+
+
+# -- asking the kernel ----------------------------------------------------------------------------
+
+
+def namespace_socket(pid: int | None, family: int, kind: int, protocol: int = 0) -> socket.socket:
+    """A new socket of ours in the net namespace of `pid` (None: our own).  `NoSuchProcess`, `PlatformError`."""
+
+    def make() -> socket.socket:
+        return socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
+
+    if pid is None:
+        return make()
+    with reading(pid):
+        namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return socket_inside(namespace, family, kind, protocol)
+    except OSError as error:
+        raise PlatformError(
+            f"PID {pid}: its net namespace cannot be looked into: {error.strerror}",
+            hint="criuctl needs CAP_SYS_ADMIN to look into another net namespace.",
+        ) from error
+    finally:
+        os.close(namespace)
+
+
+def socket_inside(namespace: int, family: int, kind: int, protocol: int = 0) -> socket.socket:
+    """A new socket of ours in the net namespace that the descriptor `namespace` refers to; `OSError`."""
+    result: list[socket.socket] = []
+    failed: list[OSError] = []
+
+    def enter() -> None:
+        try:
+            setns(namespace, CLONE_NEWNET)
+            result.append(socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol))
+        except OSError as error:
+            failed.append(error)
+
+    # setns moves one thread; a thread that ends afterwards leaves the rest of us where we are.
+    thread = threading.Thread(target=enter, name="enter-netns")
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return result[0]
+
+
+def _dump(diag: socket.socket, request: bytes) -> Iterator[memoryview]:
+    """The payload of each message that answers a dump request; nothing where the kernel lacks that table."""
+    diag.send(_HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0) + request)
+    while True:
+        data = memoryview(diag.recv(1 << 18))
+        position = 0
+        while position + _HEADER.size <= len(data):
+            length, kind, _flags, _sequence, _port = _HEADER.unpack_from(data, position)
+            if kind == _NLMSG_DONE:
+                return
+            if kind == _NLMSG_ERROR:
+                return  # ENOENT, EINVAL, ...: that family's diag module is not there, so neither are its sockets listed
+            yield data[position + _HEADER.size : position + length]
+            position += (length + 3) & ~3
+
+
+def _attributes(message: memoryview, start: int) -> dict[int, memoryview]:
+    found = {}
+    while start + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, start)
+        if length < _ATTRIBUTE.size:
+            break
+        found[kind] = message[start + _ATTRIBUTE.size : start + length]
+        start += (length + 3) & ~3
+    return found
+
+
+def _address(family: int, raw: memoryview, port: int) -> Address:
+    if family == socket.AF_INET:
+        return Address(socket.inet_ntop(socket.AF_INET, raw[:4]), port)
+    return Address(plain_host(socket.inet_ntop(socket.AF_INET6, raw)), port)
+
+
+def plain_host(host: str) -> str:
+    """IPv4-mapped IPv6 addresses as IPv4: both ends of one connection may be of different families."""
+    return host[7:] if host.startswith("::ffff:") and "." in host else host
+
+
+def _inet(diag: socket.socket, family: int, protocol: int) -> Iterator[Socket]:
+    request = struct.pack("=BBBxI", family, protocol, 1 << 7, 0xFFFFFFFF) + bytes(48)
+    for message in _dump(diag, request):
+        _family, state, _timer, _retransmits = _INET.unpack_from(message)
+        local_port, peer_port = struct.unpack_from("!HH", message, 4)
+        _expires, rqueue, wqueue, uid, inode = _INET_TAIL.unpack_from(message, 52)
+        if inode == 0:
+            continue  # TIME_WAIT and connections nobody has accepted: they belong to no descriptor
+        shutdown = _attributes(message, 72).get(8)
+        peer = _address(family, message[24:40], peer_port)
+        yield Socket(
+            inode=inode,
+            family="inet" if family == socket.AF_INET else "inet6",
+            type={6: "stream", 255: "raw"}.get(protocol, "dgram"),
+            protocol=PROTOCOLS[protocol],
+            state=_STATES.get(state, str(state)),
+            local=_address(family, message[8:24], local_port),
+            peer=peer if peer_port else None,
+            rqueue=rqueue,
+            wqueue=wqueue,
+            uid=uid,
+            shutdown=shutdown[0] if shutdown else 0,
+        )
+
+
+def _unix(diag: socket.socket) -> Iterator[Socket]:
+    show = 0x01 | 0x04 | 0x08 | 0x10  # name, peer, pending connections, queue lengths
+    request = struct.pack("=BBxxIIIII", socket.AF_UNIX, 0, 0xFFFFFFFF, 0, show, 0xFFFFFFFF, 0xFFFFFFFF)
+    for message in _dump(diag, request):
+        _family, kind, state, inode, _cookie0, _cookie1 = _UNIX.unpack_from(message)
+        attributes = _attributes(message, _UNIX.size)
+        raw = bytes(attributes.get(0, b""))
+        queues = struct.unpack("=II", attributes[4]) if 4 in attributes else (0, 0)
+        pending = attributes.get(3, memoryview(b""))
+        yield Socket(
+            inode=inode,
+            family="unix",
+            type=TYPES.get(kind, str(kind)),
+            protocol="",
+            state=_STATES.get(state, str(state)),
+            rqueue=queues[0],
+            wqueue=queues[1],
+            name="@" + os.fsdecode(raw[1:]) if raw[:1] == b"\0" else os.fsdecode(raw.split(b"\0")[0]),
+            peer_inode=struct.unpack("=I", attributes[2])[0] if 2 in attributes else 0,
+            pending=struct.unpack(f"={len(pending) // 4}I", pending),
+            shutdown=attributes[6][0] if 6 in attributes else 0,
+        )
+
+
+def _packet(diag: socket.socket) -> Iterator[Socket]:
+    for message in _dump(diag, struct.pack("=BBxxIIII", socket.AF_PACKET, 0, 0, 1, 0xFFFFFFFF, 0xFFFFFFFF)):
+        _family, kind, _number, inode, _cookie0, _cookie1 = _PACKET.unpack_from(message)
+        yield Socket(inode=inode, family="packet", type=TYPES.get(kind, str(kind)), protocol="", state="close")
+
+
+def _netlink(diag: socket.socket) -> Iterator[Socket]:
+    request = struct.pack("=BBxxIIII", socket.AF_NETLINK, 255, 0, 2, 0xFFFFFFFF, 0xFFFFFFFF)
+    for message in _dump(diag, request):
+        _f, kind, protocol, _state, port, _dport, _dgroup, inode, _c0, _c1 = _NETLINK.unpack_from(message)
+        groups = bytes(_attributes(message, _NETLINK.size).get(1, b""))
+        yield Socket(
+            inode=inode,
+            family="netlink",
+            type=TYPES.get(kind, str(kind)),
+            protocol=f"netlink-{protocol}",
+            state="close",
+            port_id=port,
+            groups=int.from_bytes(groups, "little"),
+        )
+
+
+def sockets(pid: int | None = None) -> list[Socket]:
+    """Every socket in the net namespace of `pid` (None: ours) that belongs to a descriptor and is in sock_diag's tables.
+
+    `NoSuchProcess`; `PlatformError` if the kernel does not let us ask.
+    """
+    try:
+        with namespace_socket(pid, socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
+            found = [s for family, protocol in _INET_QUERIES + _RARE_INET_QUERIES for s in _inet(diag, family, protocol)]
+            found += _unix(diag)
+            found += _packet(diag)
+            found += _netlink(diag)
+    except OSError as error:
+        raise PlatformError(f"the kernel's socket diagnostics (NETLINK_SOCK_DIAG) do not work: {error.strerror}") from error
+    return found

@@ -1,0 +1,85 @@
+"""System calls that Python 3.11 lacks, by ctypes.
+
+Each wrapper raises `OSError` with the kernel's errno, like the functions of `os`; nothing is retried.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import sys
+
+_SYS_PIDFD_GETFD = 438  # the same number on every architecture: it is newer than their unification
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
+
+CLONE_NEWTIME = 0x00000080
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+_libc: ctypes.CDLL | None = None
+
+
+def _c() -> ctypes.CDLL:
+    global _libc
+    if _libc is None:
+        if not sys.platform.startswith("linux"):
+            raise OSError("criuctl needs Linux")
+        _libc = ctypes.CDLL(None, use_errno=True)
+    return _libc
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def pidfd_getfd(pidfd: int, fd: int) -> int:
+    """A second descriptor, close-on-exec, of what descriptor `fd` of the process behind `pidfd` is open on.
+
+    Needs the right to ptrace that process.  EBADF: it has no such descriptor.
+    """
+    return _checked(_c().syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0))
+
+
+def setns(fd: int, nstype: int = 0) -> None:
+    """Move the calling *thread* into the namespace that `fd` stands for (or those of a pidfd, by flags)."""
+    _checked(_c().setns(fd, nstype))
+
+
+def unshare(flags: int) -> None:
+    """Give the calling thread namespaces of its own (CLONE_NEW... flags)."""
+    _checked(_c().unshare(flags))
+
+
+def set_child_subreaper(on: bool) -> None:
+    """Whether orphans below this process become its children instead of init's."""
+    _checked(_c().prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0))
+
+
+def is_child_subreaper() -> bool:
+    """Whether this process is a child subreaper."""
+    value = ctypes.c_int()
+    _checked(_c().prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0))
+    return bool(value.value)
+
+
+def borrow_socket(pidfd: int, fd: int) -> socket.socket:
+    """`pidfd_getfd` of a socket, as a Python socket; closing it does not close the process's own.
+
+    The caller must close it soon: while it is open, a close by the process does not end the connection.
+    """
+    borrowed = pidfd_getfd(pidfd, fd)
+    try:
+        return socket.socket(fileno=borrowed)
+    except OSError:
+        os.close(borrowed)
+        raise

@@ -1,0 +1,152 @@
+"""The terminals of a tree: which there are, who holds them, and where their other ends are.
+
+A terminal is named by its device number (`rdev`) and by the file system of its node (`dev`): ``/dev/pts``
+may be mounted more than once, with a terminal number 0 in each.  That pair is also CRIU's name of an
+external terminal, ``tty[RDEV:DEV]`` in hexadecimal.
+
+The *master* of a pseudo-terminal is in the tree when one of its processes has the ``ptmx`` descriptor of
+the same index (a terminal multiplexer, a test harness).  Otherwise somebody outside holds it (sshd, a
+terminal emulator, criuctl's holder): then the tree cannot be dumped as a whole and a restore has to give
+the slave side a new master.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .descriptors import Descriptor
+from .procfs import all_pids
+from .tree import Process
+
+_PTMX = os.makedev(5, 2)
+_DEV_TTY = os.makedev(5, 0)  # /dev/tty: an alias of the controlling terminal, not one of its own
+_PTS_MAJORS = range(136, 144)
+
+Kind = Literal["pts", "console", "serial", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """One terminal that processes of the tree have open or are controlled by."""
+
+    kind: Kind
+    path: str  # "" if it is only known as a controlling terminal
+    rdev: int
+    dev: int  # st_dev of its node; 0 if it is only known as a controlling terminal
+    index: int | None  # N of /dev/pts/N
+    holders: tuple[tuple[int, int], ...]  # (PID, fd) of the slave side
+    controls: tuple[int, ...]  # PIDs whose controlling terminal it is
+    masters: tuple[tuple[int, int], ...]  # (PID, fd) of its master inside the tree
+    session_leader: int | None  # the PID of the tree's session leader that has it as controlling terminal
+
+    @property
+    def master_inside(self) -> bool:
+        """Whether the tree itself holds the master side."""
+        return bool(self.masters)
+
+    @property
+    def external_key(self) -> str:
+        """CRIU's name of it as an external resource."""
+        return f"tty[{self.rdev:x}:{self.dev:x}]"
+
+
+def decode_tty_nr(tty_nr: int) -> int:
+    """The device number (as `os.makedev`) in field tty_nr of /proc/PID/stat; 0 for none."""
+    if not tty_nr:
+        return 0
+    return os.makedev((tty_nr >> 8) & 0xFFF, (tty_nr & 0xFF) | ((tty_nr >> 12) & 0xFFF00))
+
+
+def pts_index(rdev: int) -> int | None:
+    """N of /dev/pts/N for the device number of a Unix98 slave, else None."""
+    if os.major(rdev) not in _PTS_MAJORS:
+        return None
+    return (os.major(rdev) - _PTS_MAJORS.start) * 256 + os.minor(rdev) if os.minor(rdev) < 256 else os.minor(rdev)
+
+
+def master_index(descriptor: Descriptor) -> int | None:
+    """N of the /dev/pts/N whose master this descriptor is, else None."""
+    if descriptor.kind != "tty" or descriptor.rdev != _PTMX:
+        return None
+    for line in descriptor.extra:
+        key, _, value = line.partition(":")
+        if key == "tty-index":
+            return int(value)
+    return None
+
+
+def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descriptor]]) -> list[Terminal]:
+    """The terminals of the tree, sorted by device; `descriptors` are those of each PID of the tree."""
+    slaves: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    paths: dict[tuple[int, int], str] = {}
+    masters: dict[int, list[tuple[int, int]]] = {}
+    for pid, opened in descriptors.items():
+        for descriptor in opened:
+            if descriptor.kind != "tty" or descriptor.rdev == _DEV_TTY:
+                continue
+            if descriptor.rdev == _PTMX:
+                index = master_index(descriptor)
+                if index is not None:
+                    masters.setdefault(index, []).append((pid, descriptor.fd))
+                continue
+            key = (descriptor.rdev, descriptor.device)
+            slaves.setdefault(key, []).append((pid, descriptor.fd))
+            paths.setdefault(key, descriptor.target)
+    controlled: dict[int, list[Process]] = {}
+    for process in tree:
+        if process.tty_nr:
+            controlled.setdefault(decode_tty_nr(process.tty_nr), []).append(process)
+    known = {rdev for rdev, _dev in slaves}
+    keys = [*slaves, *((rdev, 0) for rdev in controlled if rdev not in known)]
+    found = []
+    for key in sorted(keys):
+        rdev, dev = key
+        index = pts_index(rdev)
+        under = controlled.get(rdev, [])
+        found.append(
+            Terminal(
+                kind=_kind(rdev),
+                path=paths.get(key, ""),
+                rdev=rdev,
+                dev=dev,
+                index=index,
+                holders=tuple(slaves.get(key, ())),
+                controls=tuple(process.pid for process in under),
+                masters=tuple(masters.get(index, ())) if index is not None else (),
+                session_leader=next((process.pid for process in under if process.pid == process.sid), None),
+            )
+        )
+    return found
+
+
+def path_holders(paths: Mapping[str, int], inside: Container[int]) -> dict[int, int]:
+    """Value of each of `paths` that a process not `inside` has open -> one such PID.
+
+    Looks at every descriptor of the host, by name only; what may not be looked at is skipped.
+    """
+    found: dict[int, int] = {}
+    for pid in all_pids():
+        if pid in inside:
+            continue
+        try:
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                value = paths.get(os.readlink(f"/proc/{pid}/fd/{name}"))
+                if value is not None:
+                    found.setdefault(value, pid)
+        except OSError:
+            continue  # gone meanwhile, or not ours to look at
+    return found
+
+
+def _kind(rdev: int) -> Kind:
+    major, minor = os.major(rdev), os.minor(rdev)
+    if major in _PTS_MAJORS:
+        return "pts"
+    if major == 4:
+        return "console" if minor < 64 else "serial"
+    if (major, minor) == (5, 1):
+        return "console"
+    return "serial" if major in (204, 229) else "other"
