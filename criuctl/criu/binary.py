@@ -1,0 +1,107 @@
+"""Which CRIU is used, and how it is started.
+
+Order: the configuration (a binary, or a prefix folder), the record that ``scripts/setup`` left in its
+prefix, then ``criu`` on the PATH.  A record is JSON: ``{"argv": [...], "version": "4.2.1"}``; its argv goes
+through the prefix's own loader, so that a newer suite's CRIU runs on an older userland.
+
+CRIU is started without the host's CRIU configuration files (``/etc/criu/default.conf`` and friends), which
+would silently change what a dump means; `criuctl doctor` reports when such a file exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import Config
+from ..errors import PlatformError
+from ..proc import command
+from .rpc import Swrk
+
+MINIMUM = (4, 2)
+"""Oldest CRIU that is known to dump TCP sockets on current kernels (source: facts about 4.1.1 on 6.16)."""
+
+SETUP_PREFIXES = (Path(sys.prefix).parent, Path("/opt/criuctl"))  # our own environment lies in the prefix
+HOST_CONFIGS = ("/etc/criu/default.conf", "~/.criu/default.conf")
+
+
+@dataclass(frozen=True, slots=True)
+class CriuBinary:
+    """A CRIU that can be started: `argv` without any subcommand."""
+
+    argv: tuple[str, ...]
+    origin: str
+    recorded_version: str = ""  # as scripts/setup found it; `version` asks CRIU itself
+
+    @contextlib.contextmanager
+    def swrk(self, *, enter: Sequence[str] = (), pass_fds: Sequence[int] = (), stderr: int | None = None) -> Iterator[Swrk]:
+        """A running ``criu swrk``; `enter` is an argv prefix that puts it into other namespaces.
+
+        On leaving, our end is closed and CRIU is waited for: it ends by itself, having rolled back what it
+        had not finished.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                child = command.spawn(
+                    [*enter, *self.argv, "--no-default-config", "swrk", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno(), *pass_fds],
+                    stderr=stderr,
+                    new_session=True,  # a ^C at the terminal is ours to handle, never CRIU's
+                )
+            try:
+                yield Swrk(ours)
+            finally:
+                ours.close()
+                child.wait()
+        finally:
+            ours.close()
+
+    def version(self) -> tuple[int, int, int]:
+        """CRIU's version as it tells it itself."""
+        with self.swrk() as swrk:
+            answer = swrk.call("VERSION").version
+        return (answer.major_number, answer.minor_number, answer.sublevel if answer.HasField("sublevel") else 0)
+
+
+def find(config: Config) -> CriuBinary:
+    """The CRIU to use, or a `PlatformError` that says how to get one."""
+    if config.criu:
+        path = Path(config.criu)
+        if path.is_dir():
+            return _from_record(path / "criu.json")
+        if not os.access(path, os.X_OK):
+            raise PlatformError(
+                f"{path} is not an executable CRIU", hint="Set `criu` in the configuration to a binary or to a prefix folder."
+            )
+        return CriuBinary((str(path),), origin="config")
+    for prefix in SETUP_PREFIXES:
+        if (prefix / "criu.json").is_file():
+            return _from_record(prefix / "criu.json")
+    found = shutil.which("criu") or shutil.which("criu", path="/usr/local/sbin:/usr/sbin:/sbin")
+    if found is None:
+        raise PlatformError(
+            "CRIU was not found on this host", hint="Run scripts/setup, which finds or installs one that works here."
+        )
+    return CriuBinary((found,), origin="PATH")
+
+
+def _from_record(record: Path) -> CriuBinary:
+    try:
+        found = json.loads(record.read_text())
+        argv, version = found["argv"], str(found.get("version", ""))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PlatformError(f"{record} is not a record of an installed CRIU: {error}", hint="Run scripts/setup again.") from error
+    return CriuBinary(tuple(map(str, argv)), origin=str(record), recorded_version=version)
+
+
+def host_configs() -> list[str]:
+    """CRIU configuration files present on this host (which criuctl makes CRIU ignore)."""
+    return [path for path in map(os.path.expanduser, HOST_CONFIGS) if os.path.exists(path)]

@@ -1,0 +1,208 @@
+"""Reading and editing CRIU's metadata images in a folder, with pycriu's message classes.
+
+An image file is two 32-bit magics, then entries of a 32-bit size and a protobuf message (CRIU's
+``images/*.proto``).  Only images without extra payload behind their messages are read or edited here;
+everything else is carried as it is.  All access is by folder descriptor, because the folder has no path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import Damaged
+from . import schema
+
+_IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+TCP_ESTABLISHED, TCP_CLOSE, TCP_LISTEN = 1, 7, 10
+_AF_INET, _AF_INET6, _SOCK_STREAM = 2, 10, 1
+_REMAP_LINKED = 0
+
+
+def valid_name(name: str) -> bool:
+    """Whether `name` may be a file of an images folder (no path, no hidden file)."""
+    return _IMAGE_NAME.fullmatch(name) is not None and ".." not in name
+
+
+def _head(kind: str) -> bytes:
+    """The magics that an image of this kind begins with."""
+    own = struct.pack("<I", schema.magic(kind))
+    if kind == "INVENTORY":  # the one image that kept the format before 1.1
+        return own
+    family = "IMG_SERVICE" if kind in ("STATS", "IRMAP_CACHE") else "IMG_COMMON"
+    return struct.pack("<I", schema.magic(family)) + own
+
+
+def read(folder: int, name: str, kind: str) -> list[Any]:
+    """The messages of image `name`, whose magic must be `kind` ("FILES", "PSTREE", ...)."""
+    with open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
+        data = file.read()
+    head = _head(kind)
+    if not data.startswith(head):
+        raise Damaged(f"image {name} is not a CRIU image of kind {kind}")
+    cls = schema.message(kind)
+    messages = []
+    position = len(head)
+    while position < len(data):
+        if position + 4 > len(data):
+            raise Damaged(f"image {name} is cut off")
+        (size,) = struct.unpack_from("<I", data, position)
+        position += 4
+        if position + size > len(data):
+            raise Damaged(f"image {name} is cut off")
+        message = cls()
+        try:
+            message.ParseFromString(data[position : position + size])
+        except Exception as error:  # protobuf's DecodeError, whose module differs between its versions
+            raise Damaged(f"image {name} cannot be parsed: {error}") from error
+        messages.append(message)
+        position += size
+    return messages
+
+
+def write(folder: int, name: str, kind: str, messages: Iterable[Any]) -> None:
+    """Write (or replace) image `name`."""
+    parts = [_head(kind)]
+    for message in messages:
+        body = message.SerializeToString()
+        parts += [struct.pack("<I", len(body)), body]
+    fd = os.open(name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    with os.fdopen(fd, "wb") as file:
+        file.write(b"".join(parts))
+
+
+@dataclass(slots=True)
+class OpenSocket:
+    """An inet socket of the images: its entry and every (PID, descriptor) that holds it."""
+
+    entry: Any
+    holders: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def local(self) -> tuple[int, bytes, int]:
+        """(family, address, port), IPv4-mapped IPv6 addresses as IPv4."""
+        return _endpoint(self.entry.family, self.entry.src_addr, self.entry.src_port)
+
+    @property
+    def peer(self) -> tuple[int, bytes, int]:
+        """The other end, likewise."""
+        return _endpoint(self.entry.family, self.entry.dst_addr, self.entry.dst_port)
+
+
+def _endpoint(family: int, words: Iterable[int], port: int) -> tuple[int, bytes, int]:
+    address = b"".join(struct.pack("<I", word) for word in words)
+    if family == _AF_INET6 and address[:12] == b"\0" * 10 + b"\xff\xff":
+        family, address = _AF_INET, address[12:]
+    return (family, address[:4] if family == _AF_INET else address[:16], port)
+
+
+class ImageSet:
+    """One checkpoint's metadata images in a folder."""
+
+    def __init__(self, folder: int) -> None:
+        self.folder = folder
+
+    def names(self) -> list[str]:
+        """The image files, sorted."""
+        return sorted(name for name in os.listdir(self.folder) if name.endswith(".img"))
+
+    def run_id(self) -> str | None:
+        """CRIU's id of the dump, after which its firewall table is named."""
+        entry = read(self.folder, "inventory.img", "INVENTORY")[0]
+        return entry.dump_criu_run_id if entry.HasField("dump_criu_run_id") else None
+
+    def pids(self) -> list[int]:
+        """PIDs of all processes, root first, as the tree itself sees them."""
+        return [entry.pid for entry in read(self.folder, "pstree.img", "PSTREE")]
+
+    def reserved_ids(self) -> set[int]:
+        """Every number that must be free for a restore with the same PIDs: processes, threads, groups, sessions."""
+        numbers: set[int] = set()
+        for entry in read(self.folder, "pstree.img", "PSTREE"):
+            numbers.update((entry.pid, entry.pgid, entry.sid, *entry.threads))
+        numbers.discard(0)
+        return numbers
+
+    def files(self) -> list[Any]:
+        """The entries of files.img."""
+        return read(self.folder, "files.img", "FILES") if "files.img" in os.listdir(self.folder) else []
+
+    def edit_files(self, edit: Callable[[Any], None]) -> None:
+        """Rewrite files.img with `edit` applied to each entry."""
+        entries = self.files()
+        for entry in entries:
+            edit(entry)
+        write(self.folder, "files.img", "FILES", entries)
+
+    def holders(self) -> dict[int, list[tuple[int, int]]]:
+        """File id -> every (PID, descriptor) that refers to it."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        names = set(os.listdir(self.folder))
+        for pid in self.pids():
+            if f"ids-{pid}.img" not in names:
+                continue  # a zombie
+            files_id = read(self.folder, f"ids-{pid}.img", "IDS")[0].files_id
+            if f"fdinfo-{files_id}.img" not in names:
+                continue
+            for entry in read(self.folder, f"fdinfo-{files_id}.img", "FDINFO"):
+                found.setdefault(entry.id, []).append((pid, entry.fd))
+        return found
+
+    def _connected(self) -> list[OpenSocket]:
+        """TCP sockets that have another end."""
+        holders = self.holders()
+        return [
+            OpenSocket(entry.isk, holders.get(entry.id, []))
+            for entry in self.files()
+            if entry.HasField("isk")
+            and entry.isk.type == _SOCK_STREAM
+            and entry.isk.state not in (TCP_CLOSE, TCP_LISTEN)
+            and entry.isk.family in (_AF_INET, _AF_INET6)
+        ]
+
+    def connections(self) -> list[tuple[tuple[int, bytes, int], tuple[int, bytes, int]]]:
+        """(local, peer) of every TCP connection that CRIU will restore."""
+        return [(s.local, s.peer) for s in self._connected()]
+
+    def external_connections(self) -> list[OpenSocket]:
+        """TCP sockets with a peer whose other end is not among the images."""
+        sockets = self._connected()
+        ends = {(s.local, s.peer) for s in sockets}
+        return [s for s in sockets if (s.peer, s.local) not in ends]
+
+    def close_connections(self, socket_ids: set[int]) -> None:
+        """Make these sockets come back unconnected: same descriptors, options and epoll entries, no peer."""
+
+        def edit(entry: Any) -> None:
+            if entry.HasField("isk") and entry.isk.id in socket_ids:
+                entry.isk.state = TCP_CLOSE
+                entry.isk.src_port = entry.isk.dst_port = 0
+
+        self.edit_files(edit)
+
+    def forget_sizes(self, paths: set[str]) -> None:
+        """Take CRIU's size check off these regular files; criuctl has judged them itself."""
+
+        def edit(entry: Any) -> None:
+            if entry.HasField("reg") and "/" + entry.reg.name.lstrip("/") in paths:
+                entry.reg.ClearField("size")
+
+        self.edit_files(edit)
+
+    def link_remaps(self) -> list[str]:
+        """Paths of the helper links that CRIU made for deleted names of files with other names."""
+        if "remap-fpath.img" not in os.listdir(self.folder):
+            return []
+        linked = {e.remap_id for e in read(self.folder, "remap-fpath.img", "REMAP_FPATH") if e.remap_type == _REMAP_LINKED}
+        return sorted({"/" + e.reg.name.lstrip("/") for e in self.files() if e.HasField("reg") and e.reg.id in linked})
+
+    def frozen_us(self) -> int | None:
+        """How long the tree was frozen, in microseconds, by CRIU's own statistics."""
+        if "stats-dump" not in os.listdir(self.folder):
+            return None
+        entry = read(self.folder, "stats-dump", "STATS")[0]
+        return int(entry.dump.frozen_time)

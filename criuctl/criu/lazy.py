@@ -1,0 +1,191 @@
+"""Post-copy: the tree runs at once, and its pages follow when they are touched.
+
+``criu lazy-pages`` handles the page faults of the restored tree (userfaultfd) and, in the background, moves all
+other pages.  It asks its page server for runs of pages (GET over a socket pair) and is answered by `LazyPages`,
+a thread of criuctl's, from a `PageSource`.  Pages that CRIU did not mark LAZY at the dump are in the pages
+images as always.
+
+The tree depends on criuctl until the last page has arrived: `finish` waits for that.  A page that never comes would
+be read as zeros, so whoever fails on the way, the tree is ended before it can go on with those: by the caller
+when `finish` raises, by a small process beside it (`criuctl.proc.deathwatch`) when criuctl is killed.  The
+checkpoint is still there.
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol
+
+from ..errors import CriuctlError, RestoreFailed
+from ..proc import command, deathwatch
+from ..proc.tree import ProcessIdentity
+from .binary import CriuBinary
+from .driver import folder_path
+from .pages import ADD_F, CLOSE, FORCE_CLOSE, GET, HEADER, PAGE, PE_LAZY, PE_PRESENT, PagemapEntry, socket_pair
+
+_SOCKET_NAME = "lazy-pages.socket"  # CRIU's name, in its work folder
+_START_TIMEOUT = 10.0  # seconds for the daemon to listen
+
+
+class PageSource(Protocol):
+    """The pages of one image, numbered as they are stored."""
+
+    def read(self, first: int, count: int) -> list[bytes]:
+        """Pages `first` to ``first + count``, in any number of pieces."""
+
+
+class LazyImage:
+    """One task's page map, for finding the pages of an address."""
+
+    def __init__(self, entries: Sequence[PagemapEntry], source: PageSource) -> None:
+        self.entries = list(entries)
+        self.source = source
+        self._starts = [entry.vaddr for entry in self.entries]
+        self._first: list[int] = []
+        total = 0
+        for entry in self.entries:
+            self._first.append(total)
+            total += entry.pages
+
+    def run(self, vaddr: int, pages: int) -> tuple[int, list[bytes]]:
+        """As many of `pages` pages at `vaddr` as lie in one run: (count, their content)."""
+        at = bisect.bisect_right(self._starts, vaddr) - 1
+        if at < 0:
+            raise RestoreFailed(f"CRIU asked for a page at {vaddr:#x}, which the checkpoint does not have")
+        entry = self.entries[at]
+        skipped = (vaddr - entry.vaddr) // PAGE
+        count = min(pages, entry.pages - skipped)
+        if count <= 0:
+            raise RestoreFailed(f"CRIU asked for a page at {vaddr:#x}, which the checkpoint does not have")
+        return count, self.source.read(self._first[at] + skipped, count)
+
+    def write_rest(self, fd: int) -> None:
+        """Write the pages that are not left to page faults to the pages image `fd`."""
+        with os.fdopen(os.dup(fd), "wb") as out:
+            for entry, first in zip(self.entries, self._first, strict=True):
+                if not entry.flags & PE_LAZY:
+                    for piece in self.source.read(first, entry.pages):
+                        out.write(piece)
+
+
+class LazyPages:
+    """``criu lazy-pages`` and its page server, around one restore."""
+
+    def __init__(self, criu: CriuBinary, folder: int, images: dict[int, LazyImage], enter: Sequence[str]) -> None:
+        self._images = images
+        self._folder = folder
+        self._error: BaseException | None = None
+        self._watch: socket.socket | None = None
+        self._watcher: command.Child | None = None
+        ours, theirs = socket_pair()
+        self._sock = ours
+        arguments = ["--no-default-config", "lazy-pages", "-D", folder_path(folder), "--page-server", "-v1", "-o", "lazy.log"]
+        with theirs:
+            self._daemon = command.spawn(
+                [*enter, *criu.argv, *arguments, "--ps-socket", str(theirs.fileno())],
+                pass_fds=[folder, theirs.fileno()],
+                new_session=True,
+            )
+        self._thread = threading.Thread(target=self._run, name="criuctl-lazy", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> LazyPages:
+        """Wait until the daemon listens."""
+        deadline = time.monotonic() + _START_TIMEOUT
+        while _SOCKET_NAME not in os.listdir(self._folder):
+            if self._daemon.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                raise RestoreFailed("CRIU's lazy-pages daemon does not start", hint="Restore without --lazy.")
+            time.sleep(0.002)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self.stop()
+
+    def watch(self, root: ProcessIdentity) -> None:
+        """From here on the tree does not outlive criuctl; to be called before it runs."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            script = Path(deathwatch.__file__)
+            self._watcher = command.spawn(
+                [sys.executable, "-I", "-S", str(script), str(theirs.fileno()), str(root.pid), str(root.start_time)],
+                pass_fds=[theirs.fileno(), self._sock.fileno()],
+                new_session=True,
+            )
+        self._watch = ours
+        ours.settimeout(_START_TIMEOUT)
+        if ours.recv(16) != b"watching\n":
+            raise RestoreFailed("the process that watches over a lazy restore does not start", hint="Restore without --lazy.")
+
+    def finish(self) -> None:
+        """Wait until every page has arrived; raises what went wrong: the tree must not go on then."""
+        code = self._daemon.wait()
+        self._thread.join()
+        if self._error is None and code == 0:
+            self._unwatch(b"done\n")
+        self._sock.close()
+        if self._error is not None:
+            raise self._error
+        if code != 0:
+            raise RestoreFailed(f"CRIU's lazy-pages daemon ended with {code}")
+
+    def _unwatch(self, word: bytes) -> None:
+        """Say the word to the watcher, or nothing: then it kills."""
+        if self._watch is not None and self._watcher is not None:
+            if word:
+                self._watch.sendall(word)
+            self._watch.close()
+            self._watcher.wait()
+            self._watch = self._watcher = None
+
+    def stop(self) -> None:
+        """End it, and the tree if it was restored already; for a restore that failed."""
+        self._unwatch(b"")
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # closed by the other side
+        self._daemon.end()
+        self._thread.join()
+        self._sock.close()
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except (CriuctlError, OSError) as error:
+            self._error = error
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self) -> None:
+        header = bytearray(HEADER.size)
+        while self._sock.recv_into(header, 0, socket.MSG_WAITALL) == HEADER.size:
+            cmd, pages, vaddr, dst = HEADER.unpack(header)
+            operation = cmd & 0xFFFF
+            if operation in (CLOSE, FORCE_CLOSE):
+                self._sock.sendall(b"\0" * 4)
+                return
+            if operation != GET:
+                raise RestoreFailed(f"unknown page request {cmd:#x}")
+            image = self._images.get(dst)
+            if image is None:
+                raise RestoreFailed(f"CRIU asked for pages of an unknown image {dst:#x}")
+            count, pieces = image.run(vaddr, pages)
+            self._send([HEADER.pack(ADD_F | PE_PRESENT << 16, count, vaddr, dst), *pieces])
+
+    def _send(self, pieces: list[bytes]) -> None:
+        views = [memoryview(piece) for piece in pieces]
+        while views:
+            sent = self._sock.sendmsg(views[:64])
+            while views and sent >= len(views[0]):
+                sent -= len(views.pop(0))
+            if sent:
+                views[0] = views[0][sent:]

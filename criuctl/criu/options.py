@@ -1,0 +1,99 @@
+"""CRIU's options for a dump and for a restore, each with its why.
+
+A knowing user must give raw CRIU up to a dozen options, depending on what the tree holds.  Most are harmless
+when not needed, so they are always on; the rest is computed from the tree by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import schema
+
+LOG_NAME = "criu.log"
+LOG_LEVEL = 3  # "info": names the descriptor that an error is about; "debug" would log every page run
+_GHOST_MINIMUM = 1 << 20
+_GHOST_MAXIMUM = (1 << 32) - 1  # the option is an unsigned 32-bit number
+
+
+@dataclass(frozen=True, slots=True)
+class DumpOptions:
+    """What differs from dump to dump."""
+
+    pid: int  # root of the tree, as CRIU sees it
+    leave_running: bool = False
+    ghost_limit: int = _GHOST_MINIMUM  # bytes; the largest deleted file of the tree
+    shell_job: bool = False  # session or group leader is outside the tree
+    external: Sequence[str] = ()  # resources that come from outside again at restore
+    external_mounts: bool = False  # CRIU saves the mount namespace, with every mount coming from outside again
+    timeout: int = 30  # seconds that freezing may take
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreOptions:
+    """What differs from restore to restore."""
+
+    shell_job: bool = False
+    lazy: bool = False
+    manage_cgroups: bool = False  # CRIU mounts a yard for it in its images folder, which a detached tmpfs does not allow
+    inherit: Mapping[str, int] = field(default_factory=dict)  # key -> descriptor
+    root: str | None = None  # mount point on which CRIU builds a saved mount namespace
+
+
+def _common(images: str) -> Any:
+    rpc = schema.rpc()
+    opts = rpc.criu_opts(images_dir_fd=-1, images_dir=images)
+    opts.log_level = LOG_LEVEL
+    opts.log_file = LOG_NAME
+    opts.notify_scripts = True  # the driver works inside the notifications
+    # Dump: connections are always recorded whole, what becomes of them is decided at restore.
+    # Restore: needed as soon as one image holds an established connection.
+    opts.tcp_established = True
+    # iptables would need a helper program; nftables is inside CRIU's own libraries.
+    opts.network_lock = rpc.NFTABLES
+    opts.file_locks = True  # flock, fcntl, leases: refused without
+    opts.ext_unix_sk = True  # datagram sockets to the outside (syslog): refused without
+    opts.link_remap = True  # a deleted name of a file that has other names: refused without
+    opts.evasive_devices = False
+    return opts
+
+
+def dump_options(images: str, page_socket: int, options: DumpOptions) -> Any:
+    """The RPC message for a dump whose pages go to descriptor `page_socket`."""
+    opts = _common(images)
+    opts.pid = options.pid
+    opts.leave_running = options.leave_running
+    opts.tcp_skip_in_flight = True  # connections that wait to be accepted: lost, not refused; the preflight warns
+    opts.ghost_limit = max(_GHOST_MINIMUM, min(options.ghost_limit, _GHOST_MAXIMUM))
+    opts.shell_job = options.shell_job
+    opts.ps.fd = page_socket
+    opts.ps.port = 0
+    opts.timeout = options.timeout
+    opts.external.extend(options.external)
+    _external_mounts(opts, options.external_mounts)
+    return opts
+
+
+def _external_mounts(opts: Any, wanted: bool) -> None:
+    """CRIU's ``--external mnt[]:ms``: bind mounts, shared and slave ones too, are found again by their path."""
+    if wanted:
+        opts.auto_ext_mnt = opts.ext_sharing = opts.ext_masters = True
+
+
+def restore_options(images: str, options: RestoreOptions) -> Any:
+    """The RPC message for a restore from the folder `images`."""
+    rpc = schema.rpc()
+    opts = _common(images)
+    opts.shell_job = options.shell_job
+    opts.lazy_pages = options.lazy
+    # Pages are punched out of the tmpfs as they are placed: the peak is one copy of the memory, not two.
+    opts.auto_dedup = True
+    opts.manage_cgroups_mode = rpc.SOFT if options.manage_cgroups else rpc.IGNORE
+    for key, fd in options.inherit.items():
+        opts.inherit_fd.add(key=key, fd=fd)
+    if options.root is not None:
+        opts.root = options.root
+        _external_mounts(opts, True)
+    return opts

@@ -1,0 +1,109 @@
+"""The swrk client: one private CRIU process, spoken to over a SOCK_SEQPACKET pair.
+
+CRIU is started as ``criu swrk FD`` (see `criuctl.criu.binary`) with one end of a socket pair; each packet
+is one protobuf message (``images/rpc.proto`` in CRIU's sources).  A dump or restore request is answered by
+any number of NOTIFY messages, each of which must be acknowledged, and at last by one response of the
+request's own type.  pycriu's own client has no notify loop and drops ``cr_errmsg``, hence this one; the
+message classes are pycriu's.
+
+CRIU ends by itself when its socket closes: mid-dump it then lets the tree go on, mid-restore it kills what
+it had restored.  It is never killed from here, because a CRIU killed half way leaves parasites in the tree.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import CriuctlError
+from . import schema
+
+Notify = Callable[[str, int], bool]
+"""Called with (script name, PID or 0) at each notification; what it returns is CRIU's answer."""
+
+_MAX_PACKET = 1 << 20
+
+
+class CriuGone(CriuctlError):
+    """CRIU ended without answering."""
+
+    exit_code = 1
+    code = "criu-gone"
+
+
+class CriuRefused(CriuctlError):
+    """CRIU answered that the request failed; the reason is in its log."""
+
+    exit_code = 1
+    code = "criu-refused"
+
+
+class Swrk:
+    """One conversation with one ``criu swrk``; `sock` is our end of the pair."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._rpc = schema.rpc()
+
+    def call(self, kind: str, options: Any = None, notify: Notify | None = None, keep_open: bool = False) -> Any:
+        """Send one request ("DUMP", "RESTORE", "VERSION", ...) and return CRIU's final response.
+
+        An exception raised by `notify` is answered to CRIU as a veto, the request is seen through to its
+        end (so that CRIU has rolled back), and then the exception is raised.  Raises `CriuRefused` when
+        CRIU says no, `CriuGone` when it ended without a word.
+        """
+        request = self._rpc.criu_req()
+        request.type = getattr(self._rpc, kind)
+        if options is not None:
+            request.opts.CopyFrom(options)
+        if keep_open:
+            request.keep_open = True
+        self._send(request)
+        veto: BaseException | None = None
+        while True:
+            response = self._receive(veto)
+            if response.type != self._rpc.NOTIFY:
+                break
+            script = response.notify.script
+            pid = response.notify.pid if response.notify.HasField("pid") else 0
+            accepted = False
+            if veto is None:
+                try:
+                    accepted = True if notify is None else notify(script, pid)
+                except BaseException as error:  # answered to CRIU first, raised when CRIU has rolled back
+                    veto = error
+            answer = self._rpc.criu_req()
+            answer.type = self._rpc.NOTIFY
+            answer.notify_success = accepted
+            try:
+                self._send(answer)
+            except CriuGone:
+                if veto is not None:
+                    raise veto from None
+                raise
+        if veto is not None:
+            raise veto
+        if not response.success:
+            message = response.cr_errmsg.strip() if response.HasField("cr_errmsg") else ""
+            raise CriuRefused(message or f"CRIU failed (errno {response.cr_errno})")
+        return response
+
+    def _send(self, message: Any) -> None:
+        try:
+            self.sock.sendall(message.SerializeToString())
+        except OSError as error:
+            raise CriuGone(f"CRIU ended before it was asked: {error}") from error
+
+    def _receive(self, veto: BaseException | None) -> Any:
+        try:
+            packet = self.sock.recv(_MAX_PACKET)
+        except ConnectionError:
+            packet = b""
+        if not packet:
+            if veto is not None:
+                raise veto
+            raise CriuGone("CRIU ended without an answer")
+        response = self._rpc.criu_resp()
+        response.ParseFromString(packet)
+        return response
