@@ -1,0 +1,87 @@
+"""Large reads and writes past the page cache.
+
+A pack is written once and read, if ever, by another process much later.  Through the page cache it costs a copy
+and fresh pages on both ways, which on a busy host take memory from the very programs that are dumped.  Here
+the disk takes it straight from the buffer, and puts it straight into one.
+
+Direct transfers want addresses, offsets and lengths in whole blocks; what does not fit, and file systems that
+know no direct transfers, take the ordinary way.  Both ways see the same bytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+ALIGNMENT = 4096
+_WORTHWHILE = 1 << 20  # bytes; below, the page cache costs nothing
+_REFUSALS = (errno.EINVAL, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def _direct(fd: int) -> Iterator[bool]:
+    """`fd` is in direct mode; False where it cannot be."""
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno not in _REFUSALS:
+            raise
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+
+
+def write(fd: int, view: memoryview) -> int:
+    """Write what of `view` can go directly to the start of a new file; returns the bytes written, maybe 0."""
+    end = view.nbytes - view.nbytes % ALIGNMENT
+    if end < _WORTHWHILE:
+        return 0
+    done = 0
+    with _direct(fd) as possible:
+        while possible and done < end:
+            try:
+                done += os.write(fd, view[done:end])
+            except OSError as error:
+                if error.errno not in _REFUSALS:
+                    raise
+                break
+            if done % ALIGNMENT:
+                break
+    return done
+
+
+def read(fd: int, offset: int, target: memoryview) -> int:
+    """Read what of `target` can come directly from `offset`; returns the bytes read, maybe 0."""
+    end = target.nbytes - target.nbytes % ALIGNMENT
+    if end < _WORTHWHILE or offset % ALIGNMENT or _cached(fd, offset, target[:ALIGNMENT]):
+        return 0
+    done = 0
+    with _direct(fd) as possible:
+        while possible and done < end:
+            try:
+                count = os.preadv(fd, [target[done:end]], offset + done)
+            except OSError as error:
+                if error.errno not in _REFUSALS:
+                    raise
+                break
+            done += count
+            if not count or count % ALIGNMENT:
+                break
+    return done
+
+
+def _cached(fd: int, offset: int, target: memoryview) -> bool:
+    """Whether the page cache has the beginning already: then it most likely has the rest, and is faster."""
+    try:
+        return os.preadv(fd, [target], offset, os.RWF_NOWAIT) > 0
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # no way to tell: the ordinary way is always right

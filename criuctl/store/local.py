@@ -1,0 +1,344 @@
+"""A store in a local folder: one file per object.
+
+An object is first written to a temporary file in ``.tmp/`` of the same folder, made durable (fdatasync), then
+published under its name by link(2), which never overwrites, or by rename(2), which replaces in one step;
+then its folder is made durable.  So a reader meets whole objects only, whatever dies when.
+
+A writer holds a lock (flock) on its temporary file for as long as it lives.  `sweep` removes old temporary files
+that nobody holds; `create` and `check_writable` do it in passing.
+
+Folders are 0700 and files 0600.  Names are followed part by part without following symbolic links, so nothing
+inside the folder can lead out of it; the store's own folder may be a link.  What is no object of ours (other
+names, links, devices) is never listed, read or replaced.
+
+Every call opens the folder anew: a store whose disk was unmounted or replaced under a running criuctl is
+met as missing, not written to behind its back.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import itertools
+import os
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from ..errors import NoSuchBucket, ObjectExists, ObjectMissing, StoreCannot, StoreDenied, StoreError, StoreFull, StoreUnreachable
+from . import direct
+from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_name, check_prefix, probe_name, short_object, valid_name
+
+_TEMP = ".tmp"  # begins with a dot, so no object can have the name
+_STALE = 3600.0  # seconds after which a temporary file that nobody holds is a dead writer's
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_INSIDE = _FOLDER | os.O_NOFOLLOW
+_VECTORS = 1024  # Linux's IOV_MAX
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class LocalStore(Store):
+    """Objects as files in the folder `path` (absolute)."""
+
+    def __init__(self, path: str) -> None:
+        self.url = path
+        self._path = path
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
+        folder_name, _, base = check_name(name).rpartition("/")
+        views = as_views(data)
+        with self._errors(name), self._root() as root, self._temp_folder(root) as temps:
+            temp, fd = _new_temp(temps)
+            try:
+                try:
+                    _write_all(fd, views)
+                    os.fdatasync(fd)
+                    with _folder(root, folder_name, make=True) as folder:
+                        self._publish(temps, temp, folder, base, name, if_absent)
+                        os.fsync(folder)
+                finally:
+                    # Gone already if it was renamed.
+                    with suppress(FileNotFoundError):
+                        os.unlink(temp, dir_fd=temps)
+            finally:
+                os.close(fd)  # the lock goes with it, so after the name
+
+    def _publish(self, temps: int, temp: str, folder: int, base: str, name: str, if_absent: bool) -> None:
+        if not if_absent:
+            os.rename(temp, base, src_dir_fd=temps, dst_dir_fd=folder)
+            return
+        try:
+            os.link(temp, base, src_dir_fd=temps, dst_dir_fd=folder, follow_symlinks=False)
+        except FileExistsError:
+            raise ObjectExists(f"{name} is in {self.url} already", object=name) from None
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            raise StoreCannot(
+                f"the file system of {self.url} has no hard links ({error.strerror}), which a store needs",
+                hint="Put the store on a Linux file system (ext4, XFS, btrfs, NFS, ...).",
+            ) from error
+
+    def delete(self, name: str) -> None:
+        folder_name, _, base = check_name(name).rpartition("/")
+        with self._errors(name), self._root() as root:
+            try:
+                with _folder(root, folder_name) as folder:
+                    os.unlink(base, dir_fd=folder)
+                    # Durable at once: a manifest's removal must not come back after that of its packs.
+                    os.fsync(folder)
+            except FileNotFoundError:
+                return
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def get(self, name: str) -> bytes:
+        with self._errors(name), self._object(name) as fd:
+            size = os.fstat(fd).st_size
+            return self._read(fd, name, 0, size)
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes:
+        with self._errors(name), self._object(name) as fd:
+            return self._read(fd, name, offset, length)
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        with self._errors(name), self._object(name) as fd:
+            target = buffer.cast("B")
+            done = direct.read(fd, offset, target)
+            while done < target.nbytes:
+                count = os.preadv(fd, [target[done:]], offset + done)
+                if not count:
+                    raise short_object(name, self.url, offset, target.nbytes, done)
+                done += count
+
+    def _read(self, fd: int, name: str, offset: int, length: int) -> bytes:
+        # One pread nearly always has it all, and its result needs no copying; Linux reads 2 GiB at most at once.
+        first = os.pread(fd, length, offset)
+        if len(first) == length:
+            return first
+        pieces, done = [first], len(first)
+        while done < length:
+            piece = os.pread(fd, length - done, offset + done)
+            if not piece:
+                raise short_object(name, self.url, offset, length, done)
+            pieces.append(piece)
+            done += len(piece)
+        return b"".join(pieces)
+
+    def stat(self, name: str) -> ObjectInfo:
+        with self._errors(name), self._object(name) as fd:
+            found = os.fstat(fd)
+            return ObjectInfo(name, found.st_size, found.st_mtime)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        check_prefix(prefix)
+        with self._errors(prefix or "its objects"), self._root() as root:
+            yield from _walk(root, "", prefix)
+
+    # -- the place ---------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """Make the folder, and those above it, 0700; an existing one is taken as it is."""
+        with self._errors(self.url):
+            _make_folders(self._path)
+            with self._root() as root, self._temp_folder(root):
+                pass
+        self.sweep(_STALE)
+
+    def probe(self) -> Capabilities:
+        """link(2) decides between racing creators on every file system that has it; try that this one has."""
+        self.check_writable()
+        return Capabilities(conditional_create=True, kind="local")
+
+    def check_writable(self) -> None:
+        with self._errors(self.url), self._root() as root, self._temp_folder(root):
+            pass
+        name = probe_name()
+        self.put(name, b"criuctl probe", if_absent=True)
+        self.delete(name)
+        self.sweep(_STALE)
+
+    def sweep(self, older_than: float) -> int:
+        """Remove temporary files older than `older_than` seconds that no living writer holds."""
+        removed = 0
+        with self._errors(_TEMP), self._root() as root, self._temp_folder(root) as temps:
+            for name in os.listdir(temps):
+                with suppress(FileNotFoundError):
+                    removed += _remove_stale(temps, name, older_than)
+        return removed
+
+    # -- descriptors and errors ----------------------------------------------------------------------
+
+    @contextmanager
+    def _root(self) -> Iterator[int]:
+        try:
+            fd = os.open(self._path, _FOLDER)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise NoSuchBucket(
+                f"the store's folder {self._path} {_missing(error)}",
+                hint=f"Make it with `criuctl store init --store {self._path}`, or mount what holds it.",
+            ) from None
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _temp_folder(self, root: int) -> Iterator[int]:
+        with _folder(root, _TEMP, make=True) as fd:
+            yield fd
+
+    @contextmanager
+    def _object(self, name: str) -> Iterator[int]:
+        folder_name, _, base = check_name(name).rpartition("/")
+        with self._root() as root:
+            try:
+                with _folder(root, folder_name) as folder:
+                    # Not blocking: a FIFO put in an object's place must not hang us.
+                    fd = os.open(base, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            except FileNotFoundError:
+                raise ObjectMissing(f"{name} is not in {self.url}", object=name) from None
+            try:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise StoreError(f"{name} in {self.url} is no regular file", object=name)
+                yield fd
+            finally:
+                os.close(fd)
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """The one place where what the kernel says becomes what the user reads."""
+        try:
+            yield
+        except OSError as error:
+            where = what if what == self.url else f"{what} in {self.url}"
+            raise _as_store_error(error, where) from error
+
+
+def _as_store_error(error: OSError, where: str) -> StoreError:
+    said = error.strerror or str(error)
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            return StoreFull(f"no room for {where}: {said}", hint="Free space there, or `criuctl prune`, then try again.")
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return StoreDenied(f"no access to {where}: {said}", hint="Check owner, mode and mount options of the store's folder.")
+        case errno.ESTALE | errno.ETIMEDOUT | errno.ENOTCONN | errno.EHOSTDOWN | errno.EHOSTUNREACH:
+            return StoreUnreachable(f"{where} does not answer: {said}", hint="The file system that holds the store is away.")
+        case errno.ELOOP | errno.ENOTDIR | errno.EISDIR:
+            return StoreError(f"{where} meets something else of its name: {said}", hint="Only criuctl may write into the folder.")
+    return StoreError(f"{where}: {said}")
+
+
+def _missing(error: OSError) -> str:
+    return "does not exist" if isinstance(error, FileNotFoundError) else "is not a folder"
+
+
+def _make_folders(path: str) -> None:
+    """mkdir -p with every new folder 0700 and durable."""
+    missing = list(itertools.takewhile(lambda p: not os.path.lexists(p), _ancestors(path)))
+    for folder in reversed(missing):
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        parent = os.open(os.path.dirname(folder), _FOLDER)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+
+
+def _ancestors(path: str) -> Iterator[str]:
+    while True:
+        yield path
+        path = os.path.dirname(path)
+
+
+@contextmanager
+def _folder(root: int, name: str, *, make: bool = False) -> Iterator[int]:
+    """The folder `name` ('' is the root itself) below `root`, one part at a time, no links followed."""
+    fd = os.dup(root)
+    try:
+        for part in name.split("/") if name else ():
+            try:
+                inner = os.open(part, _INSIDE, dir_fd=fd)
+            except FileNotFoundError:
+                if not make:
+                    raise
+                with suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=fd)
+                os.fsync(fd)
+                inner = os.open(part, _INSIDE, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _new_temp(temps: int) -> tuple[str, int]:
+    """A new locked temporary file: its name and descriptor."""
+    name = f"{os.getpid()}-{os.urandom(8).hex()}"
+    fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=temps)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.unlink(name, dir_fd=temps)
+        os.close(fd)
+        raise
+    return name, fd
+
+
+def _remove_stale(temps: int, name: str, older_than: float) -> bool:
+    """Remove one temporary file if it is old and its writer's lock is gone."""
+    found = os.stat(name, dir_fd=temps, follow_symlinks=False)
+    if not stat.S_ISREG(found.st_mode) or time.time() - found.st_mtime < older_than:
+        return False
+    fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=temps)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(name, dir_fd=temps)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _write_all(fd: int, views: Sequence[memoryview]) -> None:
+    """Write all of `views`, as few system calls as they allow."""
+    pending = [*views]
+    if pending:
+        pending[0] = pending[0][direct.write(fd, pending[0]) :]
+    while pending:
+        written = os.writev(fd, pending[:_VECTORS])
+        done = 0
+        while done < len(pending) and written >= pending[done].nbytes:
+            written -= pending[done].nbytes
+            done += 1
+        del pending[:done]
+        if written:
+            pending[0] = pending[0][written:]
+
+
+def _walk(folder: int, path: str, prefix: str) -> Iterator[ObjectInfo]:
+    """The objects below `folder`, whose name in the store is `path` ('' or ending in a slash), sorted."""
+    with os.scandir(folder) as entries:
+        # A folder sorts as its objects do: with the slash that follows it in their names.
+        found = sorted((e.name + "/" * e.is_dir(follow_symlinks=False), e) for e in entries if valid_name(e.name))
+    for part, entry in found:
+        name = path + part
+        if not (name.startswith(prefix) or (part.endswith("/") and prefix.startswith(name))):
+            continue
+        # What was deleted since the folder was read is simply not listed.
+        with suppress(FileNotFoundError):
+            if part.endswith("/"):
+                inner = os.open(part[:-1], _INSIDE, dir_fd=folder)
+                try:
+                    yield from _walk(inner, name, prefix)
+                finally:
+                    os.close(inner)
+            elif entry.is_file(follow_symlinks=False):
+                info = os.stat(part, dir_fd=folder, follow_symlinks=False)
+                yield ObjectInfo(name, info.st_size, info.st_mtime)

@@ -1,0 +1,370 @@
+"""A store in S3, or in anything that speaks S3: one object per object, below a prefix.
+
+What differs between servers decides how this module talks to them:
+
+- Small objects and all conditional ones go by one PutObject with Content-MD5; S3 makes that atomic and durable.
+  Larger ones go in parts, aborted on any failure and looked at afterwards.  No other conditional call is used:
+  several servers ignore conditions on CompleteMultipartUpload, CopyObject and DeleteObject.
+- "If absent" is If-None-Match on PutObject, with a look beforehand for servers that ignore the header.  412, 409,
+  5xx and lost answers mean *unknown* (a repeated request can meet its own earlier success): the object is
+  read and compared with what was to be written.
+- Transient failures are tried again with growing, jittered pauses and a ceiling (tenacity; botocore's own retries
+  are off, for they do not cover the reading of bodies).  A server that has never answered is given up on after
+  about ten seconds: a wrong address is likelier than a passing fault.
+- A HEAD's failure has no body, so 404 might be the bucket or the key: the error is asked for again by GET.
+- Bodies are sent unsigned but with a signed MD5 (each byte is hashed once), and received into the caller's memory.
+
+boto3 is imported by this module, and this module only when an S3 store is opened.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any, TypeVar
+
+import boto3
+from botocore.config import Config as BotoConfig
+from botocore.exceptions import ClientError
+from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential, wait_random
+
+from ..config import Config
+from ..errors import ConfigError, ObjectExists, ObjectMissing, StoreCannot, StoreError
+from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_name, check_prefix, short_object, valid_name
+from .s3_body import ViewReader, md5_of, slices
+from .s3_errors import (
+    FOREIGN,
+    code_of,
+    condition_failed,
+    condition_unknown,
+    is_transient,
+    never_reached,
+    status_of,
+    store_error,
+)
+
+T = TypeVar("T")
+
+MULTIPART_BYTES = 64 << 20  # larger objects go in parts
+_SINGLE_MAX = 5 << 30  # the most that S3 takes in one PutObject
+_PIECE = 1 << 20
+_CONNECT_SECONDS = 5.0
+_PAUSE, _PAUSE_MAX, _JITTER = 0.25, 10.0, 0.5  # seconds before another attempt: first, ceiling, random part
+_FIRST_CONTACT_SECONDS, _FIRST_CONTACT_ATTEMPTS = 8.0, 3
+_ENOUGH_SECONDS = 100.0  # no further attempt begins after that, however many are allowed
+
+
+class S3Store(Store):
+    """Objects in `bucket`, their keys below `prefix` ('' or a path without slashes at its ends)."""
+
+    def __init__(self, bucket: str, prefix: str, config: Config) -> None:
+        self.url = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._bucket = bucket
+        self._base = f"{prefix}/" if prefix else ""
+        self._config = config
+        self._lock = threading.Lock()
+        self._made: Any = None
+        self._answered = False  # whether the server ever did
+        self._conditions = True  # whether the server may be asked for conditional writes
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
+        key, views = self._key(name), as_views(data)
+        size = sum(view.nbytes for view in views)
+        if if_absent:
+            self._create(name, views, size)
+        elif size <= MULTIPART_BYTES:
+            body = _Body(views, size)
+            self._retry(f"writing {name}", lambda: self._put_once(key, body), name)
+        else:
+            from .s3_multipart import put_in_parts
+
+            with self._mapped(f"writing {name}", name):
+                put_in_parts(self._client, self._call, self._bucket, key, views, size, self._config.uploads)
+
+    def _put_once(self, key: str, body: _Body, **condition: str) -> None:
+        reader = ViewReader(body.views)
+        self._client.put_object(Bucket=self._bucket, Key=key, Body=reader, ContentMD5=body.md5, **condition)
+
+    def _create(self, name: str, views: list[memoryview], size: int) -> None:
+        if size > _SINGLE_MAX:
+            raise StoreCannot(f"{name} is too large ({size} bytes) to be written only if absent", object=name)
+        taken = ObjectExists(f"{name} is in {self.url} already", object=name)
+        body = _Body(views, size)
+        if self._retry(f"looking at {name}", lambda: self._same(name, body), name) is not None:
+            raise taken
+
+        def attempt() -> bool:
+            """Whether the object is ours now; raises when that is unknown."""
+            try:
+                self._put_once(self._key(name), body, **({"IfNoneMatch": "*"} if self._conditions else {}))
+                return True
+            except FOREIGN as error:
+                if condition_unknown(error) and self._conditions:
+                    self._conditions = False  # nothing was written; the look beforehand is all there is
+                    return attempt()
+                if not (condition_failed(error) or is_transient(error)):
+                    raise
+                ours = self._same(name, body)
+                if ours is None:
+                    raise
+                return ours
+
+        if not self._retry(f"creating {name}", attempt, name, also=condition_failed):
+            raise taken
+
+    def _same(self, name: str, body: _Body) -> bool | None:
+        """Whether the object is exactly `body`; None if it is absent."""
+        try:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name))
+        except ClientError as error:
+            if code_of(error) == "NoSuchKey":
+                return None
+            raise
+        with closing(answer["Body"]) as stream:
+            if self._field(answer, "ContentLength") != body.size:
+                return False
+            return all(stream.read(piece.nbytes) == piece for view in body.views for piece in slices(view, _PIECE))
+
+    def delete(self, name: str) -> None:
+        key = self._key(name)
+        try:
+            self._retry(f"deleting {name}", lambda: self._client.delete_object(Bucket=self._bucket, Key=key), name)
+        except ObjectMissing:
+            return  # some servers say so
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def get(self, name: str) -> bytes:
+        key = self._key(name)
+
+        def attempt() -> bytes:
+            answer = self._client.get_object(Bucket=self._bucket, Key=key)
+            with closing(answer["Body"]) as stream:
+                self._field(answer, "ContentLength")  # urllib3 sees to it that all of it comes
+                content: bytes = stream.read()
+            return content
+
+        return self._retry(f"reading {name}", attempt, name)
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes:
+        if not length:
+            self.stat(name)
+            return b""
+
+        def attempt() -> bytes:
+            with self._span(name, offset, length) as stream:
+                content: bytes = stream.read()
+            return content
+
+        return self._retry(f"reading {name}", attempt, name)
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        target = buffer.cast("B")
+        if not target.nbytes:
+            self.stat(name)
+            return
+
+        def attempt() -> None:
+            done = 0
+            with self._span(name, offset, target.nbytes) as stream:
+                while done < target.nbytes:
+                    count = stream.readinto(target[done : done + _PIECE])
+                    if not count:
+                        raise short_object(name, self.url, offset, target.nbytes, done)
+                    done += count
+
+        self._retry(f"reading {name}", attempt, name)
+
+    @contextmanager
+    def _span(self, name: str, offset: int, length: int) -> Iterator[Any]:
+        """A stream of exactly these bytes; it raises IncompleteRead should the server end it early."""
+        span = f"bytes={offset}-{offset + length - 1}"
+        answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name), Range=span)
+        with closing(answer["Body"]) as stream:
+            self._check_span(answer, name, offset, length)
+            yield stream
+
+    def _check_span(self, answer: dict[str, Any], name: str, offset: int, length: int) -> None:
+        """Whether the server is about to send what was asked for: the status alone is 200 on some."""
+        sent, span = self._field(answer, "ContentLength"), answer.get("ContentRange", "")
+        if span.startswith(f"bytes {offset}-") or (not span and offset == 0):
+            if sent < length:
+                raise short_object(name, self.url, offset, length, sent)
+            if sent == length:
+                return
+        raise StoreError(f"{self.url} does not honour ranges: asked for {length} bytes at {offset} of {name}, got {span or sent}")
+
+    def stat(self, name: str) -> ObjectInfo:
+        key = self._key(name)
+
+        def attempt() -> ObjectInfo:
+            try:
+                found = self._client.head_object(Bucket=self._bucket, Key=key)
+            except ClientError as error:
+                if not 300 <= status_of(error) < 500:
+                    raise
+                # The same question by GET, whose answer has a body that says why.
+                with closing(self._client.get_object(Bucket=self._bucket, Key=key)["Body"]):
+                    raise error from None
+            return ObjectInfo(name, self._field(found, "ContentLength"), self._field(found, "LastModified").timestamp())
+
+        return self._retry(f"looking at {name}", attempt, name)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        start, last = self._base + check_prefix(prefix), ""
+        more: dict[str, str] = {}
+        while True:
+            page = self._list_page(start, **more)
+            for item in page.get("Contents", []):
+                key = item["Key"]
+                if key <= last or not key.startswith(start):
+                    raise StoreError(
+                        f"{self.url} does not list its objects in order ({key!r} after {last!r})",
+                        hint="criuctl needs an S3 server that lists by key; AWS directory buckets do not.",
+                    )
+                last = key
+                if valid_name(name := key[len(self._base) :]):
+                    yield ObjectInfo(name, item["Size"], item["LastModified"].timestamp())
+            if not page.get("IsTruncated"):
+                return
+            more = {"ContinuationToken": page["NextContinuationToken"]}
+
+    def _list_page(self, start: str, **more: Any) -> Any:
+        page = self._retry("listing", lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=start, **more))
+        self._field(page, "Name")  # a login page, say, is not an empty store
+        return page
+
+    def _field(self, answer: dict[str, Any], name: str) -> Any:
+        """A part of the answer that every S3 server gives; boto3 reads what it can out of anything."""
+        try:
+            return answer[name]
+        except KeyError:
+            raise StoreError(
+                f"{self.url} at {self._client.meta.endpoint_url}: the answer is not S3's, it lacks {name}",
+                hint="Is the endpoint the address of an S3 server?",
+            ) from None
+
+    # -- the place ---------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        """Buckets are made by whoever owns the server; see that this one is there and can be listed."""
+        self._list_page(self._base, MaxKeys=1)
+
+    def probe(self) -> Capabilities:
+        """Race conditional writers against each other on objects of our own; see `s3_probe`."""
+        from .s3_probe import probe
+
+        self.create()
+        with self._mapped("probing"):
+            return probe(self._client, self._bucket, self._base)
+
+    def sweep(self, older_than: float) -> int:
+        """Abort multipart uploads below the prefix that were begun `older_than` seconds ago or more."""
+        from .s3_multipart import abort_stale
+
+        with self._mapped("looking for unfinished uploads"):
+            return abort_stale(self._client, self._call, self._bucket, self._base, older_than)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._made is not None:
+                self._made.close()
+                self._made = None
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def _key(self, name: str) -> str:
+        return self._base + check_name(name)
+
+    @property
+    def _client(self) -> Any:
+        """boto3's client, made at first use; its clients may be used from all threads."""
+        with self._lock:
+            if self._made is None:
+                with self._mapped_settings():
+                    self._made = _make_client(self._config)
+            return self._made
+
+    @contextmanager
+    def _mapped_settings(self) -> Iterator[None]:
+        try:
+            yield
+        except FOREIGN as error:
+            raise store_error(error, "preparing the connection", self.url, self._config.s3_endpoint or "S3") from error
+        except ValueError as error:
+            raise ConfigError(f"the S3 settings do not make sense: {error}", hint="Look at s3_endpoint and ~/.aws.") from error
+
+    @contextmanager
+    def _mapped(self, doing: str, name: str = "") -> Iterator[None]:
+        try:
+            yield
+        except FOREIGN as error:
+            raise store_error(error, doing, self.url, self._client.meta.endpoint_url, name) from error
+        except RecursionError as error:
+            # botocore looks for a bucket's region by asking again, also where every answer is a redirection.
+            raise StoreError(
+                f"{doing} in {self.url}: {self._client.meta.endpoint_url} redirects every request",
+                hint="Is the endpoint the address of an S3 server?",
+            ) from error
+
+    def _retry(
+        self, doing: str, request: Callable[[], T], name: str = "", also: Callable[[BaseException], bool] | None = None
+    ) -> T:
+        """`request()`, again after transient failures; botocore's errors become ours."""
+        with self._mapped(doing, name):
+            return self._call(request, also)
+
+    def _call(self, request: Callable[[], T], also: Callable[[BaseException], bool] | None = None) -> T:
+        """`request()`, again after failures that are transient or that `also` accepts; botocore's errors stay."""
+        attempts = Retrying(
+            retry=retry_if_exception(lambda error: is_transient(error) or (also is not None and also(error))),
+            wait=wait_exponential(multiplier=_PAUSE, max=_PAUSE_MAX) + wait_random(0, _JITTER),
+            stop=self._give_up,
+            reraise=True,
+        )
+        result = attempts(request)
+        self._answered = True
+        return result
+
+    def _give_up(self, state: RetryCallState) -> bool:
+        error = state.outcome.exception() if state.outcome is not None else None
+        attempts, seconds = max(1, self._config.s3_retries), _ENOUGH_SECONDS
+        if error is not None and status_of(error):
+            self._answered = True
+        if not self._answered and error is not None and never_reached(error):
+            attempts, seconds = min(attempts, _FIRST_CONTACT_ATTEMPTS), _FIRST_CONTACT_SECONDS
+        return state.attempt_number >= attempts or (state.seconds_since_start or 0.0) > seconds
+
+
+class _Body:
+    """What is to be sent, hashed once for all attempts."""
+
+    def __init__(self, views: list[memoryview], size: int) -> None:
+        self.views = views
+        self.size = size
+        self.md5 = md5_of(views)
+
+
+def _make_client(config: Config) -> Any:
+    session = boto3.session.Session()
+    return session.client(
+        "s3",
+        endpoint_url=config.s3_endpoint or None,
+        # A server of one's own has no regions, but a signature names one.
+        region_name=config.s3_region or session.region_name or "us-east-1",
+        config=BotoConfig(
+            signature_version="s3v4",
+            s3={"addressing_style": "path", "payload_signing_enabled": False},
+            # botocore's defaults fail with radosgw 16 over TLS and with rclone's ranges.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            connect_timeout=min(_CONNECT_SECONDS, config.s3_timeout),
+            read_timeout=config.s3_timeout,
+            retries={"total_max_attempts": 1},
+            max_pool_connections=2 * config.uploads + 8,
+            tcp_keepalive=True,
+        ),
+    )

@@ -1,0 +1,81 @@
+"""Several buffers as one body to send: a seekable file over views, nothing copied."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from collections.abc import Iterator, Sequence
+
+_PIECE = 1 << 20
+_SMALL = 64 << 10  # pieces below this are sent together
+
+
+def slices(view: memoryview, size: int) -> Iterator[memoryview]:
+    """`view` in pieces of at most `size` bytes."""
+    for start in range(0, view.nbytes, size):
+        yield view[start : start + size]
+
+
+def md5_of(views: Sequence[memoryview]) -> str:
+    """The value of the header Content-MD5 for `views` sent one after the other."""
+    digest = hashlib.md5(usedforsecurity=False)
+    for view in views:
+        digest.update(view)
+    return base64.b64encode(digest.digest()).decode()
+
+
+class ViewReader:
+    """A read-only file over `views`, as botocore wants a body: read, seek, tell and a length.
+
+    `read` ignores how much is asked for and gives about 1 MiB, of memory as it lies where that is in large
+    pieces: http.client asks for 16 KiB at a time, and each of those would be a system call and a turn of the
+    interpreter's lock.
+    """
+
+    def __init__(self, views: Sequence[memoryview]) -> None:
+        self._views = views
+        self._size = sum(view.nbytes for view in views)
+        self._position = self._index = self._start = 0  # in all; the view; within it
+
+    def __len__(self) -> int:
+        return self._size
+
+    def read(self, size: int = -1) -> bytes | memoryview:
+        """The next piece, b"" at the end."""
+        first = self._next()
+        if not 0 < len(first) < _SMALL:
+            return first
+        pieces, total = [first], len(first)
+        while total < _PIECE and (piece := self._next()):
+            pieces.append(piece)
+            total += len(piece)
+        return b"".join(pieces)
+
+    def _next(self) -> bytes | memoryview:
+        if self._index == len(self._views):
+            return b""
+        view = self._views[self._index]
+        piece = view[self._start : self._start + _PIECE]
+        self._start += piece.nbytes
+        self._position += piece.nbytes
+        if self._start == view.nbytes:
+            self._index, self._start = self._index + 1, 0
+        return piece
+
+    def tell(self) -> int:
+        """Bytes before the next piece."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to `offset` from the start, or (whence 2) from the end."""
+        if whence == io.SEEK_CUR:
+            offset += self._position
+        elif whence == io.SEEK_END:
+            offset += self._size
+        self._position = self._start = max(0, min(offset, self._size))
+        self._index = 0
+        while self._index < len(self._views) and self._start >= self._views[self._index].nbytes:
+            self._start -= self._views[self._index].nbytes
+            self._index += 1
+        return self._position

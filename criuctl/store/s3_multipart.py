@@ -1,0 +1,140 @@
+"""Objects too large for one request: S3's multipart upload, whole or not at all.
+
+Parts go up from a few threads, each with its own retries and MD5.  Whatever goes wrong, the interrupt of a user
+included, the upload is aborted, so that no parts stay behind and cost money unseen.  What the server then
+holds under the name is looked at: some answer the completion with an empty ETag, or lose their answer.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+from botocore.exceptions import ClientError
+
+from ..errors import StoreError
+from .s3_body import ViewReader, md5_of
+from .s3_errors import code_of
+
+T = TypeVar("T")
+Caller = Callable[[Callable[[], Any]], Any]  # runs a request, again after transient failures
+
+PART_BYTES = 16 << 20
+_MAX_PARTS = 9000  # S3 allows 10,000
+
+
+class _Stopped(Exception):
+    """Another part failed; this one need not go up."""
+
+
+def put_in_parts(client: Any, call: Caller, bucket: str, key: str, views: list[memoryview], size: int, threads: int) -> None:
+    """Store `views` (`size` bytes together) as one object; botocore's errors pass through."""
+    target = {"Bucket": bucket, "Key": key}
+    upload = call(lambda: client.create_multipart_upload(**target))["UploadId"]
+    try:
+        parts = _send_parts(client, call, {**target, "UploadId": upload}, views, size, threads)
+        _complete(client, call, {**target, "UploadId": upload}, parts)
+    except BaseException as error:
+        try:
+            call(lambda: client.abort_multipart_upload(**target, UploadId=upload))
+        except ClientError as failure:
+            if code_of(failure) != "NoSuchUpload":
+                error.add_note(f"the unfinished upload of {key} could not be aborted: {failure}")
+        except Exception as failure:
+            error.add_note(f"the unfinished upload of {key} could not be aborted: {failure}")
+        raise
+    held = call(lambda: client.head_object(**target))["ContentLength"]
+    if held != size:
+        call(lambda: client.delete_object(**target))
+        raise StoreError(f"the server put {key} together wrongly: {held} bytes instead of {size}", object=key)
+
+
+def abort_stale(client: Any, call: Caller, bucket: str, base: str, older_than: float) -> int:
+    """Abort the uploads of keys below `base` that began `older_than` seconds ago or more; how many."""
+    more: dict[str, str] = {}
+    aborted = 0
+    while True:
+        try:
+            page = call(partial(client.list_multipart_uploads, Bucket=bucket, Prefix=base, **more))
+        except ClientError as error:
+            if code_of(error) == "NoSuchUpload":  # rclone's word for none
+                return aborted
+            raise
+        for upload in page.get("Uploads", []):
+            if time.time() - upload["Initiated"].timestamp() >= older_than:
+                target = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+                call(partial(client.abort_multipart_upload, **target))
+                aborted += 1
+        if not page.get("IsTruncated"):
+            return aborted
+        more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+
+def _send_parts(
+    client: Any, call: Caller, upload: dict[str, str], views: list[memoryview], size: int, threads: int
+) -> list[dict[str, Any]]:
+    stop = threading.Event()
+
+    def send(number: int, part: list[memoryview]) -> dict[str, Any]:
+        md5 = md5_of(part)
+
+        def attempt() -> Any:
+            if stop.is_set():
+                raise _Stopped
+            return client.upload_part(**upload, PartNumber=number, Body=ViewReader(part), ContentMD5=md5)
+
+        try:
+            return {"PartNumber": number, "ETag": call(attempt)["ETag"]}
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(max(1, threads), thread_name_prefix="s3-part") as pool:
+        try:
+            parts = _cut(views, max(PART_BYTES, -(-size // _MAX_PARTS)))
+            futures = [pool.submit(send, number, part) for number, part in enumerate(parts, 1)]
+            failed = [error for future in futures if (error := future.exception()) is not None]
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    for error in failed:
+        if not isinstance(error, _Stopped):  # the others were only told to stop
+            raise error
+    return [future.result() for future in futures]
+
+
+def _complete(client: Any, call: Caller, upload: dict[str, str], parts: list[dict[str, Any]]) -> None:
+    attempts = 0
+
+    def attempt() -> None:
+        nonlocal attempts
+        attempts += 1
+        try:
+            client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+        except ClientError as error:
+            # Completed by an attempt whose answer was lost: whether it was, the look at the object decides.
+            if code_of(error) != "NoSuchUpload" or attempts == 1:
+                raise
+
+    call(attempt)
+
+
+def _cut(views: list[memoryview], size: int) -> Iterator[list[memoryview]]:
+    """`views` in runs of exactly `size` bytes, the last one shorter."""
+    run: list[memoryview] = []
+    room = size
+    for view in views:
+        while view.nbytes >= room:
+            run.append(view[:room])
+            yield [piece for piece in run if piece.nbytes]
+            view, run, room = view[room:], [], size
+        if view.nbytes:
+            run.append(view)
+            room -= view.nbytes
+    if run:
+        yield run
