@@ -1,0 +1,108 @@
+"""Memory for content on its way: allocated once, when first needed, and used again and again.
+
+The first touch of fresh memory is the slowest part of a copy, so nothing in the pipeline allocates per
+chunk.  Buffers are anonymous mappings that ask for huge pages, which makes the first touch several times
+cheaper.
+
+A `PageBuffer` is filled by the producer and cut into windows.  It goes back to its pool when the producer has
+released it and its last window is through: `BufferPool.add` and `BufferPool.done` count.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable
+
+BUFFER_SIZE = 4 << 20
+
+
+def allocate(size: int) -> memoryview:
+    """`size` bytes of zeros, touched lazily."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        try:
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        except OSError:  # a kernel without huge pages: only slower
+            pass
+    return memoryview(memory)
+
+
+class PageBuffer:
+    """A reusable piece of memory."""
+
+    __slots__ = ("users", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+        self.users = 0  # who fills it, and each part that is not through; guarded by the pool's lock
+
+
+class BufferPool:
+    """At most `count` buffers of `size` bytes; `acquire` waits while all are in use.
+
+    `kept` buffers are kept back for `acquire_spare`, so that whoever empties buffers can move on.
+    """
+
+    def __init__(self, count: int, size: int, check: Callable[[], None], *, kept: int = 0) -> None:
+        self._limit = count
+        self._size = size
+        self._kept = kept
+        self._made = 0
+        self._free: list[PageBuffer] = []
+        self._check = check  # raises what went wrong elsewhere
+        self._changed = threading.Condition(threading.Lock())
+
+    def acquire(self) -> PageBuffer:
+        """A free buffer, the caller its user; raises the pipeline's error if there is one."""
+        with self._changed:
+            while True:
+                self._check()
+                if self._available() > self._kept:
+                    return self._take()
+                self._changed.wait()
+
+    def acquire_spare(self) -> PageBuffer | None:
+        """A free buffer, the last one included, or None; never waits."""
+        with self._changed:
+            return self._take() if self._available() else None
+
+    def low(self) -> bool:
+        """Whether less than a third of the buffers are free."""
+        return self._available() * 3 < self._limit
+
+    def add(self, buffer: PageBuffer, users: int = 1) -> None:
+        """`buffer` has `users` more users."""
+        with self._changed:
+            buffer.users += users
+
+    def done(self, buffer: PageBuffer, users: int = 1) -> None:
+        """`users` users of `buffer` are through with it; the last one makes it free."""
+        with self._changed:
+            buffer.users -= users
+            if buffer.users == 0:
+                self._free.append(buffer)
+                self._changed.notify()
+
+    def wake(self) -> None:
+        """Let a waiting `acquire` look for errors."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give the memory back; buffers still in use go with their last reference."""
+        with self._changed:
+            self._free.clear()
+            self._made = self._limit
+
+    def _available(self) -> int:
+        return len(self._free) + self._limit - self._made
+
+    def _take(self) -> PageBuffer:
+        if self._free:
+            buffer = self._free.pop()
+        else:
+            buffer = PageBuffer(allocate(self._size))
+            self._made += 1
+        buffer.users = 1
+        return buffer

@@ -1,0 +1,154 @@
+"""A small SQL database on this host that spares asking the store twice; it may vanish at any time.
+
+It holds what `criuctl.checkpoint.index` learned from the store's index segments, and the sealed heads of
+manifests as the store has them (so nothing readable of an encrypted store lies here).  Several processes use
+it at once; SQLite's own locks keep them apart.
+
+A cache that is damaged, of another version or of another store is thrown away and made anew; one that
+cannot be kept on disk (no room, no permission) is kept in memory.  So no trouble here ever fails an
+operation.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import stat
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_VERSION = 1
+_BUSY = 60.0  # seconds to wait for another process's transaction
+_SCHEMA = """
+CREATE TABLE meta (store TEXT NOT NULL);
+CREATE TABLE segments (n INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE);
+CREATE TABLE packs (n INTEGER PRIMARY KEY AUTOINCREMENT, name BLOB NOT NULL UNIQUE, size INTEGER NOT NULL,
+                    segment INTEGER NOT NULL, bad INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE chunks (id BLOB NOT NULL, pack INTEGER NOT NULL, offset INTEGER NOT NULL, stored INTEGER NOT NULL,
+                     plain INTEGER NOT NULL, PRIMARY KEY (id, pack)) WITHOUT ROWID;
+CREATE TABLE heads (name TEXT PRIMARY KEY, size INTEGER NOT NULL, head BLOB NOT NULL) WITHOUT ROWID;
+"""
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+
+
+class Cache:
+    """The database of one store at `path`, or in memory where `path` is None."""
+
+    def __init__(self, path: Path | None, store: str) -> None:
+        self.path = path
+        self._store = store
+        self._lock = threading.RLock()
+        self._db: sqlite3.Connection | None = None
+        self.generation = 0  # counts how often it was made anew
+
+    def run(self, operation: Callable[[sqlite3.Connection], T], *, write: bool = False) -> T:
+        """The result of `operation`, in a transaction; begun anew on an empty database if this one is damaged."""
+        with self._lock:
+            for attempt in range(3):
+                try:
+                    if self._db is None:
+                        self._db = self._open()
+                    return self._transaction(self._db, operation, write)
+                except sqlite3.DatabaseError as error:
+                    if attempt == 2:
+                        raise
+                    self._discard(keep_file=attempt > 0 or not _damage(error))
+            raise AssertionError("unreachable")
+
+    @staticmethod
+    def _transaction(db: sqlite3.Connection, operation: Callable[[sqlite3.Connection], T], write: bool) -> T:
+        if not write:
+            return operation(db)
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            result = operation(db)
+        except BaseException:
+            with suppress(sqlite3.Error):
+                db.execute("ROLLBACK")
+            raise
+        db.execute("COMMIT")
+        return result
+
+    def close(self) -> None:
+        """Close the database; using it again opens it again."""
+        with self._lock:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+    def _discard(self, *, keep_file: bool) -> None:
+        """Start over: with a new file, or in memory when that has failed too."""
+        self.generation += 1
+        if self._db is not None:
+            with suppress(sqlite3.Error):
+                self._db.close()
+            self._db = None
+        if self.path is None:
+            return
+        if keep_file:
+            self.path = None
+            return
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(OSError):
+                os.unlink(f"{self.path}{suffix}")
+
+    def _open(self) -> sqlite3.Connection:
+        place = ":memory:"
+        if self.path is not None:
+            if _prepare(self.path):
+                place = str(self.path)
+            else:
+                self.path = None
+        db = sqlite3.connect(place, timeout=_BUSY, isolation_level=None, check_same_thread=False)
+        try:
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=NORMAL")
+            db.execute("PRAGMA cache_size=-16384")
+            if not self._fits(db):
+                db.execute("BEGIN IMMEDIATE")
+                if not self._fits(db):  # nobody else has made it in between
+                    for (name,) in db.execute(_TABLES).fetchall():
+                        db.execute(f'DROP TABLE "{name}"')
+                    for statement in _SCHEMA.split(";"):
+                        db.execute(statement)
+                    db.execute("INSERT INTO meta VALUES (?)", (self._store,))
+                    db.execute(f"PRAGMA user_version={_VERSION}")
+                db.execute("COMMIT")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _fits(self, db: sqlite3.Connection) -> bool:
+        if db.execute("PRAGMA user_version").fetchone()[0] != _VERSION:
+            return False
+        row = db.execute("SELECT store FROM meta").fetchone()
+        return row is not None and row[0] == self._store
+
+
+def _damage(error: sqlite3.DatabaseError) -> bool:
+    """Whether the file is at fault, rather than its disk, its permissions or another process that holds it."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FORMAT)
+
+
+def _prepare(path: Path) -> bool:
+    """Make the folder (0700) and the file (0600); False where that is not possible or not safe."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = os.lstat(path.parent)
+        if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
+            return False
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            found = os.fstat(fd)
+            return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+        finally:
+            os.close(fd)
+    except OSError:
+        return False

@@ -1,0 +1,171 @@
+"""Which checkpoints a store holds: names, summaries, and what a person's reference means.
+
+Manifests are ``checkpoints/<token>/<20-digit number>-<checkpoint id>``; the token stands for the session's name.  So
+one session's checkpoints are one listing, in the order of their numbers, and an id is found without
+reading anything.  Heads of manifests are fetched once per host and kept as the store has them, sealed
+(`cache.Cache`): a manifest never changes under its name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ..errors import AmbiguousRef, Damaged, DataError, NoSuchCheckpoint, ObjectMissing
+from ..store import Store
+from . import objects
+from .cache import Cache
+from .codec import Sealer
+from .manifest import CheckpointSummary
+
+_NAME = re.compile(r"checkpoints/([0-9a-f]{32})/([0-9]{20})-([0-9a-f]{32})")
+_ID_PREFIX = re.compile(r"[0-9a-f]{4,32}")
+_FETCHERS = 8
+_SPARE = 1000  # kept heads of manifests that are gone, before they are cleared out
+
+Head = tuple[int, bytes]  # size of the object, its first bytes up to the end of its head
+
+
+def manifest_name(token: str, number: int, checkpoint: str) -> str:
+    """The name of a manifest in the store."""
+    return f"checkpoints/{token}/{number:020d}-{checkpoint}"
+
+
+def parse_name(name: str) -> tuple[str, int, str]:
+    """(token, number, checkpoint id) of a manifest's name; `NoSuchCheckpoint` for another name."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise NoSuchCheckpoint(f"{name[:80]!r} is not the name of a manifest")
+    return match[1], int(match[2]), match[3]
+
+
+def load_json(data: bytes, name: str) -> dict[str, Any]:
+    """The JSON object in `data`, out of the object `name`; `Damaged`."""
+    try:
+        loaded = json.loads(data)
+    except (ValueError, RecursionError):
+        raise Damaged(f"{name} does not hold JSON", object=name) from None
+    if not isinstance(loaded, dict):
+        raise Damaged(f"{name} does not hold a JSON object", object=name)
+    return loaded
+
+
+class Catalog:
+    """The checkpoints of one store."""
+
+    def __init__(self, store: Store, sealer: Sealer, cache: Cache) -> None:
+        self._store = store
+        self._sealer = sealer
+        self._cache = cache
+
+    def names(self, session: str | None = None) -> dict[str, int]:
+        """Manifest -> size, of one session or all, by token, number and id."""
+        prefix = "checkpoints/" if session is None else f"checkpoints/{self._sealer.token(session)}/"
+        return {info.name: info.size for info in self._store.list(prefix) if _NAME.fullmatch(info.name)}
+
+    def summaries(self, names: Mapping[str, int], unreadable: list[DataError]) -> list[CheckpointSummary]:
+        """The summaries of these manifests; those removed meanwhile are left out, errors of damaged ones appended."""
+        found = []
+        for name, (size, data) in self._heads(names, unreadable).items():
+            try:
+                outline = objects.layout(objects.MANIFEST, name, data, size)
+                summary = CheckpointSummary.from_dict(load_json(objects.open_head(name, outline, data, self._sealer), name))
+                if summary.object != name or (summary.number, summary.id) != parse_name(name)[1:]:
+                    raise Damaged(f"{name} holds the summary of another checkpoint", object=name)
+            except DataError as error:
+                unreadable.append(error)
+            else:
+                found.append(summary)
+        return found
+
+    def resolve(self, ref: str) -> CheckpointSummary:
+        """What ``NAME`` (its newest), ``NAME@N`` or the beginning of an id names; see `Repository.resolve`."""
+        name, at, number = ref.rpartition("@")
+        if at:
+            if re.fullmatch(r"-?[0-9]{1,18}", number) is None:
+                raise NoSuchCheckpoint(f"{ref!r} names no checkpoint", hint="Write NAME, NAME@N or the beginning of an id.")
+            return self._numbered(self.names(name), int(number), ref)
+        if names := self.names(ref):
+            return self._one(dict([names.popitem()]))
+        if _ID_PREFIX.fullmatch(ref):
+            everything = self.names()
+            matching = {parse_name(n)[2]: n for n in everything if parse_name(n)[2].startswith(ref)}
+            if len(matching) > 1:
+                some = ", ".join(sorted(matching)[:8])
+                raise AmbiguousRef(f"{len(matching)} checkpoints have ids that begin with {ref}", hint=f"They are {some}.")
+            for found in matching.values():
+                return self._one({found: everything[found]})
+        raise NoSuchCheckpoint(f"the store has no checkpoint {ref!r}")
+
+    def next_number(self, token: str) -> int:
+        """The number of the next checkpoint of the session behind `token`; removed ones' are not used again."""
+        used = [int(i.name[-20:]) for i in self._store.list(f"numbers/{token}/") if i.name[-20:].isdigit()]
+        used += [int(match[2]) for i in self._store.list(f"checkpoints/{token}/") if (match := _NAME.fullmatch(i.name))]
+        return max(used, default=0) + 1
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _numbered(self, names: Mapping[str, int], number: int, ref: str) -> CheckpointSummary:
+        if number < 0:
+            matching = list(names)[number : number + 1 or None] if -number <= len(names) else []
+        else:
+            matching = [n for n in names if parse_name(n)[1] == number]
+        if len(matching) > 1:
+            ids = ", ".join(parse_name(n)[2] for n in matching)
+            raise AmbiguousRef(f"{ref} was dumped by two hosts at once", hint=f"Name one by its id: {ids}.")
+        if not matching:
+            raise NoSuchCheckpoint(f"the store has no checkpoint {ref!r}")
+        return self._one({matching[0]: names[matching[0]]})
+
+    def _one(self, names: Mapping[str, int]) -> CheckpointSummary:
+        unreadable: list[DataError] = []
+        found = self.summaries(names, unreadable)
+        if unreadable:
+            raise unreadable[0]
+        if not found:
+            raise NoSuchCheckpoint("the checkpoint was removed")
+        return found[0]
+
+    def _heads(self, names: Mapping[str, int], unreadable: list[DataError]) -> dict[str, Head]:
+        kept = self._cache.run(self._kept)
+        found = {name: kept[name] for name, size in names.items() if name in kept and kept[name][0] == size}
+        missing = [name for name in names if name not in found]
+        if not missing:
+            return found
+        fetched: dict[str, Head] = {}
+
+        def fetch(name: str) -> None:
+            try:
+                fetched[name] = self._fetch(name, names[name])
+            except ObjectMissing:
+                return  # removed since it was listed
+            except DataError as error:
+                unreadable.append(error)
+
+        with ThreadPoolExecutor(min(_FETCHERS, len(missing)), "criuctl-heads") as pool:
+            for _ in pool.map(fetch, missing):
+                pass
+
+        def keep(db: sqlite3.Connection) -> None:
+            if len(kept) > len(names) + _SPARE:
+                db.execute("DELETE FROM heads")
+            rows = [(name, size, head) for name, (size, head) in fetched.items()]
+            db.executemany("INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", rows)
+
+        self._cache.run(keep, write=True)
+        return {**found, **fetched}
+
+    @staticmethod
+    def _kept(db: sqlite3.Connection) -> dict[str, Head]:
+        return {name: (size, head) for name, size, head in db.execute("SELECT name, size, head FROM heads")}
+
+    def _fetch(self, name: str, size: int) -> Head:
+        data = self._store.get_range(name, 0, min(size, objects.FIRST_READ))
+        outline = objects.layout(objects.MANIFEST, name, data, size)
+        if outline.head.stop > len(data):
+            data += self._store.get_range(name, len(data), outline.head.stop - len(data))
+        return size, data[: outline.head.stop]

@@ -1,0 +1,100 @@
+"""Chunks and streams: what is stored, as numbers.
+
+A *chunk* is a piece of plain content up to `MAX_CHUNK` bytes, named by its id: BLAKE3-256 keyed with the store's
+chunk key, so that nobody without the key can tell what a store holds by hashing guesses.  A *stream* is a
+sequence of chunks; `StreamRef` names one.  A long stream's own list of chunks is content too and is
+stored as a stream again (`StreamRef.list`), so a manifest stays small whatever it describes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import Damaged
+from .records import MAX_INT, damaged
+
+ID_SIZE = 32
+WINDOW = 256 * 1024  # memory is cut at multiples of this, and so are small things
+FILE_PIECE = 1 << 20  # files are cut at multiples of this
+MAX_CHUNK = 4 << 20  # no chunk is larger, whatever an object claims
+INLINE_CHUNKS = 64  # a stream of more chunks keeps its list as a stream
+MAX_LIST_DEPTH = 3  # lists of lists; 3 levels hold more than any file system
+
+ENTRY = struct.Struct("<32sI")  # id, plain size: one entry of a list of chunks
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRef:
+    """A sequence of chunks: `size` plain bytes, in `chunks` (`ENTRY` records) or behind `list`."""
+
+    size: int = 0
+    chunks: bytes = b""
+    list: StreamRef | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON: ``{"size", "chunks": [[id, size], ...]}`` or ``{"size", "list": {...}}``."""
+        if self.list is not None:
+            return {"size": self.size, "list": self.list.to_dict()}
+        return {"size": self.size, "chunks": [[name.hex(), size] for name, size in entries(self.chunks)]}
+
+    @classmethod
+    def from_dict(cls, value: Any, where: str = "stream", depth: int = 0) -> StreamRef:
+        """The reference in decoded JSON that may be hostile; `Damaged`."""
+        size = value.get("size") if isinstance(value, dict) else None
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_INT:
+            raise damaged(where, "has no size")
+        if ("list" in value) == ("chunks" in value):
+            raise damaged(where, "has neither chunks nor a list of them")
+        if "list" in value:
+            if depth >= MAX_LIST_DEPTH:
+                raise damaged(where, "is nested too deeply")
+            inner = cls.from_dict(value["list"], f"{where}.list", depth + 1)
+            if inner.size % ENTRY.size:
+                raise damaged(f"{where}.list", "is not a list of chunks")
+            return cls(size, b"", inner)
+        found = value["chunks"]
+        if not isinstance(found, list) or len(found) > INLINE_CHUNKS:
+            raise damaged(where, "has no short list of chunks")
+        packed = bytearray()
+        for item in found:
+            try:
+                name, length = item
+                raw = bytes.fromhex(name)
+                if len(raw) != ID_SIZE or isinstance(length, bool) or not isinstance(length, int):
+                    raise ValueError
+                packed += ENTRY.pack(raw, length)
+            except (TypeError, ValueError, struct.error):
+                raise damaged(where, "has a chunk without id and size") from None
+        made = cls(size, bytes(packed))
+        check_entries(made.chunks, size, where)
+        return made
+
+
+def entries(packed: bytes) -> Iterator[tuple[bytes, int]]:
+    """(id, plain size) of each chunk in a packed list."""
+    return ENTRY.iter_unpack(packed)
+
+
+def check_entries(packed: bytes, size: int, where: str) -> None:
+    """`Damaged` unless the packed list's sizes are possible and add up to `size`."""
+    if len(packed) % ENTRY.size:
+        raise damaged(where, "is not a list of chunks")
+    total = 0
+    for _id, length in ENTRY.iter_unpack(packed):
+        if not 0 < length <= MAX_CHUNK:
+            raise damaged(where, f"has a chunk of {length} bytes")
+        total += length
+    if total != size:
+        raise damaged(where, f"has chunks of {total} bytes where {size} are said")
+
+
+def missing_chunk(name: bytes) -> Damaged:
+    """The error for a chunk that no pack of the store holds."""
+    return Damaged(
+        f"chunk {name.hex()[:16]} is in no pack that the store's index knows",
+        hint="An index segment or a pack was lost; checkpoints that need the chunk cannot be restored.",
+        chunk=name.hex(),
+    )

@@ -1,0 +1,236 @@
+"""Which chunk is in which pack: index segments in the store, a database of them on this host.
+
+Each commit adds one or more immutable segments, objects under ``index/``, after its packs and before its
+manifest.  A host keeps all of them in its `cache.Cache`: `Index.sync` lists the segments, loads the new ones and
+forgets those that are gone.  Lookups never ask the store.
+
+A segment's body is a sequence of
+
+    16 s pack's name, u32 pack's size, u32 number of records, records as in a pack's own index
+
+What the index says is a hint that is always checked: chunks are verified when read, and packs that a new checkpoint
+shares with older ones are seen to be there before it is committed.  A pack that was found missing or damaged
+is *distrusted*: its chunks count as unknown, so that the next dump stores them again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+
+from ..errors import DataError, ObjectMissing
+from ..store import Store
+from . import objects
+from .cache import Cache
+from .codec import Sealer, broken
+from .packs import ENTRY, NAME_SIZE, PackIndex, Place, object_name, pack_of
+
+PREFIX = "index/"
+PACK = struct.Struct(f"<{NAME_SIZE}sII")
+_SEGMENT_RECORDS = 1 << 18  # records of one segment, about 12 MiB
+_BATCH = 64  # ids per query
+_ADD_PACK = "INSERT INTO packs (name, size, segment) VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET segment = excluded.segment"
+_MANY_PACKS = 20_000  # more packs than this are not listed before a dump
+
+
+def encode_segments(packs: Iterable[PackIndex]) -> Iterator[bytes]:
+    """The bodies of segments that tell of `packs`."""
+    body, records = bytearray(), 0
+    for pack in packs:
+        if records and records + len(pack) > _SEGMENT_RECORDS:
+            yield bytes(body)
+            body, records = bytearray(), 0
+        body += PACK.pack(pack.pack, pack.size, len(pack)) + pack.entries
+        records += len(pack)
+    if records:
+        yield bytes(body)
+
+
+def decode_segment(name: str, body: bytes) -> list[PackIndex]:
+    """The packs that a segment tells of; `Damaged` when it tells of impossible ones."""
+    packs, position = [], 0
+    while position < len(body):
+        end = position + PACK.size
+        if end > len(body):
+            raise broken(name, "it ends in the middle")
+        pack, size, count = PACK.unpack_from(body, position)
+        position = end + count * ENTRY.size
+        if position > len(body):
+            raise broken(name, "it ends in the middle")
+        found = PackIndex(pack, size, body[end:position])
+        found.check(name)
+        packs.append(found)
+    return packs
+
+
+class Index:
+    """The index of one store; safe to use from several threads and processes."""
+
+    def __init__(self, store: Store, sealer: Sealer, cache: Cache) -> None:
+        self._store = store
+        self._sealer = sealer
+        self._cache = cache
+        self._packs: dict[int, tuple[bytes, int, int]] = {}
+        self._generation = -1
+        self.unreadable: list[DataError] = []  # why segments could not be read at the last `sync`
+
+    # -- the store's segments ------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Learn what the store's segments tell now; raises store errors.
+
+        A segment that cannot be read is noted in `unreadable` and does not keep the others from being used: what it told
+        of counts as unknown to writers, and readers look into the packs themselves.
+        """
+        self.unreadable = []
+        present = [info.name for info in self._store.list(PREFIX)]
+        for name in self._unknown(present):
+            try:
+                packs = self.read_segment(name)
+            except ObjectMissing:
+                continue  # removed since it was listed
+            except DataError as error:
+                self.unreadable.append(error)
+                continue
+            self._load(name, packs)
+        self._forget(present)
+
+    def read_segment(self, name: str) -> list[PackIndex]:
+        """The packs that the segment `name` tells of; `ObjectMissing`, `Damaged`, `UnsupportedFormat`."""
+        data = self._store.get(name)
+        found = objects.layout(objects.INDEX, name, data, len(data))
+        return decode_segment(name, objects.open_body(name, found, data, self._sealer))
+
+    def publish(self, packs: Sequence[PackIndex], published: list[str]) -> None:
+        """Write segments that tell of `packs`, which must be durable; their names are appended to `published`."""
+        for body in encode_segments(packs):
+            name = PREFIX + secrets.token_hex(16)
+            self._store.put(name, objects.encode(objects.INDEX, name, b"", body, self._sealer))
+            published.append(name)
+            self._load(name, decode_segment(name, body))
+
+    def _unknown(self, present: Sequence[str]) -> list[str]:
+        known = self._cache.run(lambda db: {row[0] for row in db.execute("SELECT name FROM segments")})
+        return [name for name in present if name not in known]
+
+    def _load(self, name: str, packs: Sequence[PackIndex]) -> None:
+        def load(db: sqlite3.Connection) -> None:
+            if db.execute("INSERT OR IGNORE INTO segments (name) VALUES (?)", (name,)).rowcount == 0:
+                return  # another process was faster
+            segment = db.execute("SELECT n FROM segments WHERE name = ?", (name,)).fetchone()[0]
+            rows: list[tuple[bytes, int, int, int, int]] = []
+            for pack in packs:
+                db.execute(_ADD_PACK, (pack.pack, pack.size, segment))
+                number = db.execute("SELECT n FROM packs WHERE name = ?", (pack.pack,)).fetchone()[0]
+                rows += [(chunk, number, offset, stored, plain) for chunk, offset, stored, plain in pack]
+            rows.sort()
+            db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?, ?)", rows)
+
+        self._cache.run(load, write=True)
+
+    def _forget(self, present: Sequence[str]) -> None:
+        """Forget the segments that are gone, and the packs that no other segment tells of."""
+        here = set(present)
+
+        def forget(db: sqlite3.Connection) -> None:
+            gone = [n for n, name in db.execute("SELECT n, name FROM segments").fetchall() if name not in here]
+            for n in gone:
+                db.execute("DELETE FROM chunks WHERE pack IN (SELECT n FROM packs WHERE segment = ?)", (n,))
+                db.execute("DELETE FROM packs WHERE segment = ?", (n,))
+                db.execute("DELETE FROM segments WHERE n = ?", (n,))
+
+        known = self._cache.run(lambda db: {row[0] for row in db.execute("SELECT name FROM segments")})
+        # What was published while we were listing is not in the list, but not gone either: ask.
+        if any(name not in here and not self._exists(name, here) for name in known):
+            self._cache.run(forget, write=True)
+
+    def _exists(self, name: str, here: set[str]) -> bool:
+        try:
+            self._store.stat(name)
+        except ObjectMissing:
+            return False
+        here.add(name)
+        return True
+
+    # -- lookups ---------------------------------------------------------------------------------------
+
+    def find(self, chunks: Sequence[bytes], *, distrusted: bool = False) -> dict[bytes, Place]:
+        """Where each of these chunks is; those that are nowhere are left out.
+
+        Chunks in distrusted packs count as nowhere, unless `distrusted` asks for them where there is no other.
+        """
+        found: dict[bytes, Place] = {}
+
+        def find(db: sqlite3.Connection) -> None:
+            found.clear()
+            packs = self._pack_names(db)
+            if not packs:
+                return
+            pending = iter(chunks)
+            while batch := list(islice(pending, _BATCH)):
+                marks = ",".join("?" * len(batch))
+                query = f"SELECT id, pack, offset, stored, plain FROM chunks WHERE id IN ({marks})"
+                for chunk, number, offset, stored, plain in db.execute(query, batch).fetchall():
+                    if number not in packs:
+                        packs = self._pack_names(db, fresh=True)
+                    pack, size, bad = packs.get(number, (b"", 0, 1))
+                    if pack and (not bad or (distrusted and chunk not in found)):
+                        found[chunk] = Place(chunk, pack, offset, stored, plain, size)
+
+        self._cache.run(find)
+        return found
+
+    def _pack_names(self, db: sqlite3.Connection, *, fresh: bool = False) -> dict[int, tuple[bytes, int, int]]:
+        """Number -> (name, size, whether it is distrusted) of every pack."""
+        if fresh or self._generation != self._cache.generation or not self._packs:
+            self._packs = {n: (name, size, bad) for n, name, size, bad in db.execute("SELECT n, name, size, bad FROM packs")}
+            self._generation = self._cache.generation
+        return self._packs
+
+    # -- trust -----------------------------------------------------------------------------------------
+
+    def pack_sizes(self) -> dict[bytes, int]:
+        """Name -> size of every pack that some segment tells of."""
+        return self._cache.run(lambda db: dict(db.execute("SELECT name, size FROM packs").fetchall()))
+
+    def inspect_packs(self) -> None:
+        """See which packs are there and whole, as far as a listing tells, and distrust the others."""
+        expected = self.pack_sizes()
+        if not expected or len(expected) > _MANY_PACKS:
+            return
+        there = {pack: info.size for info in self._store.list("packs/") if (pack := pack_of(info.name)) is not None}
+        self.distrust([pack for pack, size in expected.items() if there.get(pack) != size])
+
+    def check_packs(self, packs: Mapping[bytes, int], threads: int) -> list[str]:
+        """Which of these packs (name -> size) are not there, or not whole; they are distrusted from now on."""
+        if not packs:
+            return []
+
+        def good(pack: bytes) -> bool:
+            try:
+                return self._store.stat(object_name(pack)).size == packs[pack]
+            except ObjectMissing:
+                return False
+
+        with ThreadPoolExecutor(threads, "criuctl-check") as pool:
+            bad = [pack for pack, fine in zip(packs, pool.map(good, packs), strict=True) if not fine]
+        self.distrust(bad)
+        return [object_name(pack) for pack in bad]
+
+    def distrust(self, packs: Sequence[bytes]) -> None:
+        """Count the chunks of these packs as unknown from now on, on this host."""
+        if not packs:
+            return
+
+        def distrust(db: sqlite3.Connection) -> None:
+            db.executemany("UPDATE packs SET bad = 1 WHERE name = ?", [(pack,) for pack in packs])
+
+        self._cache.run(distrust, write=True)
+        self._packs = {}
+
+
+__all__ = ["PREFIX", "Index", "decode_segment", "encode_segments"]

@@ -1,0 +1,248 @@
+"""Who may open a store: key files, passphrases, and the slots that they open.
+
+A store has one random master key, which never changes.  Each *slot* in the store's config object holds it
+sealed by something that a person keeps: a key file (32 random bytes) or a passphrase (scrypt).  Whoever opens one
+slot has the master key, which is then checked against the config object as a whole.
+
+Where a key is looked for, the first that is there counts: `Config.key_file` (``CRIUCTL_KEY_FILE``), the file
+``<store id>.key`` in `Config.key_dir`, `Config.passphrase_file`, `Config.passphrase_command`, the variable
+``CRIUCTL_PASSPHRASE``.  Files with secrets that others may read or write are refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import secrets
+import shlex
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+from ..errors import Conflict, Damaged, KeyMissing, UnsupportedFormat, WrongKey
+from .codec import KEY_SIZE, derive
+
+PASSPHRASE_VARIABLE = "CRIUCTL_PASSPHRASE"
+
+_KEY_LINE = "criuctl key 1"
+_MASTER_LINE = "criuctl master key 1"
+_SLOT = "criuctl 2026-11 key slot"
+_FINGERPRINT = "criuctl 2026-11 key fingerprint"
+_SCRYPT = {"n": 1 << 15, "r": 8, "p": 1}  # 32 MiB, about 0.1 s
+_SCRYPT_LIMIT = 1 << 30  # bytes that a slot may ask for
+_MAX_SECRET_FILE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class KeyText:
+    """The content of a key file: what opens a slot, or an exported master key."""
+
+    key: bytes
+    master: bool = False
+
+    def text(self) -> str:
+        """The file's content."""
+        line = _MASTER_LINE if self.master else _KEY_LINE
+        return f"{line}\n{base64.b64encode(self.key).decode()}\n"
+
+    @classmethod
+    def parse(cls, text: bytes, where: str) -> KeyText:
+        """From a key file's content; `WrongKey` when it is none."""
+        lines = text.decode("ascii", "replace").split("\n")
+        if lines[0] not in (_KEY_LINE, _MASTER_LINE):
+            if lines[0].startswith(("criuctl key ", "criuctl master key ")):
+                raise UnsupportedFormat(f"{where} is a key file of a newer criuctl: {lines[0]}")
+            raise WrongKey(f"{where} is no key file of criuctl", hint=f"Its first line must be {_KEY_LINE!r}.")
+        try:
+            key = base64.b64decode(lines[1], validate=True)
+        except (IndexError, binascii.Error):
+            key = b""
+        if len(key) != KEY_SIZE or any(lines[2:]):
+            raise WrongKey(f"{where} is a damaged key file", hint="Bring a copy of it back.")
+        return cls(key, lines[0] == _MASTER_LINE)
+
+
+def fingerprint(key: bytes) -> str:
+    """What may be shown of a key."""
+    return derive(key, _FINGERPRINT)[:8].hex()
+
+
+def new_key_file(path: Path) -> KeyText:
+    """Make a key file, 0600 in a 0700 folder, durable; an existing one is read and used as it is."""
+    key = KeyText(secrets.token_bytes(KEY_SIZE))
+    try:
+        write_secret(path, key.text())
+    except FileExistsError:
+        return KeyText.parse(read_secret(path), str(path))
+    return key
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a new file that nobody else can read; `FileExistsError`."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise KeyMissing(f"the key file {path} cannot be written: {error.strerror}", hint="Give another --key-file.") from error
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise KeyMissing(f"the key file {path} cannot be written: {error.strerror}", hint="Give another --key-file.") from error
+
+
+def read_secret(path: Path) -> bytes:
+    """The content of a small file that only we may read; `KeyMissing` says what is wrong with it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise KeyMissing(f"{path} cannot be read: {error.strerror}", hint="Bring the file back, or name another one.") from error
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise KeyMissing(f"{path} is no regular file")
+        if found.st_mode & 0o077 or found.st_uid not in (0, os.geteuid()):
+            raise KeyMissing(
+                f"{path} is not used: others than its owner may read or change it",
+                hint=f"chmod 600 {path}, and see who has read it.",
+            )
+        return file.read(_MAX_SECRET_FILE)
+
+
+# -- slots --------------------------------------------------------------------------------------------
+
+
+def file_slot(master: bytes, key: KeyText, store_id: str) -> dict[str, Any]:
+    """The slot that the key file `key` opens."""
+    return {"type": "file", "fingerprint": fingerprint(key.key), "wrapped": _wrap(key.key, master, f"file {store_id}")}
+
+
+def passphrase_slot(master: bytes, passphrase: bytes, store_id: str) -> dict[str, Any]:
+    """The slot that `passphrase` opens."""
+    slot: dict[str, Any] = {"type": "passphrase", "kdf": "scrypt", **_SCRYPT, "salt": secrets.token_hex(16)}
+    return {**slot, "wrapped": _wrap(_stretch(slot, passphrase), master, f"passphrase {store_id}")}
+
+
+def _stretch(slot: dict[str, Any], passphrase: bytes) -> bytes:
+    try:
+        n, r, p = (int(slot[key]) for key in ("n", "r", "p"))
+        salt = bytes.fromhex(slot["salt"])
+        if slot["kdf"] != "scrypt" or 128 * n * r > _SCRYPT_LIMIT or not 1 <= p <= 16 or n < 2 or r < 1:
+            raise ValueError
+        return hashlib.scrypt(passphrase, salt=salt, n=n, r=r, p=p, maxmem=128 * r * (n + p + 2) + (1 << 20), dklen=KEY_SIZE)
+    except (KeyError, TypeError, ValueError):
+        raise Damaged("a passphrase slot in the store's config is not valid", object="config") from None
+
+
+def _wrap(key: bytes, master: bytes, associated: str) -> str:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    nonce = secrets.token_bytes(12)
+    sealed = AESGCM(derive(key, _SLOT)).encrypt(nonce, master, associated.encode())
+    return base64.b64encode(nonce + sealed).decode()
+
+
+def _unwrap(key: bytes, slot: dict[str, Any], associated: str) -> bytes | None:
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    try:
+        sealed = base64.b64decode(slot["wrapped"], validate=True)
+        return AESGCM(derive(key, _SLOT)).decrypt(sealed[:12], sealed[12:], associated.encode())
+    except (KeyError, TypeError, ValueError, InvalidTag):
+        return None
+
+
+# -- looking for the key --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A master key and how it was come by."""
+
+    master: bytes
+    source: str  # for people: a path, or the name of a setting
+    key: KeyText  # what to export: it opens the store again
+    slot: str = ""  # file | passphrase | master
+    file: Path | None = None
+
+
+def key_path(config: Config, store_id: str) -> Path:
+    """Where the key file of a store is kept by default."""
+    return Path(config.key_dir) / f"{store_id}.key"
+
+
+def find_master(slots: list[dict[str, Any]], store_id: str, config: Config) -> Opened:
+    """Open a slot with what the configuration gives; `KeyMissing`, `WrongKey`."""
+    default = key_path(config, store_id)
+    path = Path(config.key_file) if config.key_file else default
+    if config.key_file or os.path.lexists(path):
+        return _open_by_file(slots, store_id, path)
+    phrase, source = find_passphrase(config)
+    phrase_slots = [slot for slot in slots if slot.get("type") == "passphrase"]
+    if phrase is None or not phrase_slots:
+        raise KeyMissing(
+            f"store {store_id[:12]} is encrypted, and its key was not found",
+            hint=f"Bring its key file to {default}, or name it by key_file or CRIUCTL_KEY_FILE"
+            + (", or give passphrase_file, passphrase_command or CRIUCTL_PASSPHRASE." if phrase_slots else "."),
+        )
+    for slot in phrase_slots:
+        master = _unwrap(_stretch(slot, phrase), slot, f"passphrase {store_id}")
+        if master is not None:
+            return Opened(master, source, KeyText(master, master=True), "passphrase")
+    raise WrongKey(f"the passphrase from {source} does not open store {store_id[:12]}")
+
+
+def _open_by_file(slots: list[dict[str, Any]], store_id: str, path: Path) -> Opened:
+    key = KeyText.parse(read_secret(path), str(path))
+    if key.master:
+        return Opened(key.key, str(path), key, "master", path)
+    expected = []
+    for slot in slots:
+        if slot.get("type") == "file":
+            master = _unwrap(key.key, slot, f"file {store_id}")
+            if master is not None:
+                return Opened(master, str(path), key, "file", path)
+            expected.append(str(slot.get("fingerprint")))
+    raise WrongKey(
+        f"the key in {path} (fingerprint {fingerprint(key.key)}) does not open store {store_id[:12]}",
+        hint=f"The store wants the key with fingerprint {', '.join(expected)}." if expected else "The store wants a passphrase.",
+    )
+
+
+def find_passphrase(config: Config) -> tuple[bytes | None, str]:
+    """The passphrase that the configuration gives, if any, and where it is from."""
+    if config.passphrase_file:
+        return read_secret(Path(config.passphrase_file)).rstrip(b"\r\n"), config.passphrase_file
+    if config.passphrase_command:
+        from ..proc.command import run
+
+        done = run(shlex.split(config.passphrase_command), timeout=60)
+        return done.stdout.rstrip(b"\r\n"), "passphrase_command"
+    if PASSPHRASE_VARIABLE in os.environ:
+        return os.environb[PASSPHRASE_VARIABLE.encode()], PASSPHRASE_VARIABLE
+    return None, ""
+
+
+def refuse_downgrade(store_id: str, config: Config) -> None:
+    """A store that says it is not encrypted while this host has a key for it was tampered with, or mistaken."""
+    known = config.key_file or (str(key_path(config, store_id)) if key_path(config, store_id).exists() else "")
+    if known:
+        raise Conflict(
+            f"store {store_id[:12]} says that it is not encrypted, but there is a key for it: {known}",
+            hint="Somebody may have replaced the store's config object. If it is meant to be plain, take the key away.",
+        )

@@ -1,0 +1,202 @@
+"""The session head: which host a session lives on, agreed upon through the store.
+
+A session's head is the newest of the records ``sessions/<token>/<20-digit sequence>``.  Each is a small sealed object, put once
+by `put(if_absent=True)` under the next sequence number and never changed: of any number of hosts that want to be
+the session's home exactly one wins, the others are told who.  A record holds a random nonce; after a lost answer
+the store is asked whose record is there.
+
+    held      the session lives on `host`, or is being restored there
+    released  it lives nowhere: whoever comes first may claim it
+
+A claim raises the *epoch*.  A host may take over what it holds itself, as when it was restarted in the middle of a
+restore; nobody else may: taking a session from a host that seems dead is a decision for a person or for a fencing
+protocol, which can put its own records with a higher epoch (`put_record`).
+
+On a store without conditional writes no such promise can be kept.  A claim there is a marker without a lease, and says so
+in `Claim.warning`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ..errors import Conflict, CriuctlError, Damaged, ObjectExists, ObjectMissing, StoreUnreachable
+from . import objects
+from .catalog import load_json
+from .manifest import SessionRef, now
+from .records import Record, check_range
+
+if TYPE_CHECKING:
+    from .repository import Repository
+
+_ATTEMPTS = 8  # races lost in a row before giving up
+_KEPT = 4  # records of a session that are left; older ones are removed
+
+
+@dataclass(frozen=True, slots=True)
+class Head(Record):
+    """One record of a session's head."""
+
+    session: SessionRef
+    host: str  # id of the home; "" when released for good
+    host_name: str
+    incarnation: int
+    epoch: int  # +1 with each claim: a home whose epoch is older may write nothing
+    state: Literal["held", "released"]
+    nonce: str
+    time: str  # RFC 3339
+    sequence: int = 0
+
+    def check(self, where: str) -> None:
+        check_range(self.epoch, 0, 1 << 62, f"{where}.epoch")
+        check_range(self.incarnation, 0, 1 << 62, f"{where}.incarnation")
+        check_range(self.sequence, 0, 10**19, f"{where}.sequence")
+
+
+class Claim:
+    """A session claimed for this host; give it back with `release` unless the restore succeeded (`keep`)."""
+
+    def __init__(self, repository: Repository, head: Head, *, leased: bool) -> None:
+        self._repository = repository
+        self.head = head
+        self.leased = leased
+        self.warning = (
+            ""
+            if leased
+            else "the store has no conditional writes, so nothing keeps another host from restoring this session at the same time"
+        )
+        self._done = False
+
+    def keep(self) -> None:
+        """The session lives here now: the lease stays."""
+        self._done = True
+
+    def release_unless_kept(self) -> None:
+        """Give the lease back after a failure; a store that does not answer leaves it to us to take over later."""
+        if self._done or not self.leased:
+            return
+        self._done = True
+        try:
+            _release(self._repository, self.head)
+        except (Conflict, StoreUnreachable):
+            return  # taken over meanwhile, or still ours: either way nobody is shut out who may come in
+
+
+def read_head(repository: Repository, session: str) -> Head | None:
+    """The newest record of the session called `session`, None when there is none; `Damaged`, store errors."""
+    token = repository.sealer.token(session)
+    for _attempt in range(_ATTEMPTS):
+        names = [info.name for info in repository.store.list(f"sessions/{token}/") if info.name[-20:].isdigit()]
+        if not names:
+            return None
+        try:
+            return _read(repository, names[-1])
+        except ObjectMissing:
+            continue  # a newer one was written, and this one removed
+    raise Conflict(f"the lease of {session!r} changes faster than it can be read")
+
+
+def put_record(repository: Repository, head: Head) -> bool:
+    """Publish `head` as number ``head.sequence``; False when somebody else has that number.
+
+    An unknown outcome is resolved by asking the store; `StoreUnreachable` when it does not answer that either.
+    """
+    name = _name(repository, head)
+    body = json.dumps(head.to_dict()).encode("ascii")
+    data = objects.encode(objects.LEASE, name, b"", body, repository.sealer)
+    try:
+        repository.store.put(name, data, if_absent=True)
+    except (ObjectExists, StoreUnreachable) as error:
+        try:
+            return _read(repository, name).nonce == head.nonce
+        except ObjectMissing:
+            raise error from None
+    return True
+
+
+def claim(
+    repository: Repository,
+    session: str,
+    session_id: str,
+    incarnation: int,
+    *,
+    host: str,
+    host_name: str = "",
+    take_over: bool = False,
+) -> Claim:
+    """Make this host (`host` is its id) the session's home; `Conflict` says who holds it.
+
+    What `host` holds itself is taken over; with `take_over`, a person's decision, what any host holds.
+    """
+    leased = repository.capabilities.conditional_create
+    ref = SessionRef(session, session_id)
+    for _attempt in range(_ATTEMPTS):
+        current = read_head(repository, session) if leased else None
+        if current is not None and current.state == "held" and current.host != host and not take_over:
+            raise Conflict(
+                f"session {session!r} is held by host {current.host_name or current.host} since {current.time}",
+                hint="End it there; restore a copy with --as NEW-NAME; or, if that host is lost for good, use --take-over.",
+                host=current.host_name or current.host,
+            )
+        head = Head(
+            session=ref,
+            host=host,
+            host_name=host_name,
+            incarnation=incarnation,
+            epoch=current.epoch + 1 if current else 1,
+            state="held",
+            nonce=os.urandom(16).hex(),
+            time=now(),
+            sequence=current.sequence + 1 if current else 1,
+        )
+        if not leased:
+            return Claim(repository, head, leased=False)
+        if put_record(repository, head):
+            _clear(repository, head)
+            return Claim(repository, head, leased=True)
+    raise Conflict(f"session {session!r} is being claimed by many at once", hint="Try again.")
+
+
+def release(repository: Repository, session: str, *, host: str) -> bool:
+    """The session does not live on `host` any more (its tree was dumped and ended); False when it was not held by it."""
+    if not repository.capabilities.conditional_create:
+        return False
+    current = read_head(repository, session)
+    if current is None or current.state != "held" or current.host != host:
+        return False
+    _release(repository, current)
+    return True
+
+
+def _release(repository: Repository, current: Head) -> None:
+    head = current.with_use(state="released", nonce=os.urandom(16).hex(), time=now(), sequence=current.sequence + 1)
+    if not put_record(repository, head):
+        raise Conflict(f"session {current.session.name!r} was claimed by somebody else meanwhile")
+    _clear(repository, head)
+
+
+def _name(repository: Repository, head: Head) -> str:
+    return f"sessions/{repository.sealer.token(head.session.name)}/{head.sequence:020d}"
+
+
+def _read(repository: Repository, name: str) -> Head:
+    data = repository.store.get(name)
+    outline = objects.layout(objects.LEASE, name, data, len(data))
+    head = Head.from_dict(load_json(objects.open_body(name, outline, data, repository.sealer), name))
+    if _name(repository, head) != name:
+        raise Damaged(f"{name} holds the lease of another session", object=name)
+    return head
+
+
+def _clear(repository: Repository, head: Head) -> None:
+    """Remove records that are long superseded; they only cost room, so trouble is no reason to fail."""
+    prefix = _name(repository, head)[:-20]
+    try:
+        for info in repository.store.list(prefix):
+            if info.name[-20:].isdigit() and int(info.name[-20:]) <= head.sequence - _KEPT:
+                repository.store.delete(info.name)
+    except CriuctlError:
+        return

@@ -1,0 +1,323 @@
+"""What a checkpoint is: the manifest and the records in it.
+
+A manifest names everything that a restore needs and everything that a person may ask about.  It is written
+once, last, by one atomic put, and never changed.  Its JSON is described by ``images/manifest.schema.json``.
+The records are plain data: who makes them and what is done with them is told in `criuctl.ops`.
+
+Manifests are untrusted input: `Manifest.from_dict` checks types, ranges, names and paths, so that no name in
+one can lead a restore outside the folder that it writes to (paths of put-back files, which are absolute by
+nature, are checked to be plain and judged again where they are used).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any, Literal, Self
+
+from .chunks import StreamRef
+from .records import Record, check_path, check_pattern, check_range, damaged
+
+MANIFEST_VERSION = 1
+
+_ID = re.compile(r"[0-9a-f]{32}")
+_SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_IMAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
+_CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z")
+_MAX_PAGES = 1 << 40
+
+
+def now() -> str:
+    """The present time as manifests write it (RFC 3339, UTC, milliseconds)."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRef(Record):
+    """Which session a checkpoint is of: the name people use, the id that outlives renames."""
+
+    name: str
+    id: str
+
+    def check(self, where: str) -> None:
+        check_pattern(_SESSION, self.name, f"{where}.name")
+        check_pattern(_ID, self.id, f"{where}.id")
+
+
+@dataclass(frozen=True, slots=True)
+class HostInfo(Record):
+    """The host of a dump, as far as a restore may care."""
+
+    name: str = ""
+    machine_id: str = ""
+    boot_id: str = ""
+    kernel: str = ""
+    os: str = ""
+    arch: str = ""
+    cpu_model: str = ""
+    cpu_flags: tuple[str, ...] = ()
+    page_size: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord(Record):
+    """One process of the tree; `pid` as criuctl saw it, `ns_pid` as it sees itself."""
+
+    pid: int
+    ns_pid: int
+    ppid: int = 0
+    pgid: int = 0
+    sid: int = 0
+    start_time: int = 0  # clock ticks since boot; with `pid` and the host's boot_id the process's identity
+    command: str = ""
+    argv: tuple[str, ...] = ()
+    exe: str = ""
+    cwd: str = ""
+    uid: int = 0
+    gid: int = 0
+    state: str = ""
+    threads: int = 1
+    cgroups: dict[str, str] = field(default_factory=dict)  # hierarchy -> path
+
+    def check(self, where: str) -> None:
+        for name in ("pid", "ns_pid", "ppid", "pgid", "sid"):
+            check_range(getattr(self, name), 0, 1 << 31, f"{where}.{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFile(Record):
+    """One of CRIU's metadata images: its name and its length in the stream of all of them."""
+
+    name: str
+    size: int
+
+    def check(self, where: str) -> None:
+        check_pattern(_IMAGE, self.name, f"{where}.name")
+        if ".." in self.name:
+            raise damaged(f"{where}.name", "leads elsewhere")
+        check_range(self.size, 0, 1 << 40, f"{where}.size")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryImage(Record):
+    """The memory of a task or of a shared memory object: its map and its pages."""
+
+    kind: Literal["task", "shmem"]
+    id: int
+    pages: int
+    entries: StreamRef  # packed <QII vaddr, pages, flags>
+    data: StreamRef  # one chunk per 256 KiB window: its present pages in order
+
+    def check(self, where: str) -> None:
+        check_range(self.id, 0, (1 << 56) - 1, f"{where}.id")
+        check_range(self.pages, 0, _MAX_PAGES, f"{where}.pages")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord(Record):
+    """A file of the tree as it was at the freeze; with `data` its contents are in the checkpoint."""
+
+    path: str
+    kind: str  # written | read | mapped | carried
+    size: int = 0
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+    mtime_ns: int = 0
+    inode: int = 0
+    device: int = 0
+    digest: str = ""  # BLAKE3 of the contents, hex; "" when not taken
+    data: StreamRef | None = None
+    holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor)
+    append: bool = False  # every writer only appends
+    xattrs: dict[str, str] = field(default_factory=dict)  # name -> base64
+    target: str = ""  # of a symbolic link
+
+    def check(self, where: str) -> None:
+        check_path(self.path, f"{where}.path")
+        for name in ("size", "mode", "uid", "gid"):
+            check_range(getattr(self, name), 0, (1 << 63) - 1, f"{where}.{name}")
+        if self.data is not None and self.data.size > self.size:
+            raise damaged(f"{where}.data", "is longer than the file")
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRecord(Record):
+    """A helper link that CRIU made for a deleted name of a file that has (or had) other names."""
+
+    path: str
+    data: StreamRef
+    sibling: str = ""  # another name of the same file; "" for none
+    inode: int = 0
+    device: int = 0
+    mode: int = 0
+    uid: int = 0
+    gid: int = 0
+
+    def check(self, where: str) -> None:
+        check_path(self.path, f"{where}.path")
+        if self.sibling:
+            check_path(self.sibling, f"{where}.sibling")
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalFile(Record):
+    """A file that CRIU could not reach by path and that the restore opens for it."""
+
+    key: str  # CRIU's name of the resource
+    kind: str  # file | dir | device
+    path: str
+    flags: int = 0  # as of open(2)
+
+    def check(self, where: str) -> None:
+        check_path(self.path, f"{where}.path")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRecord(Record):
+    """A connected or listening socket of the tree and what is to become of it."""
+
+    pid: int
+    fd: int
+    holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor) of everybody who shares it
+    family: str = ""
+    type: str = ""
+    protocol: str = ""
+    state: str = ""
+    inode: int = 0
+    local: str = ""
+    peer: str = ""
+    external: bool = False  # its other end is outside the tree
+    direction: str = ""
+    rqueue: int = 0
+    wqueue: int = 0
+    policy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest(Record):
+    """One checkpoint; see the module's docstring.  `number` and `created` are set by the commit."""
+
+    id: str
+    session: SessionRef
+    incarnation: int = 1
+    number: int = 0
+    parent: str | None = None
+    created: str = field(default_factory=now)
+    labels: dict[str, str] = field(default_factory=dict)
+    pinned: bool = False
+    host: HostInfo = field(default_factory=HostInfo)
+    criu: dict[str, Any] = field(default_factory=dict)
+    criuctl: str = ""
+    root: ProcessRecord | None = None
+    processes: tuple[ProcessRecord, ...] = ()
+    namespaces: dict[str, dict[str, Any]] = field(default_factory=dict)
+    images: tuple[ImageFile, ...] = ()
+    image_data: StreamRef = field(default_factory=StreamRef)
+    memory: tuple[MemoryImage, ...] = ()
+    terminals: tuple[dict[str, Any], ...] = ()
+    connections: tuple[ConnectionRecord, ...] = ()
+    files: tuple[FileRecord, ...] = ()
+    links: tuple[LinkRecord, ...] = ()
+    external: tuple[ExternalFile, ...] = ()
+    hooks: tuple[dict[str, Any], ...] = ()
+    timings: dict[str, float] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    version: int = MANIFEST_VERSION
+    features: tuple[str, ...] = ()  # what a reader must understand
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON; the images' list and data stand together under ``images``."""
+        made = Record.to_dict(self)
+        data = made.pop("image_data")
+        made["images"] = {"files": made["images"], "data": data}
+        return made
+
+    @classmethod
+    def from_dict(cls, value: Any, where: str = "manifest") -> Self:
+        """The manifest in decoded JSON that may be hostile; `Damaged` names the field."""
+        images = value.get("images") if isinstance(value, dict) else None
+        if not isinstance(images, dict) or set(images) != {"files", "data"}:
+            raise damaged(f"{where}.images", "has not the parts files and data")
+        if "image_data" in value:
+            raise damaged(f"{where}.image_data", "is not allowed")
+        flat = {**value, "images": images["files"], "image_data": images["data"]}
+        # Spelled out: a slotted dataclass is a new class, which a bare super() does not know.
+        return super(Manifest, cls).from_dict(flat, where)
+
+    def check(self, where: str) -> None:
+        check_pattern(_ID, self.id, f"{where}.id")
+        if self.parent is not None:
+            check_pattern(_ID, self.parent, f"{where}.parent")
+        check_pattern(_CREATED, self.created, f"{where}.created")
+        check_range(self.number, 0, 10**19, f"{where}.number")
+        check_range(self.incarnation, 0, 1 << 62, f"{where}.incarnation")
+        if sum(image.size for image in self.images) != self.image_data.size:
+            raise damaged(f"{where}.images", "do not add up to their data")
+        for kind, names in (
+            ("images", [i.name for i in self.images]),
+            ("memory", [f"{m.kind} {m.id}" for m in self.memory]),
+        ):
+            if len(set(names)) != len(names):
+                raise damaged(f"{where}.{kind}", "names something twice")
+
+    def streams(self) -> list[StreamRef]:
+        """Every stream that a restore may read, each once."""
+        found = [self.image_data]
+        for image in self.memory:
+            found += [image.entries, image.data]
+        found += [f.data for f in self.files if f.data is not None]
+        found += [link.data for link in self.links]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary(Record):
+    """What a list shows of a checkpoint; `object` is the name of its manifest in the store."""
+
+    id: str
+    session: str
+    session_id: str
+    number: int
+    incarnation: int
+    created: str
+    host: str
+    bytes: dict[str, int] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    pinned: bool = False
+    processes: int = 0
+    object: str = ""
+
+    def check(self, where: str) -> None:
+        check_pattern(_ID, self.id, f"{where}.id")
+        check_pattern(_SESSION, self.session, f"{where}.session")
+
+    @classmethod
+    def of(cls, manifest: Manifest, object: str) -> CheckpointSummary:
+        """The summary of `manifest`, stored as `object`."""
+        return cls(
+            id=manifest.id,
+            session=manifest.session.name,
+            session_id=manifest.session.id,
+            number=manifest.number,
+            incarnation=manifest.incarnation,
+            created=manifest.created,
+            host=manifest.host.name,
+            bytes=dict(manifest.bytes),
+            labels=dict(manifest.labels),
+            pinned=manifest.pinned,
+            processes=len(manifest.processes),
+            object=object,
+        )
+
+    def to_stored(self) -> dict[str, Any]:
+        """All fields, as kept in the store."""
+        return Record.to_dict(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of the command line's contract."""
+        kept = ("id", "session", "number", "incarnation", "created", "host", "bytes", "labels", "pinned")
+        made = {f.name: getattr(self, f.name) for f in fields(self) if f.name in kept}
+        return {key: made[key] for key in kept}

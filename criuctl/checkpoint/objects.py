@@ -1,0 +1,142 @@
+"""The envelope of every object that is no pack: version before body, then a sealed head and a sealed body.
+
+    8 s   magic, one per kind
+    u16   version            a reader refuses what is newer than it knows, before it looks at anything else
+    u16   bytes of the feature names that follow the header, space separated; a reader refuses unknown ones
+    u32   stored size of the head     u32  its plain size
+    u32   stored size of the body     u32  its plain size
+    ...   feature names, head, body
+
+Head and body are zstd frames sealed by `codec.Sealer` together with all that stands before the head and the
+object's name, so a header cannot be changed and an object cannot be passed off as another.  The head is for
+what is read often (a list of checkpoints needs only that) and stands within the first few KiB.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from ..errors import Damaged, UnsupportedFormat
+from .codec import OVERHEAD, Compressor, Decompressor, SealBroken, Sealer, broken
+
+HEADER = struct.Struct("<8sHHIIII")
+MAX_HEAD = 1 << 20  # plain bytes of a head
+MAX_FEATURES = 1024  # bytes of all feature names
+FIRST_READ = 4096  # bytes within which a head nearly always ends
+_BOUND = OVERHEAD + 1024  # a zstd frame is no longer than its content and this
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of object: its magic, the newest version this criuctl knows, and how large a body may be."""
+
+    word: str  # for messages
+    magic: bytes
+    version: int
+    max_body: int
+    features: frozenset[str] = frozenset()  # the ones understood
+
+
+INDEX = Kind("index segment", b"CRIUCTLI", 1, 64 << 20)
+MANIFEST = Kind("manifest", b"CRIUCTLM", 1, 256 << 20)
+LEASE = Kind("lease", b"CRIUCTLL", 1, 1 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the header says: where head and body lie."""
+
+    prefix: bytes  # header and feature names: sealed along
+    head: slice
+    head_size: int
+    body: slice
+    body_size: int
+
+
+def encode(kind: Kind, name: str, head: bytes, body: bytes, sealer: Sealer, features: tuple[str, ...] = ()) -> bytes:
+    """The object called `name` with this head and body."""
+    compress = Compressor(3)._compress  # frames always: their sizes are checked before they are opened
+    words = " ".join(sorted(features)).encode("ascii")
+    if len(words) > MAX_FEATURES or len(head) > MAX_HEAD or len(body) > kind.max_body:
+        raise ValueError(f"{kind.word} is too large: head {len(head)}, body {len(body)} bytes")
+    parts = [compress(head), compress(body)]
+    sizes = [len(part) + OVERHEAD for part in parts]
+    prefix = HEADER.pack(kind.magic, kind.version, len(words), sizes[0], len(head), sizes[1], len(body)) + words
+    sealed = [sealer.seal(part, _associated(prefix, name, which)) for part, which in zip(parts, (b"h", b"b"), strict=True)]
+    return b"".join((prefix, *sealed))
+
+
+def layout(kind: Kind, name: str, start: bytes, size: int) -> Layout:
+    """What the object's first bytes say; `UnsupportedFormat`, or `Damaged` when they cannot be so.
+
+    `size` is that of the whole object.
+    """
+    if len(start) < HEADER.size:
+        raise broken(name, f"it is too short for a {kind.word}")
+    magic, version, words, head, head_size, body, body_size = HEADER.unpack_from(start)
+    if magic != kind.magic:
+        raise broken(name, f"it is no {kind.word}")
+    if version > kind.version or version == 0:
+        raise UnsupportedFormat(
+            f"{name} has {kind.word} format {version}; this criuctl reads up to {kind.version}",
+            hint="Use the criuctl that wrote it, or a newer one.",
+            object=name,
+        )
+    if words > MAX_FEATURES or len(start) < HEADER.size + words:
+        raise broken(name, "its list of features is cut off")
+    prefix = bytes(start[: HEADER.size + words])
+    try:
+        features = set(prefix[HEADER.size :].decode("ascii").split())
+    except UnicodeDecodeError:
+        raise broken(name, "its list of features is not readable") from None
+    if unknown := features - kind.features:
+        raise UnsupportedFormat(
+            f"{name} needs features that this criuctl does not have: {', '.join(sorted(unknown))}",
+            hint="Use the criuctl that wrote it, or a newer one.",
+            object=name,
+        )
+    if head_size > MAX_HEAD or body_size > kind.max_body or head > head_size + _BOUND or body > body_size + _BOUND:
+        raise broken(name, "the sizes in its header are not possible")
+    if len(prefix) + head + body != size:
+        raise broken(name, f"it has {size} bytes where its header says {len(prefix) + head + body}")
+    head_start, body_start = len(prefix), len(prefix) + head
+    return Layout(prefix, slice(head_start, body_start), head_size, slice(body_start, body_start + body), body_size)
+
+
+def open_head(name: str, found: Layout, data: bytes, sealer: Sealer) -> bytes:
+    """The head, from at least the first ``found.head.stop`` bytes of the object; `Damaged`."""
+    return _open(name, data[found.head], _associated(found.prefix, name, b"h"), found.head_size, sealer)
+
+
+def open_body(name: str, found: Layout, data: bytes, sealer: Sealer) -> bytes:
+    """The body, from the whole object, whose head is checked too; `Damaged`."""
+    open_head(name, found, data, sealer)
+    return _open(name, memoryview(data)[found.body], _associated(found.prefix, name, b"b"), found.body_size, sealer)
+
+
+def _open(name: str, block: bytes | memoryview, associated: bytes, size: int, sealer: Sealer) -> bytes:
+    try:
+        frame = sealer.open(block, associated)
+        return bytes(Decompressor()(1, frame, size))
+    except SealBroken:
+        raise broken(name, "its seal does not fit its content") from None
+
+
+def _associated(prefix: bytes, name: str, which: bytes) -> bytes:
+    return b"\0".join((which, name.encode("ascii"), prefix))
+
+
+__all__ = [
+    "FIRST_READ",
+    "INDEX",
+    "LEASE",
+    "MANIFEST",
+    "Damaged",
+    "Kind",
+    "Layout",
+    "encode",
+    "layout",
+    "open_body",
+    "open_head",
+]

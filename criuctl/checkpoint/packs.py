@@ -1,0 +1,201 @@
+"""Packs: many sealed chunks in one object that describes itself.
+
+    header   8 s magic, u16 version, u16 zero, u32 zero, 16 s the pack's random name
+    records  32 s chunk id, u32 plain size, u32 stored size, u32 number, u8 codec, 3 zero bytes; then the payload
+    index    sealed: 32 s chunk id, u32 offset of the record, u32 stored size, u32 plain size, for each record
+    footer   u32 stored size of the index, u32 number of records, u64 offset of the index, 8 s magic
+
+The sealed payload carries its record header as associated data.  A pack that was cut off lacks its
+footer; an index of a whole store can be made again from the packs alone (`read_index`).  A pack's name is
+random and never used twice, so no reader ever sees a changed one.
+
+`PackBuilder` fills a buffer that is reused from pack to pack: fresh memory is slow to touch.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import Damaged, UnsupportedFormat
+from .chunks import MAX_CHUNK
+from .codec import TAG_SIZE, Decompressor, PackSealer, SealBroken, Sealer, broken
+
+if TYPE_CHECKING:
+    from ..store import Buffer, Store
+
+MAGIC, END = b"CRIUCTLP", b"CRIUEND\n"
+VERSION = 1
+NAME_SIZE = 16
+HEADER = struct.Struct("<8sHHI16s")
+RECORD = struct.Struct("<32sIIIB3x")
+ENTRY = struct.Struct("<32sIII")  # id, offset, stored size, plain size
+FOOTER = struct.Struct("<IIQ8s")
+MAX_PACK = 256 << 20  # no pack is larger, whatever claims it
+MAX_RECORDS = 1 << 20
+
+
+def object_name(pack: bytes) -> str:
+    """Where the pack of this 16-byte name is."""
+    name = pack.hex()
+    return f"packs/{name[:2]}/{name}"
+
+
+def pack_of(object: str) -> bytes | None:
+    """The inverse of `object_name`; None for an object that is no pack."""
+    parts = object.split("/")
+    try:
+        pack = bytes.fromhex(parts[-1])
+    except ValueError:
+        return None
+    return pack if len(pack) == NAME_SIZE and object_name(pack) == object else None
+
+
+@dataclass(frozen=True, slots=True)
+class PackIndex:
+    """What is in one pack: its name, its size in bytes, and an `ENTRY` per record."""
+
+    pack: bytes
+    size: int
+    entries: bytes
+
+    def __iter__(self) -> Iterator[tuple[bytes, int, int, int]]:
+        """(chunk id, offset, stored size, plain size) of each record."""
+        return ENTRY.iter_unpack(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries) // ENTRY.size
+
+    def check(self, where: str) -> None:
+        """`Damaged` unless every record can be where it is said to be; `where` is the object that says so."""
+        limit = self.size - FOOTER.size
+        if not HEADER.size <= self.size <= MAX_PACK or len(self.entries) % ENTRY.size or len(self) > MAX_RECORDS:
+            raise broken(where, f"it tells impossible sizes of pack {self.pack.hex()}")
+        for _name, offset, stored, plain in self:
+            sizes = 0 < plain <= MAX_CHUNK and stored <= plain + TAG_SIZE
+            if not (sizes and HEADER.size <= offset <= limit - RECORD.size - stored):
+                raise broken(where, f"it tells of an impossible record in pack {self.pack.hex()}")
+
+
+class PackBuilder:
+    """Fills `buffer` with one pack after the other; used by one thread at a time."""
+
+    def __init__(self, sealer: Sealer, buffer: memoryview) -> None:
+        self._buffer = buffer
+        self.pack = secrets.token_bytes(NAME_SIZE)
+        self._seal = sealer.pack(self.pack)
+        self._entries: list[bytes] = []
+        self._end = HEADER.size
+        buffer[: HEADER.size] = HEADER.pack(MAGIC, VERSION, 0, 0, self.pack)
+
+    def __len__(self) -> int:
+        """Records so far."""
+        return len(self._entries)
+
+    def fits(self, plain: int) -> bool:
+        """Whether one more chunk of `plain` bytes fits, however badly it compresses."""
+        index = (len(self._entries) + 1) * ENTRY.size + TAG_SIZE + FOOTER.size
+        return self._end + RECORD.size + plain + TAG_SIZE + index <= len(self._buffer)
+
+    def add(self, chunk: bytes, plain: int, codec: int, payload: Buffer) -> int:
+        """Append a chunk; returns the bytes that it takes."""
+        number = len(self._entries)
+        start = self._end
+        stored = len(payload) + self._seal.overhead
+        header = RECORD.pack(chunk, plain, stored, number, codec)
+        body = start + RECORD.size
+        self._buffer[start:body] = header
+        self._end = body + stored
+        self._seal.seal_into(number, payload, header, self._buffer[body : self._end])
+        self._entries.append(ENTRY.pack(chunk, start, stored, plain))
+        return RECORD.size + stored
+
+    def finish(self) -> tuple[PackIndex, memoryview]:
+        """The pack as it is to be stored (in the builder's buffer) and its index; the builder is done."""
+        entries = b"".join(self._entries)
+        footer = FOOTER.pack(len(entries) + TAG_SIZE, len(self._entries), self._end, END)
+        sealed = self._seal.seal_index(entries, footer)
+        total = self._end + len(sealed) + len(footer)
+        self._buffer[self._end : total] = sealed + footer
+        return PackIndex(self.pack, total, entries), self._buffer[:total]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a chunk is: its record's offset and sizes in a pack, and the size of the pack."""
+
+    chunk: bytes
+    pack: bytes
+    offset: int
+    stored: int
+    plain: int
+    pack_size: int = 0
+
+    @property
+    def end(self) -> int:
+        """Offset behind the record."""
+        return self.offset + RECORD.size + self.stored
+
+
+def damaged_chunk(place: Place, what: str) -> Damaged:
+    """The error for one record."""
+    name = object_name(place.pack)
+    return Damaged(
+        f"{name} is damaged: chunk {place.chunk.hex()[:16]} at offset {place.offset}: {what}",
+        hint="`criuctl verify --all` tells which checkpoints need it.",
+        object=name,
+        chunk=place.chunk.hex(),
+    )
+
+
+def open_record(place: Place, record: memoryview, sealer: Sealer, seal: PackSealer, decompress: Decompressor) -> Buffer:
+    """The verified plain content of the chunk whose record is `record`; `Damaged`.
+
+    What is returned may be a view into `record`.
+    """
+    header = record[: RECORD.size].tobytes()
+    chunk, plain, stored, number, codec = RECORD.unpack(header)
+    if (chunk, plain, stored) != (place.chunk, place.plain, place.stored):
+        raise damaged_chunk(place, "its record is not the one that the index tells of")
+    try:
+        content = decompress(codec, seal.open_record(number, record[RECORD.size :], header), plain)
+    except SealBroken:
+        raise damaged_chunk(place, "its seal does not fit its content") from None
+    if sealer.chunk_id(content) != chunk:
+        raise damaged_chunk(place, "its content is another one")
+    return content
+
+
+def read_index(store: Store, name: str, size: int, sealer: Sealer) -> PackIndex:
+    """The index that a pack of `size` bytes carries; `Damaged`, `UnsupportedFormat`."""
+    pack = pack_of(name)
+    if pack is None or not HEADER.size + FOOTER.size <= size <= MAX_PACK:
+        raise broken(name, "it is no pack")
+    magic, version, flags, zero, inner = HEADER.unpack(store.get_range(name, 0, HEADER.size))
+    if magic != MAGIC:
+        raise broken(name, "it is no pack")
+    if version != VERSION or flags or zero:
+        raise UnsupportedFormat(
+            f"{name} has pack format {version} (flags {flags:#x}); this criuctl reads {VERSION}",
+            hint="Use the criuctl that wrote it, or a newer one.",
+            object=name,
+        )
+    footer = store.get_range(name, size - FOOTER.size, FOOTER.size)
+    stored, count, offset, end = FOOTER.unpack(footer)
+    if end != END or inner != pack:
+        raise broken(name, "it was cut off, or is another pack")
+    if offset < HEADER.size or offset + stored != size - FOOTER.size or stored != count * ENTRY.size + TAG_SIZE:
+        raise broken(name, "the sizes in its footer are not possible")
+    try:
+        entries = sealer.pack(pack).open_index(store.get_range(name, offset, stored), footer)
+    except SealBroken:
+        raise broken(name, "the seal of its index does not fit") from None
+    found = PackIndex(pack, size, entries)
+    found.check(name)
+    return found
+
+
+__all__ = ["PackBuilder", "PackIndex", "Place", "object_name", "open_record", "pack_of", "read_index"]

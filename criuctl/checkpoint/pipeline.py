@@ -1,0 +1,306 @@
+"""The way of new content into the store: hash, look up, compress, seal, pack, upload.
+
+    producer -> hasher -> workers -> uploaders
+                (one)    (one per core)
+
+The producer hands over *windows*, parts of buffers, in batches.  The hasher names each window's chunk, appends it
+to its stream and drops the window if the chunk is known, to the store's index or from earlier in this very dump.
+What is new stays in its buffer until a worker has compressed and sealed it into a pack; full packs wait for
+an uploader.  So memory is bounded by two pools: buffers of plain windows, and buffers of packs.
+
+Invariants: windows of one stream are hashed in the order they came; a chunk goes into one pack only; a pack is
+told of (`packs`) only after the store has it; the first error of any thread stops all of them, wakes whoever
+waits, and is raised by every later call.  After an error items still flow, but are dropped, so nobody
+waits for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from ..config import Config
+from ..errors import CriuctlError
+from ..report import Reporter
+from ..store import Store
+from .buffers import BUFFER_SIZE, BufferPool, PageBuffer
+from .chunks import ENTRY
+from .codec import Compressor, Sealer
+from .index import Index
+from .packs import PackBuilder, PackIndex, object_name
+
+_MIB = 1 << 20
+_PACK_BUDGET = 96 * _MIB  # for all packs being filled or uploaded
+_PACK_SIZES = (4 * _MIB + 64 * 1024, 16 * _MIB)  # smallest (it must hold the largest chunk), wanted
+_WORK = 4  # windows that a worker takes at once
+
+
+@dataclass(slots=True)
+class Stream:
+    """A stream being written: its chunks so far, as the hasher names them."""
+
+    packed: bytearray = field(default_factory=bytearray)  # `chunks.ENTRY` records
+    size: int = 0  # bytes hashed
+    tail: bytearray = field(default_factory=bytearray)  # small things that do not fill a chunk yet
+
+
+@dataclass(slots=True)
+class WriterStats:
+    """What a dump came to."""
+
+    bytes_in: int = 0  # plain bytes of all windows
+    bytes_new: int = 0  # plain bytes that the store did not have
+    bytes_stored: int = 0  # bytes of the packs written for them
+    chunks: int = 0
+    chunks_new: int = 0
+
+
+Window = tuple[Stream, PageBuffer, int, int]
+Work = list[tuple[bytes, PageBuffer, int, int]]
+
+
+class Aborted(CriuctlError):
+    """The dump was given up."""
+
+    code = "aborted"
+
+
+class Pipeline:
+    """The threads of one dump and what they share; `close` ends them whatever has happened."""
+
+    def __init__(self, store: Store, sealer: Sealer, index: Index, config: Config, reporter: Reporter) -> None:
+        self.stats = WriterStats()
+        self.packs: list[PackIndex] = []  # durable in the store
+        self.referenced: dict[bytes, int] = {}  # older packs that this dump relies on, and their sizes
+        self._store, self._sealer, self._index, self._reporter = store, sealer, index, reporter
+        self._level = config.compression
+        workers = config.workers or min(len(os.sched_getaffinity(0)), 16)
+        uploads = max(config.uploads, 1)
+        smallest, wanted = _PACK_SIZES
+        slots = workers + uploads
+        size = min(wanted, max(smallest, _PACK_BUDGET // slots))
+        self.buffers = BufferPool(max(config.buffers_mib * _MIB // BUFFER_SIZE, 6), BUFFER_SIZE, self.check, kept=1)
+        self._pack_buffers = BufferPool(slots, size, self.check)
+        self._open: list[tuple[PackBuilder, PageBuffer]] = []  # packs that no worker is filling just now
+        self._seen: set[bytes] = set()
+        self._compact: PageBuffer | None = None
+        self._compact_fill = 0
+        self._windows: SimpleQueue[Sequence[Window] | threading.Event | None] = SimpleQueue()
+        self._work: SimpleQueue[Work | None] = SimpleQueue()
+        self._full: SimpleQueue[tuple[PackBuilder, PageBuffer] | None] = SimpleQueue()
+        self._state = threading.Condition(threading.Lock())  # guards what follows
+        self._error: BaseException | None = None
+        self._working = 0  # windows given to the workers that are not in a pack
+        self._uploading = 0  # packs that are not in the store
+        self._hasher = self._thread(self._hash, "hash")
+        self._workers = [self._thread(self._compress, f"pack-{n}") for n in range(workers)]
+        self._uploaders = [self._thread(self._upload, f"put-{n}") for n in range(uploads)]
+        self._threads = [self._hasher, *self._workers, *self._uploaders]
+        self._started = False
+
+    # -- for the producer ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the threads, once."""
+        if not self._started:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
+
+    def submit(self, batch: Sequence[Window]) -> None:
+        """Hand over windows; each is a user of its buffer until it is through."""
+        self.check()
+        self.start()
+        self._windows.put(batch)
+
+    def check(self) -> None:
+        """Raise the first error of any thread."""
+        if self._error is not None:
+            raise self._error
+
+    def hashed(self) -> None:
+        """Wait until every window handed over so far is hashed, and dropped if it is known."""
+        self.check()
+        if self._started:
+            barrier = threading.Event()
+            self._windows.put(barrier)
+            barrier.wait()
+        self.check()
+
+    def flush(self) -> None:
+        """Wait until everything handed over so far is durable in the store."""
+        self.hashed()
+        with self._state:
+            self._state.wait_for(lambda: self._working == 0 or self._error is not None)
+        self.check()
+        while self._open:
+            self._finish(*self._open.pop())
+        with self._state:
+            self._state.wait_for(lambda: self._uploading == 0 or self._error is not None)
+        self.check()
+
+    def fail(self, error: BaseException) -> None:
+        """Stop everything because of `error`; the first one counts."""
+        with self._state:
+            if self._error is None:
+                self._error = error
+            self._state.notify_all()
+        self.buffers.wake()
+        self._pack_buffers.wake()
+
+    def close(self) -> None:
+        """End and join all threads and give the memory back; what is not durable by now is dropped."""
+        self.fail(Aborted("the dump was given up"))
+        if self._started:
+            self._windows.put(None)
+            self._hasher.join()
+            for _ in self._workers:
+                self._work.put(None)
+            for thread in self._workers:
+                thread.join()
+            for _ in self._uploaders:
+                self._full.put(None)
+            for thread in self._uploaders:
+                thread.join()
+        self._open.clear()
+        self._seen.clear()
+        self.buffers.close()
+        self._pack_buffers.close()
+
+    # -- threads ---------------------------------------------------------------------------------------
+
+    def _thread(self, run: Callable[[], None], name: str) -> threading.Thread:
+        return threading.Thread(target=self._guard, args=(run,), name=f"criuctl-{name}", daemon=True)
+
+    def _guard(self, run: Callable[[], None]) -> None:
+        """Run one thread's loop until it ends by itself; its errors are the pipeline's, and what follows is dropped."""
+        while True:
+            try:
+                run()
+                return
+            except BaseException as error:
+                self.fail(error)
+
+    def _hash(self) -> None:
+        while (batch := self._windows.get()) is not None:
+            if isinstance(batch, threading.Event):
+                self._end_compact()
+                batch.set()
+            elif self._error is None:
+                self._hash_batch(batch)
+
+    def _hash_batch(self, batch: Sequence[Window]) -> None:
+        chunk_id, seen, pack = self._sealer.chunk_id, self._seen, ENTRY.pack
+        stats = self.stats
+        named = []
+        fresh: dict[bytes, None] = {}
+        for stream, buffer, start, end in batch:
+            chunk = chunk_id(buffer.view[start:end])
+            stream.packed += pack(chunk, end - start)
+            stream.size += end - start
+            named.append((chunk, buffer, start, end))
+            stats.bytes_in += end - start
+            if chunk not in seen:
+                fresh[chunk] = None
+        stats.chunks += len(batch)
+        known = self._index.find(list(fresh)) if fresh else {}
+        work: Work = []
+        through: dict[PageBuffer, int] = {}
+        for item in named:
+            chunk, buffer, start, end = item
+            if chunk in fresh and chunk not in seen:
+                seen.add(chunk)
+                place = known.get(chunk)
+                if place is None:
+                    work.append(item)
+                    stats.chunks_new += 1
+                    stats.bytes_new += end - start
+                    continue
+                self.referenced[place.pack] = place.pack_size
+            through[buffer] = through.get(buffer, 0) + 1
+        if work:
+            if len(work) * 2 <= len(named) and self.buffers.low():
+                work = self._compacted(work, through)
+            with self._state:
+                self._working += len(work)
+            for begin in range(0, len(work), _WORK):
+                self._work.put(work[begin : begin + _WORK])
+        for buffer, users in through.items():
+            self.buffers.done(buffer, users)
+        self._reporter.progress("pages", stats.bytes_in)
+
+    def _compacted(self, work: Work, through: dict[PageBuffer, int]) -> Work:
+        """Move the few new windows of mostly known buffers together, so that those buffers become free."""
+        moved: Work = []
+        for item in work:
+            chunk, buffer, start, end = item
+            size = end - start
+            if self._compact is not None and self._compact_fill + size > len(self._compact.view):
+                self._end_compact()
+            if self._compact is None:
+                self._compact, self._compact_fill = self.buffers.acquire_spare(), 0
+            if self._compact is None:
+                moved.append(item)
+                continue
+            begin, self._compact_fill = self._compact_fill, self._compact_fill + size
+            self._compact.view[begin : begin + size] = buffer.view[start:end]
+            self.buffers.add(self._compact)
+            moved.append((chunk, self._compact, begin, begin + size))
+            through[buffer] = through.get(buffer, 0) + 1
+        return moved
+
+    def _end_compact(self) -> None:
+        if self._compact is not None:
+            self.buffers.done(self._compact)
+            self._compact = None
+
+    def _compress(self) -> None:
+        compress = Compressor(self._level)
+        while (work := self._work.get()) is not None:
+            if self._error is None:
+                self._pack(work, compress)
+
+    def _pack(self, work: Work, compress: Compressor) -> None:
+        """Put these windows into a pack that nobody else is filling."""
+        with self._state:
+            current = self._open.pop() if self._open else None
+        for chunk, buffer, start, end in work:
+            if current is not None and not current[0].fits(end - start):
+                self._finish(*current)
+                current = None
+            if current is None:
+                slot = self._pack_buffers.acquire()
+                current = PackBuilder(self._sealer, slot.view), slot
+            content = buffer.view[start:end]
+            codec, payload = compress(content)
+            current[0].add(chunk, end - start, codec, payload)
+            self.buffers.done(buffer)
+        with self._state:
+            if current is not None:
+                self._open.append(current)
+            self._working -= len(work)
+            if self._working == 0:
+                self._state.notify_all()
+
+    def _finish(self, builder: PackBuilder, slot: PageBuffer) -> None:
+        """Give a full pack to the uploaders."""
+        with self._state:
+            self._uploading += 1
+        self._full.put((builder, slot))
+
+    def _upload(self) -> None:
+        while (full := self._full.get()) is not None:
+            builder, slot = full
+            if self._error is None:
+                index, data = builder.finish()
+                self._store.put(object_name(index.pack), data)
+                with self._state:
+                    self.packs.append(index)
+                    self.stats.bytes_stored += index.size
+                    self._uploading -= 1
+                    self._state.notify_all()
+                self._reporter.progress("upload", self.stats.bytes_stored)
+            self._pack_buffers.done(slot)

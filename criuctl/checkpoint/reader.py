@@ -1,0 +1,310 @@
+"""Reading checkpoints: chunks out of packs, verified, to where they belong.
+
+`CheckpointReader.write_to` is the way of large things.  It finds every chunk once, sorts them by pack and offset, joins
+neighbours into *spans*, and lets a few threads do the same thing side by side: fetch a span into a buffer
+of their own, open and verify each record, write it to every place that wants it.  On a store that answers slowly
+the threads wait for different spans; on a fast one they share the processors.  Memory is bounded by the
+threads' buffers.
+
+Invariants: no byte is written that was not verified by its chunk's id; damage, or a chunk that is nowhere, raises,
+naming the object; the first error stops all threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import Damaged, ObjectMissing
+from .buffers import allocate
+from .chunks import ENTRY, StreamRef, check_entries, missing_chunk
+from .codec import Decompressor, Sealer
+from .index import Index
+from .packs import Place, damaged_chunk, object_name, open_record, pack_of, read_index
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..report import Reporter
+    from ..store import Buffer, Store
+
+_SPAN = 8 << 20  # bytes fetched at once, at most (but one whole record)
+_SMALL_SPAN = 2 << 20  # when there is little to fetch, so that every thread has something to do
+_LITTLE = 64 << 20
+_GAP = 128 << 10  # unwanted bytes that are fetched rather than asking once more
+_ZEROS_STORED = 256  # no chunk of zeros is stored in more bytes
+_MAX_LIST = 1 << 30  # bytes of one stream's list of chunks
+
+ALIGNMENT = 4096  # bytes of a block, from which stores can read best
+
+Target = tuple[int, int]  # descriptor, offset
+Sink = Callable[["Place", "Buffer"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Neighbouring records of one pack."""
+
+    pack: bytes
+    start: int
+    end: int
+    places: tuple[Place, ...]
+
+
+def plan_spans(places: Iterable[Place], limit: int) -> list[Span]:
+    """Join records that lie next to each other into spans of `limit` bytes at most, by pack and offset."""
+    spans: list[Span] = []
+    run: list[Place] = []
+    for place in sorted(places, key=lambda p: (p.pack, p.offset)):
+        if run and (place.pack != run[0].pack or place.offset - run[-1].end > _GAP or place.end - run[0].offset > limit):
+            spans.append(Span(run[0].pack, run[0].offset, run[-1].end, tuple(run)))
+            run = []
+        run.append(place)
+    if run:
+        spans.append(Span(run[0].pack, run[0].offset, run[-1].end, tuple(run)))
+    return spans
+
+
+class CheckpointReader:
+    """Reads streams of a repository; made by `Repository.reader`.  Safe to use from several threads."""
+
+    def __init__(self, store: Store, sealer: Sealer, index: Index, config: Config, reporter: Reporter) -> None:
+        self._store, self._sealer, self._index, self._reporter = store, sealer, index, reporter
+        self._threads = (config.workers or min(len(os.sched_getaffinity(0)), 8)) + max(config.uploads, 1)
+        self._synced = False
+        self._lock = threading.Lock()
+        self._spare: list[memoryview] = []  # span buffers between two fetches: fresh memory is slow to touch
+
+    def read(self, ref: StreamRef) -> bytes:
+        """The whole content of a small stream; `Damaged`."""
+        return b"".join(self.chunks(ref))
+
+    def chunks(self, ref: StreamRef) -> Iterator[bytes]:
+        """The stream's chunks in order, some MiB read ahead; `Damaged`."""
+        packed = self._entries(ref)
+        step = 32 * ENTRY.size
+        for start in range(0, len(packed), step):
+            wanted = list(ENTRY.iter_unpack(packed[start : start + step]))
+            got = self.some(dict(wanted))
+            for chunk, _size in wanted:
+                yield got[chunk]
+
+    def entries(self, ref: StreamRef) -> list[tuple[bytes, int]]:
+        """(id, plain bytes) of the stream's chunks in order; `Damaged`."""
+        return list(ENTRY.iter_unpack(self._entries(ref)))
+
+    def some(self, sizes: dict[bytes, int]) -> dict[bytes, bytes]:
+        """The verified content of a few chunks, by id; `Damaged`."""
+        got: dict[bytes, bytes] = {}
+
+        def keep(place: Place, content: Buffer) -> None:
+            got[place.chunk] = bytes(content)
+
+        self._fetch(sizes, keep)
+        return got
+
+    def write_to(self, placements: Iterable[tuple[StreamRef, int, int]]) -> None:
+        """Write each stream to its descriptor at its offset; each chunk is verified before a byte of it is written.
+
+        Zeros are left out where a file has no data yet, so that sparse files and memory stay sparse.
+
+        Raises `Damaged` or `ObjectMissing` naming the object, store errors, and `OSError` from writing.
+        """
+        targets: dict[bytes, list[Target]] = {}
+        sizes: dict[bytes, int] = {}
+        ends: dict[int, int] = {}
+        empty: set[int] = set()  # files without any data: zeros need not be written there
+        for ref, fd, offset in placements:
+            if fd not in ends and os.fstat(fd).st_blocks == 0:
+                empty.add(fd)
+            ends[fd] = max(ends.get(fd, 0), offset + ref.size)
+            for chunk, size in ENTRY.iter_unpack(self._entries(ref)):
+                targets.setdefault(chunk, []).append((fd, offset))
+                if sizes.setdefault(chunk, size) != size:
+                    raise Damaged(f"chunk {chunk.hex()[:16]} is said to have two sizes", chunk=chunk.hex())
+                offset += size
+
+        def write(place: Place, content: Buffer) -> None:
+            zeros = place.stored < _ZEROS_STORED and bytes(content).count(0) == place.plain
+            for fd, offset in targets[place.chunk]:
+                if not (zeros and fd in empty):
+                    _write(fd, content, offset)
+
+        self._fetch(sizes, write)
+        for fd in empty:
+            if os.fstat(fd).st_size < ends[fd]:
+                os.ftruncate(fd, ends[fd])
+
+    def verify(self, streams: Iterable[StreamRef]) -> int:
+        """Read and check every chunk of these streams; returns their plain bytes.
+
+        An index segment that cannot be read is an error here, though a restore would find its way without it.
+        """
+        sizes: dict[bytes, int] = {}
+        total = 0
+        for ref in streams:
+            total += ref.size
+            sizes.update(ENTRY.iter_unpack(self._entries(ref)))
+        self._fetch(sizes, lambda _place, _content: None)
+        for error in self._index.unreadable:
+            raise error
+        return total
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _entries(self, ref: StreamRef) -> bytes:
+        """The stream's packed list of chunks, checked."""
+        packed = ref.chunks
+        if ref.list is not None:
+            if ref.list.size > _MAX_LIST:
+                raise Damaged(f"a list of chunks has {ref.list.size} bytes")
+            packed = self.read(ref.list)
+        check_entries(packed, ref.size, "a stream")
+        return packed
+
+    def _places(self, sizes: dict[bytes, int]) -> list[Place]:
+        """Where these chunks are; the index is asked, then the store for newer segments, then the packs themselves."""
+        wanted = list(sizes)
+        with self._lock:
+            if not self._synced:
+                self._index.sync()
+                self._synced = True
+        found = self._index.find(wanted, distrusted=True)
+        if len(found) < len(wanted):
+            self._index.sync()
+            found = self._index.find(wanted, distrusted=True)
+        if len(found) < len(wanted):
+            for error in self._index.unreadable:
+                self._reporter.warning(error.message, "the packs are searched instead")
+            found.update(self._search_packs({chunk for chunk in wanted if chunk not in found}))
+        for chunk, size in sizes.items():
+            if chunk not in found:
+                raise missing_chunk(chunk)
+            if found[chunk].plain != size:
+                raise damaged_chunk(found[chunk], f"it has {found[chunk].plain} bytes where {size} are needed")
+        return list(found.values())
+
+    def _search_packs(self, wanted: set[bytes]) -> dict[bytes, Place]:
+        """Look for chunks in the packs that no index segment tells of: packs describe themselves."""
+        known = self._index.pack_sizes()
+        found: dict[bytes, Place] = {}
+        for info in self._store.list("packs/"):
+            pack = pack_of(info.name)
+            if pack is None or pack in known or len(found) == len(wanted):
+                continue
+            try:
+                inner = read_index(self._store, info.name, info.size, self._sealer)
+            except (Damaged, ObjectMissing):
+                continue  # it cannot help; the chunks it may have held are told as missing
+            for chunk, offset, stored, plain in inner:
+                if chunk in wanted:
+                    found[chunk] = Place(chunk, pack, offset, stored, plain)
+        return found
+
+    def _fetch(self, sizes: dict[bytes, int], sink: Sink) -> None:
+        """Give every chunk's verified content to `sink`, from several threads, in no order."""
+        if not sizes:
+            return
+        places = self._places(sizes)
+        total = sum(place.stored for place in places)
+        spans = plan_spans(places, _SPAN if total > _LITTLE else _SMALL_SPAN)
+        threads = min(self._threads, len(spans))
+        job = _Job(self._store, self._sealer, self._index, self._reporter, spans, sink, self._spare)
+        if threads == 1:
+            job.run()
+        else:
+            helpers = [threading.Thread(target=job.run, name=f"criuctl-read-{n}", daemon=True) for n in range(1, threads)]
+            for helper in helpers:
+                helper.start()
+            try:
+                job.run()
+            finally:
+                job.stop()
+                for helper in helpers:
+                    helper.join()
+        job.finish()
+
+
+class _Job:
+    """One fetch that several threads work at."""
+
+    def __init__(
+        self,
+        store: Store,
+        sealer: Sealer,
+        index: Index,
+        reporter: Reporter,
+        spans: Sequence[Span],
+        sink: Sink,
+        spare: list[memoryview],
+    ) -> None:
+        self._store, self._sealer, self._index, self._reporter, self._sink = store, sealer, index, reporter, sink
+        self._spans = iter(spans)
+        self._spare = spare
+        self._total = sum(place.plain for span in spans for place in span.places)
+        self._done = 0
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Take spans until none is left or somebody failed."""
+        buffer = self._buffer()
+        try:
+            decompress = Decompressor()
+            while (span := self._next()) is not None:
+                self._read(span, buffer, decompress)
+        except BaseException as error:
+            with self._lock:
+                self._error = self._error or error
+        finally:
+            self._spare.append(buffer)
+
+    def stop(self) -> None:
+        """Let no thread take another span."""
+        with self._lock:
+            self._spans = iter(())
+
+    def finish(self) -> None:
+        """Raise the first error."""
+        if self._error is not None:
+            raise self._error
+
+    def _buffer(self) -> memoryview:
+        try:
+            return self._spare.pop()
+        except IndexError:
+            return allocate(_SPAN + ALIGNMENT)
+
+    def _next(self) -> Span | None:
+        with self._lock:
+            return None if self._error is not None else next(self._spans, None)
+
+    def _read(self, span: Span, buffer: memoryview, decompress: Decompressor) -> None:
+        # From a whole block on, so that a store can read straight from its disk into the buffer.
+        start = span.start - span.start % ALIGNMENT
+        view = buffer[: span.end - start]
+        try:
+            self._store.read_into(object_name(span.pack), start, view)
+            seal = self._sealer.pack(span.pack)
+            plain = 0
+            for place in span.places:
+                record = view[place.offset - start : place.end - start]
+                self._sink(place, open_record(place, record, self._sealer, seal, decompress))
+                plain += place.plain
+        except (Damaged, ObjectMissing):
+            # The next dump must not rely on it.
+            self._index.distrust([span.pack])
+            raise
+        with self._lock:
+            self._done += plain
+        self._reporter.progress("read", self._done, self._total)
+
+
+def _write(fd: int, content: Buffer, offset: int) -> None:
+    view = memoryview(content)
+    while view:
+        count = os.pwrite(fd, view, offset)
+        view = view[count:]
+        offset += count

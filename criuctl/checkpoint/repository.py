@@ -1,0 +1,288 @@
+"""A store with checkpoints in it: making it, opening it, finding checkpoints.
+
+    config                                        what the store is: format, id, key slots, capabilities
+    packs/<2 hex>/<32 hex>                        sealed chunks (`packs`)
+    index/<32 hex>                                which chunk is in which pack (`index`)
+    checkpoints/<token>/<20 digits>-<id>          manifests; the token stands for the session's name
+    numbers/<token>/<20 digits>                   numbers of removed newest checkpoints, so that none is used twice
+    sessions/<token>/<20 digits>                  leases (`leases`)
+
+RULE: a checkpoint exists if and only if its manifest does.  A manifest is put by one atomic put under a name
+that holds the checkpoint's random id, so nothing is ever overwritten, whatever the store promises.
+
+Opening reads one object, finds the key and proves it.  `list` reads the heads of manifests only, each once per
+host.  Everything found in a store is checked before it is believed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..config import Config
+from ..errors import (
+    Conflict,
+    Damaged,
+    DataError,
+    NoSuchCheckpoint,
+    ObjectExists,
+    ObjectMissing,
+    StoreUnreachable,
+    UnsupportedFormat,
+)
+from ..report import Reporter
+from ..store import Capabilities, Store
+from . import keys, objects
+from .cache import Cache
+from .catalog import Catalog, load_json, manifest_name, parse_name
+from .manifest import MANIFEST_VERSION, CheckpointSummary, Manifest
+from .storeconfig import StoreConfig, create, load
+
+if TYPE_CHECKING:
+    from .codec import Sealer
+    from .index import Index
+    from .reader import CheckpointReader
+    from .writer import CheckpointWriter
+
+
+class Repository:
+    """The checkpoints of one store; made by `init` or `open`.  Safe to use from several threads."""
+
+    def __init__(self, store: Store, config: Config, about: StoreConfig, opened: keys.Opened | None) -> None:
+        self.store = store
+        self.config = config
+        self.about = about
+        self._opened = opened
+        self._synced = False
+
+    # -- making and opening ----------------------------------------------------------------------------
+
+    @classmethod
+    def init(
+        cls, store: Store, *, encryption: bool, key_file: Path | None = None, passphrase: bytes | None = None, config: Config
+    ) -> Repository:
+        """Make a store; `Conflict` if there is one already.  The key is made, and durable, before the store is.
+
+        With `passphrase` the master key is sealed by it, else by `key_file`, which is made if it does not
+        exist (by default in ``config.key_dir``).
+        """
+        about, opened = create(store, encryption=encryption, key_file=key_file, passphrase=passphrase, config=config)
+        return cls(store, config, about, opened)
+
+    @classmethod
+    def open(cls, store: Store, config: Config, *, create_local: bool = False) -> Repository:
+        """Open a store: `StoreNotInitialised`, `KeyMissing`, `WrongKey`, `UnsupportedFormat`, `Damaged`, store errors.
+
+        With `create_local` an absent or empty folder becomes a new store, not encrypted.
+        """
+        about, opened = load(store, config, create_local=create_local)
+        return cls(store, config, about, opened)
+
+    @property
+    def id(self) -> str:
+        """The store's own id, 32 hex digits."""
+        return self.about.id
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether what is stored can be read with the key only."""
+        return self.about.encrypted
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the store was found to promise when it was made."""
+        return self.about.capabilities
+
+    @property
+    def sealer(self) -> Sealer:
+        """The store's keys at work."""
+        return self.about.sealer
+
+    @cached_property
+    def cache(self) -> Cache:
+        """What this host remembers of the store."""
+        return Cache(self._cache_path(), self.id)
+
+    @cached_property
+    def catalog(self) -> Catalog:
+        """Which checkpoints there are."""
+        return Catalog(self.store, self.sealer, self.cache)
+
+    @cached_property
+    def index(self) -> Index:
+        """Which chunk is in which pack."""
+        from .index import Index
+
+        return Index(self.store, self.sealer, self.cache)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close what this host remembers; the store itself is closed by whoever opened it."""
+        if "cache" in self.__dict__:
+            self.cache.close()
+
+    def key_info(self) -> dict[str, Any]:
+        """What may be shown of the key: how the store is opened, by which slot, where the key file is."""
+        opened = self._opened
+        return {
+            "kind": opened.slot if opened else "none",
+            "file": str(opened.file) if opened and opened.file else None,
+            "source": opened.source if opened else None,
+            "fingerprint": keys.fingerprint(opened.key.key) if opened and opened.slot == "file" else None,
+            "slots": [{"type": s.get("type"), "fingerprint": s.get("fingerprint")} for s in self.about.slots],
+        }
+
+    def export_key(self, path: Path) -> None:
+        """Write a key file that opens this store to the new file `path`, 0600; `Conflict` if it exists."""
+        if self._opened is None:
+            raise Conflict("the store is not encrypted, so it has no key to export")
+        try:
+            keys.write_secret(path, self._opened.key.text())
+        except FileExistsError:
+            raise Conflict(f"{path} exists", hint="Name a new file.") from None
+
+    # -- working with it -------------------------------------------------------------------------------
+
+    def preflight_write(self) -> None:
+        """See that a dump can be written: the store takes objects, and its index is known here."""
+        self.store.check_writable()
+        self.index.sync()
+        self.index.inspect_packs()
+        self._synced = True
+
+    def writer(self, reporter: Reporter, *, parent: Manifest | None = None) -> CheckpointWriter:
+        """A writer of one checkpoint; use it as a context manager.
+
+        `parent` is the checkpoint that this one follows; whatever it holds is found by content, so it is only noted.
+        """
+        from .pipeline import Pipeline
+        from .writer import CheckpointWriter
+
+        if not self._synced:
+            self.index.sync()
+            self.index.inspect_packs()
+            self._synced = True
+        return CheckpointWriter(self, Pipeline(self.store, self.sealer, self.index, self.config, reporter), reporter)
+
+    def reader(self, reporter: Reporter) -> CheckpointReader:
+        """A reader of checkpoints' contents."""
+        from .reader import CheckpointReader
+
+        return CheckpointReader(self.store, self.sealer, self.index, self.config, reporter)
+
+    def verify(self, manifest: Manifest, reporter: Reporter) -> int:
+        """Read and check everything that a restore of the checkpoint would read; returns the plain bytes.
+
+        Raises `Damaged` or `ObjectMissing` naming the object.
+        """
+        return self.reader(reporter).verify(manifest.streams())
+
+    # -- finding checkpoints ---------------------------------------------------------------------------
+
+    def resolve(self, ref: str) -> CheckpointSummary:
+        """The checkpoint that ``NAME`` (its newest), ``NAME@N`` or an id's beginning (4 digits or more) names.
+
+        A negative N counts from the end.  Raises `NoSuchCheckpoint`, `AmbiguousRef`, and `Damaged` or
+        `UnsupportedFormat` when it is there but cannot be read.
+        """
+        return self.catalog.resolve(ref)
+
+    def manifest(self, ref: str | CheckpointSummary) -> Manifest:
+        """The whole manifest; `Damaged`, `UnsupportedFormat`, `NoSuchCheckpoint`."""
+        summary = self.resolve(ref) if isinstance(ref, str) else ref
+        name = summary.object
+        _token, number, checkpoint = parse_name(name)
+        try:
+            data = self.store.get(name)
+        except ObjectMissing as error:
+            raise NoSuchCheckpoint(f"checkpoint {checkpoint[:12]} was removed") from error
+        outline = objects.layout(objects.MANIFEST, name, data, len(data))
+        loaded = load_json(objects.open_body(name, outline, data, self.sealer), name)
+        version = loaded.get("version")
+        if isinstance(version, int) and version > MANIFEST_VERSION:
+            raise UnsupportedFormat(f"{name} has manifest version {version}; this criuctl reads up to {MANIFEST_VERSION}")
+        manifest = Manifest.from_dict(loaded)
+        if (manifest.number, manifest.id) != (number, checkpoint):
+            raise Damaged(f"{name} holds the manifest of another checkpoint", object=name)
+        return manifest
+
+    def publish(self, manifest: Manifest) -> CheckpointSummary:
+        """Put the manifest under its session's next number: the commit point.  Everything it names must be durable."""
+        token = self.sealer.token(manifest.session.name)
+        numbered = manifest.with_use(number=self.catalog.next_number(token))
+        name = manifest_name(token, numbered.number, numbered.id)
+        body = json.dumps(numbered.to_dict(), separators=(",", ":"), allow_nan=False).encode("ascii")
+        # What we could not read again must not be written: this raises before anything is committed.
+        Manifest.from_dict(json.loads(body))
+        summary = CheckpointSummary.of(numbered, name)
+        head = json.dumps(summary.to_stored(), separators=(",", ":"), allow_nan=False).encode("ascii")
+        self._put_once(name, objects.encode(objects.MANIFEST, name, head, body, self.sealer, numbered.features))
+        return summary
+
+    def remove(self, summary: CheckpointSummary) -> None:
+        """Remove a checkpoint; what its packs held is left to the garbage collection.  `Conflict` if it is pinned."""
+        if summary.pinned:
+            raise Conflict(f"{summary.session}@{summary.number} is pinned", hint="Unpin it first.")
+        token = parse_name(summary.object)[0]
+        if self.catalog.next_number(token) == summary.number + 1:
+            self.store.put(f"numbers/{token}/{summary.number:020d}", b"used\n")
+        self.store.delete(summary.object)
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _put_once(self, name: str, data: bytes) -> None:
+        """Put an object whose name nobody else can use; after a lost answer the store itself tells what happened."""
+        try:
+            self.store.put(name, data, if_absent=self.capabilities.conditional_create)
+        except ObjectExists:
+            if self.store.get(name) != data:
+                raise
+        except StoreUnreachable:
+            try:
+                if self.store.stat(name).size == len(data):
+                    return
+            except ObjectMissing:
+                pass
+            raise
+
+    def _cache_path(self) -> Path | None:
+        """Where what this host remembers is kept: inside a local store if possible, so that it goes when the store goes."""
+        from ..store.local import LocalStore
+
+        if self.capabilities.kind == "memory":
+            return None
+        # Hosts that share a folder must not share a database: SQLite's locks do not reach across hosts.
+        file = f"index-{self.sealer.token('host ' + _host())[:12]}.sqlite"
+        if isinstance(self.store, LocalStore) and os.access(self.store.url, os.W_OK):
+            return Path(self.store.url) / ".cache" / file
+        return Path(self.config.cache_dir) / self.id / file
+
+    def list(self, session: str | None = None, *, unreadable: list[DataError] | None = None) -> list[CheckpointSummary]:
+        """The checkpoints (of one session) by session and number.
+
+        A manifest that cannot be read (damaged, or of a newer criuctl) is no reason not to show the others: it is left
+        out and its error is appended to `unreadable`.
+        """
+        found = self.catalog.summaries(self.catalog.names(session), [] if unreadable is None else unreadable)
+        return sorted(found, key=lambda s: (s.session, s.number, s.created, s.id))
+
+
+def _host() -> str:
+    """What tells this host from others."""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            if found := Path(path).read_text().strip():
+                return found
+        except OSError:
+            continue
+    return platform.node()

@@ -1,0 +1,293 @@
+"""Writing one checkpoint: streams in, packs, then the manifest.
+
+A `CheckpointWriter` is a context manager.  `commit` is the commit point: everything before it can be given up,
+and leaving the context without it does so: threads are joined, memory is given back, and packs that nobody can know
+of yet are deleted as far as the store lets us.
+
+Writing order, which every reader may rely on: packs, index segments, manifest.  Once a segment is published
+other writers may rely on its packs, so from then on nothing is deleted any more, whatever fails.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Hashable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..errors import CriuctlError, Damaged, StoreUnreachable
+from .buffers import BUFFER_SIZE, PageBuffer
+from .chunks import ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, WINDOW, StreamRef
+from .manifest import CheckpointSummary, Manifest
+from .packs import object_name
+from .pipeline import Pipeline, Stream, Window, WriterStats
+
+if TYPE_CHECKING:
+    from ..report import Reporter
+    from ..store import Buffer
+    from .repository import Repository
+
+_BATCH = 16  # windows handed over at once
+
+
+@dataclass(frozen=True, slots=True)
+class FileDigest:
+    """What `CheckpointWriter.add_file` read."""
+
+    digest: str  # BLAKE3 of the contents, hex
+    size: int  # bytes read
+    changed: bool  # somebody wrote to the file meanwhile: the contents may be of no one moment
+
+
+class CheckpointWriter:
+    """Takes the content of one checkpoint; made by `Repository.writer`.
+
+    `acquire`, `window` and `release` are the fast way in: content is written into buffers of the pool and never
+    copied again unless that frees memory.  All methods may be called from any thread; the windows of one stream
+    keep the order of the calls.
+    """
+
+    def __init__(self, repository: Repository, pipeline: Pipeline, reporter: Reporter) -> None:
+        self._repository = repository
+        self._pipeline = pipeline
+        self._reporter = reporter
+        self._streams: dict[Hashable, Stream] = {}
+        self._lock = threading.RLock()
+        self._pending: list[Window] = []
+        self._small: PageBuffer | None = None  # where small things are copied to
+        self._small_fill = 0
+        self._zeros: PageBuffer | None = None
+        self._dirty = False  # windows were handed over since the hasher was waited for
+        self._published: list[str] = []  # index segments that others may see
+        self._committed = False
+
+    @property
+    def stats(self) -> WriterStats:
+        """What it came to so far; exact after `flush`."""
+        return self._pipeline.stats
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all threads; without a `commit`, give the checkpoint up.  May be called again."""
+        self._pipeline.close()
+        if not self._committed and not self._published:
+            packs, self._pipeline.packs = self._pipeline.packs, []
+            for pack in packs:
+                with suppress(CriuctlError):  # left to the garbage collection
+                    self._repository.store.delete(object_name(pack.pack))
+        self._streams.clear()
+        self._pending.clear()
+
+    # -- content ---------------------------------------------------------------------------------------
+
+    def acquire(self) -> PageBuffer:
+        """A free buffer of `BUFFER_SIZE` bytes; waits while all are in use.  Raises what went wrong in any thread."""
+        self._submit()
+        return self._pipeline.buffers.acquire()
+
+    def window(self, key: Hashable, buffer: PageBuffer, start: int, end: int) -> None:
+        """``buffer.view[start:end]`` is the next chunk of the stream `key`; it must not change until it is released."""
+        if not 0 <= start < end <= len(buffer.view) or end - start > MAX_CHUNK:
+            raise ValueError(f"no window: {start}..{end}")
+        with self._lock:
+            stream = self._streams.get(key)
+            if stream is None:
+                stream = self._streams[key] = Stream()
+            if stream.tail:
+                self._end_tail(stream)
+            self._window(stream, buffer, start, end)
+
+    def release(self, buffer: PageBuffer) -> None:
+        """Nothing more is written into `buffer`; it is used again when its last window is through."""
+        self._submit()
+        self._pipeline.buffers.done(buffer)
+
+    def add_bytes(self, key: Hashable, data: Buffer) -> None:
+        """Append small content to the stream `key`; it is cut into chunks of 256 KiB."""
+        view = memoryview(data).cast("B")
+        with self._lock:
+            stream = self._streams.setdefault(key, Stream())
+            while len(view):
+                step = min(len(view), WINDOW - len(stream.tail))
+                stream.tail += view[:step]
+                view = view[step:]
+                if len(stream.tail) == WINDOW:
+                    self._end_tail(stream)
+
+    def add_file(self, key: Hashable, fd: int, size: int) -> FileDigest:
+        """Append the first `size` bytes of an open regular file to the stream `key`.
+
+        Holes are not read.  A file that is shorter by now ends early: `FileDigest.size` tells, and `changed`.
+        Raises `OSError` for what cannot be read.  The descriptor's own file offset is left as it is.
+        """
+        from blake3 import blake3
+
+        before = os.fstat(fd)
+        hasher = blake3()
+        with self._lock:
+            stream = self._streams.setdefault(key, Stream())
+            self._end_tail(stream)
+        done = 0
+        while done < size:
+            hole = _hole(fd, done, min(size, before.st_size))
+            if hole:
+                self._add_hole(stream, hole, hasher)
+                done += hole
+                continue
+            buffer = self.acquire()
+            try:
+                fill = _read(fd, buffer.view[: min(len(buffer.view), size - done)], done)
+                hasher.update(buffer.view[:fill])
+                with self._lock:
+                    for start in range(0, fill, FILE_PIECE):
+                        self._window(stream, buffer, start, min(start + FILE_PIECE, fill))
+            finally:
+                self.release(buffer)
+            if fill == 0:
+                break
+            done += fill
+        after = os.fstat(fd)
+        same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+        return FileDigest(hasher.hexdigest(), done, changed=not same or done < size)
+
+    def _add_hole(self, stream: Stream, size: int, hasher: Any) -> None:
+        """`size` zeros, whole pieces of the one buffer of zeros."""
+        if self._zeros is None:
+            self._zeros = PageBuffer(memoryview(bytes(FILE_PIECE)))
+            self._zeros.users = 1  # for ever: it is nobody's to fill
+        for start in range(0, size, FILE_PIECE):
+            piece = min(FILE_PIECE, size - start)
+            hasher.update(self._zeros.view[:piece])
+            with self._lock:
+                self._window(stream, self._zeros, 0, piece)
+        self._submit()
+
+    # -- barriers --------------------------------------------------------------------------------------
+
+    def hashed(self) -> None:
+        """Wait until every window so far is hashed and, if the store knows it, dropped.
+
+        What is new is in memory of ours then: whoever owns the original may go on.
+        """
+        with self._lock:
+            for stream in self._streams.values():
+                self._end_tail(stream)
+            self._submit()
+            dirty, self._dirty = self._dirty, False
+        if dirty:
+            self._pipeline.hashed()
+        self._pipeline.check()
+
+    def stream(self, key: Hashable) -> StreamRef:
+        """The reference to the stream `key` as it is now; waits for its windows to be hashed."""
+        self.hashed()
+        return self._reference(self._streams.get(key) or Stream())
+
+    def flush(self) -> None:
+        """Wait until everything so far is durable in the store."""
+        self.hashed()
+        self._pipeline.flush()
+
+    def commit(self, manifest: Manifest) -> CheckpointSummary:
+        """Make everything durable, then publish `manifest` under the session's next number: THE commit point.
+
+        Raises `Damaged` when a pack that the checkpoint shares with older ones is gone (the next dump stores it
+        again), and every error of the store; then there is no checkpoint, but after `StoreUnreachable`, which
+        leaves it open.
+        """
+        self.flush()
+        self._reporter.step("index")
+        index = self._repository.index
+        missing = index.check_packs(self._pipeline.referenced, self._repository.config.uploads)
+        if missing:
+            raise Damaged(
+                f"packs of older checkpoints are missing or cut off in the store: {', '.join(missing[:4])}",
+                hint="Dump again: what they held is stored anew. `criuctl verify --all` tells which checkpoints are hurt.",
+                object=missing[0],
+            )
+        try:
+            index.publish(self._pipeline.packs, self._published)
+        except StoreUnreachable:
+            self._published.append("perhaps")  # the segment may be there, and others may see it
+            raise
+        self._reporter.step("manifest")
+        summary = self._repository.publish(manifest)
+        self._committed = True
+        return summary
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _window(self, stream: Stream, buffer: PageBuffer, start: int, end: int) -> None:
+        self._pipeline.buffers.add(buffer)
+        self._pending.append((stream, buffer, start, end))
+        if len(self._pending) >= _BATCH:
+            self._submit()
+
+    def _submit(self) -> None:
+        """Hand the pending windows over."""
+        with self._lock:
+            if self._pending:
+                batch, self._pending = self._pending, []
+                self._dirty = True
+                self._pipeline.submit(batch)
+
+    def _end_tail(self, stream: Stream) -> None:
+        """Make a chunk of what `add_bytes` has gathered."""
+        size = len(stream.tail)
+        if not size:
+            return
+        small = self._small
+        if small is not None and self._small_fill + size > len(small.view):
+            self.release(small)
+            small = None
+        if small is None:
+            small, self._small_fill = self.acquire(), 0
+            self._small = small
+        start, self._small_fill = self._small_fill, self._small_fill + size
+        small.view[start : self._small_fill] = stream.tail
+        stream.tail = bytearray()
+        self._window(stream, small, start, self._small_fill)
+
+    def _reference(self, stream: Stream) -> StreamRef:
+        packed = bytes(stream.packed)
+        if len(packed) <= INLINE_CHUNKS * ENTRY.size:
+            return StreamRef(stream.size, packed)
+        inner: Hashable = ("list of chunks", object())
+        self.add_bytes(inner, packed)
+        return StreamRef(stream.size, b"", self.stream(inner))
+
+
+def _hole(fd: int, offset: int, size: int) -> int:
+    """How many bytes from `offset` on are whole pieces in a hole of the file, which has `size` bytes; 0 for data."""
+    position = os.lseek(fd, 0, os.SEEK_CUR)
+    try:
+        data = os.lseek(fd, offset, os.SEEK_DATA)
+    except OSError:  # ENXIO: no data behind `offset`; any other error will be met again by reading
+        data = size
+    finally:
+        os.lseek(fd, position, os.SEEK_SET)
+    if data >= size:
+        return max(size - offset, 0)
+    return (data - offset) // FILE_PIECE * FILE_PIECE
+
+
+def _read(fd: int, target: memoryview, offset: int) -> int:
+    """Fill `target` from `offset`, holes with zeros; returns the bytes there are."""
+    done = 0
+    while done < len(target):
+        count = os.preadv(fd, [target[done:]], offset + done)
+        if count == 0:
+            break
+        done += count
+    return done
+
+
+__all__ = ["BUFFER_SIZE", "CheckpointWriter", "FileDigest", "PageBuffer", "WriterStats"]
