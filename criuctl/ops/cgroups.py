@@ -1,0 +1,56 @@
+"""Control groups: which a process is in, and putting a restored one back into them.
+
+CRIU could do this, but only by mounting every hierarchy inside its images folder, which our detached tmpfs does
+not allow.  Putting a process into a group that exists is one write; groups that are gone are not made anew:
+limits without their owner (systemd, a container runtime) are worth nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ..proc.procfs import read_text
+
+
+def of_process(pid: int) -> dict[str, str]:
+    """Hierarchy (its controllers or name; "" is version 2) -> path of the group that `pid` is in."""
+    found = {}
+    for line in read_text(pid, "cgroup").splitlines():
+        _number, hierarchy, path = line.split(":", 2)
+        found[hierarchy] = path
+    return found
+
+
+def mount_points() -> dict[str, str]:
+    """Hierarchy -> where it is mounted here."""
+    found: dict[str, str] = {}
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            fields, _, rest = line.partition(" - ")
+            kind, _source, options = rest.split()[:3]
+            where = fields.split()[4]
+            if kind == "cgroup2":
+                found.setdefault("", where)
+            elif kind == "cgroup":
+                names = [o for o in options.split(",") if o not in ("rw", "ro", "xattr", "clone_children") and "=" not in o]
+                names += [o for o in options.split(",") if o.startswith("name=")]
+                found.setdefault(",".join(names), where)
+    return found
+
+
+def put_back(wanted: Mapping[int, Mapping[str, str]]) -> list[str]:
+    """Move each process (our PID -> its groups) back; returns the groups that are not there any more."""
+    ours = of_process(os.getpid())
+    mounted = mount_points()
+    missing: set[str] = set()
+    for pid, groups in wanted.items():
+        for hierarchy, path in groups.items():
+            if ours.get(hierarchy) == path or hierarchy not in mounted:
+                continue
+            try:
+                with open(os.path.join(mounted[hierarchy], path.lstrip("/"), "cgroup.procs"), "w") as file:
+                    file.write(str(pid))
+            except OSError:
+                missing.add(f"{hierarchy or 'unified'}:{path}")
+    return sorted(missing)

@@ -1,0 +1,262 @@
+"""Sockets and terminals: everything that has another end."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+from ...errors import NoSuchProcess
+from ...proc.procfs import reading
+from ...proc.sockets import Peer, TreeSocket, outside_holders
+from ...proc.syscalls import borrow_socket
+from ...proc.tty import master_index, path_holders
+from ...report import Finding
+from .scene import Scene
+
+_FAMILIES = frozenset({"inet", "inet6", "unix", "packet", "netlink"})
+_PROTOCOLS = frozenset({"ip", "tcp", "udp", "udplite", "icmp", "icmpv6"})
+_IPPROTO_UDP_CORK = 1
+_TRANSIENT = "It passes by itself: try again."
+
+
+def _error(s: TreeSocket, code: str, text: str, hint: str) -> Finding:
+    return Finding("error", code, text, hint, pid=s.pid, fd=s.fd)
+
+
+def check_sockets(scene: Scene) -> Iterator[Finding]:
+    """Every socket that the tree holds, once, under its first holder."""
+    strangers = [s for s in scene.sockets if s.socket.family == "unix" and s.where is Peer.OUTSIDE]
+    owners = outside_holders([s.socket.peer_inode for s in strangers], scene.by_pid) if strangers else {}
+    for s in scene.sockets:
+        kernel = s.socket
+        if kernel.family not in _FAMILIES:
+            yield _error(
+                s,
+                "socket-family",
+                f"a socket of family {kernel.family} is open, which CRIU cannot save",
+                "Have the program close it before the dump.",
+            )
+        elif kernel.family == "unix":
+            yield from _unix(scene, s, owners)
+        elif kernel.family == "netlink":
+            yield from _netlink(s)
+        elif kernel.family == "packet":
+            if not kernel.listed:
+                yield _foreign_namespace(s)
+        else:
+            yield from _internet(s)
+
+
+def _foreign_namespace(s: TreeSocket) -> Finding:
+    return _error(
+        s,
+        "net-namespace",
+        f"the {s.socket.protocol or s.socket.family} socket belongs to a net namespace that no process of the tree is in",
+        "Have the program open its sockets in the namespace that it runs in.",
+    )
+
+
+def _internet(s: TreeSocket) -> Iterator[Finding]:
+    kernel = s.socket
+    if kernel.type != "raw" and kernel.protocol not in _PROTOCOLS:
+        hint = "Have the program use TCP or UDP."
+        if kernel.protocol == "mptcp":
+            hint = "Turn Multipath TCP off: for Go programs GODEBUG=multipathtcp=0, else in their configuration."
+        yield _error(s, "socket-protocol", f"a socket of protocol {kernel.protocol} is open, which CRIU cannot save", hint)
+    elif kernel.type not in ("stream", "dgram", "raw"):
+        yield _error(
+            s,
+            "socket-protocol",
+            f"an internet socket of type {kernel.type} is open, which CRIU cannot save",
+            "Have the program close it.",
+        )
+    elif kernel.protocol == "tcp" and not kernel.listed and kernel.state != "close":
+        yield _foreign_namespace(s)
+    elif kernel.protocol == "tcp" and kernel.listening and kernel.rqueue:
+        yield Finding(
+            "warning",
+            "tcp-not-accepted",
+            f"{kernel.rqueue} connection(s) to {kernel.local} wait to be accepted; they are lost, clients have to come again",
+            _TRANSIENT,
+            pid=s.pid,
+            fd=s.fd,
+        )
+    elif kernel.type == "dgram" and kernel.wqueue and _corked(s):
+        yield _error(s, "corked-datagram", "a datagram is being put together (UDP_CORK); CRIU cannot save the parts", _TRANSIENT)
+    elif kernel.type == "dgram" and kernel.rqueue:
+        yield Finding(
+            "warning",
+            "datagrams-lost",
+            f"{kernel.rqueue} bytes of datagrams that {kernel.local} has received but not read are lost",
+            "UDP may lose datagrams at any time; programs expect it.",
+            pid=s.pid,
+            fd=s.fd,
+        )
+
+
+def _corked(s: TreeSocket) -> bool:
+    return bool(_option(s, socket.IPPROTO_UDP, _IPPROTO_UDP_CORK))
+
+
+def _option(s: TreeSocket, level: int, name: int) -> int:
+    """A socket option of the process's socket; 0 if it is gone meanwhile."""
+    try:
+        with reading(s.pid):
+            pidfd = os.pidfd_open(s.pid)
+        try:
+            with borrow_socket(pidfd, s.fd) as borrowed:
+                return borrowed.getsockopt(level, name)
+        finally:
+            os.close(pidfd)
+    except (NoSuchProcess, OSError):
+        return 0
+
+
+def _netlink(s: TreeSocket) -> Iterator[Finding]:
+    kernel = s.socket
+    if _readable(s):
+        yield _error(
+            s,
+            "netlink-queue",
+            "the netlink socket has messages that the program has not read; CRIU cannot save those",
+            _TRANSIENT,
+        )
+    elif kernel.groups >> 32:
+        yield _error(
+            s,
+            "netlink-groups",
+            "the netlink socket listens to a group above 32, which CRIU cannot save",
+            "Have the program close it.",
+        )
+
+
+def _readable(s: TreeSocket) -> bool:
+    """Whether a read would find something; asked of a duplicate, nothing is taken."""
+    import select
+
+    try:
+        with reading(s.pid):
+            pidfd = os.pidfd_open(s.pid)
+        try:
+            with borrow_socket(pidfd, s.fd) as borrowed:
+                poller = select.poll()
+                poller.register(borrowed, select.POLLIN)
+                return bool(poller.poll(0))
+        finally:
+            os.close(pidfd)
+    except (NoSuchProcess, OSError):
+        return False
+
+
+def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> Iterator[Finding]:
+    kernel = s.socket
+    if not kernel.listed:
+        yield _foreign_namespace(s)
+        return
+    if s.where is Peer.OUTSIDE:
+        yield from _unix_outside(scene, s, owners.get(kernel.peer_inode))
+    elif s.where is Peer.NONE and kernel.state == "established" and kernel.type != "dgram" and not kernel.shutdown:
+        # Its other end has no descriptor anywhere: it waits in the queue of a listener that is not in the tree.
+        yield _error(
+            s,
+            "unix-peer-outside",
+            f"a unix {kernel.type} socket waits to be accepted by a listener outside the tree; CRIU cannot save it",
+            _TRANSIENT,
+        )
+    if s.where is Peer.QUEUED and kernel.wqueue:
+        yield _error(
+            s,
+            "unix-not-accepted",
+            f"data was sent on a connection to {s.peer_name or 'a unix socket'} that is not accepted yet; CRIU cannot save it",
+            _TRANSIENT,
+        )
+    if kernel.listening and 0 in kernel.pending:
+        yield _error(
+            s,
+            "unix-not-accepted",
+            f"a client of {kernel.name or 'the listening unix socket'} closed its connection before it was accepted; "
+            "CRIU cannot save that",
+            _TRANSIENT,
+        )
+    if not kernel.listening and kernel.rqueue and _option(s, socket.SOL_SOCKET, socket.SO_PASSCRED):
+        yield _error(
+            s,
+            "unix-credentials",
+            "messages with credentials (SO_PASSCRED) wait to be read; CRIU cannot save those",
+            _TRANSIENT,
+        )
+
+
+def _unix_outside(scene: Scene, s: TreeSocket, owner: tuple[int, int] | None) -> Iterator[Finding]:
+    kernel = s.socket
+    who = f"process {scene.command_of(owner[0])}, fd {owner[1]}" if owner else "the kernel or a process that cannot be seen"
+    name = f" {s.peer_name}" if s.peer_name else ""
+    if kernel.type == "dgram" and s.peer_name:
+        yield Finding(
+            "info",
+            "unix-datagram-outside",
+            f"the datagram socket sends to{name} of {who}, outside the tree; a restore connects it to that name again",
+            pid=s.pid,
+            fd=s.fd,
+        )
+        return
+    hint = "Have the program close it before the dump"
+    if any(word in s.peer_name for word in ("dbus", "bus", "systemd", "journal", "X11", "wayland", "docker", "gpg", "ssh")):
+        hint += ", or start it without that service"
+    yield _error(
+        s,
+        "unix-peer-outside",
+        f"a unix {kernel.type} socket is connected to{name} of {who}, outside the tree; CRIU cannot save half a connection",
+        f"{hint}; or dump a tree that holds both ends.",
+    )
+
+
+def check_terminals(scene: Scene) -> Iterator[Finding]:
+    """Terminals of which only one side is in the tree."""
+    for terminal in scene.terminals:
+        if terminal.kind != "pts" or terminal.master_inside:
+            continue
+        name = terminal.path or f"/dev/pts/{terminal.index}"
+        if terminal.holders:
+            pid, fd = terminal.holders[0]
+            yield Finding(
+                "error",
+                "terminal-outside",
+                f"the program works on the terminal {name}, which is held from outside the tree (by sshd, tmux, a window); "
+                "a restore has no such terminal to give",
+                "Start it without one: `setsid program </dev/null >log 2>&1 &`.",
+                pid=pid,
+                fd=fd,
+            )
+        else:
+            yield Finding(
+                "info",
+                "terminal-controls",
+                f"the terminal {name} controls the tree, though no descriptor of it is open; a restore comes without",
+                pid=scene.root.pid,
+            )
+    yield from _masters_alone(scene)
+
+
+def _masters_alone(scene: Scene) -> Iterator[Finding]:
+    """Masters in the tree whose slaves are held by others: as long as they are, the number of the terminal is taken."""
+    inside = {terminal.index for terminal in scene.terminals if terminal.holders}
+    alone = {
+        index: (process.pid, descriptor.fd)
+        for process, descriptor in scene.descriptors()
+        if (index := master_index(descriptor)) is not None and index not in inside
+    }
+    if not alone:
+        return
+    for index, holder in path_holders({f"/dev/pts/{index}": index for index in alone}, scene.by_pid).items():
+        pid, fd = alone[index]
+        yield Finding(
+            "warning",
+            "terminal-slave-outside",
+            f"the terminal /dev/pts/{index}, whose master is here, is open in process {scene.command_of(holder)}, "
+            "outside the tree; while it is, a restore cannot have its number",
+            "End that process after the dump, or dump a tree that holds both.",
+            pid=pid,
+            fd=fd,
+        )

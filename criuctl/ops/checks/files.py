@@ -1,0 +1,351 @@
+"""Descriptors that are not sockets: files, devices, and the kernel's anonymous kinds."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from ...proc.descriptors import Descriptor
+from ...proc.tree import Process
+from ...report import Finding
+from .scene import Mount, Scene
+
+# CRIU: criu/files.c, dump_one_file().  BPF maps of two types are saved, if CRIU was built for it.
+_ANONYMOUS = frozenset({"eventfd", "epoll", "inotify", "fanotify", "signalfd", "timerfd", "pidfd"})
+_BPF_MAP_TYPES = frozenset({1, 2})  # hash, array
+_TIMER_CLOCKS = frozenset({0, 1, 7})  # realtime, monotonic, boottime
+_MEM_MAJOR = 1  # null, zero, full, random, urandom, kmsg, ...
+_AUTOFS = os.makedev(10, 235)
+_CTTY, _CONSOLE, _PTMX = os.makedev(5, 0), os.makedev(5, 1), os.makedev(5, 2)
+_LAST_CONSOLE = 63
+_PTS_MAJOR, _USB_SERIAL, _LOW_DENSE_SERIAL = 136, 188, 204
+_PTM_MAJORS = range(128, 136)
+_PIDFD_THREAD = os.O_EXCL
+_GHOST_MAXIMUM = (1 << 32) - 1  # CRIU's limit is an unsigned 32-bit number
+_BLOCK = 512
+_MIB = 1 << 20
+
+_WHY = {
+    "[userfaultfd]": "Have the program end its use of it (a garbage collector or a virtual machine's migration).",
+    "[perf_event]": "Have the program stop measuring, or end the profiler inside the tree.",
+    "bpf-prog": "Have the program unload its BPF program, or dump the processes that hold none.",
+    "bpf-map": "Have the program close its BPF maps before the dump.",
+    "[landlock-ruleset]": "Have the program close the ruleset after use; a sandbox already entered does not need it.",
+    "kvm-vm": "A virtual machine is saved with its own tools (`virsh save`, QEMU's savevm).",
+    "kvm-vcpu:0": "A virtual machine is saved with its own tools (`virsh save`, QEMU's savevm).",
+}
+
+
+def check_descriptors(scene: Scene) -> Iterator[Finding]:
+    """Every descriptor that is no socket; one shared with children is told once."""
+    told: set[tuple[str, int, int, int]] = set()
+    for process, d in scene.descriptors():
+        key = (d.target, d.inode, d.mnt_id, d.flags)
+        if d.kind == "socket" or (key in told and not d.target.startswith("anon_inode:")):
+            continue
+        told.add(key)
+        yield from _descriptor(scene, process, d)
+
+
+def _error(process: Process, d: Descriptor, code: str, text: str, hint: str) -> Finding:
+    return Finding("error", code, text, hint, pid=process.pid, fd=d.fd)
+
+
+def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
+    if d.flags & os.O_PATH and stat.S_ISSOCK(d.mode):
+        yield _error(
+            process,
+            d,
+            "path-of-socket",
+            f"{d.target} is a socket file that is open as a path only (O_PATH); CRIU takes it for a socket",
+            "Have the program close it.",
+        )
+    elif d.kind == "io_uring":
+        yield _error(
+            process,
+            d,
+            "io-uring",
+            "an io_uring is open; CRIU cannot save its queues",
+            "Have the program use epoll instead: io_uring off in its configuration, for Node.js UV_USE_IO_URING=0.",
+        )
+    elif d.target.startswith("anon_inode:"):
+        yield from _anonymous(scene, process, d)
+    elif d.target == "/secretmem":
+        yield _error(
+            process,
+            d,
+            "secret-memory",
+            "secret memory (memfd_secret) is open: not even the kernel lets it be read",
+            "Configure the program to keep its secrets in ordinary memory.",
+        )
+    elif d.kind in ("device", "tty"):
+        yield from _device(scene, process, d)
+    elif d.kind == "pipe":
+        # O_DIRECT on a pipe means packets: the boundaries between them would be lost.
+        if d.target.startswith("pipe:") and d.flags & os.O_DIRECT:
+            yield _error(
+                process,
+                d,
+                "packet-pipe",
+                "the pipe is in packet mode (O_DIRECT), which CRIU cannot save",
+                "Have the program use plain pipes.",
+            )
+        elif not d.target.startswith("pipe:"):
+            yield from _path(scene, process, d)
+    elif d.kind in ("file", "dir", "symlink"):
+        yield from _path(scene, process, d)
+    elif d.kind == "other":
+        yield _error(
+            process,
+            d,
+            "descriptor-kind",
+            f"{d.target or 'a descriptor of unknown kind'} cannot be saved by CRIU",
+            "Have the program close it.",
+        )
+
+
+def _field(d: Descriptor, name: str) -> int | None:
+    for line in d.extra:
+        key, _, value = line.partition(":")
+        if key.strip() == name:
+            try:
+                return int(value.split()[0], 0)
+            except (ValueError, IndexError):
+                return None
+    return None
+
+
+def _anonymous(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
+    what = d.target.removeprefix("anon_inode:")
+    if d.kind == "eventfd" and _field(d, "eventfd-semaphore"):
+        yield Finding(
+            "warning",
+            "eventfd-semaphore",
+            "the eventfd is a semaphore (EFD_SEMAPHORE); CRIU restores it as a plain counter, of which one read takes all",
+            "Start the program anew after a restore, if it counts on that.",
+            pid=process.pid,
+            fd=d.fd,
+        )
+    elif d.kind == "timerfd":
+        clock = _field(d, "clockid")
+        if clock is not None and clock not in _TIMER_CLOCKS:
+            yield _error(
+                process,
+                d,
+                "timer-clock",
+                f"the timer runs on clock {clock}, which wakes the machine from sleep; CRIU knows the ordinary clocks only",
+                "Have the program use CLOCK_BOOTTIME or CLOCK_REALTIME.",
+            )
+    elif d.kind == "inotify":
+        if any((ino, dev) in _deleted_in_memory(scene) for ino, dev in _watched(d)):
+            yield _error(
+                process,
+                d,
+                "watch-of-deleted",
+                "a watch (inotify) is on a deleted file of a tmpfs; no path leads there, and CRIU cannot save it",
+                "Have the program drop the watch, or close what it keeps open of the deleted file.",
+            )
+    elif d.kind == "pidfd":
+        pid = _field(d, "Pid")
+        if d.flags & _PIDFD_THREAD:
+            yield _error(
+                process,
+                d,
+                "pidfd-thread",
+                f"the pidfd stands for a thread ({pid}), which CRIU cannot save",
+                "Have the program close it.",
+            )
+        elif pid is not None and pid != -1 and pid not in scene.by_pid:
+            yield _error(
+                process,
+                d,
+                "pidfd-outside",
+                f"the pidfd stands for process {scene.command_of(pid)}, which is not part of the tree",
+                "Have the program close it, or dump a tree that holds both.",
+            )
+    elif d.kind not in _ANONYMOUS and not (what == "bpf-map" and _field(d, "map_type") in _BPF_MAP_TYPES):
+        yield _error(
+            process,
+            d,
+            "descriptor-kind",
+            f"{what} is open, which CRIU cannot save",
+            _WHY.get(what, "Have the program close it before the dump."),
+        )
+
+
+def _watched(d: Descriptor) -> Iterator[tuple[int, int]]:
+    """Inode and device of each file that an inotify descriptor watches."""
+    for line in d.extra:
+        if line.startswith("inotify "):
+            fields = dict(word.split(":", 1) for word in line.split()[1:] if ":" in word)
+            kernel_device = int(fields["sdev"], 16)
+            yield int(fields["ino"], 16), os.makedev(kernel_device >> 20, kernel_device & 0xFFFFF)
+
+
+def _deleted_in_memory(scene: Scene) -> set[tuple[int, int]]:
+    """Inode and device of what the tree has open of deleted files of tmpfs: inode numbers do not lead to those."""
+    in_memory = {mount.id for mount in scene.mounts.values() if mount.kind in ("tmpfs", "devtmpfs")}
+    return {(d.inode, d.device) for _process, d in scene.descriptors() if d.nlink == 0 and d.mnt_id in in_memory}
+
+
+def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
+    major, minor = os.major(d.rdev), os.minor(d.rdev)
+    name = f"{d.target} ({'block' if stat.S_ISBLK(d.mode) else 'character'} device {major}:{minor})"
+    if stat.S_ISCHR(d.mode):
+        if major == _MEM_MAJOR or d.rdev == _AUTOFS:
+            yield from _path(scene, process, d)
+            return
+        if _is_known_terminal(d.rdev):
+            return
+    hint = "Have the program close the device before the dump and open it again afterwards."
+    if d.target == "/dev/net/tun":
+        hint = "End the VPN or the tunnel inside the tree before the dump."
+    yield _error(
+        process, d, "device", f"{name} is open; what the device knows of it is not in any process and cannot be saved", hint
+    )
+
+
+def _is_known_terminal(rdev: int) -> bool:
+    """Whether CRIU has a driver for this terminal (criu/tty.c, get_tty_driver)."""
+    major, minor = os.major(rdev), os.minor(rdev)
+    if rdev in (_CTTY, _CONSOLE, _PTMX) or major in _PTM_MAJORS:
+        return True
+    return (major == 4 and minor <= _LAST_CONSOLE) or major in (_PTS_MAJOR, _USB_SERIAL, _LOW_DENSE_SERIAL)
+
+
+def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
+    """What CRIU opens again by its path (criu/files-reg.c)."""
+    mount = scene.mounts.get(d.mnt_id)
+    if mount is None:
+        if scene.knows_mounts_of(process.pid):
+            yield from _foreign_mount(process, d)
+        return
+    if mount.kind in ("proc", "devpts"):
+        return  # these make their own names
+    if d.nlink == 0:
+        yield from _ghost(process, d)
+        return
+    if d.deleted:
+        # It has other names: CRIU gives it one for the time between, which an overlay may not allow.
+        if mount.kind == "overlay":
+            yield Finding(
+                "warning",
+                "overlay-deleted",
+                f"{d.target} was deleted from an overlay but is open; if it is of a lower layer, CRIU cannot save it",
+                "Have the program open the file anew (restart it after an upgrade of its files).",
+                pid=process.pid,
+                fd=d.fd,
+            )
+        return
+    there = _in_root_namespace(scene, d.target, follow=d.kind != "symlink")
+    if there is not None and (there.st_ino, there.st_dev) != (d.inode, d.device):
+        over = _mounted_over(scene, mount, d.target)
+        yield _error(
+            process,
+            d,
+            "path-hidden",
+            f"{d.target} is another file now than the one that is open" + (f": {over.path} was mounted over it" if over else ""),
+            "Unmount what hides it, or have the program open the file anew." if over else "Have the program open the file anew.",
+        )
+
+
+def _foreign_mount(process: Process, d: Descriptor) -> Iterator[Finding]:
+    """A file on a mount that the tree's namespaces do not have: criuctl hands it to CRIU if its path leads to it from here."""
+    try:
+        here = os.stat(d.target)
+        if (here.st_ino, here.st_dev) == (d.inode, d.device) and d.kind in ("file", "dir", "device"):
+            yield Finding(
+                "info",
+                "foreign-mount",
+                f"{d.target} was opened in another mount namespace; a restore opens that path outside of the tree's again",
+                pid=process.pid,
+                fd=d.fd,
+            )
+            return
+    except OSError:
+        pass  # no such path here
+    yield _error(
+        process,
+        d,
+        "mount-namespace",
+        f"{d.target} is on a mount (id {d.mnt_id}) that is not in the tree's mount namespace, so no path leads to it",
+        "Give the program stdio and files that are opened inside its own mount namespace; have it close this one.",
+    )
+
+
+def _ghost(process: Process, d: Descriptor) -> Iterator[Finding]:
+    """A deleted file travels inside of the checkpoint."""
+    if d.kind != "file":
+        return
+    allocated = d.size  # st_blocks is not known here: what is not allocated makes the estimate too high
+    if allocated > _GHOST_MAXIMUM:
+        yield Finding(
+            "warning",
+            "ghost-files",
+            f"{d.target} is deleted and {allocated // _MIB} MiB long; no more than 4 GiB of its data can travel along",
+            f"Copy /proc/{process.pid}/fd/{d.fd} to a name and have the program open the copy.",
+            pid=process.pid,
+            fd=d.fd,
+        )
+    elif allocated > _MIB:
+        yield Finding(
+            "info",
+            "ghost-files",
+            f"{d.target} is deleted but open; its {allocated // _MIB} MiB travel in the checkpoint",
+            pid=process.pid,
+            fd=d.fd,
+        )
+
+
+def _in_root_namespace(scene: Scene, path: str, *, follow: bool) -> os.stat_result | None:
+    """What the path leads to in the root's mount namespace; None if to nothing, or if that cannot be asked."""
+    prefix = ""
+    if scene.foreign("mnt"):
+        prefix = f"/proc/{scene.root.pid}/root"
+        try:
+            if os.readlink(prefix) != "/":
+                return None  # a chroot: paths are of the namespace, not of the process
+        except OSError:
+            return None
+    try:
+        return os.stat(prefix + path, follow_symlinks=follow)
+    except OSError:
+        return None
+
+
+def _mounted_over(scene: Scene, own: Mount, path: str) -> Mount | None:
+    """The mount that lies between the file's own mount and its path."""
+    above = [m for m in scene.mounts.values() if m.id != own.id and (path == m.path or path.startswith(m.path.rstrip("/") + "/"))]
+    above = [m for m in above if len(m.path) >= len(own.path)]
+    return max(above, key=lambda m: (len(m.path), m.id), default=None)
+
+
+def check_program_mounts(scene: Scene) -> Iterator[Finding]:
+    """Programs on a mount that their process's namespace does not have (``unshare --mount`` without starting anew)."""
+    for process in scene.tree:
+        if process.zombie or process.pid not in scene.opened:
+            continue
+        mnt_id = _mount_of(f"/proc/{process.pid}/exe")
+        if mnt_id is not None and mnt_id not in scene.mounts and scene.knows_mounts_of(process.pid):
+            yield Finding(
+                "error",
+                "mount-namespace",
+                f"{process} runs {process.exe} from a mount (id {mnt_id}) that is not in its mount namespace: "
+                "it moved there without starting a program anew",
+                "Start the program inside the namespace: `unshare --mount program`, or nsenter.",
+                pid=process.pid,
+            )
+
+
+def _mount_of(path: str) -> int | None:
+    """The mount id behind a link of /proc, which leads to the very mount."""
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as info:
+            return next((int(line.split()[1]) for line in info if line.startswith("mnt_id:")), None)
+    finally:
+        os.close(fd)

@@ -1,0 +1,44 @@
+"""What criuctl itself needs of this host to dump this very tree."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+from ...proc.sockdiag import namespace_socket
+from ...report import Finding
+from .scene import Scene
+
+_SYS_ADMIN, _SYS_PTRACE, _NET_ADMIN = 21, 19, 12
+_CAPABILITIES = {
+    _SYS_PTRACE: "CAP_SYS_PTRACE (to stop processes)",
+    _SYS_ADMIN: "CAP_SYS_ADMIN (to see mappings and enter namespaces)",
+    _NET_ADMIN: "CAP_NET_ADMIN (to save TCP connections)",
+}
+_SIOCGIFFLAGS = 0x8913
+_IFF_UP = 1
+_FEATURE_CACHE = "/run/criu.kdat"  # CRIU asks the kernel for its features once a boot, if /run is a tmpfs
+
+
+def check_host(scene: Scene) -> Iterator[Finding]:
+    """Rights of criuctl, and what CRIU needs where it will run."""
+    missing = [text for number, text in _CAPABILITIES.items() if not scene.own_capabilities >> number & 1]
+    if missing:
+        yield Finding("error", "capabilities", f"criuctl lacks {', '.join(missing)}", "Run criuctl as root.")
+    if scene.entered("net") and not os.path.exists(_FEATURE_CACHE) and not _loopback_is_up(scene.root.pid):
+        yield Finding(
+            "error",
+            "loopback-down",
+            "the loopback device of the tree's net namespace is down; CRIU, which works inside of it, tries TCP there first",
+            f"`nsenter --target {scene.root.pid} --net ip link set lo up`.",
+            pid=scene.root.pid,
+        )
+
+
+def _loopback_is_up(pid: int) -> bool:
+    with namespace_socket(pid, socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        answer = fcntl.ioctl(asked, _SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0))
+    return bool(struct.unpack_from("16sH", answer)[1] & _IFF_UP)

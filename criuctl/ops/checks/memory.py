@@ -1,0 +1,127 @@
+"""Mappings: what is not plain memory or a plain file."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from ...errors import NoSuchProcess
+from ...proc.mappings import Mapping, vm_flags
+from ...proc.tree import Process
+from ...report import Finding
+from .scene import Scene
+
+_DEV_ZERO = os.makedev(1, 5)
+_NO_PAGES = frozenset({"io", "pf"})
+_SPECIAL = ("[vdso]", "[vvar]", "[vvar_vclock]", "[vsyscall]", "[vectors]", "[uprobes]")
+
+
+def check_mappings(scene: Scene) -> Iterator[Finding]:
+    """Mappings that CRIU cannot save, one finding per process and kind."""
+    told: set[tuple[int, str]] = set()
+    suspicious: set[int] = set()
+    for process, mapping in scene.mappings():
+        for finding in _mapping(scene, process, mapping):
+            if (process.pid, finding.text) not in told:
+                told.add((process.pid, finding.text))
+                yield finding
+        # Ranges without pages (VM_IO, VM_PFNMAP) are made by drivers: such a mapping shows a file or a name.
+        if mapping.path and mapping.path not in _SPECIAL and mapping.path.startswith(("[", "/dev/", "anon_inode:", "/dmabuf")):
+            if not mapping.path.startswith(("[heap", "[stack", "[anon", "/dev/shm/", "/dev/zero")):
+                suspicious.add(process.pid)
+    for pid in sorted(suspicious):
+        yield from _without_pages(scene.by_pid[pid], scene.mapped[pid])
+
+
+def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Finding]:
+    path = mapping.path
+    if path.startswith("/SYSV") and not scene.foreign("ipc"):
+        yield Finding(
+            "error",
+            "sysv-shm",
+            f"{process} has System V shared memory (shmid {mapping.inode}) of the host's IPC namespace; "
+            "CRIU saves it only together with a namespace",
+            "Start the program in a private IPC namespace: `unshare --ipc setsid ...`.",
+            pid=process.pid,
+        )
+    elif path.startswith("anon_inode:"):
+        what = path.removeprefix("anon_inode:")
+        code = "io-uring" if what == "[io_uring]" else "mapping-kind"
+        hint = _IO_URING_HINT if code == "io-uring" else "Have the program end its use of it before the dump."
+        yield Finding("error", code, f"{process} has memory of {what} mapped, which CRIU cannot save", hint, pid=process.pid)
+    elif path == "/secretmem":
+        yield Finding(
+            "error",
+            "secret-memory",
+            f"{process} has secret memory (memfd_secret) mapped: not even the kernel lets it be read",
+            "Configure the program to keep its secrets in ordinary memory.",
+            pid=process.pid,
+        )
+    elif path == "[uprobes]":
+        yield Finding(
+            "error",
+            "uprobes",
+            f"a user-space probe (perf, bpftrace, systemtap) is set on {process}",
+            "Remove the probe and let the program start anew: the mapping stays until then.",
+            pid=process.pid,
+        )
+    elif path.startswith("/dev/") and not path.startswith("/dev/shm/"):
+        device = _device_behind(process.pid, mapping)
+        if device is not None and device != _DEV_ZERO:
+            yield Finding(
+                "error",
+                "device-mapping",
+                f"{process} has the device {path} ({os.major(device)}:{os.minor(device)}) mapped, whose memory CRIU cannot save",
+                "Have the program let go of the device (a GPU, a video or sound card) before the dump.",
+                pid=process.pid,
+            )
+
+
+_IO_URING_HINT = "Have the program use epoll instead: io_uring off in its configuration, for Node.js UV_USE_IO_URING=0."
+
+
+def _device_behind(pid: int, mapping: Mapping) -> int | None:
+    """The device number if the mapping is one of a device, else None."""
+    try:
+        status = os.stat(f"/proc/{pid}/map_files/{mapping.start:x}-{mapping.end:x}")
+    except OSError:
+        return None
+    return status.st_rdev if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode) else None
+
+
+def _without_pages(process: Process, mapped: list[Mapping]) -> Iterator[Finding]:
+    try:
+        flags = vm_flags(process.pid)
+    except NoSuchProcess:
+        return
+    for mapping in mapped:
+        if mapping.path in _SPECIAL or (mapping.shared and mapping.inode):
+            continue
+        if flags.get(mapping.start, frozenset()) & _NO_PAGES:
+            yield Finding(
+                "error",
+                "device-mapping",
+                f"{process} has a range of device memory mapped ({mapping.path or 'without a name'}, {mapping.size} bytes)",
+                "Have the program let go of the device before the dump.",
+                pid=process.pid,
+            )
+            return
+
+
+def check_programs(scene: Scene) -> Iterator[Finding]:
+    """Programs and libraries that were removed or replaced while they run (after a package upgrade, say)."""
+    for process in scene.tree:
+        if process.zombie:
+            continue
+        gone = sorted(
+            {m.path for m in scene.mapped.get(process.pid, ()) if m.deleted and "x" in m.perms and m.path.startswith("/")}
+        )
+        gone = [path for path in gone if not path.startswith(("/memfd:", "/dev/zero", "/SYSV"))]
+        if gone:
+            yield Finding(
+                "info",
+                "deleted-program",
+                f"{process} runs code from deleted files, which travel in the checkpoint: {', '.join(gone)}",
+                pid=process.pid,
+            )

@@ -1,0 +1,134 @@
+"""Processes and threads: who else has a hand on them, and which states cannot be frozen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ...errors import NoSuchProcess
+from ...proc.procfs import read_text
+from ...proc.tree import Process
+from ...report import Finding
+from .scene import CAP_SYS_RESOURCE, Scene
+
+_SIGTRAP_BIT = 1 << 4
+
+
+def check_processes(scene: Scene) -> Iterator[Finding]:
+    """Every process by itself."""
+    may_raise_limits = scene.own_capabilities >> CAP_SYS_RESOURCE & 1
+    for process in scene.tree:
+        if process.state in "ZXx" and process.threads > 1:
+            yield Finding(
+                "error",
+                "leader-gone",
+                f"the main thread of {process} has ended, {process.threads - 1} other threads run on; CRIU cannot save that",
+                "Wait until the process ends, or have it changed to keep its main thread.",
+                pid=process.pid,
+            )
+            continue
+        if process.zombie:
+            continue
+        yield from _threads(scene, process)
+        if process.state == "D":
+            yield Finding(
+                "warning",
+                "uninterruptible",
+                f"{process} sleeps uninterruptibly in the kernel ({_wait_channel(process.pid)}) and cannot be frozen until then",
+                "A process that waits for a vfork()ed child or for a file server that does not answer is freed by ending that.",
+                pid=process.pid,
+            )
+        if not may_raise_limits and set(process.uids + process.gids) - set(scene.own_ids):
+            yield Finding(
+                "error",
+                "foreign-user",
+                f"{process} runs as user {process.uid} and group {process.gid}; CRIU cannot read its limits without "
+                "CAP_SYS_RESOURCE, which criuctl lacks here",
+                "Give criuctl CAP_SYS_RESOURCE (ordinary hosts have it; some containers drop it), or run the program as root.",
+                pid=process.pid,
+            )
+    yield from _sessions(scene)
+
+
+def _threads(scene: Scene, process: Process) -> Iterator[Finding]:
+    """Tracers and pending SIGTRAPs, which are a thread's own."""
+    told: set[int] = set()
+    trapped = False
+    pid = process.pid
+    threads = [str(pid)] if process.threads == 1 else _thread_ids(pid)
+    for tid in threads:
+        try:
+            status = dict(line.split(":\t", 1) for line in read_text(pid, f"task/{tid}/status").splitlines() if ":\t" in line)
+        except NoSuchProcess:
+            continue
+        tracer = int(status.get("TracerPid", "0"))
+        if tracer and tracer not in told:
+            told.add(tracer)
+            whose = "from inside the tree" if tracer in scene.by_pid else "from outside"
+            yield Finding(
+                "error",
+                "traced",
+                f"{process} is traced by process {scene.command_of(tracer)} {whose}; a process can have but one, and CRIU is one",
+                "End the tracer or have it detach (in gdb: `detach`; strace: end it with ^C).",
+                pid=pid,
+            )
+        pending = int(status.get("SigPnd", "0"), 16) | int(status.get("ShdPnd", "0"), 16)
+        if pending & _SIGTRAP_BIT and not trapped:
+            trapped = True
+            yield Finding(
+                "error",
+                "pending-sigtrap",
+                f"{process} has a SIGTRAP pending; CRIU cannot stop it cleanly",
+                "Have the program unblock and take the signal first.",
+                pid=pid,
+            )
+
+
+def _thread_ids(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def _wait_channel(pid: int) -> str:
+    try:
+        return read_text(pid, "wchan") or "unknown"
+    except (NoSuchProcess, OSError):
+        return "unknown"
+
+
+def _sessions(scene: Scene) -> Iterator[Finding]:
+    """Sessions and process groups led from outside the tree."""
+    root = scene.root
+    if root.sid not in scene.by_pid or root.pgid not in scene.by_pid:
+        leader = (
+            f"its session is led by {scene.command_of(root.sid)}" if root.sid not in scene.by_pid else "its process group is led"
+        )
+        yield Finding(
+            "info",
+            "session-outside",
+            f"{root} does not lead its session: {leader} from outside the tree; a restore puts it into the session of its caller",
+            "Start programs that shall be dumped with `setsid`, or dump the leader.",
+            pid=root.pid,
+        )
+    for process in scene.tree:
+        at_home = scene.namespaces.get(process.pid, {}).get("pid") == scene.namespaces.get(root.pid, {}).get("pid")
+        if at_home and len(process.ns_pids) > 1 and _inner_session(process.pid) == 0:
+            yield Finding(
+                "error",
+                "session-outside-pid-namespace",
+                f"the session of {process} is led from outside its PID namespace; it has no number there that CRIU could save",
+                "Start the program in the PID namespace with a session of its own: `unshare --pid --fork setsid ...`.",
+                pid=process.pid,
+            )
+
+
+def _inner_session(pid: int) -> int | None:
+    try:
+        for line in read_text(pid, "status").splitlines():
+            if line.startswith("NSsid:"):
+                return int(line.split()[-1])
+    except NoSuchProcess:
+        pass
+    return None

@@ -1,0 +1,174 @@
+"""Everything the checks look at, read once.
+
+The tree runs on meanwhile.  A process that vanishes between two looks is left out from then on; only the
+root's end matters, and that is told by `collect` raising `NoSuchProcess`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...config import Config
+from ...errors import NoSuchProcess
+from ...proc.descriptors import Descriptor, descriptors
+from ...proc.mappings import Mapping, mappings
+from ...proc.namespaces import namespaces
+from ...proc.procfs import read_link, read_text
+from ...proc.sockets import TreeSocket, tree_sockets
+from ...proc.tree import Process, read_tree
+from ...proc.tty import Terminal, terminals
+
+ENTERED = ("mnt", "pid", "net")
+"""The namespaces that criuctl starts CRIU in, when they are not its own; the rest CRIU saves with the tree."""
+
+CAP_SYS_RESOURCE = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of mountinfo."""
+
+    id: int
+    device: int  # st_dev
+    path: str
+    kind: str
+
+
+@dataclass
+class Scene:
+    """One tree, as it was found."""
+
+    config: Config
+    leave_running: bool
+    tree: list[Process]
+    opened: dict[int, list[Descriptor]]
+    mapped: dict[int, list[Mapping]]
+    namespaces: dict[int, dict[str, int]]
+    own_namespaces: dict[str, int]
+    own_capabilities: int
+    own_ids: tuple[int, int]  # real user and group
+
+    @property
+    def root(self) -> Process:
+        """The root process."""
+        return self.tree[0]
+
+    @cached_property
+    def by_pid(self) -> dict[int, Process]:
+        """PID -> process."""
+        return {process.pid: process for process in self.tree}
+
+    @cached_property
+    def sockets(self) -> list[TreeSocket]:
+        """The sockets of the tree."""
+        return tree_sockets(self.opened)
+
+    @cached_property
+    def terminals(self) -> list[Terminal]:
+        """The terminals of the tree."""
+        return terminals(self.tree, self.opened)
+
+    def descriptors(self) -> Iterator[tuple[Process, Descriptor]]:
+        """Every descriptor of every process."""
+        for process in self.tree:
+            for descriptor in self.opened.get(process.pid, ()):
+                yield process, descriptor
+
+    def mappings(self) -> Iterator[tuple[Process, Mapping]]:
+        """Every mapping of every process."""
+        for process in self.tree:
+            for mapping in self.mapped.get(process.pid, ()):
+                yield process, mapping
+
+    def entered(self, kind: str) -> bool:
+        """Whether CRIU is put into the root's namespace of this kind, it being another than ours."""
+        return kind in ENTERED and self.foreign(kind)
+
+    def foreign(self, kind: str) -> bool:
+        """Whether the root's namespace of this kind is not ours."""
+        mine = self.namespaces.get(self.root.pid)
+        return mine is not None and mine.get(kind) != self.own_namespaces.get(kind)
+
+    @property
+    def mounts(self) -> dict[int, Mount]:
+        """Mount id -> mount, of all mount namespaces that processes of the tree live in."""
+        return self._all_mounts[0]
+
+    @property
+    def known_mount_namespaces(self) -> set[int]:
+        """The mount namespaces whose mounts are all in `mounts`."""
+        return self._all_mounts[1]
+
+    @cached_property
+    def _all_mounts(self) -> tuple[dict[int, Mount], set[int]]:
+        found: dict[int, Mount] = {}
+        seen: set[int] = set()
+        for process in self.tree:
+            namespace = self.namespaces.get(process.pid, {}).get("mnt")
+            if namespace is None or namespace in seen:
+                continue
+            try:
+                text = self._mountinfo(process.pid, namespace)
+            except NoSuchProcess:
+                continue
+            if text is None:
+                continue
+            seen.add(namespace)
+            for line in text.splitlines():
+                fields = line.split(" ")
+                major, _, minor = fields[2].partition(":")
+                mount = Mount(int(fields[0]), os.makedev(int(major), int(minor)), fields[4], fields[fields.index("-") + 1])
+                found[mount.id] = mount
+        return found, seen
+
+    def _mountinfo(self, pid: int, namespace: int) -> str | None:
+        """The mounts of a whole namespace; None from inside a chroot, which sees only a part of them."""
+        if namespace == self.own_namespaces.get("mnt"):
+            with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as own:
+                return own.read()
+        return read_text(pid, "mountinfo") if read_link(pid, "root") == "/" else None
+
+    def knows_mounts_of(self, pid: int) -> bool:
+        """Whether `mounts` has all mounts that the namespace of this process has."""
+        return self.namespaces.get(pid, {}).get("mnt") in self.known_mount_namespaces
+
+    def command_of(self, pid: int) -> str:
+        """``PID (command)`` of any process, as far as it can be told."""
+        try:
+            return f"{pid} ({read_text(pid, 'comm').strip()})"
+        except NoSuchProcess:
+            return str(pid)
+
+
+def collect(root: int, config: Config, *, leave_running: bool = False) -> Scene:
+    """Look at the tree of `root`.  `NoSuchProcess` if there is none, `PreflightRefused` if we may not look."""
+    tree = read_tree(root)
+    opened: dict[int, list[Descriptor]] = {}
+    mapped: dict[int, list[Mapping]] = {}
+    spaces: dict[int, dict[str, int]] = {}
+    for process in tree:
+        if process.zombie:
+            continue
+        try:
+            spaces[process.pid] = namespaces(process.pid)
+            opened[process.pid] = descriptors(process.pid)
+            mapped[process.pid] = mappings(process.pid)
+        except NoSuchProcess:
+            if process.pid == root:
+                raise
+    with open("/proc/self/status", encoding="utf-8") as status:
+        capabilities = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+    return Scene(
+        config=config,
+        leave_running=leave_running,
+        tree=tree,
+        opened=opened,
+        mapped=mapped,
+        namespaces=spaces,
+        own_namespaces=namespaces("self"),
+        own_capabilities=capabilities,
+        own_ids=(os.getuid(), os.getgid()),
+    )

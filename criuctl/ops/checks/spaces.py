@@ -1,0 +1,121 @@
+"""Namespaces and control groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ...errors import NoSuchProcess
+from ...proc.namespaces import for_children
+from ...proc.procfs import read_text
+from ...report import Finding
+from .scene import Scene
+
+_WORDS = {
+    "pid": "PID",
+    "ipc": "IPC",
+    "uts": "UTS",
+    "user": "user",
+    "cgroup": "cgroup",
+    "time": "time",
+    "net": "net",
+    "mnt": "mount",
+}
+
+
+def check_namespaces(scene: Scene) -> Iterator[Finding]:
+    """Namespaces that processes of the tree have and its root has not.
+
+    CRIU does dump nested mount and net namespaces, but restores them only with a root that has its own of
+    that kind in the images; criuctl, which enters those of the root, never has them there.
+    """
+    home = scene.namespaces.get(scene.root.pid, {})
+    for process in scene.tree:
+        mine = scene.namespaces.get(process.pid)
+        if mine is None:
+            continue
+        for kind, inode in sorted(mine.items()):
+            if inode == home.get(kind):
+                continue
+            yield Finding(
+                "error",
+                "nested-namespace",
+                f"{process} is in another {_WORDS[kind]} namespace than the root {scene.root}; CRIU saves only one per tree",
+                "Dump the tree that is inside by itself: name its first process.",
+                pid=process.pid,
+            )
+        try:
+            later = for_children(process.pid, "time") if "time" in mine else None
+        except NoSuchProcess:
+            continue
+        if later is not None and later != mine["time"]:
+            yield Finding(
+                "error",
+                "nested-namespace",
+                f"the children of {process} would be born in another time namespace; CRIU cannot save that",
+                "It comes from `unshare --time` without a fork; start the program with `unshare --time --fork`.",
+                pid=process.pid,
+            )
+
+
+def check_proc_mount(scene: Scene) -> Iterator[Finding]:
+    """CRIU, inside of the tree's PID and mount namespaces, needs the /proc that belongs to them."""
+    if not scene.entered("pid"):
+        return
+    root = scene.root
+    try:
+        shown = os.stat(f"/proc/{root.pid}/root/proc/1/ns/pid").st_ino
+    except OSError:
+        shown = 0
+    if shown != scene.namespaces[root.pid].get("pid"):
+        yield Finding(
+            "error",
+            "proc-mount",
+            f"the /proc that {root} sees is not that of its own PID namespace; CRIU cannot work there",
+            f"Start the program with `unshare --pid --fork --mount-proc`, or: nsenter --target {root.pid} --pid --mount "
+            "mount -t proc proc /proc (if the mount namespace is its own too).",
+            pid=root.pid,
+        )
+
+
+def check_freezer(scene: Scene) -> Iterator[Finding]:
+    """Control groups that are frozen already: a tree in one never answers CRIU."""
+    told: set[str] = set()
+    for process in scene.tree:
+        try:
+            lines = read_text(process.pid, "cgroup").splitlines()
+        except NoSuchProcess:
+            continue
+        for line in lines:
+            _number, controllers, path = line.split(":", 2)
+            if controllers and "freezer" not in controllers.split(","):
+                continue
+            state = _frozen(scene, path, unified=not controllers)
+            if state and state not in told:
+                told.add(state)
+                yield Finding(
+                    "error",
+                    "frozen",
+                    f"{process} is in a frozen control group, {state}; CRIU would wait for it in vain",
+                    f"Thaw it first: `echo {'0' if not controllers else 'THAWED'} > {state}`.",
+                    pid=process.pid,
+                )
+
+
+def _frozen(scene: Scene, path: str, *, unified: bool) -> str:
+    """The control file that says that this group is frozen, or ""."""
+    kind = "cgroup2" if unified else "cgroup"
+    for mount in scene.mounts.values():
+        if mount.kind != kind:
+            continue
+        file = os.path.join(f"{mount.path}{path}".rstrip("/"), "cgroup.events" if unified else "freezer.state")
+        try:
+            with open(file, encoding="ascii") as state:
+                text = state.read()
+        except OSError:
+            continue
+        if unified and "frozen 1" in text:
+            return os.path.join(os.path.dirname(file), "cgroup.freeze")
+        if not unified and text.strip() != "THAWED":
+            return file
+    return ""

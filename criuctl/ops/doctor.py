@@ -1,0 +1,302 @@
+"""Is this host ready?  CRIU, kernel, rights, folders, configuration, clock and store, each with a remedy.
+
+`doctor` asks the parts themselves: it starts CRIU, makes a private tmpfs, writes and removes a probe in the
+store.  It leaves nothing behind and tells no secrets: of keys and credentials only whether they work.
+A finding's code is that of the error which a command would end with.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import shutil
+import struct
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..checkpoint.manifest import MANIFEST_VERSION
+from ..config import Config
+from ..criu import binary
+from ..errors import CriuctlError, NoSuchBucket, PlatformError, StoreNotInitialised
+from ..proc import command, netfilter
+from ..proc.namespaces import KINDS
+from ..proc.procfs import read_raw
+from ..proc.scratch import Scratch
+from ..proc.sockets import sockets
+from ..proc.syscalls import pidfd_getfd
+from ..report import Finding
+
+_CHECK_TIMEOUT = 60.0  # seconds for `criu check`
+_NEEDED = {
+    2: "CAP_DAC_READ_SEARCH",
+    5: "CAP_KILL",
+    6: "CAP_SETGID",
+    7: "CAP_SETUID",
+    12: "CAP_NET_ADMIN",
+    19: "CAP_SYS_PTRACE",
+    21: "CAP_SYS_ADMIN",
+    24: "CAP_SYS_RESOURCE",
+}
+_OPTIONAL = {24: "trees of other users than root cannot be dumped"}
+_PROGRAMS = {
+    "nsenter": "to reach trees in other namespaces",
+    "unshare": "to restore into a private PID namespace",
+}
+_EARLIEST = 1_735_689_600  # 2025-01-01: criuctl is younger
+_LOW_MEMORY = 256 << 20
+_SOFT_DIRTY = 1 << 55
+
+
+def doctor(config: Config) -> list[Finding]:
+    """All findings about this host, errors first."""
+    checks: tuple[Callable[[Config], Iterator[Finding]], ...] = (
+        _rights,
+        _criu,
+        _kernel,
+        _programs,
+        _memory,
+        _folders,
+        _configuration,
+        _clock,
+        _store,
+    )
+    found: list[Finding] = []
+    for check in checks:
+        try:
+            found += check(config)
+        except CriuctlError as error:
+            found.append(Finding("error", error.code, error.message, error.hint))
+        except OSError as error:
+            found.append(Finding("error", "platform", f"{check.__name__.strip('_')}: {error}"))
+    return sorted(found, key=lambda f: ("error", "warning", "info").index(f.level))
+
+
+def versions(config: Config) -> dict[str, Any]:
+    """What a bug report needs; ``criu`` is None where none is found."""
+    try:
+        found = binary.find(config)
+        criu: dict[str, Any] | None = {"version": _dotted(found.version()), "argv": list(found.argv), "origin": found.origin}
+    except CriuctlError:
+        criu = None
+    return {
+        "criuctl": __version__,
+        "criu": criu,
+        "kernel": platform.release(),
+        "arch": platform.machine(),
+        "python": platform.python_version(),
+        "formats": {"reads": list(range(1, MANIFEST_VERSION + 1)), "writes": MANIFEST_VERSION},
+    }
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _rights(_config: Config) -> Iterator[Finding]:
+    if os.geteuid() != 0:
+        yield Finding("error", "platform", "criuctl does not run as root", "Dumping and restoring need root: use sudo.")
+        return
+    have = next(int(line.split()[1], 16) for line in read_raw("/proc/self/status").splitlines() if line.startswith(b"CapEff:"))
+    missing = {number: name for number, name in _NEEDED.items() if not have >> number & 1}
+    for number, name in missing.items():
+        if number in _OPTIONAL:
+            yield Finding(
+                "warning",
+                "capabilities",
+                f"{name} is missing: {_OPTIONAL[number]}",
+                "Ordinary hosts have it; a container must be given it.",
+            )
+        else:
+            yield Finding(
+                "error",
+                "platform",
+                f"{name} is missing",
+                "Run criuctl as root on the host, or give the container this capability.",
+            )
+
+
+def _criu(config: Config) -> Iterator[Finding]:
+    found = binary.find(config)
+    version = found.version()
+    yield Finding("info", "criu", f"CRIU {_dotted(version)} ({found.origin}): {' '.join(found.argv)}")
+    if version[: len(binary.MINIMUM)] < binary.MINIMUM:
+        yield Finding(
+            "error",
+            "platform",
+            f"CRIU {_dotted(version)} is too old; criuctl needs {_dotted(binary.MINIMUM)}",
+            "Run scripts/setup, which installs a newer one beside it.",
+        )
+    checked = command.run([*found.argv, "--no-default-config", "check"], timeout=_CHECK_TIMEOUT, check=False)
+    if checked.returncode != 0:
+        lines = [line for line in (checked.text + checked.error_text).splitlines() if "Error" in line]
+        yield Finding(
+            "error",
+            "platform",
+            f"`criu check` fails on this kernel: {lines[0].strip() if lines else 'no reason given'}",
+            "Run scripts/setup for another CRIU, or use a kernel with CONFIG_CHECKPOINT_RESTORE.",
+        )
+    for path in binary.host_configs():
+        yield Finding(
+            "warning",
+            "criu-config",
+            f"{path} exists; criuctl makes CRIU ignore it, while criu on the command line obeys it",
+            "No action is needed.",
+        )
+
+
+def _kernel(_config: Config) -> Iterator[Finding]:
+    yield Finding("info", "kernel", f"Linux {platform.release()} on {platform.machine()}")
+    lacking = [kind for kind in KINDS if not os.path.exists(f"/proc/self/ns/{kind}")]
+    if lacking:
+        yield Finding(
+            "warning",
+            "namespaces",
+            f"this kernel has no {', '.join(lacking)} namespaces",
+            "Trees that need them cannot be restored here.",
+        )
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        yield Finding(
+            "error", "platform", "this kernel lacks CONFIG_PROC_CHILDREN, which CRIU needs", "Use a distribution's stock kernel."
+        )
+    try:
+        sockets()
+    except PlatformError as error:
+        yield Finding("error", error.code, error.message, "The kernel needs CONFIG_INET_DIAG and CONFIG_UNIX_DIAG.")
+    if not _has_pidfd_getfd():
+        yield Finding(
+            "warning", "pidfd-getfd", "this kernel lacks pidfd_getfd(2) (Linux 5.6)", "Connections cannot be handed back."
+        )
+    try:
+        netfilter.tables()
+    except PlatformError as error:
+        yield Finding("warning", "nftables", error.message, "Trees with TCP connections need nftables (CONFIG_NF_TABLES).")
+    if not os.path.exists("/proc/sys/vm/unprivileged_userfaultfd"):
+        yield Finding("warning", "userfaultfd", "this kernel lacks userfaultfd", "`restore --lazy` does not work here.")
+    if not _has_soft_dirty():
+        yield Finding(
+            "info",
+            "soft-dirty",
+            "this kernel does not track changed pages (CONFIG_MEM_SOFT_DIRTY)",
+            "Pre-copy is not available here.",
+        )
+
+
+def _has_pidfd_getfd() -> bool:
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        os.close(pidfd_getfd(pidfd, pidfd))
+    except OSError:
+        return False
+    finally:
+        os.close(pidfd)
+    return True
+
+
+def _has_soft_dirty() -> bool:
+    """A page that was just written is marked dirty, if the kernel marks pages at all."""
+    import ctypes
+
+    page = os.sysconf("SC_PAGE_SIZE")
+    with mmap.mmap(-1, page) as memory:
+        memory[0] = 1
+        anchor = ctypes.c_char.from_buffer(memory)
+        address = ctypes.addressof(anchor)
+        del anchor  # else the mapping cannot be closed
+        fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return bool(struct.unpack("=Q", os.pread(fd, 8, address // page * 8))[0] & _SOFT_DIRTY)
+        finally:
+            os.close(fd)
+
+
+def _programs(_config: Config) -> Iterator[Finding]:
+    path = command.environment()["PATH"]
+    for name, why in _PROGRAMS.items():
+        if shutil.which(name, path=path) is None:
+            yield Finding(
+                "error", "platform", f"{name} is not installed; criuctl needs it {why}", "Install the package util-linux."
+            )
+
+
+def _memory(_config: Config) -> Iterator[Finding]:
+    with Scratch() as scratch:
+        free = scratch.free_bytes()
+    available = next(
+        int(line.split()[1]) * 1024 for line in read_raw("/proc/meminfo").splitlines() if line.startswith(b"MemAvailable:")
+    )
+    text = f"plain images lie in a private tmpfs only ({free >> 20} MiB at most); {available >> 20} MiB of memory are available"
+    if min(free, available) < _LOW_MEMORY:
+        yield Finding(
+            "warning", "memory", text, "Restoring a tree needs about as much memory as it had, and room for its images."
+        )
+    else:
+        yield Finding("info", "memory", text)
+
+
+def _folders(config: Config) -> Iterator[Finding]:
+    for key in ("state_dir", "cache_dir", "run_dir"):
+        path = getattr(config, key)
+        if not path:
+            continue
+        try:
+            nearest = _probe_folder(Path(path))
+        except OSError as error:
+            yield Finding(
+                "error",
+                "platform",
+                f"{key} {path} cannot be written: {error.strerror}",
+                f"Set {key} to a folder on a writable file system.",
+            )
+            continue
+        mode = nearest.stat().st_mode
+        if nearest == Path(path) and mode & 0o022:
+            yield Finding("warning", "folder-mode", f"{key} {path} can be written by other users", f"chmod go-w {path}")
+
+
+def _probe_folder(path: Path) -> Path:
+    """Write a probe where `path` is, or will be made at first use; returns the folder that is there.  `OSError`."""
+    nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+    with tempfile.TemporaryFile(dir=nearest):
+        return nearest
+
+
+def _configuration(config: Config) -> Iterator[Finding]:
+    read = ", ".join(config.sources) if config.sources else "none, the defaults apply"
+    yield Finding("info", "config", f"configuration files read: {read}")
+    for source in config.sources:
+        if os.stat(source).st_mode & 0o022:
+            yield Finding("warning", "config-mode", f"{source} can be written by other users", f"chmod go-w {source}")
+
+
+def _clock(_config: Config) -> Iterator[Finding]:
+    if time.time() < _EARLIEST:
+        yield Finding(
+            "warning",
+            "clock",
+            f"the clock says {time.strftime('%Y-%m-%d', time.gmtime())}; checkpoints would bear wrong dates",
+            "Set the clock (timedatectl set-ntp true).",
+        )
+
+
+def _store(config: Config) -> Iterator[Finding]:
+    from ..checkpoint.repository import Repository
+    from ..store import open_store
+
+    store = open_store(config.store, config)
+    try:
+        repository = Repository.open(store, config)
+        repository.preflight_write()
+        sealed = "encrypted, the key opens it" if repository.encrypted else "not encrypted"
+        yield Finding("info", "store", f"the store {store.url} can be written; it is {sealed}")
+    except (StoreNotInitialised, NoSuchBucket) as error:
+        if config.store.lower().startswith("s3:"):
+            raise
+        _probe_folder(Path(store.url.removeprefix("file://")))
+        yield Finding("info", error.code, error.message, "A local store is made at the first dump.")
+    finally:
+        store.close()

@@ -1,0 +1,472 @@
+"""The life of a dump, told once from top to bottom.
+
+Who may end the tree: only CRIU, only after `_Dump.commit` has returned, which for a dump that ends the tree
+is after the manifest is in the store.  Every failure before that, of whatever part, is a veto: CRIU lets the
+tree go on and the packs already written stay unreferenced.  ``kill -9`` of criuctl closes CRIU's socket, which
+is a veto too.  A dump that leaves the tree running thaws it as soon as everything is in memory of ours, and
+uploads afterwards: the tree is never in danger.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .. import __version__
+from ..checkpoint import leases
+from ..checkpoint.manifest import (
+    ConnectionRecord,
+    ExternalFile,
+    FileRecord,
+    ImageFile,
+    Manifest,
+    MemoryImage,
+    ProcessRecord,
+    SessionRef,
+)
+from ..checkpoint.repository import Repository
+from ..checkpoint.writer import CheckpointWriter
+from ..config import Config
+from ..criu import binary, driver
+from ..criu.images import ImageSet
+from ..criu.options import DumpOptions
+from ..criu.pages import PageGuard, PageImage
+from ..errors import Conflict, CriuctlError, DumpFailed, PreflightRefused, Vetoed
+from ..proc import netfilter
+from ..proc.descriptors import Descriptor, descriptors
+from ..proc.scratch import Scratch
+from ..proc.sockdiag import socket_inside
+from ..proc.tree import Process, read_tree, wait_ended
+from ..report import Reporter
+from ..store import open_store
+from . import cgroups, files, remaps, surroundings
+from .host import host_id, host_info
+from .namespaces import NamespacePlan, plan_entry
+from .preflight import check_tree
+from .registry import Registry, SessionRecord, boot_id, check_name, exclusive, exclusive_session, forget_stale_locks
+from .target import Target, resolve_target
+
+_GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
+
+
+@dataclass(frozen=True, slots=True)
+class DumpResult:
+    """What a dump answers; `to_dict` is the contract of ``dump --json``."""
+
+    manifest: Manifest
+    store: str
+    warnings: list[str]
+    degraded: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Keys as in the command line's contract."""
+        m = self.manifest
+        return {
+            "checkpoint": m.id,
+            "session": m.session.name,
+            "number": m.number,
+            "incarnation": m.incarnation,
+            "store": self.store,
+            "processes": len(m.processes),
+            "frozen_ms": m.timings.get("frozen_ms"),
+            "total_ms": m.timings.get("total_ms"),
+            "bytes": dict(m.bytes),
+            "connections": [c.to_dict() for c in m.connections if c.state != "listen"],
+            "terminals": list(m.terminals),
+            "warnings": self.warnings,
+        }
+
+
+def dump(
+    config: Config,
+    target: str,
+    *,
+    reporter: Reporter,
+    name: str | None = None,
+    leave_running: bool = False,
+    labels: dict[str, str] | None = None,
+    with_files: Sequence[str] = (),
+    connections: str | None = None,
+) -> DumpResult:
+    """Dump the tree that `target` names into the configured store; see the module's text for what may fail how."""
+    began = time.monotonic()
+    registry = Registry(config)
+    reporter.step("resolve", target=target)
+    forget_stale_locks(config)
+    resolved = resolve_target(target, registry.lookup, registry.session_of)
+    root = resolved.root
+    busy = f"PID {root.pid} is being dumped by another criuctl"
+    with ExitStack() as stack:
+        stack.enter_context(exclusive(f"tree/{boot_id()}/{root.pid}/{root.start_time}", busy))
+        session = _session(registry, resolved, name)
+        stack.enter_context(exclusive_session(config, session.name))
+
+        # Everything that can be known to fail is found out here, before anything is touched.
+        reporter.step("preflight")
+        findings = check_tree(resolved, config, leave_running=leave_running)
+        errors = [f for f in findings if f.level == "error"]
+        if errors:
+            raise PreflightRefused("; ".join(str(f) for f in errors), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
+        for finding in findings:
+            reporter.finding(finding)
+        policy = connections or config.connections
+        if policy == "refuse":
+            tree = read_tree(root.pid)
+            opened = {p.pid: descriptors(p.pid) for p in tree if not p.zombie}
+            _veto_refused(surroundings.connections(tree, opened, policy))
+        carried = files.resolve_carried(with_files, root.pid)
+        criu = binary.find(config)
+        reporter.step("connect", store=config.store)
+        store = open_store(config.store, config)
+        stack.callback(store.close)
+        repository = Repository.open(store, config, create_local=True)
+        stack.callback(repository.close)
+        repository.preflight_write()
+        if name is not None and not resolved.session and repository.list(session.name) and registry.get(session.name) is None:
+            reporter.warning(f"the store already holds checkpoints named {session.name!r}; this one is added to them")
+
+        scratch = stack.enter_context(Scratch())
+        net = os.open(f"/proc/{root.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, net)
+        work = _Dump(
+            config=config,
+            reporter=reporter,
+            registry=registry,
+            repository=repository,
+            session=session,
+            root=root.pid,
+            leave_running=leave_running,
+            labels=dict(labels or {}),
+            with_files=carried,
+            policy=policy,
+            began=began,
+            entry=plan_entry(root.pid),
+            external=surroundings.external_files(root.pid),
+            net=net,
+            folder=scratch.folder("images"),
+            writer=stack.enter_context(repository.writer(reporter)),
+        )
+        stack.callback(os.close, work.folder)
+        stack.enter_context(_handlers_restored())
+        try:
+            manifest = work.run(criu)
+        except BaseException as error:
+            work.forget_lock()
+            if not isinstance(error, driver.CriuFailed):
+                raise
+            if not work.ended():
+                raise _explain(config, error, work) from error
+            # The last process of a private PID namespace takes CRIU, its guest, along: no answer, but all is done.
+            manifest = work.committed()
+        if not leave_running:
+            work.end_tree()
+            try:
+                leases.release(repository, session.name, host=host_id())
+            except CriuctlError as error:
+                reporter.warning(f"the lease of {session.name!r} could not be given back: {error.message}", error.hint)
+        _remember(registry, config, work, manifest)
+    reporter.step("done")
+    return DumpResult(manifest, store.url, list(reporter.warnings))
+
+
+def _session(registry: Registry, target: Target, name: str | None) -> SessionRecord:
+    """The session that this tree is: known by its root, named by the user, or named after its command."""
+    known = registry.find(target.root)
+    if name is not None:
+        check_name(name)
+        taken = registry.get(name)
+        if taken is not None and taken.alive() and taken.identity != target.root:
+            raise Conflict(
+                f"session {name!r} is running as PID {taken.pid}, which is another tree", hint="Choose another --name."
+            )
+        if taken is not None:
+            return taken
+        return SessionRecord(name=name, id=known.id if known and known.name == name else os.urandom(16).hex())
+    if known is not None:
+        return known
+    process = read_tree(target.root.pid)[0]
+    plain = "".join(c if (c.isalnum() and c.isascii()) or c in "._-" else "-" for c in process.command).strip("-._") or "process"
+    default = f"{plain}-{process.pid}"
+    return SessionRecord(name=default)
+
+
+def _veto_refused(connections: Sequence[ConnectionRecord]) -> None:
+    """Policy ``refuse``: a tree with such a connection is not dumped now."""
+    for c in connections:
+        if c.external and c.policy == "refuse":
+            raise Vetoed(
+                f"PID {c.pid} fd {c.fd}: the connection {c.local} -> {c.peer} may not be given up",
+                hint="Wait until it is closed, or dump with --connections hangup or keep.",
+                pid=c.pid,
+                fd=c.fd,
+            )
+
+
+@dataclass(slots=True)
+class _Dump:
+    """One dump under way."""
+
+    config: Config
+    reporter: Reporter
+    registry: Registry
+    repository: Repository
+    session: SessionRecord
+    root: int
+    leave_running: bool
+    labels: dict[str, str]
+    with_files: list[str]
+    policy: str
+    began: float
+    entry: NamespacePlan
+    external: dict[str, Descriptor]
+    net: int  # descriptor of the tree's net namespace
+    folder: int
+    writer: CheckpointWriter
+    tree: list[Process] = field(default_factory=list)
+    opened: dict[int, list[Descriptor]] = field(default_factory=dict)
+    helper: ThreadPoolExecutor = field(init=False)
+    collected: Future[tuple[list[FileRecord], list[ConnectionRecord]]] = field(init=False)
+    frozen_at: float = 0.0
+    frozen_ms: float = 0.0
+    manifest: Manifest | None = None
+    kept: bool = False  # an external connection is to be kept: the firewall lock stays
+
+    def net_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
+        """A socket of ours in the tree's net namespace, which may outlive the tree."""
+        return socket_inside(self.net, family, kind, protocol)
+
+    def run(self, criu: binary.CriuBinary) -> Manifest:
+        """Freeze, take everything, commit; returns the manifest that is in the store."""
+        self.reporter.step("freeze")
+        options = DumpOptions(
+            pid=self.entry.root,
+            leave_running=self.leave_running,
+            ghost_limit=surroundings.ghost_limit(self.root),
+            shell_job=surroundings.needs_shell_job(self.root),
+            external=list(self.external),
+            external_mounts=self.entry.is_init,
+            timeout=self.config.criu_timeout,
+        )
+        with ThreadPoolExecutor(1, thread_name_prefix="criuctl-collect") as self.helper:
+            steps = driver.DumpSteps(self.frozen, self.commit)
+            driver.dump(criu, self.folder, options, self.writer, steps, enter=self.entry.prefix)
+        assert self.manifest is not None  # commit ran, or the driver raised
+        if self.leave_running:
+            exact = ImageSet(self.folder).frozen_us()
+            timings = dict(self.manifest.timings, frozen_ms=round((exact or self.frozen_ms * 1000) / 1000, 1))
+            self.manifest = self._store(replace(self.manifest, timings=timings))
+        return self.manifest
+
+    def frozen(self) -> dict[int, PageGuard]:
+        """Every task is stopped: what /proc says now is what the images will say."""
+        self.frozen_at = time.monotonic()
+        self.reporter.step("frozen")
+        self.tree = read_tree(self.root)
+        self.opened = {p.pid: descriptors(p.pid) for p in self.tree if not p.zombie}
+        self.collected = self.helper.submit(self._collect)  # beside CRIU's own work
+        return surroundings.page_guards(self.tree)
+
+    def _collect(self) -> tuple[list[FileRecord], list[ConnectionRecord]]:
+        """The files and connections of the frozen tree."""
+        records = files.collect(self.writer, self.config, self.opened, self.with_files, self.root, self.reporter)
+        return records, surroundings.connections(self.tree, self.opened, self.policy)
+
+    def commit(self, memory: list[PageImage]) -> None:
+        """Inside post-dump: all pages and images are there.  Returning lets CRIU end (or thaw) the tree."""
+        self.reporter.step("collect")
+        self.manifest = self._describe(memory)
+        if self.leave_running:
+            self.writer.hashed()
+            self.frozen_ms = (time.monotonic() - self.frozen_at) * 1000
+            return
+        self.frozen_ms = (time.monotonic() - self.frozen_at) * 1000
+        timings = dict(self.manifest.timings, frozen_ms=round(self.frozen_ms, 1))
+        self.manifest = self._store(replace(self.manifest, timings=timings))
+        # The checkpoint exists.  From here to the end of the tree is no way back, so no signal may stop us.
+        self.reporter.step("kill")
+        _ignore_signals()
+        ended = replace(
+            self.session, state="checkpointed", store=self.config.store, checkpoint=self.manifest.id, boot_id=boot_id()
+        )
+        self.registry.put(replace(ended, lock_table=self.lock_table(), lock_kept=self.kept))
+
+    def _store(self, manifest: Manifest) -> Manifest:
+        """Make everything durable, then publish the manifest: THE commit point."""
+        self.reporter.step("store")
+        self.writer.flush()
+        manifest = self._with_sizes(manifest)
+        self.reporter.step("commit")
+        summary = self.writer.commit(manifest)
+        return replace(manifest, number=summary.number)
+
+    def _with_sizes(self, manifest: Manifest) -> Manifest:
+        stats = self.writer.stats
+        sizes = dict(manifest.bytes, new=stats.bytes_new, stored=stats.bytes_stored)
+        timings = dict(manifest.timings, total_ms=round((time.monotonic() - self.began) * 1000, 1))
+        return replace(manifest, bytes=sizes, timings=timings, warnings=tuple(self.reporter.warnings))
+
+    def _describe(self, memory: list[PageImage]) -> Manifest:
+        images = ImageSet(self.folder)
+        link_names = remaps.collect(images, self.writer, self.root, self.entry)
+        file_records, connections = self.collected.result()
+        _veto_refused(connections)
+        self.kept = any(c.policy == "keep" and c.external for c in connections)
+        image_files = tuple(self._add_images(images))
+        memory_images = []
+        for image in memory:
+            key = ("entries", image.key)
+            self.writer.add_bytes(key, image.pack())
+            memory_images.append(
+                MemoryImage(
+                    kind=image.key.kind,
+                    id=image.key.id,
+                    pages=image.pages,
+                    entries=self.writer.stream(key),
+                    data=self.writer.stream(image.key),
+                )
+            )
+        return Manifest(
+            id=os.urandom(16).hex(),
+            session=SessionRef(self.session.name, self.session.id),
+            incarnation=self.session.incarnation,
+            parent=self.session.checkpoint or None,
+            labels=self.labels,
+            host=host_info(),
+            criu=surroundings.criu_info(self.config),
+            criuctl=__version__,
+            root=self._process(self.tree[0]),
+            processes=tuple(self._process(p) for p in self.tree),
+            namespaces=self.entry.to_dict(),
+            images=image_files,
+            image_data=self.writer.stream("images"),
+            memory=tuple(memory_images),
+            connections=tuple(connections),
+            files=tuple(file_records),
+            links=tuple(link_names),
+            external=tuple(ExternalFile(key=key, kind=d.kind, path=d.target, flags=d.flags) for key, d in self.external.items()),
+            bytes={
+                "memory": sum(i.pages for i in memory) * 4096,
+                "files": sum(f.size for f in file_records if f.data is not None),
+                "new": 0,
+                "stored": 0,
+            },
+        )
+
+    def _add_images(self, images: ImageSet) -> Iterator[ImageFile]:
+        """Put CRIU's metadata images, one after the other, into one stream."""
+        for name in images.names():
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.folder)
+            with open(fd, "rb") as file:
+                size = 0
+                while piece := file.read(4 << 20):
+                    self.writer.add_bytes("images", piece)
+                    size += len(piece)
+            yield ImageFile(name, size)
+
+    @staticmethod
+    def _process(p: Process) -> ProcessRecord:
+        return ProcessRecord(
+            pid=p.pid,
+            ns_pid=p.ns_pid,
+            ppid=p.ppid,
+            pgid=p.pgid,
+            sid=p.sid,
+            start_time=p.start_time,
+            command=p.command,
+            argv=p.argv,
+            exe=p.exe,
+            cwd=p.cwd,
+            uid=p.uid,
+            gid=p.gid,
+            state=p.state,
+            threads=p.threads,
+            cgroups={} if p.zombie else cgroups.of_process(p.pid),
+        )
+
+    def ended(self) -> bool:
+        """Whether the checkpoint is committed and the tree is gone, whatever CRIU had to say."""
+        if self.leave_running or self.manifest is None or not self.manifest.number:
+            return False
+        return not wait_ended((p.identity for p in self.tree), _GONE_TIMEOUT)
+
+    def committed(self) -> Manifest:
+        """The manifest that is in the store."""
+        assert self.manifest is not None and self.manifest.number
+        return self.manifest
+
+    def end_tree(self) -> None:
+        """CRIU has killed the tree: wait for that, and take down the lock on its connections."""
+        self.reporter.step("cleanup")
+        left = wait_ended((p.identity for p in self.tree), _GONE_TIMEOUT)
+        if left:
+            self.reporter.warning(f"still ending: PIDs {', '.join(str(i.pid) for i in left)}")
+        remaps.clean(self.manifest.links if self.manifest else ())
+        if not self.kept:
+            self.forget_lock()
+
+    def lock_table(self) -> str:
+        """The firewall table in which CRIU has locked the tree's connections."""
+        run_id = driver.run_id(self.folder)
+        return netfilter.criu_table(run_id) if run_id is not None else ""
+
+    def forget_lock(self) -> None:
+        """Take down CRIU's lock on the connections: CRIU does so itself, unless it ended the tree or was killed."""
+        if self.lock_table():
+            try:
+                netfilter.delete_table(self.lock_table(), self.net_socket)
+            except CriuctlError as error:
+                self.reporter.warning(error.message, error.hint)
+
+
+@contextmanager
+def _handlers_restored() -> Iterator[None]:
+    """Whatever becomes of the signal handlers inside (see `_Dump.commit`), they are put back."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _remember(registry: Registry, config: Config, work: _Dump, manifest: Manifest) -> None:
+    """Write down where the session is now; the tree's fate is told by looking at it."""
+    record = replace(work.session, store=config.store, checkpoint=manifest.id, boot_id=boot_id())
+    root = work.tree[0]
+    if root.identity.alive():
+        record = replace(record, state="running", pid=root.pid, start_time=root.start_time)
+    else:
+        table = work.lock_table() if work.kept else ""
+        ended = replace(record, state="checkpointed", pid=root.pid, start_time=root.start_time)
+        record = replace(ended, lock_table=table, lock_kept=work.kept)
+    registry.put(record)
+
+
+def _explain(config: Config, error: driver.CriuFailed, work: _Dump) -> CriuctlError:
+    """CRIU's failure in words, by the state the tree is in now."""
+    from . import diagnosis  # a table of regular expressions that only failures need
+
+    kept_log = diagnosis.keep_log(config, error.log, f"dump-{work.session.name}")
+    found = diagnosis.diagnose(error.log, str(error))
+    alive = work.tree[0].identity.alive() if work.tree else os.path.exists(f"/proc/{work.root}")
+    fate = "the tree runs on" if alive else "the tree is gone"
+    return DumpFailed(
+        f"CRIU could not dump PID {work.root}: {found.text}; {fate}",
+        hint=found.hint,
+        pid=found.pid,
+        fd=found.fd,
+        log=str(kept_log),
+    )

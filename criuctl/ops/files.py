@@ -1,0 +1,217 @@
+"""The files of a tree, as they are while it is frozen.
+
+CRIU saves descriptors, not the files behind them, and on restore refuses a file whose size has changed: the
+most reported failure of checkpointing.  So every regular file that the tree has open or mapped is recorded:
+
+- ``written``: open or mapped for writing: size and hash of its contents, and the contents too when the policy
+  (`Config.files` = carry) says so;
+- ``read``: open for reading only: its identity (size, time, inode);
+- ``mapped``: executables and libraries: identity; CRIU compares build-ids itself;
+- ``carried``: named by ``--with-files``: everything, folders with all that is below them.
+
+Contents are read through ``/proc/PID/fd`` and ``/proc/PID/root``, so paths mean what they mean to the tree.
+What to do with the records on restore is decided in `criuctl.ops.putback`.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..checkpoint.chunks import StreamRef
+from ..checkpoint.manifest import FileRecord
+from ..checkpoint.writer import CheckpointWriter
+from ..config import Config
+from ..errors import NotFound
+from ..proc.descriptors import Descriptor
+from ..proc.tree import mappings
+from ..report import Reporter
+
+_PIECE = 1 << 20
+_NO_FILES = ("/dev/", "/SYSV", "/memfd:", "/anon_hugepage")  # mapped, but of no file that could be put back
+
+
+def digest(fd: int, length: int) -> str:
+    """BLAKE3 (hex) of the first `length` bytes of an open file; "" when it is shorter."""
+    from blake3 import blake3
+
+    hasher = blake3()
+    buffer = bytearray(min(_PIECE, max(length, 1)))
+    view = memoryview(buffer)
+    position = 0
+    while position < length:
+        count = os.preadv(fd, [view[: min(len(view), length - position)]], position)
+        if count == 0:
+            return ""
+        hasher.update(view[:count])
+        position += count
+    return hasher.hexdigest()
+
+
+@dataclass(slots=True)
+class _Open:
+    """One file of the tree, gathered over all its descriptors and mappings."""
+
+    path: str
+    source: str  # a name under /proc through which it can be opened
+    kind: str = "read"
+    append: bool = True  # every writer appends
+    holders: list[tuple[int, int]] = field(default_factory=list)
+
+
+def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, int], _Open]:
+    """(device, inode) -> every regular file with a name that the processes in `opened` have open or mapped."""
+    found: dict[tuple[int, int], _Open] = {}
+    for pid, descriptors in opened.items():
+        for d in descriptors:
+            if d.kind != "file" or d.deleted or not d.target.startswith("/") or d.target.startswith(("/proc/", "/sys/")):
+                continue
+            entry = found.setdefault((d.device, d.inode), _Open(d.target, f"/proc/{pid}/fd/{d.fd}"))
+            entry.holders.append((pid, d.fd))
+            if d.writable:
+                entry.kind = "written"
+                entry.source = f"/proc/{pid}/fd/{d.fd}"
+                entry.append = entry.append and bool(d.flags & os.O_APPEND)
+        for m in mappings(pid):
+            if (
+                not m.inode
+                or m.deleted
+                or not m.path.startswith("/")
+                or m.path.startswith(("/dev/", "/SYSV", "/memfd:", "/anon_hugepage"))
+            ):
+                continue
+            key = (m.device, m.inode)
+            if key not in found:
+                found[key] = _Open(m.path, f"/proc/{pid}/root{m.path}", kind="mapped")
+            if m.shared and "w" in m.perms:
+                found[key].kind, found[key].append = "written", False
+    return found
+
+
+def collect(
+    writer: CheckpointWriter,
+    config: Config,
+    opened: Mapping[int, Sequence[Descriptor]],
+    with_files: Sequence[str],
+    root_pid: int,
+    reporter: Reporter,
+) -> list[FileRecord]:
+    """Record (and where wanted store) the files of a frozen tree."""
+    records: list[FileRecord] = []
+    carried: dict[tuple[int, int], FileRecord] = {}
+    for wanted in with_files:
+        for record, identity in _carry(writer, wanted, root_pid, reporter):
+            records.append(record)
+            carried.setdefault(identity, record)
+    for (device, inode), entry in open_files(opened).items():
+        if (device, inode) in carried:
+            known = carried[device, inode]
+            records[records.index(known)] = known.with_use(holders=tuple(entry.holders), append=entry.append, kind=known.kind)
+            continue
+        found = _record(writer, config, entry, reporter)
+        if found is not None:
+            records.append(found)
+    return records
+
+
+def _record(writer: CheckpointWriter, config: Config, entry: _Open, reporter: Reporter) -> FileRecord | None:
+    try:
+        fd = os.open(entry.source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError as error:
+        if entry.kind == "written":
+            reporter.warning(f"{entry.path}: its contents could not be recorded: {error.strerror}")
+        return None
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        hashed, data = "", None
+        if entry.kind == "written":
+            if config.files == "carry" and status.st_size <= config.files_max_mib << 20:
+                hashed, data = _store(writer, entry.path, fd, status.st_size, reporter)
+            else:
+                hashed = digest(fd, status.st_size)
+        return _base(entry.path, entry.kind, status).with_use(
+            holders=tuple(entry.holders), append=entry.append and entry.kind == "written", digest=hashed, data=data
+        )
+    finally:
+        os.close(fd)
+
+
+def _store(writer: CheckpointWriter, path: str, fd: int, size: int, reporter: Reporter) -> tuple[str, StreamRef]:
+    """Put the contents into the checkpoint: (hash, stream)."""
+    taken = writer.add_file(("file", path), fd, size)
+    if taken.changed:
+        reporter.warning(f"{path} was written to by a process outside the tree while it was read")
+    return taken.digest, writer.stream(("file", path))
+
+
+def _base(path: str, kind: str, status: os.stat_result) -> FileRecord:
+    return FileRecord(
+        path=path,
+        kind=kind,
+        size=status.st_size,
+        mode=status.st_mode,
+        uid=status.st_uid,
+        gid=status.st_gid,
+        mtime_ns=status.st_mtime_ns,
+        inode=status.st_ino,
+        device=status.st_dev,
+    )
+
+
+def _xattrs(path: str) -> dict[str, str]:
+    try:
+        names = os.listxattr(path, follow_symlinks=False)
+        return {n: base64.b64encode(os.getxattr(path, n, follow_symlinks=False)).decode() for n in names}
+    except OSError:
+        return {}  # a file system without extended attributes
+
+
+def resolve_carried(paths: Iterable[str], root_pid: int) -> list[str]:
+    """The absolute paths named by ``--with-files``, checked to exist as the tree sees them."""
+    found = []
+    for path in paths:
+        absolute = os.path.abspath(path)
+        if not os.path.lexists(f"/proc/{root_pid}/root{absolute}"):
+            raise NotFound(f"{absolute}: no such file or folder for PID {root_pid}", hint="--with-files names files of the tree.")
+        found.append(absolute)
+    return found
+
+
+def _carry(
+    writer: CheckpointWriter, wanted: str, root_pid: int, reporter: Reporter
+) -> Iterator[tuple[FileRecord, tuple[int, int]]]:
+    """The records of a file, or of a folder and everything below it on the same file system."""
+    view = Path(f"/proc/{root_pid}/root")
+    pending = [wanted]
+    device = os.lstat(f"{view}{wanted}").st_dev
+    while pending:
+        path = pending.pop()
+        real = f"{view}{path}"
+        try:
+            status = os.lstat(real)
+        except FileNotFoundError:
+            continue  # removed by somebody outside the tree
+        identity = (status.st_dev, status.st_ino)
+        record = _base(path, "carried", status).with_use(xattrs=_xattrs(real))
+        if stat.S_ISDIR(status.st_mode):
+            if status.st_dev == device:
+                pending += [os.path.join(path, name) for name in sorted(os.listdir(real), reverse=True)]
+        elif stat.S_ISLNK(status.st_mode):
+            record = record.with_use(target=os.readlink(real))
+        elif stat.S_ISREG(status.st_mode):
+            fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                hashed, data = _store(writer, path, fd, status.st_size, reporter)
+                record = record.with_use(digest=hashed, data=data)
+            finally:
+                os.close(fd)
+        elif not stat.S_ISFIFO(status.st_mode):
+            reporter.warning(f"{path} is a socket or a device: left out")
+            continue
+        yield record, identity

@@ -1,0 +1,65 @@
+"""What this host is, as a checkpoint records it and a restore compares it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from ..checkpoint.manifest import HostInfo
+from .registry import boot_id
+
+
+def machine_id() -> str:
+    """The host's stable id, "" where there is none."""
+    for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
+        try:
+            return Path(path).read_text().strip()
+        except OSError:
+            continue
+    return ""
+
+
+def host_id() -> str:
+    """What this host is called in leases: its machine id, else its name."""
+    return machine_id() or platform.node()
+
+
+def cpu() -> tuple[str, tuple[str, ...]]:
+    """(model name, feature flags) of the first processor."""
+    model, flags = "", ""
+    with open("/proc/cpuinfo") as file:
+        for line in file:
+            key, _, value = line.partition(":")
+            key = key.strip()
+            if key in ("model name", "Model", "CPU part") and not model:
+                model = value.strip()
+            elif key in ("flags", "Features") and not flags:
+                flags = value.strip()
+            if model and flags:
+                break
+    return model, tuple(sorted(flags.split()))
+
+
+def host_info() -> HostInfo:
+    """This host, now."""
+    model, flags = cpu()
+    return HostInfo(
+        name=platform.node(),
+        machine_id=machine_id(),
+        boot_id=boot_id(),
+        kernel=platform.release(),
+        os=os_name(),
+        arch=platform.machine(),
+        cpu_model=model,
+        cpu_flags=flags,
+        page_size=os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+def os_name() -> str:
+    """The distribution's own name of itself."""
+    try:
+        return platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        return ""

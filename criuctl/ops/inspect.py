@@ -1,0 +1,236 @@
+"""Looking at what a store holds and keeping it in order: list, show, verify, remove.
+
+Short stories over `Repository`, each opening the store, doing one thing and closing it.  None of them needs
+CRIU or a process tree.  What concerns one checkpoint of several (damage, a missing object, an unknown name)
+is recorded as the outcome of that one and the others are looked at all the same; what concerns the store as
+a whole (unreachable, denied, wrong key) ends the operation.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..checkpoint.manifest import CheckpointSummary, Manifest
+from ..checkpoint.repository import Repository
+from ..config import Config
+from ..errors import AmbiguousRef, Conflict, CriuctlError, Damaged, DataError, InvalidName, NoSuchCheckpoint, ObjectMissing
+from ..proc import netfilter
+from ..report import Reporter
+from ..store import open_store
+from .registry import Registry
+
+# One entry of a memory image's list: address, pages, flags as CRIU's page server sends them.
+_ENTRY = struct.Struct("<QII")
+_FLAGS = ((1, "parent"), (2, "lazy"), (4, "present"))
+
+
+@contextmanager
+def _opened(config: Config) -> Iterator[tuple[str, Repository]]:
+    store = open_store(config.store, config)
+    try:
+        repository = Repository.open(store, config)
+        try:
+            yield store.url, repository
+        finally:
+            repository.close()
+    finally:
+        store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The checkpoints of a store, and the errors of manifests that cannot be read."""
+
+    checkpoints: list[CheckpointSummary]
+    unreadable: list[DataError]
+
+
+def list_checkpoints(config: Config, session: str | None = None) -> Listing:
+    """The checkpoints of the store, by session and number; `NoSuchCheckpoint` if `session` has none."""
+    unreadable: list[DataError] = []
+    with _opened(config) as (_, repository):
+        found = repository.list(session, unreadable=unreadable)
+    if session is not None and not found and not unreadable:
+        raise NoSuchCheckpoint(f"the store holds no checkpoint of a session named {session!r}")
+    return Listing(found, unreadable)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What `show` found: a manifest without its lists of chunks, and the memory map if that was asked for."""
+
+    manifest: Manifest
+    store: str
+    maps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # by index into manifest.memory
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys of ``list``, and everything else that a manifest tells."""
+        m = self.manifest
+        body = m.to_dict()
+        machine = body["host"]
+        memory = []
+        for i, image in enumerate(m.memory):
+            one: dict[str, Any] = {"kind": image.kind, "id": image.id, "pages": image.pages, "bytes": image.data.size}
+            if i in self.maps:
+                one["maps"] = self.maps[i]
+            memory.append(one)
+        files = []
+        for record in body["files"]:
+            data = record.pop("data", None)
+            files.append({**record, "carried": data is not None})
+        return {
+            "id": m.id,
+            "session": m.session.name,
+            "session_id": m.session.id,
+            "number": m.number,
+            "incarnation": m.incarnation,
+            "parent": m.parent,
+            "created": m.created,
+            "store": self.store,
+            "host": machine["name"],
+            "machine": {k: v for k, v in machine.items() if k != "name"},
+            "labels": body["labels"],
+            "pinned": m.pinned,
+            "bytes": body["bytes"],
+            "timings": body["timings"],
+            "criuctl": body["criuctl"],
+            "criu": body["criu"],
+            "version": body["version"],
+            "features": body["features"],
+            "root": body["root"],
+            "processes": body["processes"],
+            "namespaces": body["namespaces"],
+            "memory": memory,
+            "images": body["images"]["files"],
+            "terminals": body["terminals"],
+            "connections": body["connections"],
+            "files": files,
+            "hooks": body["hooks"],
+            "warnings": body["warnings"],
+        }
+
+
+def show(config: Config, ref: str, *, maps: bool = False, reporter: Reporter | None = None) -> Shown:
+    """The manifest of `ref`; with `maps` also which addresses of each address space are stored."""
+    with _opened(config) as (url, repository):
+        manifest = repository.manifest(ref)
+        found: dict[int, list[dict[str, Any]]] = {}
+        if maps:
+            reader = repository.reader(reporter or Reporter())
+            for i, image in enumerate(manifest.memory):
+                found[i] = _entries(reader.read(image.entries), manifest.host.page_size)
+        return Shown(manifest, url, found)
+
+
+def _entries(packed: bytes, page_size: int) -> list[dict[str, Any]]:
+    if len(packed) % _ENTRY.size:
+        raise Damaged("the list of a memory image's pages is cut off")
+    return [
+        {
+            "address": address,
+            "pages": pages,
+            "bytes": pages * page_size,
+            "flags": [name for bit, name in _FLAGS if flags & bit],
+        }
+        for address, pages, flags in _ENTRY.iter_unpack(packed)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What `verify` found about one checkpoint; no summary if not even that can be read."""
+
+    summary: CheckpointSummary | None
+    bytes: int = 0  # plain bytes that were checked
+    error: CriuctlError | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """``ok`` and, if it is not, ``error``."""
+        return {
+            "id": self.summary.id if self.summary else None,
+            "session": self.summary.session if self.summary else None,
+            "number": self.summary.number if self.summary else None,
+            "ok": self.error is None,
+            "bytes": self.bytes,
+            "error": None if self.error is None else self.error.to_dict(),
+        }
+
+
+def verify(config: Config, ref: str | None, *, reporter: Reporter) -> list[Verdict]:
+    """Read and check everything that a restore of `ref` would need; of every checkpoint if `ref` is None."""
+    with _opened(config) as (_, repository):
+        unreadable: list[DataError] = []
+        wanted = repository.list(unreadable=unreadable) if ref is None else [repository.resolve(ref)]
+        verdicts = [_verdict(repository, summary, reporter) for summary in wanted]
+    return verdicts + [Verdict(None, error=error) for error in unreadable]
+
+
+def _verdict(repository: Repository, summary: CheckpointSummary, reporter: Reporter) -> Verdict:
+    reporter.step(f"verify {summary.session}@{summary.number}", checkpoint=summary.id)
+    try:
+        return Verdict(summary, repository.verify(repository.manifest(summary), reporter))
+    except (DataError, ObjectMissing, NoSuchCheckpoint) as error:
+        return Verdict(summary, error=error)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What became of one REF given to `remove`."""
+
+    ref: str
+    summary: CheckpointSummary | None = None
+    error: CriuctlError | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """``ok`` and what was removed, or ``error``."""
+        return {
+            "ref": self.ref,
+            "ok": self.error is None,
+            "id": self.summary.id if self.summary else None,
+            "session": self.summary.session if self.summary else None,
+            "number": self.summary.number if self.summary else None,
+            "error": None if self.error is None else self.error.to_dict(),
+        }
+
+
+def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[Removal]:
+    """Remove checkpoints; all REFs are resolved before the first is removed, so that they mean what was listed.
+
+    A checkpoint that two of the REFs name is removed, and told, once.
+    """
+    with _opened(config) as (_, repository):
+        looked_up: list[Removal] = []
+        seen: set[str] = set()
+        for ref in refs:
+            try:
+                summary = repository.resolve(ref)
+            except (NoSuchCheckpoint, AmbiguousRef, InvalidName) as error:
+                looked_up.append(Removal(ref, error=error))
+                continue
+            if summary.id in seen:
+                continue
+            seen.add(summary.id)
+            looked_up.append(Removal(ref, summary))
+        return [_removed(repository, removal, Registry(config), reporter) for removal in looked_up]
+
+
+def _removed(repository: Repository, removal: Removal, registry: Registry, reporter: Reporter) -> Removal:
+    summary = removal.summary
+    if summary is None:
+        return removal
+    name = f"{summary.session}@{summary.number}"
+    reporter.step(f"remove {name}", checkpoint=summary.id)
+    try:
+        repository.remove(summary)
+    except Conflict as error:  # pinned
+        return Removal(removal.ref, summary, error)
+    known = registry.get(summary.session)
+    if known is not None and known.checkpoint == summary.id and known.lock_table:
+        # Connections that were to be kept have lost what would have taken them up again.
+        netfilter.delete_table(known.lock_table)
+        registry.put(replace(known, lock_table=""))
+    return removal

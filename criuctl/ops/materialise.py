@@ -1,0 +1,79 @@
+"""From a checkpoint to CRIU's images in a folder: metadata, page maps and pages.
+
+Every chunk is verified before a byte of it is written, and what the manifest says is checked against what the
+streams hold, so CRIU never sees an image that was not written by a dump of ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ..checkpoint.chunks import StreamRef
+from ..checkpoint.manifest import Manifest, MemoryImage
+from ..checkpoint.reader import CheckpointReader
+from ..criu.images import valid_name
+from ..criu.lazy import LazyImage
+from ..criu.pages import ImageKey, PagemapEntry, unpack_entries, window_sizes, write_pagemap
+from ..errors import Damaged
+from .lazymemory import StoredPages
+
+
+def write_images(manifest: Manifest, reader: CheckpointReader, folder: int) -> None:
+    """CRIU's metadata images, out of the one stream that holds them."""
+    data = reader.read(manifest.image_data)
+    position = 0
+    for image in manifest.images:
+        if not valid_name(image.name) or position + image.size > len(data):
+            raise Damaged(f"the checkpoint's list of images is wrong at {image.name!r}")
+        fd = os.open(image.name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        with os.fdopen(fd, "wb") as file:
+            file.write(memoryview(data)[position : position + image.size])
+        position += image.size
+
+
+def _page_maps(manifest: Manifest, reader: CheckpointReader) -> Iterator[tuple[MemoryImage, list[PagemapEntry]]]:
+    """Each memory image with its page map, checked to fit its pages."""
+    for image in manifest.memory:
+        try:
+            entries = unpack_entries(reader.read(image.entries))
+        except ValueError as error:
+            raise Damaged(f"page entries of image {image.id}: {error}") from error
+        if sum(window_sizes(entries)) != image.data.size:
+            raise Damaged(f"page entries of image {image.id} do not match its pages")
+        yield image, entries
+
+
+def _pages_file(folder: int, number: int) -> int:
+    return os.open(f"pages-{number}.img", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
+
+
+def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> None:
+    """The memory: for each image CRIU's pagemap, and its pages, decoded and verified in parallel."""
+    placements: list[tuple[StreamRef, int, int]] = []
+    try:
+        for number, (image, entries) in enumerate(_page_maps(manifest, reader), start=1):
+            write_pagemap(folder, ImageKey(image.kind, image.id), number, entries)
+            placements.append((image.data, _pages_file(folder, number), 0))
+        reader.write_to(placements)
+    finally:
+        for _data, fd, _offset in placements:
+            os.close(fd)
+
+
+def lazy_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> dict[int, LazyImage]:
+    """For a lazy restore: only what cannot wait is written; the rest is found by address later."""
+    images: dict[int, LazyImage] = {}
+    for number, (image, entries) in enumerate(_page_maps(manifest, reader), start=1):
+        lazy = image.kind == "task"
+        write_pagemap(folder, ImageKey(image.kind, image.id), number, entries, lazy=lazy)
+        fd = _pages_file(folder, number)
+        try:
+            if lazy:
+                images[image.id] = LazyImage(entries, StoredPages(reader, image.data))
+                images[image.id].write_rest(fd)
+            else:
+                reader.write_to([(image.data, fd, 0)])
+        finally:
+            os.close(fd)
+    return images

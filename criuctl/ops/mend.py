@@ -1,0 +1,161 @@
+"""What CRIU 4.2 loses on a restore and criuctl puts right.
+
+Each of these was seen with the state oracle of the tests, on programs that CRIU dumps and restores without a
+word of complaint:
+
+- A periodic timerfd whose last expiry was not read yet comes back disarmed, and its event loop hangs.  Mended
+  in the images: armed to expire at once.
+- A thread that waited in poll or nanosleep when it was frozen gets EINTR, though no signal came: programs that
+  never expected one (``tail -F``) end.  Mended in the images: the call is entered again, a sleep for what was
+  left of it.
+- POSIX locks on a file that the process has also mapped are gone: the restorer closes a descriptor of the file
+  after it has set them.  Mended in post-restore, by having the process itself set them once more.
+- A daemon whose session leader is long dead is adopted by whoever is the subreaper *around* the tree, because
+  the tree's own subreaper gets that role back too late.  Mended by giving the root its role as soon as it
+  exists.
+
+The last two run a system call inside the process (`criuctl.proc.inject`).  What could not be mended is told.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..criu.images import ImageSet, read, write
+from ..errors import CriuctlError
+from ..proc import inject
+from ..report import Reporter
+
+_FL_POSIX = 1
+_F_SETLK = 6
+_FLOCK = struct.Struct("=hhxxxxqqixxxx")  # l_type, l_whence, l_start, l_len, l_pid on 64-bit Linux
+_BELOW_STACK = 4096  # far below the red zone, well inside the stack's mapping
+_ARM_NOW = 1  # nanosecond
+_LOOK = 0.0003  # seconds between looks for the root process
+_MINUS_EINTR = (1 << 64) - errno.EINTR
+_POLL, _NANOSLEEP, _CLOCK_NANOSLEEP, _SYSCALL_LENGTH = 7, 35, 230, 2  # x86-64
+_NATIVE = 1  # not a 32-bit process, whose calls have other numbers
+
+
+def arm_timers(images: ImageSet) -> None:
+    """Periodic timers with an unread expiry: armed again."""
+    lost = {e.id for e in images.files() if e.HasField("tfd") and _disarmed(e.tfd)}
+    if lost:
+
+        def edit(entry: Any) -> None:
+            if entry.HasField("tfd") and entry.id in lost:
+                entry.tfd.vnsec = _ARM_NOW
+
+        images.edit_files(edit)
+
+
+def _disarmed(timer: Any) -> bool:
+    return bool(timer.ticks and (timer.isec or timer.insec) and not timer.vsec and not timer.vnsec)
+
+
+def restart_calls(images: ImageSet) -> None:
+    """Threads whose interrupted system call CRIU turned into EINTR: back at the call, as the kernel would have them."""
+    for name in images.names():
+        if not name.startswith("core-"):
+            continue
+        messages = read(images.folder, name, "CORE")
+        if messages and messages[0].HasField("thread_info") and _restart(messages[0].thread_info.gpregs):
+            write(images.folder, name, "CORE", messages)
+
+
+def _restart(registers: Any) -> bool:
+    """Step back onto the ``syscall`` instruction, if the thread was in a call that is known to be entered again."""
+    if registers.ax != _MINUS_EINTR or registers.mode != _NATIVE:
+        return False
+    if registers.orig_ax == _NANOSLEEP and registers.si:
+        registers.di = registers.si  # the kernel has stored there how long is left
+    elif registers.orig_ax == _CLOCK_NANOSLEEP and registers.r10:
+        registers.dx = registers.r10
+    elif registers.orig_ax != _POLL:
+        return False
+    registers.ax = registers.orig_ax
+    registers.ip -= _SYSCALL_LENGTH
+    return True
+
+
+def posix_locks(images: ImageSet) -> list[Any]:
+    """The POSIX locks of the images, as CRIU's file_lock_entry."""
+    if "filelocks.img" not in os.listdir(images.folder):
+        return []
+    return [e for e in read(images.folder, "filelocks.img", "FILE_LOCKS") if e.flag & _FL_POSIX]
+
+
+def set_locks(locks: list[Any], pids: Mapping[int, int], reporter: Reporter) -> None:
+    """Have each process set its POSIX locks again; setting one that is still held changes nothing."""
+    for inner in {lock.pid for lock in locks}:
+        try:
+            with inject.stopped(pids[inner]):
+                for lock in (lk for lk in locks if lk.pid == inner):
+                    _set_lock(pids[inner], lock)
+        except (OSError, KeyError, CriuctlError) as error:
+            reporter.warning(f"PID {inner}: its file locks could not be made sure of: {error}")
+
+
+def _set_lock(pid: int, lock: Any) -> None:
+    address = (inject.stack_pointer(pid) - _BELOW_STACK) & ~0xF
+    saved = inject.read_memory(pid, address, _FLOCK.size)
+    try:
+        inject.write_memory(pid, address, _FLOCK.pack(lock.type, os.SEEK_SET, lock.start, lock.len, 0))
+        result = inject.call(pid, inject.FCNTL, lock.fd, _F_SETLK, address)
+    finally:
+        inject.write_memory(pid, address, saved)
+    if result < 0:
+        raise OSError(-result, f"lock of descriptor {lock.fd}: {os.strerror(-result)}")
+
+
+def needs_subreaper(images: ImageSet) -> bool:
+    """Whether the root adopts orphans and the tree has processes whose session leader is gone."""
+    tree = read(images.folder, "pstree.img", "PSTREE")
+    core = read(images.folder, f"core-{tree[0].pid}.img", "CORE")[0]
+    if not core.tc.child_subreaper:
+        return False
+    alive = {entry.pid for entry in tree}
+    return any(entry.sid not in alive or entry.pgid not in alive for entry in tree[1:])
+
+
+@dataclass(slots=True)
+class EarlySubreaper:
+    """Gives the root its role as subreaper as soon as CRIU has forked it; a thread, because ptrace wants one."""
+
+    find_root: Callable[[], int | None]  # the root's PID as we see it, once it exists
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    done: bool = False
+
+    def start(self) -> None:
+        """Begin to watch for the root."""
+        self._thread = threading.Thread(target=self._run, name="criuctl-subreaper", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give up watching; idempotent."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK):
+            pid = self.find_root()
+            if pid is None:
+                continue
+            try:
+                with inject.stopped(pid):
+                    self.done = inject.call(pid, inject.PRCTL, inject.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+            except OSError as error:
+                if error.errno != errno.EAGAIN:  # not in a system call just now: look again
+                    return
+            except CriuctlError:
+                return
+            if self.done:
+                return

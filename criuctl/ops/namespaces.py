@@ -1,0 +1,62 @@
+"""Which namespaces CRIU is started in for a dump, and what a restore must make of them.
+
+CRIU does not save a namespace that it is in itself.  For PID, mount and net namespaces that is the better
+way: a mount namespace can rarely be rebuilt from images, and a net namespace never with its links.  So CRIU
+enters those of the tree; a restore puts CRIU into fresh ones (or into the same, if they still exist) first.
+The others (UTS, IPC, time) are small, and CRIU saves and restores them as part of the tree.
+
+A root that is PID 1 of its PID namespace is different: from inside, CRIU cannot stop it, and nobody could
+take its place at a restore.  CRIU then stays outside and saves the PID and mount namespaces itself, with all
+mounts marked as coming from outside; a restore gives it a bind mount of the root folder to build them on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..proc.namespaces import entry_prefix, foreign, is_namespace_init, named_netns, namespaces
+from ..proc.namespaces import ns_pids as pids_of
+
+ENTERED = ("mnt", "pid", "net")
+DUMPED = ("ipc", "uts", "time", "cgroup", "user")
+
+
+@dataclass(frozen=True, slots=True)
+class NamespacePlan:
+    """How CRIU gets at a tree: the argv prefix that enters, and the root's PID as seen from there."""
+
+    prefix: tuple[str, ...]
+    root: int  # the root's PID as CRIU sees it
+    entered: frozenset[str]
+    dumped: frozenset[str]
+    is_init: bool  # the root is PID 1 of its PID namespace
+    netns_name: str | None
+    netns_inode: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Per kind: ``mode`` host (ours), entered, or dumped (in CRIU's images); for net also its name."""
+        modes: dict[str, Any] = {}
+        for kind in (*ENTERED, *DUMPED):
+            mode = "entered" if kind in self.entered else "dumped" if kind in self.dumped else "host"
+            modes[kind] = {"mode": mode, "name": None}
+        modes["net"].update(name=self.netns_name, inode=self.netns_inode)
+        modes["pid"]["init"] = self.is_init
+        return modes
+
+
+def plan_entry(root: int) -> NamespacePlan:
+    """How to dump the tree of `root`."""
+    strange = foreign(root)
+    init = "pid" in strange and is_namespace_init(root)
+    entered = strange & ({"net"} if init else set(ENTERED))
+    inodes = namespaces(root)
+    return NamespacePlan(
+        prefix=tuple(entry_prefix(root, entered)),
+        root=pids_of(root)[-1] if "pid" in entered else root,
+        entered=frozenset(entered),
+        dumped=frozenset(strange - entered),
+        is_init=init,
+        netns_name=named_netns(inodes["net"]) if "net" in entered else None,
+        netns_inode=inodes["net"],
+    )

@@ -1,0 +1,241 @@
+"""The plan of a restore: a pure function of the manifest, the wishes and what this host is like.
+
+`observe` looks at the host, `make_plan` decides, ``restore --dry-run`` prints what it decided.  A plan with
+error findings is never carried out.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..checkpoint.manifest import ConnectionRecord, Manifest
+from ..proc.sockdiag import sockets
+from ..proc.tree import ProcessIdentity, wait_gone
+from ..report import Finding
+from .putback import Judgement, Policy, judge_all
+
+PidMode = Literal["same", "private", "init"]
+NetMode = Literal["host", "named", "existing", "private"]
+_ZOMBIE_WAIT = 3.0  # seconds that PIDs of our own dump may take to become free
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the caller asks for."""
+
+    pids: str = "auto"  # auto | same | private
+    copy: bool = False  # --as: beside a live original
+    connections: str | None = None
+    files: Policy = "restore"
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What this host is like, as far as this checkpoint is concerned."""
+
+    kernel_arch: str
+    cpu_flags: frozenset[str]
+    page_size: int
+    taken_pids: tuple[int, ...]
+    listening: dict[str, int]  # "tcp 127.0.0.1:80" -> inode, in the namespace the tree would come to
+    local_addresses: frozenset[str]  # of the external connections' local ends, those that this host has
+    netns: tuple[NetMode, str]  # how its net namespace can be had, and where
+    users: frozenset[int]
+    files: tuple[Judgement, ...]
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """What will be done; `to_dict` is what ``--dry-run`` prints."""
+
+    pids: PidMode
+    net: NetMode
+    net_source: str
+    policies: dict[tuple[int, int], str]  # (PID, fd) of each external connection -> keep | hangup
+    files: tuple[Judgement, ...]
+    findings: tuple[Finding, ...] = field(default=())
+
+    @property
+    def errors(self) -> list[Finding]:
+        """What forbids it."""
+        return [f for f in self.findings if f.level == "error"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON of the plan."""
+        return {
+            "ok": not self.errors,
+            "pids": self.pids,
+            "net": self.net,
+            "connections": [{"pid": pid, "fd": fd, "policy": policy} for (pid, fd), policy in self.policies.items()],
+            "files": [{"path": j.record.path, "verdict": j.verdict, "why": j.why} for j in self.files if j.verdict != "same"],
+            "findings": [f.to_dict() for f in self.findings],
+        }
+
+
+def taken(numbers: Iterable[int]) -> list[int]:
+    """Which of these are in use as a PID, thread, group or session here (zombies count)."""
+    return sorted(n for n in numbers if os.path.exists(f"/proc/{n}"))
+
+
+def wait_free(numbers: Iterable[int], ours: Iterable[ProcessIdentity]) -> list[int]:
+    """`taken`, after waiting a little for remains of the dump that this checkpoint is from."""
+    numbers = list(numbers)
+    remains = [i for i in ours if i.exists() and not i.alive()]
+    if remains:
+        wait_gone(remains, _ZOMBIE_WAIT)
+    return taken(numbers)
+
+
+def _net(manifest: Manifest, copy: bool) -> tuple[NetMode, str]:
+    net = manifest.namespaces.get("net", {})
+    if net.get("mode") != "entered":
+        return "host", ""
+    name = net.get("name")
+    if name and not copy:
+        for folder in ("/run/netns", "/var/run/netns"):
+            if os.path.exists(f"{folder}/{os.path.basename(name)}"):
+                return "named", f"{folder}/{os.path.basename(name)}"
+    for pid in os.listdir("/proc"):
+        try:
+            if not copy and pid.isdigit() and os.stat(f"/proc/{pid}/ns/net").st_ino == net.get("inode"):
+                return "existing", f"/proc/{pid}/ns/net"
+        except OSError:
+            continue
+    return "private", ""
+
+
+def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[ProcessIdentity], wishes: Wishes) -> HostFacts:
+    """Look at everything on this host that the plan depends on."""
+    from .host import cpu
+
+    net = _net(manifest, wishes.copy)
+    listening: dict[str, int] = {}
+    if net[0] == "host":
+        listening = {
+            f"{s.protocol} {s.local}": s.inode for s in sockets(None) if s.local and (s.listening or s.protocol == "udp")
+        }
+    uids = {p.uid for p in manifest.processes}
+    users = frozenset(uid for uid in uids if _known_user(uid))
+    return HostFacts(
+        kernel_arch=platform.machine(),
+        cpu_flags=frozenset(cpu()[1]),
+        page_size=os.sysconf("SC_PAGE_SIZE"),
+        taken_pids=tuple(wait_free(reserved, remains)),
+        listening=listening,
+        local_addresses=frozenset(c.local for c in manifest.connections if c.external and _is_local(c)),
+        netns=net,
+        users=users,
+        files=tuple(judge_all(manifest.files, wishes.files)),
+    )
+
+
+def _known_user(uid: int) -> bool:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
+    return True
+
+
+def _is_local(connection: ConnectionRecord) -> bool:
+    """Whether the local address of a connection can be bound to on this host."""
+    host = connection.local.rpartition(":")[0].strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError:
+            return False
+    return True
+
+
+def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePlan:
+    """Decide.  Pure: everything it knows is in its arguments."""
+    findings: list[Finding] = list(facts.findings)
+    _platform(manifest, facts, findings)
+    pids = _pids(manifest, facts, wishes, findings)
+    net, source = facts.netns
+    conflicts = [c for c in manifest.connections if c.state == "listen" and f"{c.protocol} {c.local}" in facts.listening]
+    if conflicts and net == "host":
+        names = ", ".join(c.local for c in conflicts)
+        if wishes.copy:
+            net = "private"
+            text = f"{names} is taken, so the copy gets a network of its own (loopback only)"
+            findings.append(Finding("warning", "port-taken", text))
+        else:
+            hint = "End what listens there, or restore a copy with --as NAME, which gets a network of its own."
+            findings += [Finding("error", "port-taken", f"{c.local} is taken on this host", hint, c.pid, c.fd) for c in conflicts]
+    if net == "private" and facts.netns[0] == "private":
+        text = "the network namespace of the dump is gone; a new one with only a loopback interface is made"
+        findings.append(Finding("warning", "netns-new", text))
+    if net == "private" and pids == "same":
+        pids = "private"  # both namespaces are kept alive by the same PID 1
+    policies = _policies(manifest, facts, wishes, findings)
+    findings += [f for j in facts.files if (f := j.finding()) is not None]
+    return RestorePlan(pids, net, source, policies, facts.files, tuple(findings))
+
+
+def _platform(manifest: Manifest, facts: HostFacts, findings: list[Finding]) -> None:
+    host = manifest.host
+    if host.arch != facts.kernel_arch:
+        findings.append(Finding("error", "arch", f"dumped on {host.arch}, this host is {facts.kernel_arch}"))
+    if host.page_size and host.page_size != facts.page_size:
+        findings.append(Finding("error", "page-size", f"pages were {host.page_size} bytes, here they are {facts.page_size}"))
+    missing = sorted(set(host.cpu_flags) - facts.cpu_flags)
+    if missing and host.arch == facts.kernel_arch:
+        text = f"this processor lacks {', '.join(missing[:12])}{' ...' if len(missing) > 12 else ''}"
+        findings.append(Finding("warning", "cpu", text, "A program that uses these instructions will be killed by SIGILL."))
+    unknown = sorted({p.uid for p in manifest.processes} - facts.users)
+    findings += [Finding("info", "user", f"user id {uid} has no name on this host") for uid in unknown]
+
+
+def _pids(manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[Finding]) -> PidMode:
+    init = bool(manifest.namespaces.get("pid", {}).get("init"))
+    if init:
+        if wishes.pids == "same":
+            text = "its root was PID 1 of a PID namespace and cannot be that of the host"
+            findings.append(Finding("error", "pids", text, "Restore with --pids auto."))
+        return "init"
+    if wishes.pids == "private":
+        return "private"
+    if not facts.taken_pids:
+        return "same"
+    some = ", ".join(map(str, facts.taken_pids[:8])) + (" ..." if len(facts.taken_pids) > 8 else "")
+    if wishes.pids == "same":
+        findings.append(
+            Finding("error", "pids-taken", f"PIDs of the tree are taken: {some}", "Restore with --pids auto or private.")
+        )
+        return "same"
+    findings.append(Finding("info", "pids-private", f"PIDs {some} are taken: restored in a PID namespace of its own"))
+    return "private"
+
+
+def _policies(manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[Finding]) -> dict[tuple[int, int], str]:
+    decided = {}
+    for c in manifest.connections:
+        if not c.external or c.protocol not in ("tcp", "mptcp"):
+            continue
+        policy = wishes.connections or c.policy or "hangup"
+        if policy == "refuse":
+            text = f"the connection {c.local} -> {c.peer} may not be given up"
+            findings.append(
+                Finding("error", "connection-refuse", text, "Restore with --connections hangup or keep.", c.pid, c.fd)
+            )
+        if policy == "reconnect":
+            text = f"{c.local} -> {c.peer}: no way to connect it again is known; hung up"
+            findings.append(Finding("warning", "reconnect-unknown", text, "", c.pid, c.fd))
+            policy = "hangup"
+        if policy == "keep" and c.local not in facts.local_addresses:
+            text = f"{c.local} is not an address of this host, so the connection to {c.peer} cannot be kept"
+            findings.append(
+                Finding("error", "address", text, "Move the address here, or restore with --connections hangup.", c.pid, c.fd)
+            )
+        decided[c.pid, c.fd] = policy
+    return decided

@@ -1,0 +1,60 @@
+"""Can this tree be dumped?  Every obstacle with its process, descriptor and remedy, before anything is touched.
+
+`check_tree` looks at the running tree and at this host; it stops nothing, changes nothing, and does not
+raise for what it finds: a tree that is gone or that we may not look at is a finding too.  What is found
+while the tree runs may pass until the freeze, or arise: CRIU's own refusal remains the last word, and
+`diagnosis` makes the same kind of sentence from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ..config import Config
+from ..errors import CriuctlError
+from ..report import Finding
+from .checks.connections import check_sockets, check_terminals
+from .checks.files import check_descriptors, check_program_mounts
+from .checks.host import check_host
+from .checks.memory import check_mappings, check_programs
+from .checks.processes import check_processes
+from .checks.scene import Scene, collect
+from .checks.spaces import check_freezer, check_namespaces, check_proc_mount
+from .target import Target
+
+Check = Callable[[Scene], Iterable[Finding]]
+
+CHECKS: tuple[Check, ...] = (
+    check_host,
+    check_processes,
+    check_namespaces,
+    check_proc_mount,
+    check_freezer,
+    check_program_mounts,
+    check_descriptors,
+    check_sockets,
+    check_terminals,
+    check_mappings,
+    check_programs,
+)
+
+_ORDER = {"error": 0, "warning": 1, "info": 2}
+
+
+def check_tree(target: Target, config: Config, *, leave_running: bool = False) -> list[Finding]:
+    """All findings about the tree, errors first; an empty list or one without errors lets a dump be tried."""
+    try:
+        scene = collect(target.root.pid, config, leave_running=leave_running)
+    except CriuctlError as error:
+        return [Finding("error", error.code, error.message, error.hint, pid=target.root.pid)]
+    found: list[Finding] = []
+    for check in CHECKS:
+        try:
+            found += check(scene)
+        except (CriuctlError, OSError) as error:
+            # What could not be looked at is no obstacle: CRIU looks again, with the tree frozen.
+            hint = error.hint if isinstance(error, CriuctlError) else ""
+            found.append(
+                Finding("warning", "check-incomplete", f"{check.__name__.replace('_', ' ')} was not possible: {error}", hint)
+            )
+    return sorted(found, key=lambda f: _ORDER[f.level])

@@ -1,0 +1,241 @@
+"""Files at a restore: judged first, then put back, and undone if the restore fails.
+
+`judge` compares each recorded file with what is at its path now and decides, as a pure function of both:
+
+- ``same``: nothing to do;
+- ``grown``: only ever appended to, and what was there at the freeze still is: left as it is, the program
+  goes on appending;
+- ``moved-on``: opened for reading only and different now: left as it is;
+- ``put-back``: what was recorded is made anew (from the carried contents, or from the unchanged beginning of
+  the present file); a newer file is set aside beside it, never overwritten;
+- ``refuse``: it differs and there is nothing to put back, or the policy forbids touching it.
+
+`Applied` does it.  Setting aside is a rename, so undoing is one too.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from ..checkpoint.manifest import FileRecord
+from ..checkpoint.reader import CheckpointReader
+from ..errors import Damaged, RestoreFailed
+from ..report import Finding
+from .files import digest
+
+Verdict = Literal["same", "grown", "moved-on", "put-back", "refuse"]
+Policy = Literal["refuse", "restore", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """One recorded file and what is to become of it."""
+
+    record: FileRecord
+    verdict: Verdict
+    why: str = ""
+    hint: str = ""
+    from_prefix: bool = False  # the recorded contents are the beginning of the present file
+    exists: bool = True
+
+    def finding(self) -> Finding | None:
+        """What a person is told, if anything."""
+        if self.verdict in ("same", "grown", "moved-on"):
+            return Finding("info", f"file-{self.verdict}", f"{self.record.path}: {self.why}") if self.why else None
+        level: Literal["error", "warning"] = "error" if self.verdict == "refuse" else "warning"
+        pid, fd = self.record.holders[0] if self.record.holders else (None, None)
+        return Finding(level, f"file-{self.verdict}", f"{self.record.path}: {self.why}", self.hint, pid, fd)
+
+
+def check_path(path: str) -> str:
+    """A path from a manifest: absolute, plain, and without a way up."""
+    if not path.startswith("/") or "\0" in path or os.path.normpath(path) != path:
+        raise Damaged(f"{path!r} is not a plain absolute path", hint="The checkpoint is damaged or not from criuctl.")
+    return path
+
+
+def judge(record: FileRecord, policy: Policy) -> Judgement:
+    """Compare one record with the present file."""
+    path = check_path(record.path)
+    try:
+        now = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return _missing(record)
+    if stat.S_IFMT(now.st_mode) != stat.S_IFMT(record.mode):
+        if record.data is None and record.kind != "carried":
+            return Judgement(record, "refuse", "is another kind of file now", "Move it away.")
+        return _changed(record, policy, "is another kind of file now")
+    if not stat.S_ISREG(record.mode):
+        if stat.S_ISLNK(record.mode) and os.readlink(path) != record.target:
+            return _changed(record, policy, "points elsewhere now")
+        return Judgement(record, "same")
+    if record.kind == "mapped":
+        if now.st_size != record.size:
+            why = f"is mapped into memory and was {record.size} bytes at the dump; it is {now.st_size} now"
+            return Judgement(record, "refuse", why, "Install the version that the program was started from.")
+        return Judgement(record, "same")
+    if record.kind == "read":
+        if now.st_size == record.size:
+            return Judgement(record, "same")
+        return Judgement(record, "moved-on", f"was {record.size} bytes at the dump and is {now.st_size} now; it is only read")
+    return _contents(record, policy, path, now.st_size)
+
+
+def _contents(record: FileRecord, policy: Policy, path: str, size: int) -> Judgement:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        beginning = size >= record.size and digest(fd, record.size) == record.digest
+    finally:
+        os.close(fd)
+    if beginning and size == record.size:
+        return Judgement(record, "same")
+    if beginning and record.append and record.kind == "written":
+        return Judgement(record, "grown", f"has grown from {record.size} to {size} bytes and is only appended to")
+    if beginning:
+        return _changed(record, policy, f"has grown from {record.size} to {size} bytes", from_prefix=True)
+    if size < record.size:
+        return _changed(record, policy, f"has shrunk from {record.size} to {size} bytes")
+    return _changed(record, policy, f"has other contents than at the dump ({record.size} bytes then, {size} now)")
+
+
+def _changed(record: FileRecord, policy: Policy, why: str, from_prefix: bool = False) -> Judgement:
+    if policy == "keep":
+        return Judgement(record, "moved-on", f"{why}; left as it is, as asked")
+    if policy == "refuse":
+        return Judgement(record, "refuse", why, "Move it away, or restore with --files restore (keeps the newer copy aside).")
+    if record.kind == "carried" or record.data is not None or from_prefix:
+        return Judgement(record, "put-back", f"{why}; put back as it was, the newer copy kept aside", from_prefix=from_prefix)
+    return Judgement(
+        record,
+        "refuse",
+        f"{why}, and its contents were not taken along",
+        "Put back the file as it was, or restore with --files keep; next time dump with --with-files.",
+    )
+
+
+def _missing(record: FileRecord) -> Judgement:
+    if record.kind == "carried" or record.data is not None:
+        return Judgement(record, "put-back", "is missing; put back from the checkpoint", exists=False)
+    what = {"mapped": "is mapped into memory", "read": "is open", "written": "is open for writing"}[record.kind]
+    return Judgement(
+        record,
+        "refuse",
+        f"{what} and does not exist here",
+        "Bring the file here; next time dump with --with-files.",
+        exists=False,
+    )
+
+
+class Applied:
+    """Files put back; `undo` takes all of it back, newest first."""
+
+    def __init__(self, reader: CheckpointReader, mark: str) -> None:
+        self._reader = reader
+        self._mark = mark
+        self._undo: list[Callable[[], None]] = []
+        self._made: dict[tuple[int, int], str] = {}
+        self.aside: list[tuple[str, str]] = []  # (path, where its newer copy is)
+
+    def apply(self, judgements: Sequence[Judgement]) -> None:
+        """Put back every file that is to be; `RestoreFailed` names the one that cannot."""
+        wanted = [j for j in judgements if j.verdict == "put-back"]
+        for judgement in wanted:
+            try:
+                self._put_back(judgement)
+            except OSError as error:
+                raise RestoreFailed(f"{judgement.record.path} cannot be put back: {error.strerror}") from error
+        for judgement in reversed(wanted):  # folders last: their times change with what is put into them
+            if stat.S_ISDIR(judgement.record.mode):
+                with suppress(OSError):
+                    os.utime(judgement.record.path, ns=(judgement.record.mtime_ns, judgement.record.mtime_ns))
+
+    def undo(self) -> None:
+        """Take everything back; what cannot be is left, for there is nobody left to tell but the log."""
+        while self._undo:
+            with suppress(OSError):
+                self._undo.pop()()
+
+    def _put_back(self, judgement: Judgement) -> None:
+        record = judgement.record
+        path = record.path
+        self._make_parents(os.path.dirname(path))
+        newer = ""
+        if os.path.lexists(path):
+            newer = self._set_aside(path)
+        if stat.S_ISDIR(record.mode):
+            os.mkdir(path, 0o700)
+            self._undo.append(lambda: os.rmdir(path))
+        elif stat.S_ISLNK(record.mode):
+            os.symlink(record.target, path)
+            self._undo.append(lambda: os.unlink(path))
+            os.chown(path, record.uid, record.gid, follow_symlinks=False)
+            return
+        elif stat.S_ISFIFO(record.mode):
+            os.mkfifo(path, 0o600)
+            self._undo.append(lambda: os.unlink(path))
+        elif (record.device, record.inode) in self._made:
+            os.link(self._made[record.device, record.inode], path)
+            self._undo.append(lambda: os.unlink(path))
+            return
+        else:
+            self._write(record, newer if judgement.from_prefix else "")
+            self._made[record.device, record.inode] = path
+        self._dress(record)
+
+    def _write(self, record: FileRecord, prefix_of: str) -> None:
+        fd = os.open(record.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        self._undo.append(lambda: os.unlink(record.path))
+        try:
+            if prefix_of:
+                source = os.open(prefix_of, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    done = 0
+                    while done < record.size:
+                        copied = os.copy_file_range(source, fd, record.size - done)
+                        if not copied:
+                            raise RestoreFailed(f"{prefix_of} became shorter while it was read")
+                        done += copied
+                finally:
+                    os.close(source)
+            elif record.data is not None:
+                os.ftruncate(fd, record.size)
+                self._reader.write_to([(record.data, fd, 0)])
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def _dress(self, record: FileRecord) -> None:
+        os.chown(record.path, record.uid, record.gid)
+        os.chmod(record.path, stat.S_IMODE(record.mode))
+        for name, value in record.xattrs.items():
+            with suppress(OSError):  # a file system without them, or security.* without the module
+                os.setxattr(record.path, name, base64.b64decode(value))
+        os.utime(record.path, ns=(record.mtime_ns, record.mtime_ns))
+
+    def _make_parents(self, folder: str) -> None:
+        if os.path.isdir(folder):
+            return
+        self._make_parents(os.path.dirname(folder))
+        os.mkdir(folder, 0o755)
+        self._undo.append(lambda: os.rmdir(folder))
+
+    def _set_aside(self, path: str) -> str:
+        newer = f"{path}.newer-{self._mark}-{time.strftime('%Y%m%dT%H%M%S')}"
+        while os.path.lexists(newer):
+            newer += "x"
+        os.rename(path, newer)
+        self._undo.append(lambda: os.rename(newer, path))
+        self.aside.append((path, newer))
+        return newer
+
+
+def judge_all(records: Iterable[FileRecord], policy: Policy) -> list[Judgement]:
+    """Judge every record, parents before what is in them."""
+    return [judge(record, policy) for record in sorted(records, key=lambda r: r.path)]

@@ -1,0 +1,160 @@
+"""What this host knows of its sessions: one small JSON file per name under ``state_dir/sessions``.
+
+A session's name and id outlive its processes; the file says where it is now: running here as which process
+(PID, start time and boot, never a PID alone), or checkpointed, and as which checkpoint.  The file is a
+memory, not the truth: `SessionRecord.alive` asks the kernel.  Writes are atomic renames.
+
+`exclusive` is the lock against two operations on one tree or one name at a time.  It is an abstract unix
+socket, so it vanishes with its holder, ``kill -9`` included, and leaves no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+from ..errors import Conflict, InvalidName
+from ..proc import netfilter
+from ..proc.tree import ProcessIdentity
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def check_name(name: str) -> str:
+    """The name, if it may be a session's: 1 to 64 of ``A-Za-z0-9._-``, beginning with a letter or digit, not all digits."""
+    if _NAME.fullmatch(name) is None or name.isdigit():
+        raise InvalidName(
+            f"{name!r} cannot be a session's name",
+            hint="Use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit, and not digits alone.",
+        )
+    return name
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot; PIDs and start times mean nothing beyond it."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRecord:
+    """One session as this host knows it."""
+
+    name: str
+    id: str = field(default_factory=lambda: os.urandom(16).hex())
+    incarnation: int = 1
+    state: str = "running"  # running | checkpointed
+    pid: int = 0  # root of the tree as criuctl sees it, when running
+    start_time: int = 0
+    boot_id: str = ""
+    store: str = ""  # URL of the store with its newest checkpoint
+    checkpoint: str = ""  # id of that checkpoint
+    lock_table: str = ""  # CRIU's firewall table, from before the tree is ended until it is taken down
+    lock_kept: bool = False  # it stays until the restore, because connections are to be kept
+    updated: float = 0.0  # unix seconds
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        """The root process."""
+        return ProcessIdentity(self.pid, self.start_time)
+
+    def alive(self) -> bool:
+        """Whether the session runs on this host now."""
+        return self.state == "running" and self.boot_id == boot_id() and self.identity.alive()
+
+
+class Registry:
+    """The sessions of this host."""
+
+    def __init__(self, config: Config) -> None:
+        self.folder = Path(config.state_dir) / "sessions"
+
+    def get(self, name: str) -> SessionRecord | None:
+        """The record of `name`, None when there is none or it cannot be understood."""
+        try:
+            loaded: dict[str, Any] = json.loads((self.folder / f"{check_name(name)}.json").read_text())
+            known = {f.name for f in fields(SessionRecord)}
+            return SessionRecord(**{k: v for k, v in loaded.items() if k in known})
+        except (FileNotFoundError, ValueError, TypeError, AttributeError):
+            return None
+
+    def all(self) -> list[SessionRecord]:
+        """Every record, by name."""
+        if not self.folder.is_dir():
+            return []
+        records = (self.get(path.stem) for path in sorted(self.folder.glob("*.json")) if _NAME.fullmatch(path.stem))
+        return [record for record in records if record is not None]
+
+    def find(self, identity: ProcessIdentity) -> SessionRecord | None:
+        """The running session whose root is this process."""
+        here = boot_id()
+        return next((r for r in self.all() if r.state == "running" and r.identity == identity and r.boot_id == here), None)
+
+    def lookup(self, name: str) -> ProcessIdentity | None:
+        """The root process of session `name`, if it runs here."""
+        record = self.get(name)
+        return record.identity if record is not None and record.alive() else None
+
+    def session_of(self, identity: ProcessIdentity) -> str | None:
+        """The name of the session whose root is this process."""
+        record = self.find(identity)
+        return record.name if record is not None else None
+
+    def put(self, record: SessionRecord) -> SessionRecord:
+        """Write a record, durably, and return it with its time."""
+        record = replace(record, updated=time.time())
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.folder / f"{check_name(record.name)}.json"
+        temporary = self.folder / f".{record.name}.{os.getpid()}"
+        try:
+            with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as file:
+                json.dump(asdict(record), file)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return record
+
+    def forget(self, name: str) -> None:
+        """Remove the record; absent is fine."""
+        (self.folder / f"{check_name(name)}.json").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def exclusive(what: str, busy: str) -> Iterator[None]:
+    """Hold the lock `what` on this host; `Conflict` with the sentence `busy` when somebody has it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as lock:
+        try:
+            lock.bind(f"\0criuctl/{what}"[:107])
+        except OSError as error:
+            raise Conflict(busy, hint="Wait for the other criuctl to finish.") from error
+        yield
+
+
+def forget_stale_locks(config: Config) -> None:
+    """Take down the firewall tables of dumps whose criuctl was killed before it could."""
+    registry = Registry(config)
+    for record in registry.all():
+        if not record.lock_table or record.lock_kept:
+            continue
+        try:
+            with exclusive_session(config, record.name):
+                if record.boot_id == boot_id():
+                    netfilter.delete_table(record.lock_table)
+                registry.put(replace(record, lock_table=""))
+        except Conflict:
+            continue  # that dump is still at it
+
+
+def exclusive_session(config: Config, name: str) -> contextlib.AbstractContextManager[None]:
+    """Hold the session `name` of this state folder; `Conflict` when another criuctl works on it."""
+    return exclusive(f"session/{config.state_dir}/{name}", f"session {name!r} is in use by another criuctl")

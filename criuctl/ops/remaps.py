@@ -1,0 +1,118 @@
+"""Deleted names of files that have other names: CRIU's link remaps, made restorable more than once.
+
+For an open file whose name was deleted while other hard links live on, CRIU makes a helper link
+(``link_remap.N``, beside the old name) at the dump and opens that at the restore.  Left alone, the link
+litters the folder until a restore uses it up, a dump that leaves the tree running has it removed again (so
+that its checkpoint cannot be restored), and a second restore finds nothing.
+
+So each helper link is recorded with another name of the same file, and its contents are kept; the link is
+removed when the dump is over, and made anew before each restore: a hard link to the other name where that
+is still the same file, else a file with the recorded contents.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+
+from ..checkpoint.manifest import LinkRecord
+from ..checkpoint.reader import CheckpointReader
+from ..checkpoint.writer import CheckpointWriter
+from ..criu.images import ImageSet
+from ..errors import RestoreFailed
+from .namespaces import NamespacePlan
+
+_PREFIX = "link_remap."
+_SCAN_LIMIT = 100_000  # names of one folder that are looked through for another link
+
+
+def _in_tree(root: int, path: str) -> str:
+    return f"/proc/{root}/root{path}"
+
+
+def _other_name(folder: str, name: str, inode: int) -> str:
+    """Another name in `folder` of the file `inode`, or ""."""
+    with os.scandir(folder) as entries:
+        for count, entry in enumerate(entries):
+            if count > _SCAN_LIMIT:
+                break
+            if entry.inode() == inode and entry.name != name and entry.is_file(follow_symlinks=False):
+                return entry.name
+    return ""
+
+
+def collect(images: ImageSet, writer: CheckpointWriter, root: int, entry: NamespacePlan) -> list[LinkRecord]:
+    """Record the helper links that CRIU has just made for this dump, with their contents."""
+    records = []
+    for path in images.link_remaps():
+        real = _in_tree(root, path) if "mnt" in entry.entered else path
+        fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                continue
+            writer.add_file(("link", path), fd, status.st_size)
+        finally:
+            os.close(fd)
+        sibling = _other_name(os.path.dirname(real), os.path.basename(path), status.st_ino)
+        records.append(
+            LinkRecord(
+                path=path,
+                sibling=os.path.join(os.path.dirname(path), sibling) if sibling else "",
+                inode=status.st_ino,
+                device=status.st_dev,
+                mode=status.st_mode,
+                uid=status.st_uid,
+                gid=status.st_gid,
+                data=writer.stream(("link", path)),
+            )
+        )
+    return records
+
+
+def clean(links: Iterable[LinkRecord]) -> None:
+    """Remove the helper links of a dump that is over."""
+    for link in links:
+        with suppress(FileNotFoundError):
+            os.unlink(link.path)
+
+
+@contextmanager
+def provided(links: Iterable[LinkRecord], reader: CheckpointReader) -> Iterator[None]:
+    """The helper links are there for CRIU; whichever it has not used up are gone afterwards."""
+    made: list[str] = []
+    try:
+        for link in links:
+            if not os.path.basename(link.path).startswith(_PREFIX):
+                raise RestoreFailed(f"{link.path} is not the name of a helper link")
+            if os.path.lexists(link.path):
+                continue
+            made.append(link.path)
+            try:
+                _make(link, reader)
+            except OSError as error:
+                raise RestoreFailed(f"{link.path}: the deleted file behind it cannot be provided: {error.strerror}") from error
+        yield
+    finally:
+        for path in made:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+
+
+def _make(link: LinkRecord, reader: CheckpointReader) -> None:
+    if link.sibling:
+        with suppress(FileNotFoundError):
+            status = os.lstat(link.sibling)
+            if (status.st_ino, status.st_dev) == (link.inode, link.device):
+                os.link(link.sibling, link.path, follow_symlinks=False)
+                return
+    fd = os.open(link.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        reader.write_to([(link.data, fd, 0)])
+        os.ftruncate(fd, link.data.size)
+        os.fchown(fd, link.uid, link.gid)
+        os.fchmod(fd, stat.S_IMODE(link.mode))
+    finally:
+        os.close(fd)

@@ -1,0 +1,432 @@
+"""The life of a restore, told once from top to bottom.
+
+Nothing of the tree runs before everything is in place: chunks verified, files put back, connections handed
+back.  Until then every failure unwinds in reverse: CRIU kills what it had restored (it is told no in
+post-restore, or its socket closes), private namespaces end, files put back are undone, firewall tables are
+removed, the plain images vanish with their tmpfs, the lease is released.  Nothing is left of it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..checkpoint import leases
+from ..checkpoint.manifest import Manifest
+from ..checkpoint.reader import CheckpointReader
+from ..checkpoint.repository import Repository
+from ..config import Config
+from ..criu import binary, driver
+from ..criu.images import ImageSet
+from ..criu.lazy import LazyImage, LazyPages
+from ..criu.options import RestoreOptions
+from ..errors import Conflict, CriuctlError, NoSuchProcess, PreflightRefused, RestoreFailed
+from ..proc import netfilter
+from ..proc.namespaces import pid_in
+from ..proc.privatens import PrivateNamespaces
+from ..proc.scratch import Scratch
+from ..proc.sockdiag import socket_inside
+from ..proc.tree import ProcessIdentity, read_tree, wait_ended
+from ..report import Reporter
+from ..store import open_store
+from . import cgroups, handback, materialise, mend, remaps
+from .host import host_id
+from .plan import RestorePlan, Wishes, make_plan, observe
+from .putback import Applied, Policy
+from .registry import Registry, SessionRecord, boot_id, check_name, exclusive_session, forget_stale_locks
+
+_GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
+
+# Runs a command with the root folder bind-mounted at $1, in a mount namespace that ends with it.
+_PRIVATE_ROOT = (
+    *("unshare", "--mount", "--propagation", "slave", "--"),
+    *("sh", "-c", 'mount --bind / "$1" && mount --make-private "$1" && shift && exec "$@"', "sh"),
+)
+_MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")  # nothing outside sees the mount
+
+
+def _mount_point() -> str:
+    """A folder to mount the root on, with nothing mounted in it."""
+    with open("/proc/self/mountinfo") as file:
+        mounted = [line.split()[4] for line in file]
+    for folder in _MOUNT_POINTS:
+        if os.path.isdir(folder) and not any(m == folder or m.startswith(f"{folder}/") for m in mounted):
+            return folder
+    raise RestoreFailed("no folder to mount the root on was found", hint="Make an empty folder /mnt.")
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreResult:
+    """What a restore answers; `to_dict` is the contract of ``restore --json``."""
+
+    checkpoint: str
+    session: str
+    incarnation: int
+    pid: int
+    inner_pid: int
+    elapsed_ms: float
+    lazy: bool
+    pids: str
+    connections: list[dict[str, Any]]
+    files: list[dict[str, str]]
+    warnings: list[str] = field(default_factory=list)
+    degraded: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Keys as in the command line's contract."""
+        return {
+            "checkpoint": self.checkpoint,
+            "session": self.session,
+            "incarnation": self.incarnation,
+            "pid": self.pid,
+            "inner_pid": self.inner_pid,
+            "elapsed_ms": self.elapsed_ms,
+            "lazy": self.lazy,
+            "pids": self.pids,
+            "connections": self.connections,
+            "files": self.files,
+            "warnings": self.warnings,
+        }
+
+
+def restore(
+    config: Config,
+    ref: str,
+    *,
+    reporter: Reporter,
+    new_name: str | None = None,
+    pids: str = "auto",
+    connections: str | None = None,
+    files: Policy | None = None,
+    lazy: bool = False,
+    dry_run: bool = False,
+    take_over: bool = False,
+) -> RestoreResult | RestorePlan:
+    """Bring the checkpoint that `ref` names back to life here; with `dry_run` only say what would be done."""
+    began = time.monotonic()
+    registry = Registry(config)
+    if new_name is not None:
+        check_name(new_name)
+    with ExitStack() as stack:
+        reporter.step("resolve", ref=ref)
+        forget_stale_locks(config)
+        criu = binary.find(config)
+        store = open_store(config.store, config)
+        stack.callback(store.close)
+        repository = Repository.open(store, config)
+        stack.callback(repository.close)
+        manifest = repository.manifest(ref)
+        name = new_name or manifest.session.name
+        stack.enter_context(exclusive_session(config, name))
+        _not_running(registry, name, copy=new_name is not None)
+
+        reporter.step("preflight")
+        reader = repository.reader(reporter)
+        scratch = stack.enter_context(Scratch())
+        folder = scratch.folder("images")
+        stack.callback(os.close, folder)
+        materialise.write_images(manifest, reader, folder)
+        images = ImageSet(folder)
+        wishes = Wishes(pids, new_name is not None, connections, files or config.file_conflicts)
+        remains = _remains(manifest)
+        plan = make_plan(manifest, observe(manifest, images.reserved_ids(), remains, wishes), wishes)
+        if dry_run:
+            return plan
+        if plan.errors:
+            raise PreflightRefused(
+                "; ".join(str(f) for f in plan.errors), hint=plan.errors[0].hint, findings=[f.to_dict() for f in plan.errors]
+            )
+        for finding in plan.findings:
+            reporter.finding(finding)
+
+        reporter.step("claim", session=name)
+        session = _next_incarnation(registry, manifest, name, copy=new_name is not None)
+        claim = leases.claim(
+            repository,
+            session.name,
+            session.id,
+            session.incarnation,
+            host=host_id(),
+            host_name=platform.node(),
+            take_over=take_over,
+        )
+        stack.callback(claim.release_unless_kept)
+        if claim.warning:
+            reporter.step("unleased", why=claim.warning)
+
+        reporter.step("pages")
+        pages = materialise.lazy_pages(manifest, reader, folder) if lazy else {}
+        if not lazy:
+            materialise.write_pages(manifest, reader, folder)
+        if scratch.free_bytes() == 0:
+            raise RestoreFailed("memory for the images ran out", hint="The host has too little free memory for this checkpoint.")
+
+        before = registry.get(name)
+
+        def register(root: int) -> None:
+            """Known before it runs: a criuctl that is killed from here on leaves a session, not a stray tree."""
+            identity = ProcessIdentity.of(root)
+            here = replace(session, state="running", pid=root, start_time=identity.start_time, boot_id=boot_id())
+            registry.put(replace(here, store=config.store, checkpoint=manifest.id, lock_table="", lock_kept=False))
+
+        work = _Restore(config, reporter, manifest, plan, images, folder, reader, register, pages, copy=new_name is not None)
+        try:
+            root = work.run(criu)
+        except BaseException as error:
+            if before is None:
+                registry.forget(name)
+            else:
+                registry.put(before)
+            if isinstance(error, driver.CriuFailed):
+                raise _explain(config, error, manifest) from error
+            raise
+        claim.keep()
+        if not os.path.exists(f"/proc/{root}"):
+            reporter.warning(f"PID {root}: the restored root has ended already")
+    reporter.step("done")
+    return RestoreResult(
+        checkpoint=manifest.id,
+        session=name,
+        incarnation=session.incarnation,
+        pid=root,
+        inner_pid=work.inner_root,
+        elapsed_ms=round((work.running_at - began) * 1000, 1),
+        lazy=lazy,
+        pids=plan.pids,
+        connections=work.connections,
+        files=[{"path": path, "newer_copy": aside} for path, aside in work.aside],
+        warnings=list(reporter.warnings),
+    )
+
+
+def _not_running(registry: Registry, name: str, *, copy: bool) -> None:
+    """A session runs once; a copy needs a name of its own."""
+    record = registry.get(name)
+    if record is None or not record.alive():
+        return
+    raise Conflict(
+        f"session {name!r} is running here as PID {record.pid}",
+        hint="Choose another name." if copy else "End it first, or restore a copy beside it with --as NEW-NAME.",
+    )
+
+
+def _remains(manifest: Manifest) -> list[ProcessIdentity]:
+    """Processes of the dump that may linger here as zombies for a moment."""
+    if manifest.host.boot_id != boot_id():
+        return []
+    return [ProcessIdentity(p.pid, p.start_time) for p in manifest.processes if p.start_time]
+
+
+def _next_incarnation(registry: Registry, manifest: Manifest, name: str, *, copy: bool) -> SessionRecord:
+    if copy:
+        return SessionRecord(name=name, id=os.urandom(16).hex(), incarnation=1)
+    known = registry.get(name)
+    newest = max(manifest.incarnation, known.incarnation if known and known.id == manifest.session.id else 0)
+    return SessionRecord(name=name, id=manifest.session.id, incarnation=newest + 1)
+
+
+@dataclass(slots=True)
+class _Restore:
+    """One restore under way: from images and pages in a folder to a running tree."""
+
+    config: Config
+    reporter: Reporter
+    manifest: Manifest
+    plan: RestorePlan
+    images: ImageSet
+    folder: int
+    reader: CheckpointReader
+    register: Callable[[int], None]  # the root's PID, before it runs
+    lazy: dict[int, LazyImage]  # pages that follow later; empty for an eager restore
+    copy: bool = False  # beside a live original
+    inner_root: int = 0  # the root's PID as the tree sees it
+    connections: list[dict[str, Any]] = field(default_factory=list)
+    aside: list[tuple[str, str]] = field(default_factory=list)
+    placed: ProcessIdentity | None = None  # the root, from when it is restored until it runs
+    following: LazyPages | None = None  # who brings the pages of a lazy restore
+    running_at: float = 0.0  # monotonic
+    net: int | None = None  # descriptor of the net namespace, if it is not ours
+
+    def run(self, criu: binary.CriuBinary) -> int:
+        """Restore and let it run; returns the root's PID as we see it."""
+        manifest, plan = self.manifest, self.plan
+        self.inner_root = self.images.pids()[0]
+        hung_up = {key for key, policy in plan.policies.items() if policy == "hangup"}
+        ids = {s.entry.id for s in self.images.external_connections() if hung_up & set(s.holders)}
+        if ids:
+            self.images.close_connections(ids)
+        judged = {j.record.path for j in plan.files if j.verdict in ("grown", "moved-on")}
+        if judged:
+            self.images.forget_sizes(judged)
+
+        done = False
+        with ExitStack() as stack:
+            applied = Applied(self.reader, manifest.id[:8])
+            stack.callback(lambda: None if done else applied.undo())
+            self.reporter.step("files")
+            applied.apply(plan.files)
+            stack.enter_context(remaps.provided(manifest.links, self.reader))
+            private: PrivateNamespaces | None = None  # whose PIDs CRIU will speak of
+            prefix: list[str] = []
+            if plan.net in ("named", "existing"):
+                self.net = os.open(plan.net_source, os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, self.net)
+                prefix = ["nsenter", f"--net={plan.net_source}", "--"]
+            fresh: PrivateNamespaces | None = None
+            if plan.pids == "private" or plan.net == "private":
+                fresh = stack.enter_context(PrivateNamespaces(net=plan.net == "private", reserved=self.images.reserved_ids()))
+                # A tree that is PID 1 makes its own PID namespace: CRIU must stay outside of any other.
+                private = None if plan.pids == "init" else fresh
+                prefix += fresh.net_entry if private is None else fresh.entry
+            if plan.net != "private":  # else the lock goes with the namespace
+                stack.callback(self._unlock)
+            self._lock_connections(prefix)
+            on: str | None = None
+            if plan.pids == "init":
+                on = _mount_point()
+                prefix += [*_PRIVATE_ROOT, on]
+            stack.callback(self._kill_placed)
+            inherit = self._open_external(stack)
+            self.reporter.step("restore")
+            options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), inherit=inherit, root=on)
+            mend.arm_timers(self.images)
+            mend.restart_calls(self.images)
+            if mend.needs_subreaper(self.images):
+                early = mend.EarlySubreaper(lambda: self._find_root(private))
+                early.start()
+                stack.callback(early.stop)
+            if self.lazy:
+                self.following = stack.enter_context(LazyPages(criu, self.folder, self.lazy, prefix))
+            driver.restore(criu, self.folder, options, lambda pid: self._placed(pid, private), enter=prefix)
+            self.running_at = time.monotonic()
+            if fresh is not None:
+                fresh.keep()
+            assert self.placed is not None  # CRIU has passed post-restore, or the driver raised
+            root = self.placed.pid  # it may have ended already: that is no failure of the restore
+            if self.following is not None:
+                self.reporter.step("pages-follow")
+                self.following.finish()
+            done = True
+            self.placed = None
+        self.aside = applied.aside
+        return root
+
+    def _placed(self, inner: int, private: PrivateNamespaces | None) -> None:
+        """Everything is restored, nothing has run: the last moment at which all can be taken back."""
+        self.reporter.step("post-restore")
+        root = self._outer(inner, private)
+        self.placed = ProcessIdentity.of(root)
+        pids = handback.outer_pids(root)
+        mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
+        self.connections = handback.hand_back(self.manifest, self.plan.policies, root)
+        self._rejoin_groups(pids)
+        if self.following is not None:
+            self.following.watch(self.placed)
+        self.register(root)
+        self.reporter.step("resume")
+
+    def _rejoin_groups(self, pids: dict[int, int]) -> None:
+        """Back into the control groups that the processes were in, if this is still the same host."""
+        if self.manifest.host.boot_id != boot_id() or self.copy:
+            return
+        wanted = {pids[p.ns_pid]: p.cgroups for p in self.manifest.processes if p.cgroups and p.ns_pid in pids}
+        missing = cgroups.put_back(wanted)
+        if missing:
+            self.reporter.warning(f"control groups that are gone: {', '.join(missing)}; the tree is in criuctl's")
+
+    def _kill_placed(self) -> None:
+        """End what is restored when CRIU, which would do so, was killed itself."""
+        if self.placed is None or not self.placed.exists():
+            return
+        try:
+            tree = [process.identity for process in read_tree(self.placed.pid)]
+        except NoSuchProcess:
+            return  # CRIU has done it meanwhile
+        for identity in tree:
+            try:
+                pidfd = identity.open_pidfd()
+            except NoSuchProcess:
+                continue
+            try:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it has ended meanwhile
+            finally:
+                os.close(pidfd)
+        wait_ended(tree, _GONE_TIMEOUT)
+
+    def _find_root(self, private: PrivateNamespaces | None) -> int | None:
+        """The root that CRIU has just forked, as we see it; None while there is none."""
+        inner = self.images.pids()[0]
+        if private is None:
+            return inner if self.plan.pids == "same" and os.path.exists(f"/proc/{inner}") else None
+        return pid_in(private.pid_namespace, inner)
+
+    def _outer(self, inner: int, private: PrivateNamespaces | None) -> int:
+        """Our PID of the process that CRIU, in its PID namespace, calls `inner`."""
+        if private is None:
+            return inner
+        found = pid_in(private.pid_namespace, inner)
+        if found is None:
+            raise RestoreFailed(f"the restored root, PID {inner} of its namespace, has ended at once")
+        return found
+
+    def _open_external(self, stack: ExitStack) -> dict[str, int]:
+        """The files that came from another mount namespace, opened here by path."""
+        opened: dict[str, int] = {}
+        for external in self.manifest.external:
+            flags = os.O_PATH if external.kind == "dir" else os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+            try:
+                fd = os.open(external.path, flags | os.O_CLOEXEC)
+            except OSError as error:
+                raise RestoreFailed(f"{external.path} cannot be opened: {error.strerror}") from error
+            stack.callback(os.close, fd)
+            opened[external.key] = fd
+        return opened
+
+    def _net_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
+        """A socket of ours in the net namespace that the tree comes to."""
+        if self.net is None:
+            return socket.socket(family, kind, protocol)
+        return socket_inside(self.net, family, kind, protocol)
+
+    def _lock_connections(self, enter: list[str]) -> None:
+        """No packet of the tree's connections may pass before all of it is restored; CRIU unlocks them."""
+        pairs = self.images.connections()
+        run_id = self.images.run_id()
+        if not pairs or run_id is None:
+            return
+        table = netfilter.criu_table(run_id)
+        # The dump's own lock still stands while a connection is to be kept.
+        if self.plan.net == "private" or table not in netfilter.tables(self._net_socket):
+            netfilter.lock_connections(table, pairs, enter=enter)
+
+    def _unlock(self) -> None:
+        """Take down CRIU's lock on the connections, which a restore that fails leaves behind."""
+        run_id = self.images.run_id()
+        if run_id is not None:
+            try:
+                netfilter.delete_table(netfilter.criu_table(run_id), self._net_socket)
+            except CriuctlError as error:
+                self.reporter.warning(error.message, error.hint)
+
+
+def _explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> CriuctlError:
+    from . import diagnosis  # a table of regular expressions that only failures need
+
+    kept_log = diagnosis.keep_log(config, error.log, f"restore-{manifest.session.name}")
+    found = diagnosis.diagnose(error.log, str(error))
+    return RestoreFailed(
+        f"CRIU could not restore {manifest.session.name}: {found.text}; nothing is left of it",
+        hint=found.hint,
+        pid=found.pid,
+        fd=found.fd,
+        log=str(kept_log),
+    )

@@ -1,0 +1,129 @@
+"""Making a store, describing it, and its key.
+
+A key is told by where it is and by its fingerprint, never by what it is; only `store_key` with `export`
+writes it, to a new file that nobody but its owner can read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import keys
+from ..checkpoint.repository import Repository
+from ..config import Config
+from ..store import Store, open_store
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """What is told of a store; counts and sizes by `store_info` only."""
+
+    store: str
+    id: str
+    format: int
+    created: str
+    encrypted: bool
+    key: dict[str, Any]  # kind: file | passphrase | master | none, file, source, fingerprint, slots
+    capabilities: dict[str, Any]
+    contents: dict[str, Any] | None = None  # sessions, checkpoints, unreadable, objects, bytes
+    exported: str | None = None  # where `store_key` wrote the key
+
+    def to_dict(self) -> dict[str, Any]:
+        """One object; the counts of ``contents`` stand in it directly."""
+        body = asdict(self)
+        body.update(body.pop("contents") or {})
+        return body
+
+
+def _facts(repository: Repository, **more: Any) -> StoreFacts:
+    about = repository.about
+    return StoreFacts(
+        store=repository.store.url,
+        id=repository.id,
+        format=about.version,
+        created=about.created,
+        encrypted=repository.encrypted,
+        key=repository.key_info(),
+        capabilities=asdict(repository.capabilities),
+        **more,
+    )
+
+
+@contextmanager
+def _opened(config: Config) -> Iterator[Repository]:
+    store = open_store(config.store, config)
+    try:
+        repository = Repository.open(store, config)
+        try:
+            yield repository
+        finally:
+            repository.close()
+    finally:
+        store.close()
+
+
+def store_init(
+    config: Config,
+    *,
+    encryption: bool | None = None,
+    key_file: Path | None = None,
+    ask_passphrase: Callable[[], bytes] | None = None,
+) -> StoreFacts:
+    """Make the configured store; `Conflict` if it is one already.
+
+    `encryption` None encrypts stores on S3, and wherever a key file or a passphrase is given.  With
+    `ask_passphrase` the key is sealed with the configured passphrase, or else with what that returns.
+    """
+    store = open_store(config.store, config)
+    try:
+        passphrase = None
+        if ask_passphrase is not None:
+            configured, _ = keys.find_passphrase(config)
+            passphrase = configured if configured is not None else ask_passphrase()
+        if encryption is None:
+            encryption = config.store.lower().startswith("s3:") or key_file is not None or passphrase is not None
+        made = key_file or (Path(config.key_file) if config.key_file else None)
+        return _facts(Repository.init(store, encryption=encryption, key_file=made, passphrase=passphrase, config=config))
+    finally:
+        store.close()
+
+
+def store_info(config: Config) -> StoreFacts:
+    """Describe the configured store and count what it holds."""
+    with _opened(config) as repository:
+        unreadable: list[Any] = []
+        found = repository.list(unreadable=unreadable)
+        objects, sizes = _weigh(repository.store)
+        contents = {
+            "sessions": len({summary.session for summary in found}),
+            "checkpoints": len(found),
+            "unreadable": len(unreadable),
+            "objects": objects,
+            "bytes": sizes,
+        }
+        return _facts(repository, contents=contents)
+
+
+def _weigh(store: Store) -> tuple[int, dict[str, int]]:
+    """How many objects there are, and their bytes in all (``stored``) and by kind."""
+    count = 0
+    sizes = {"stored": 0, "packs": 0, "index": 0, "checkpoints": 0}
+    for info in store.list():
+        count += 1
+        sizes["stored"] += info.size
+        kind = info.name.partition("/")[0]
+        if kind in sizes:
+            sizes[kind] += info.size
+    return count, sizes
+
+
+def store_key(config: Config, *, export: Path | None = None) -> StoreFacts:
+    """Tell how the store is opened here; with `export` write its key to that new file, mode 0600."""
+    with _opened(config) as repository:
+        if export is not None:
+            repository.export_key(export)
+        return _facts(repository, exported=str(export) if export is not None else None)

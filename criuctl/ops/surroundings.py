@@ -1,0 +1,143 @@
+"""What CRIU must be told about a tree that it does not find out itself.
+
+A knowing user finds these out by reading CRIU's refusals one after the other; here they are read off /proc
+before the freeze (all of them are properties that do not change between now and then, or only in a way
+that makes CRIU refuse, which is safe).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..checkpoint.manifest import ConnectionRecord
+from ..config import Config
+from ..criu import binary
+from ..criu.pages import PageGuard
+from ..proc.descriptors import Descriptor, descriptors
+from ..proc.sockets import Peer, TreeSocket, sockets, tree_sockets
+from ..proc.tree import Process, mappings, read_process, read_tree
+
+_SLACK = 1 << 20  # a deleted file may grow by this much until the freeze
+
+
+def ghost_limit(root: int) -> int:
+    """Bytes of the largest deleted file that the tree still has open or mapped, and some room."""
+    largest = 0
+    for process in read_tree(root):
+        if process.zombie:
+            continue
+        largest = max([largest, *(d.size for d in descriptors(process.pid) if d.kind == "file" and d.nlink == 0)])
+        for m in mappings(process.pid):
+            if m.deleted and m.path.startswith("/"):
+                try:
+                    largest = max(largest, os.stat(f"/proc/{process.pid}/map_files/{m.start:x}-{m.end:x}").st_size)
+                except OSError:
+                    largest = max(largest, m.offset + m.size)
+    return largest + _SLACK
+
+
+def page_guards(tree: Sequence[Process]) -> dict[int, PageGuard]:
+    """For each task, by its own PID, the page in which CRIU runs system calls: the start of its first code."""
+    guards = {}
+    for process in tree:
+        if process.zombie:
+            continue
+        code = next((m for m in mappings(process.pid) if "x" in m.perms), None)
+        if code is not None:
+            guards[process.ns_pid] = PageGuard(process.pid, code.start)
+    return guards
+
+
+def needs_shell_job(root: int) -> bool:
+    """Whether the root's session or process group is led from outside the tree (CRIU's --shell-job)."""
+    process = read_process(root)
+    return process.sid != process.pid or process.pgid != process.pid
+
+
+def _mounts(pid: int | str) -> set[int]:
+    with open(f"/proc/{pid}/mountinfo") as file:
+        return {int(line.split(maxsplit=1)[0]) for line in file}
+
+
+def external_files(root: int) -> dict[str, Descriptor]:
+    """CRIU's key -> descriptor, for files that were opened in another mount namespace than their process lives in.
+
+    CRIU cannot find such a file by path; as external resources their paths are opened by criuctl itself.
+    """
+    found: dict[str, Descriptor] = {}
+    # Ours is read from our own side: a chrooted process is shown only the mounts below its root.
+    known: dict[int, set[int]] = {os.stat("/proc/self/ns/mnt").st_ino: _mounts("self")}
+    for process in read_tree(root):
+        if process.zombie:
+            continue
+        namespace = os.stat(f"/proc/{process.pid}/ns/mnt").st_ino
+        if namespace not in known:
+            known[namespace] = _mounts(process.pid)
+        for d in descriptors(process.pid):
+            if (
+                d.kind in ("file", "dir", "device")
+                and d.mnt_id not in known[namespace]
+                and not d.target.startswith(("/memfd:", "mnt:"))
+            ):
+                found[f"file[{d.mnt_id:x}:{d.inode:x}]"] = d
+    return found
+
+
+def criu_info(config: Config) -> dict[str, Any]:
+    """The CRIU in use, for the manifest."""
+    found = binary.find(config)
+    return {"origin": found.origin, "version": found.recorded_version}
+
+
+def _direction(s: TreeSocket, listening: set[int]) -> str:
+    port = s.socket.local.port if s.socket.local else 0
+    return "accepted" if port in listening else "initiated"
+
+
+def _orphaned(s: TreeSocket) -> bool:
+    """Whether the other end was in this host's kernel and is closed: what it sent is queued here, nobody is there to lose."""
+    kernel = s.socket
+    if not s.loopback or kernel.state != "close-wait":
+        return False
+    others = sockets(s.pid)
+    return not any(o.inode and (o.local, o.peer) == (kernel.peer, kernel.local) for o in others)
+
+
+def connections(tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]], policy: str) -> list[ConnectionRecord]:
+    """Every connected or listening internet socket and every unix socket with an outside peer, with its policy.
+
+    PIDs are the tree's own.
+    """
+    inner = {p.pid: p.ns_pid for p in tree}
+    found = tree_sockets(opened)
+    listening = {s.socket.local.port for s in found if s.socket.listening and s.socket.local}
+    records = []
+    for s in found:
+        kernel = s.socket
+        external = s.where is Peer.OUTSIDE and kernel.connected and not _orphaned(s)
+        if kernel.family == "unix" and not external:
+            continue
+        if kernel.family not in ("inet", "inet6", "unix") or not (kernel.connected or kernel.listening):
+            continue
+        records.append(
+            ConnectionRecord(
+                pid=inner.get(s.pid, s.pid),
+                fd=s.fd,
+                holders=tuple((inner.get(pid, pid), fd) for pid, fd in s.holders),
+                family=kernel.family,
+                type=kernel.type,
+                protocol=kernel.protocol,
+                state=kernel.state,
+                inode=kernel.inode,
+                local=str(kernel.local) if kernel.local else kernel.name,
+                peer=str(kernel.peer) if kernel.peer and kernel.connected else s.peer_name,
+                external=external,
+                direction=_direction(s, listening) if kernel.connected else "",
+                rqueue=kernel.rqueue,
+                wqueue=kernel.wqueue,
+                policy=policy if external else "",
+            )
+        )
+    return records

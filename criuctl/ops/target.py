@@ -1,0 +1,210 @@
+"""What a TARGET on the command line means: the one process whose tree is meant.
+
+``4711`` is a PID, ``NAME`` a session, ``unit:NAME`` a systemd unit and ``cgroup:PATH`` a control group, as
+a path under ``/sys/fs/cgroup`` or as ``/proc/PID/cgroup`` tells it (version 1 and 2).  A unit or group means
+the process in it that none of the others descends from; if there are several such, criuctl does not guess.
+
+Refused here, because no option could make it work: PID 1, kernel threads, criuctl itself and whatever
+criuctl descends from.  Nothing is looked at but the process table.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..errors import InvalidName, NoSuchProcess, NotFound, PreflightRefused, UsageError
+from ..proc.procfs import read_raw, read_text
+from ..proc.tree import Process, ProcessIdentity, read_process
+
+Lookup = Callable[[str], ProcessIdentity | None]
+"""The root process of the session of this name that runs on this host."""
+
+SessionOf = Callable[[ProcessIdentity], str | None]
+"""The name of the session whose root is this process."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_UNIT_TYPES = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The tree that an operation works on."""
+
+    root: ProcessIdentity
+    session: str | None = None  # the session that it is, if criuctl knows it as one
+
+
+def resolve_target(text: str, lookup: Lookup, session_of: SessionOf) -> Target:
+    """The tree that `text` names.
+
+    Raises `NoSuchProcess` or `NotFound` (exit code 3), `UsageError` for what cannot be a target and for a
+    group with several roots, `PreflightRefused` for a process that can never be dumped.
+    """
+    kind, colon, name = text.partition(":")
+    if text.isascii() and text.isdigit():
+        root = _root(int(text))
+    elif colon and kind == "unit":
+        root = _root(_only_root(_pids_of_unit(name), text))
+    elif colon and kind == "cgroup":
+        root = _root(_only_root(_pids_of_cgroup(name), text))
+    elif colon:
+        raise UsageError(f"{text!r} is no target", hint="A target is a PID, a session's name, unit:NAME or cgroup:PATH.")
+    elif _NAME.fullmatch(text) is None:
+        raise InvalidName(
+            f"{text!r} cannot be a session's name",
+            hint="A target is a PID, a session's name (letters, digits, '.', '_', '-'), unit:NAME or cgroup:PATH.",
+        )
+    else:
+        identity = lookup(text)
+        if identity is None:
+            raise NotFound(f"no session {text!r} is running on this host", hint="A process is named by its PID.")
+        if not identity.alive():
+            raise NoSuchProcess(f"session {text!r} is not running: its root, PID {identity.pid}, has ended")
+        return Target(identity, text)
+    return Target(root.identity, session_of(root.identity))
+
+
+def _root(pid: int) -> Process:
+    """The process, if the tree below it may be dumped at all."""
+    if not 0 < pid < 1 << 31:
+        raise NoSuchProcess(f"there is no process with PID {pid}")
+    process = read_process(pid)
+    leader = _thread_group(pid)
+    if leader != pid:
+        raise UsageError(f"{pid} is a thread of process {leader}", hint=f"Name the process: {leader}.")
+    if process.kernel_thread:
+        raise PreflightRefused(f"PID {process} is a kernel thread; it has nothing to dump")
+    if process.zombie and process.threads <= 1:
+        raise NoSuchProcess(f"PID {process} has ended already; its parent, PID {process.ppid}, has not reaped it")
+    if pid == 1:
+        raise PreflightRefused("PID 1 holds up this whole system; dumping it would end criuctl too", hint="Name a tree below it.")
+    if pid == os.getpid():
+        raise PreflightRefused(f"PID {pid} is criuctl itself")
+    if pid in _ancestors(os.getpid()):
+        raise PreflightRefused(
+            f"criuctl runs inside the tree of PID {process}: it cannot freeze what it is a part of",
+            hint=f"Run criuctl from elsewhere: another login, a cron job, or out of the tree by `setsid -f criuctl dump {pid}`.",
+        )
+    return process
+
+
+def _thread_group(pid: int) -> int:
+    for line in read_text(pid, "status").split("\n"):
+        if line.startswith("Tgid:"):
+            return int(line.split()[1])
+    return pid
+
+
+def _ancestors(pid: int) -> set[int]:
+    """From the status alone: not every host lets us see what its PID 1 executes."""
+    found: set[int] = set()
+    while pid > 0:
+        pid = next(int(line.split()[1]) for line in read_text(pid, "status").split("\n") if line.startswith("PPid:"))
+        if pid in found:
+            break
+        found.add(pid)
+    return found
+
+
+# -- control groups --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Hierarchy:
+    """One mounted control group hierarchy."""
+
+    mount: str
+    options: str  # v1: its controllers or name; v2: ""
+    unified: bool
+
+    @property
+    def is_systemd(self) -> bool:
+        """Whether systemd keeps its units in it."""
+        return self.unified or "name=systemd" in self.options.split(",")
+
+
+def _hierarchies() -> list[_Hierarchy]:
+    """Every hierarchy that is mounted here, those that systemd uses first."""
+    found = []
+    for line in os.fsdecode(read_raw("/proc/self/mountinfo")).splitlines():
+        fields = line.split(" ")
+        kind, options = fields[fields.index("-") + 1], fields[-1]
+        if kind in ("cgroup", "cgroup2"):
+            mount = fields[4].encode().decode("unicode_escape")
+            found.append(_Hierarchy(mount, "" if kind == "cgroup2" else options, kind == "cgroup2"))
+    return sorted(found, key=lambda h: (not h.is_systemd, not h.unified, h.mount))
+
+
+def _members(folder: str) -> set[int]:
+    """The processes of a group and of all groups below it, kernel threads left out."""
+    pids: set[int] = set()
+    for path, _folders, files in os.walk(folder):
+        if "cgroup.procs" in files:
+            try:
+                # 0 stands for a process outside of our PID namespace.
+                pids.update(int(word) for word in read_raw(f"{path}/cgroup.procs").split() if word != b"0")
+            except OSError:
+                continue  # the group was removed, or is a threaded one whose parent lists its processes
+    return pids
+
+
+def _pids_of_cgroup(path: str) -> set[int]:
+    if not path or "\0" in path or ".." in path.split("/"):
+        raise UsageError(f"{path!r} is no path of a control group")
+    hierarchies = _hierarchies()
+    inside = [h for h in hierarchies if path == h.mount or path.startswith(h.mount + "/")]
+    candidates = [path] if inside else [f"{h.mount}/{path.strip('/')}".rstrip("/") for h in hierarchies]
+    there = [folder for folder in candidates if os.path.exists(f"{folder}/cgroup.procs")]
+    if not there:
+        raise NotFound(f"there is no control group {path}", hint="`cat /proc/PID/cgroup` tells the groups of a process.")
+    for folder in there:
+        pids = _members(folder)
+        if pids:
+            return pids
+    raise NoSuchProcess(f"the control group {path} has no processes")
+
+
+def _unit_folders(name: str) -> Iterator[str]:
+    for hierarchy in _hierarchies():
+        if hierarchy.is_systemd:
+            for path, folders, _files in os.walk(hierarchy.mount):
+                if name in folders:
+                    yield os.path.join(path, name)
+
+
+def _pids_of_unit(name: str) -> set[int]:
+    if not name or "/" in name or "\0" in name:
+        raise UsageError(f"{name!r} is no name of a unit", hint="Like unit:nginx or unit:nginx.service.")
+    full = name if name.endswith(_UNIT_TYPES) else f"{name}.service"
+    groups = {folder: pids for folder in _unit_folders(full) if (pids := _members(folder))}
+    if not groups:
+        raise NotFound(
+            f"no unit {full} with processes is known to this host", hint="`systemctl status` shows the units that run."
+        )
+    if len(set(map(frozenset, groups.values()))) > 1:
+        raise UsageError(
+            f"several units are called {full}: {', '.join(sorted(groups))}",
+            hint="Name the group: cgroup:PATH with one of these paths.",
+        )
+    return next(iter(groups.values()))
+
+
+def _only_root(pids: set[int], text: str) -> int:
+    """The one process of `pids` that has no ancestor among them."""
+    roots = []
+    for pid in sorted(pids):
+        try:
+            process = read_process(pid)
+            if not process.kernel_thread and not pids & _ancestors(pid):
+                roots.append(process)
+        except NoSuchProcess:
+            continue
+    if not roots:
+        raise NoSuchProcess(f"{text} has no processes any more")
+    if len(roots) > 1:
+        listed = ", ".join(str(process) for process in roots)
+        raise UsageError(f"{text} has several roots: {listed}", hint="Name one of them by its PID; each is a tree of its own.")
+    return roots[0].pid
