@@ -1,0 +1,99 @@
+"""What one invocation was asked globally, and the one way by which its result leaves.
+
+`App` is filled by the global options (see `pages`) and given to every command by click's context.  A command
+asks it for the configuration and for a reporter, and hands it the result; whether that becomes JSON, a table
+on a terminal or plain text is decided here.  Results go to standard output and nothing else does.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .streams import jsonable, tell, write_result
+from .text import Column
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..report import Reporter
+
+DEGRADED = 11  # done, but something that policy calls optional failed
+
+
+@dataclass(slots=True)
+class App:
+    """The global options of one invocation."""
+
+    json: bool = False
+    verbose: int = 0
+    quiet: bool = False
+    store: str | None = None
+    config_file: str | None = None
+    _config: Config | None = field(default=None, repr=False)
+
+    @property
+    def config(self) -> Config:
+        """Files, then variables, then options; read when first asked for."""
+        if self._config is None:
+            from .. import config
+
+            self._config = config.load(self.config_file).with_options(store=self.store)
+        return self._config
+
+    @contextmanager
+    def reporting(self) -> Iterator[Reporter]:
+        """A reporter for one operation; its progress bars are off the terminal when the block is left."""
+        from .output import make_reporter
+
+        reporter = make_reporter(json=self.json, verbose=self.verbose, quiet=self.quiet)
+        try:
+            yield reporter
+        finally:
+            reporter.close()
+
+    def emit(self, value: Any, human: Callable[[], str], brief: Callable[[], str] | None = None) -> None:
+        """Print a result: `value` as JSON under --json, else the text of `brief` under -q, else of `human`.
+
+        Empty text prints nothing.
+        """
+        if self.json:
+            import json
+
+            write_result(json.dumps(value, indent=2 if sys.stdout.isatty() else None, default=jsonable))
+            return
+        text = brief() if self.quiet and brief is not None else human()
+        if text:
+            write_result(text)
+
+    def emit_table(
+        self,
+        value: Any,
+        columns: Sequence[Column],
+        rows: Iterable[Sequence[str]],
+        *,
+        empty: str,
+        brief: Callable[[], str] | None = None,
+    ) -> None:
+        """Print a list: a table for people (with `empty` said on standard error if there are no rows)."""
+        if self.json or (self.quiet and brief is not None):
+            self.emit(value, lambda: "", brief)
+            return
+        lines = list(rows)
+        if not lines:
+            tell(empty)
+        elif sys.stdout.isatty():
+            from .output import print_table
+
+            print_table(columns, lines)
+        else:
+            from .text import table
+
+            write_result(table(columns, lines))
+
+
+pass_app = click.make_pass_decorator(App, ensure=True)

@@ -1,0 +1,68 @@
+"""``criuctl check``: every obstacle to a dump, found before anything is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from .. import complete
+from ..app import App, pass_app
+from ..pages import page
+from ..text import plural, printable
+
+EXIT_REFUSED = 4
+
+
+def finding_lines(finding: Mapping[str, Any]) -> list[str]:
+    """One finding for people: ``error  PID 12 fd 3: what``, and its remedy on a line of its own."""
+    where = "" if finding.get("pid") is None else f"PID {finding['pid']}"
+    if finding.get("fd") is not None:
+        where += f" fd {finding['fd']}"
+    lines = [f"{finding['level']:<7}  {where + ': ' if where else ''}{printable(finding['text'])}"]
+    if finding.get("hint"):
+        lines.append(f"{'':<9}{printable(finding['hint'])}")
+    return lines
+
+
+@page(
+    examples=[
+        ("Can process 4711 and its descendants be dumped?", "criuctl check 4711"),
+        ("The same for a script:", "criuctl check 4711 --json | jq -r '.findings[].text'"),
+    ],
+    exits=[3, 4, 7, 13],
+    see_also=["dump", "doctor"],
+)
+@click.argument("target", shell_complete=complete.target, help="A PID, a session's name, unit:NAME or cgroup:PATH.")
+@pass_app
+def check(app: App, target: str) -> int:
+    """Looks at the process tree under TARGET, at its descriptors, mappings, namespaces and sockets, and at this
+    host's kernel, and tells everything that would keep a dump from succeeding. Each finding names the process
+    and the descriptor it is about, and what to do. Nothing is stopped or changed.
+
+    \b
+    error    a dump would be refused or fail
+    warning  a dump works, but something will not come back as it was
+    info     worth knowing; told under -v and with --json
+
+    Ends with 0 when a dump would be tried, with 4 when there is any error.
+    """
+    from ...ops.preflight import check_tree
+    from ...ops.registry import Registry
+    from ...ops.target import resolve_target
+
+    registry = Registry(app.config)
+    resolved = resolve_target(target, registry.lookup, registry.session_of)
+    found = [f.to_dict() for f in check_tree(resolved, app.config)]
+    errors = sum(f["level"] == "error" for f in found)
+    warnings = sum(f["level"] == "warning" for f in found)
+
+    def human() -> str:
+        lines = [line for f in found if f["level"] != "info" or app.verbose for line in finding_lines(f)]
+        verdict = "cannot be dumped" if errors else "can be dumped"
+        counts = f"{plural(errors, 'error')}, {plural(warnings, 'warning')}"
+        return "\n".join([*lines, f"{printable(target)} {verdict}: {counts}"])
+
+    app.emit({"ok": not errors, "findings": found}, human, brief=lambda: "")
+    return EXIT_REFUSED if errors else 0

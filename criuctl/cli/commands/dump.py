@@ -1,0 +1,117 @@
+"""``criuctl dump``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+from .. import complete
+from ..app import DEGRADED, App, pass_app
+from ..pages import page
+from ..text import duration, plural, printable, size
+
+POLICIES = click.Choice(["keep", "reconnect", "hangup", "refuse"])
+
+
+def parse_labels(_ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
+    """``K=V`` words as a mapping; a usage error for a word without ``=`` or a key given twice."""
+    labels: dict[str, str] = {}
+    for word in values:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"{word!r} is not of the form KEY=VALUE", param=param)
+        if key in labels:
+            raise click.BadParameter(f"{key!r} is given twice", param=param)
+        labels[key] = value
+    return labels
+
+
+def outcome_line(result: Mapping[str, Any]) -> str:
+    """What a dump did, in one line."""
+    amounts = result["bytes"]
+    return (
+        f"{printable(result['session'])}: checkpoint {result['checkpoint'][:12]}, "
+        f"{plural(result['processes'], 'process', 'processes')}, "
+        f"{size(amounts['memory'])} memory, {size(amounts['stored'])} stored, "
+        f"frozen {duration(result['frozen_ms'])}, total {duration(result['total_ms'])}"
+    )
+
+
+@page(
+    examples=[
+        ("Store process 4711 and all its descendants under the name web, and end them:", "criuctl dump 4711 --name web"),
+        ("Take a backup of it and let it run on:", "criuctl dump 4711 --name web --leave-running --store s3://backups/trees"),
+        ("Take the database files along as they are at this moment:", "criuctl dump 4711 --name db --with-files /srv/db"),
+    ],
+    exits=[3, 4, 5, 7, 8, 9, 10, 11, 12, 13],
+    see_also=["check", "restore", "snapshot", "show"],
+)
+@click.argument("target", shell_complete=complete.target, help="A PID, a session's name, unit:NAME or cgroup:PATH.")
+@click.option(
+    "--name",
+    metavar="NAME",
+    shell_complete=complete.session_name,
+    help="Name of the session; its checkpoints are NAME@1, NAME@2, ...  [default: the session's own name,"
+    " else made from the command and the PID]",
+)
+@click.option("--leave-running", is_flag=True, help="Let the tree run on when it is stored.  [default: end it]")
+@click.option(
+    "--label",
+    "labels",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=parse_labels,
+    help="Keep this label with the checkpoint; may be given several times.",
+)
+@click.option(
+    "--with-files",
+    metavar="PATH",
+    multiple=True,
+    type=click.Path(),
+    help="Take this file or folder along as it is while the tree is frozen; may be given several times. Of other"
+    " files open for writing, size and hash are recorded.",
+)
+@click.option(
+    "--connections",
+    type=POLICIES,
+    help="What a restore does with TCP connections to outside the tree: keep them alive, reconnect where a way is known, let the"
+    " program see a hang-up; or refuse to dump.  [default: the configuration's, else hangup]",
+)
+@pass_app
+def dump(
+    app: App,
+    target: str,
+    name: str | None,
+    leave_running: bool,
+    labels: dict[str, str],
+    with_files: tuple[str, ...],
+    connections: str | None,
+) -> int:
+    """Freezes the process tree under TARGET, writes a complete image of it into the store, and then ends the tree,
+    or lets it run on with --leave-running. The options that CRIU needs for this very tree are found by criuctl.
+
+    Everything that can be checked is checked before the tree is frozen: the host, the tree (see `criuctl check`),
+    that the store can be written and that the key is the right one. The tree is ended only after the
+    checkpoint is complete and durable in the store. Whatever fails, the tree goes on running, or a complete
+    checkpoint exists.
+
+    What the store holds already, from an earlier dump of the same tree say, is not stored again.
+    """
+    from ...ops.dump import dump as dump_tree
+
+    with app.reporting() as reporter:
+        result = dump_tree(
+            app.config,
+            target,
+            reporter=reporter,
+            name=name,
+            leave_running=leave_running,
+            labels=labels,
+            with_files=with_files,
+            connections=connections,
+        )
+    body = result.to_dict()
+    app.emit(body, lambda: outcome_line(body), brief=lambda: str(body["checkpoint"]))
+    return DEGRADED if result.degraded else 0

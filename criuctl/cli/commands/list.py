@@ -1,0 +1,62 @@
+"""``criuctl list``."""
+
+from __future__ import annotations
+
+import click
+
+from .. import complete
+from ..app import DEGRADED, App, pass_app
+from ..pages import page
+from ..streams import tell
+from ..text import Column, age, labels, printable, size
+
+_COLUMNS = (
+    Column("checkpoint"),
+    Column("id"),
+    Column("created", right=True),
+    Column("memory", right=True),
+    Column("stored", right=True),
+    Column("host"),
+    Column("labels"),
+)
+
+
+@page(
+    examples=[
+        ("Everything in the default store:", "criuctl list"),
+        ("The ids of web's checkpoints in a bucket:", "criuctl list web -q --store s3://backups/trees"),
+        ("Sizes, for a script:", "criuctl list --json | jq '.[] | [.session, .number, .bytes.stored]'"),
+    ],
+    exits=[3, 7, 8, 11],
+    see_also=["show", "rm", "verify"],
+)
+@click.argument("name", required=False, shell_complete=complete.session_name, help="List this session's checkpoints only.")
+@pass_app
+def list_(app: App, name: str | None) -> int:
+    """Lists the checkpoints of the store, by session and number. What is listed is complete and can be restored.
+
+    MEMORY is the memory of the tree at the dump, STORED what this dump added to the store after deduplication and
+    compression.
+
+    A checkpoint whose manifest cannot be read is told on standard error, and the exit status is 11.
+    """
+    from ...ops.inspect import list_checkpoints
+
+    listing = list_checkpoints(app.config, name)
+    found = [summary.to_dict() for summary in listing.checkpoints]
+    rows = [
+        (
+            f"{printable(s['session'])}@{s['number']}" + (" (pinned)" if s.get("pinned") else ""),
+            s["id"][:12],
+            age(s["created"]),
+            size(s["bytes"].get("memory", 0)),
+            size(s["bytes"].get("stored", 0)),
+            printable(s["host"]),
+            labels(s["labels"]),
+        )
+        for s in found
+    ]
+    app.emit_table(found, _COLUMNS, rows, empty="no checkpoints", brief=lambda: "\n".join(s["id"] for s in found))
+    for error in listing.unreadable:
+        tell(f"criuctl: warning: {printable(error.message)}")
+    return DEGRADED if listing.unreadable else 0

@@ -1,0 +1,161 @@
+"""``criuctl restore``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from .. import complete
+from ..app import DEGRADED, App, pass_app
+from ..pages import page
+from ..text import duration, facts, printable
+from .check import EXIT_REFUSED, finding_lines
+from .dump import POLICIES
+
+if TYPE_CHECKING:
+    from ...ops.putback import Policy
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    inner = result.get("inner_pid")
+    pid = f"PID {result['pid']}"
+    if inner is not None and inner != result["pid"]:
+        pid += f" (PID {inner} to itself, in a PID namespace of its own)"
+    lines = [
+        f"{printable(result['session'])}: restored as {pid}, incarnation {result['incarnation']},"
+        f" in {duration(result['elapsed_ms'])}{', memory follows on demand' if result.get('lazy') else ''}"
+    ]
+    lines += [
+        f"  PID {c['pid']} fd {c['fd']}: {printable(c['local'])} -> {printable(c['peer'])} {printable(c['outcome'])}"
+        for c in result["connections"]
+    ]
+    lines += [f"  {printable(f['path'])} was put back, the newer copy is {printable(f['newer_copy'])}" for f in result["files"]]
+    return "\n".join(lines)
+
+
+def _stay(pid: int) -> None:
+    """Wait until the process has ended; a signal interrupts the wait and leaves the process alone."""
+    import select
+
+    from ...errors import NoSuchProcess
+    from ...proc.tree import ProcessIdentity
+
+    try:
+        pidfd = ProcessIdentity.of(pid).open_pidfd()
+    except NoSuchProcess:
+        return  # ended already
+    with os.fdopen(pidfd, "rb", buffering=0):
+        select.select([pidfd], [], [])
+
+
+def _plan(plan: Mapping[str, Any]) -> str:
+    """A restore's plan for people: what will be done, then what stands in the way."""
+    rows = [("PIDs", {"same": "the old ones", "private": "a PID namespace of its own"}.get(plan["pids"], plan["pids"]))]
+    rows.append(("network", printable(plan["net"])))
+    rows += [("connection", f"PID {c['pid']} fd {c['fd']}: {printable(c['policy'])}") for c in plan["connections"]]
+    rows += [("file", f"{printable(f['path'])}: {printable(f['verdict'])}; {printable(f['why'])}") for f in plan["files"]]
+    lines = [facts(rows), *(line for f in plan["findings"] for line in finding_lines(f))]
+    return "\n".join([*lines, "can be restored" if plan["ok"] else "cannot be restored here now"])
+
+
+@page(
+    examples=[
+        ("Bring the newest checkpoint of web back:", "criuctl restore web"),
+        ("See first what would be done:", "criuctl restore web@3 --dry-run"),
+        ("A copy beside the live original:", "criuctl restore web --as web-copy"),
+        ("Under a supervisor that wants to see it end:", "criuctl restore web --attach"),
+    ],
+    exits=[3, 4, 6, 7, 8, 9, 10, 11, 12, 13],
+    see_also=["dump", "list", "show"],
+)
+@click.argument(
+    "ref",
+    shell_complete=complete.checkpoint_ref,
+    help="NAME (its newest checkpoint), NAME@N (its N-th; negative counts from the end), or the begin of an id.",
+)
+@click.option(
+    "--detach/--attach",
+    default=True,
+    show_default=True,
+    help="Leave at once, or stay until the restored tree has ended. Leaving by ^C never ends the tree.",
+)
+@click.option("--as", "new_name", metavar="NAME", help="Restore a copy, as a session of this new name.  [default: its own name]")
+@click.option("--lazy", is_flag=True, help="Run at once; memory is fetched as it is touched.  [default: memory first]")
+@click.option(
+    "--pids",
+    type=click.Choice(["auto", "same", "private"]),
+    default="auto",
+    show_default=True,
+    help="same: the old PIDs or none; private: a PID namespace of its own; auto: the old PIDs if they are free, else private.",
+)
+@click.option(
+    "--connections",
+    type=POLICIES,
+    help="What becomes of TCP connections to outside the tree.  [default: as recorded in the checkpoint]",
+)
+@click.option(
+    "--files",
+    type=click.Choice(["refuse", "restore", "keep"]),
+    help="When a file that the tree has open for writing is not as it was: refuse to restore; restore: put it back as"
+    " it was and keep the newer copy beside it; keep: leave it as it is now.  [default: the configuration's, else restore]",
+)
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check everything and print the plan; restore nothing. Ends with 4 if a restore would be refused.",
+)
+@click.option(
+    "--take-over",
+    is_flag=True,
+    help="Restore the session here although another host holds its lease. Only when that host is lost for good: if it"
+    " is not, the session runs twice.",
+)
+@pass_app
+def restore(
+    app: App,
+    ref: str,
+    detach: bool,
+    new_name: str | None,
+    lazy: bool,
+    pids: str,
+    connections: str | None,
+    files: str | None,
+    dry_run: bool,
+    take_over: bool,
+) -> int:
+    """Restores the process tree of a checkpoint on this host: memory, descriptors and their offsets, pipes and what is
+    queued in them, sockets, process groups, locks. Every byte is checked before it is used.
+
+    Before anything is started the checkpoint and this host are compared: kernel, CPU, files, users, ports, PIDs.
+    Changed files are never overwritten silently: a newer copy is kept aside and told. A restore that fails
+    leaves nothing behind, no process and no file.
+
+    The tree runs on by itself when criuctl ends. The result tells, per connection to the outside, what became of it.
+    """
+    from ...ops.plan import RestorePlan
+    from ...ops.restore import restore as restore_tree
+
+    with app.reporting() as reporter:
+        result = restore_tree(
+            app.config,
+            ref,
+            reporter=reporter,
+            new_name=new_name,
+            pids=pids,
+            connections=connections,
+            files=cast("Policy | None", files),
+            lazy=lazy,
+            dry_run=dry_run,
+            take_over=take_over,
+        )
+    body = result.to_dict()
+    if isinstance(result, RestorePlan):
+        app.emit(body, lambda: _plan(body), brief=lambda: "")
+        return 0 if body["ok"] else EXIT_REFUSED
+    app.emit(body, lambda: _outcome(body), brief=lambda: str(body["pid"]))
+    if not detach:
+        _stay(body["pid"])
+    return DEGRADED if result.degraded else 0

@@ -1,0 +1,56 @@
+"""``criuctl rm``."""
+
+from __future__ import annotations
+
+import click
+
+from .. import complete
+from ..app import App, pass_app
+from ..pages import page
+from ..severity import worst
+from ..streams import tell
+from ..text import printable
+
+
+@page(
+    examples=[
+        ("Remove the oldest checkpoint of web:", "criuctl rm web@1"),
+        ("Remove several:", "criuctl rm web@1 web@2 0f3a99"),
+    ],
+    exits=[3, 7, 8, 9],
+    see_also=["list"],
+)
+@click.argument(
+    "refs",
+    nargs=-1,
+    required=True,
+    metavar="REF...",
+    shell_complete=complete.checkpoint_ref,
+    help="NAME (its newest checkpoint only), NAME@N, or the begin of a checkpoint's id; several may be given.",
+)
+@pass_app
+def rm(app: App, refs: tuple[str, ...]) -> int:
+    """Removes checkpoints from the store, without asking. All REFs are looked up first, so numbers that count from the
+    end mean what `criuctl list` showed; one that does not exist does not keep the others from being removed.
+    Pinned checkpoints are refused.
+
+    A removed checkpoint cannot be restored any more at once. Its space is freed later, as other checkpoints may
+    share it.
+    """
+    from ...ops.inspect import remove
+
+    with app.reporting() as reporter:
+        removals = remove(app.config, refs, reporter=reporter)
+    bodies = [r.to_dict() for r in removals]
+
+    def human() -> str:
+        return "\n".join(
+            f"{printable(b['ref'])}: removed {printable(b['session'])}@{b['number']} ({b['id'][:12]})" for b in bodies if b["ok"]
+        )
+
+    app.emit(bodies, human, brief=lambda: "\n".join(b["id"] for b in bodies if b["ok"]))
+    if not app.json:
+        for body in bodies:
+            if not body["ok"]:
+                tell(f"criuctl: {printable(body['ref'])}: {printable(body['error']['message'])}")
+    return worst(r.error.exit_code for r in removals if r.error is not None)

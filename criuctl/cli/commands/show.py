@@ -1,0 +1,142 @@
+"""``criuctl show``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from .. import complete
+from ..app import App, pass_app
+from ..pages import page
+from ..text import Column, age, duration, facts, labels, plural, printable, process_tree, size, table
+
+Body = Mapping[str, Any]
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _header(body: Body) -> str:
+    machine, amounts, timings = body["machine"], body["bytes"], body["timings"]
+    rows = [
+        ("checkpoint", f"{printable(body['session'])}@{body['number']}{'  (pinned)' if body['pinned'] else ''}"),
+        ("id", body["id"]),
+        ("created", f"{printable(body['created'])} ({age(body['created'])})"),
+        ("incarnation", str(body["incarnation"])),
+        ("parent", body["parent"] or "none"),
+        ("labels", labels(body["labels"]) or "none"),
+        (
+            "host",
+            f"{printable(body['host'])}, Linux {printable(machine.get('kernel', '?'))}, {printable(machine.get('arch', '?'))}",
+        ),
+        ("cpu", printable(machine.get("cpu_model", "?"))),
+        ("dumped by", f"criuctl {printable(body['criuctl'])}, CRIU {printable(body['criu'].get('version', '?'))}"),
+        ("memory", f"{size(amounts.get('memory', 0))} in {plural(len(body['memory']), 'address space')} and shared segments"),
+        ("files", f"{size(amounts.get('files', 0))} taken along"),
+        ("stored", f"{size(amounts.get('stored', 0))} for {size(amounts.get('new', 0))} that the store did not have"),
+        ("frozen", f"{duration(timings.get('frozen_ms'))} of {duration(timings.get('total_ms'))} in all"),
+    ]
+    return facts(rows)
+
+
+def _tree(body: Body) -> str:
+    return process_tree(body["processes"])
+
+
+def _namespaces(body: Body) -> str:
+    return facts((kind, f"{n.get('mode', '?')}  {printable(n.get('name') or '')}") for kind, n in body["namespaces"].items())
+
+
+def _connections(body: Body, *, all_: bool = True) -> str:
+    columns = [Column("pid", right=True), Column("fd", right=True)]
+    columns += [Column(name) for name in ("protocol", "state", "local", "peer", "policy")]
+    rows = []
+    for c in body["connections"]:
+        if all_ or c["external"]:
+            policy = c["policy"] if c["external"] else "inside the tree"
+            rows.append([printable(c[key]) for key in ("pid", "fd", "protocol", "state", "local", "peer")] + [printable(policy)])
+    return table(columns, rows) if rows else "none" if all_ else "none to outside the tree"
+
+
+def _files(body: Body, *, all_: bool = True) -> str:
+    columns = (Column("path"), Column("size", right=True), Column("held by"), Column("how"), Column("kept"))
+    rows = []
+    for f in body["files"]:
+        if all_ or f["carried"] or f["kind"] == "written":
+            holders = ", ".join(f"{pid}:{fd}" for pid, fd in f["holders"])
+            kept = "contents" if f["carried"] else "size and hash" if f["digest"] else "size"
+            rows.append((printable(f["path"]), size(f["size"]), holders, printable(f["kind"]), kept))
+    more = len(body["files"]) - len(rows)
+    shown = table(columns, rows) if rows else "none that are written"
+    return f"{shown}\nand {more} that are only read or mapped (see --files)" if more else shown
+
+
+def _maps(body: Body) -> str:
+    columns = (Column("of"), Column("address", right=True), Column("size", right=True), Column("pages"))
+    rows = []
+    for space in body["memory"]:
+        whose = f"PID {space['id']}" if space["kind"] == "task" else f"{printable(space['kind'])} {space['id']}"
+        rows += [
+            (whose, f"{entry['address']:x}", size(entry["bytes"]), printable(" ".join(entry["flags"])))
+            for entry in space.get("maps", ())
+        ]
+    return table(columns, rows) if rows else "no memory"
+
+
+_SECTIONS: Mapping[str, Callable[[Body], str]] = {
+    "tree": _tree,
+    "files": _files,
+    "connections": _connections,
+    "maps": _maps,
+}
+
+
+def _everything(body: Body) -> str:
+    parts = [_header(body), "processes\n" + _indent(_tree(body))]
+    if body["namespaces"]:
+        parts.append("namespaces\n" + _indent(_namespaces(body)))
+    parts.append("connections\n" + _indent(_connections(body, all_=False)))
+    parts.append("files\n" + _indent(_files(body, all_=False)))
+    if body["warnings"]:
+        parts.append("warnings\n" + "\n".join(f"  {printable(w)}" for w in body["warnings"]))
+    return "\n\n".join(parts)
+
+
+def _only(body: Body, sections: Sequence[str]) -> str:
+    if not sections:
+        return _everything(body)
+    if len(sections) == 1:
+        return _SECTIONS[sections[0]](body)
+    return "\n\n".join(f"{name}\n{_indent(_SECTIONS[name](body))}" for name in sections)
+
+
+@page(
+    examples=[
+        ("All about the newest checkpoint of web:", "criuctl show web"),
+        ("Its processes only, of the third checkpoint:", "criuctl show web@3 --tree"),
+        ("For a script:", "criuctl show web --json | jq .processes[].argv"),
+    ],
+    exits=[3, 7, 8],
+    see_also=["list", "restore", "verify"],
+)
+@click.argument("ref", shell_complete=complete.checkpoint_ref, help="NAME, NAME@N, or the begin of a checkpoint's id.")
+@click.option("--tree", is_flag=True, help="Show the process tree only.")
+@click.option("--files", is_flag=True, help="Show all files only: those the tree has open or mapped, and those taken along.")
+@click.option("--connections", is_flag=True, help="Show all connections only, those inside the tree too.")
+@click.option("--maps", is_flag=True, help="Show which memory is stored, address by address.")
+@pass_app
+def show(app: App, /, ref: str, **only: bool) -> int:
+    """Shows what a checkpoint holds: where and when it was taken, its processes, sizes, namespaces, connections and
+    files. Reads the manifest, not the memory; `criuctl verify` reads all.
+
+    With --json everything is printed, whatever sections are asked for; memory maps are in it under --maps.
+    """
+    from ...ops.inspect import show as show_checkpoint
+
+    sections = [name for name in _SECTIONS if only[name]]
+    body = show_checkpoint(app.config, ref, maps=only["maps"]).to_dict()
+    app.emit(body, lambda: _only(body, sections), brief=lambda: str(body["id"]))
+    return 0

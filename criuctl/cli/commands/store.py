@@ -1,0 +1,175 @@
+"""``criuctl store init|info|key``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ...errors import UsageError
+from ..app import App, pass_app
+from ..pages import Entry, LazyGroup, page
+from ..text import facts, plural, printable, size
+
+_SELF = "criuctl.cli.commands.store"
+
+store = LazyGroup(
+    "store",
+    entries={
+        "init": Entry(f"{_SELF}:init", "Make a store."),
+        "info": Entry(f"{_SELF}:info", "Describe a store: format, encryption, contents, what it can do."),
+        "key": Entry(f"{_SELF}:key", "Show where a store's key is, or export it."),
+    },
+    summary="Make and describe stores and their keys.",
+    help="""\
+    A store keeps checkpoints: a folder, or a bucket (with a prefix, if you like) of any S3-compatible service. Endpoint,
+    region and credentials of S3 are found as boto3 finds them (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ~/.aws, ...), or in
+    the configuration. A store is made once, with criuctl store init; any number of hosts may use it.""",
+    examples=[("A store in a bucket, encrypted:", "criuctl store init --store s3://backups/trees")],
+    exits=[7, 8, 9],
+    see_also=["doctor"],
+)
+
+
+def _ask_passphrase() -> bytes:
+    """The new passphrase, typed twice on the terminal; it is never an argument, which others could read."""
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "--passphrase asks on a terminal, and there is none",
+            hint="Set passphrase_file or passphrase_command in the configuration instead.",
+        )
+    typed = click.prompt("Passphrase of the new store", hide_input=True, confirmation_prompt="Once more", err=True)
+    return str(typed).encode()
+
+
+def _sealed(body: dict[str, Any]) -> str:
+    key = body["key"]
+    if not body["encrypted"]:
+        return "not encrypted"
+    if key["kind"] == "passphrase":
+        return f"encrypted, opened by the passphrase from {printable(key['source'])}"
+    return f"encrypted, {'exported ' if key['kind'] == 'master' else ''}key in {printable(key['file'])}"
+
+
+@page(
+    examples=[
+        ("The default store:", "criuctl store init"),
+        ("A bucket; encrypted, as S3 stores are by default:", "criuctl store init --store s3://backups/trees"),
+        ("A folder on a shared disk, encrypted too:", "criuctl store init --store /mnt/nas/trees --encrypt"),
+    ],
+    exits=[7, 8, 9],
+    see_also=["store key", "store info"],
+)
+@click.option("--encrypt/--no-encrypt", default=None, help="Encrypt what is stored.  [default: yes on S3, no in a folder]")
+@click.option(
+    "--key-file",
+    metavar="PATH",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the new key here, mode 0600; an existing key file is used as it is."
+    "  [default: a file of the store's id in the configured key_dir]",
+)
+@click.option(
+    "--passphrase", is_flag=True, help="Seal the key with a passphrase, asked for on the terminal or given by the configuration."
+)
+@pass_app
+def init(app: App, encrypt: bool | None, key_file: Path | None, passphrase: bool) -> int:
+    """Makes a store, asks it what it can do, and makes its key if it is to be encrypted. An existing store is never
+    changed (exit 9).
+
+    Without its key nothing in an encrypted store can be read, by nobody: keep a copy elsewhere (criuctl store key
+    --export). A store that lacks conditional writes works, for one writer at a time.
+    """
+    if encrypt is False and (key_file is not None or passphrase):
+        raise click.UsageError("--no-encrypt excludes --key-file and --passphrase")
+    if key_file is not None and passphrase:
+        raise click.UsageError("--key-file and --passphrase exclude each other")
+    from ...ops.stores import store_init
+
+    ask = _ask_passphrase if passphrase else None
+    body = store_init(app.config, encryption=encrypt, key_file=key_file, ask_passphrase=ask).to_dict()
+
+    def human() -> str:
+        sealed = "encrypted with a passphrase" if passphrase else _sealed(body)
+        lines = [f"{printable(body['store'])}: store {body['id'][:12]} is ready, {sealed}"]
+        if passphrase:
+            lines.append("Give the passphrase by passphrase_file, passphrase_command or CRIUCTL_PASSPHRASE from now on.")
+        elif key_file is not None:
+            lines.append("Name the key file by key_file in the configuration or by CRIUCTL_KEY_FILE from now on.")
+        if body["encrypted"]:
+            lines.append("Keep a copy of the key elsewhere (criuctl store key --export): without it nothing can be read.")
+        return "\n".join(lines)
+
+    app.emit(body, human, brief=lambda: str(body["id"]))
+    return 0
+
+
+@page(examples=[("What is in the default store?", "criuctl store info")], exits=[7, 8], see_also=["list", "doctor"])
+@pass_app
+def info(app: App) -> int:
+    """Describes the store: its id and format, whether it is encrypted, how many sessions, checkpoints and objects it
+    holds and how much room they take, and what the store can do.
+    """
+    from ...ops.stores import store_info
+
+    body = store_info(app.config).to_dict()
+
+    def human() -> str:
+        can = body["capabilities"]
+        unreadable = f", and {body['unreadable']} that cannot be read" if body["unreadable"] else ""
+        return facts(
+            [
+                ("store", printable(body["store"])),
+                ("id", printable(body["id"])),
+                ("created", f"{printable(body['created'])}, format {body['format']}"),
+                ("contents", _sealed(body)),
+                ("sessions", str(body["sessions"])),
+                ("checkpoints", f"{body['checkpoints']}{unreadable}"),
+                ("objects", f"{plural(body['objects'], 'object')}, {size(body['bytes']['stored'])}"),
+                (
+                    "writes",
+                    "conditional: several hosts may write at a time"
+                    if can["conditional_create"]
+                    else "not conditional: let one host write at a time",
+                ),
+            ]
+        )
+
+    app.emit(body, human, brief=lambda: str(body["id"]))
+    return 0
+
+
+@page(
+    examples=[
+        ("Where is the key?", "criuctl store key"),
+        ("Keep a copy on a stick:", "criuctl store key --export /media/stick/trees.key"),
+    ],
+    exits=[7, 8, 9],
+    see_also=["store init"],
+)
+@click.option(
+    "--export",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the key to this new file, mode 0600. Whoever has it can read the store.  [default: write nothing]",
+)
+@pass_app
+def key(app: App, export: Path | None) -> int:
+    """Tells where the key of the store was found and whether it is the right one. The key itself is never printed;
+    --export writes a copy of it to a file that does not exist yet.
+    """
+    from ...ops.stores import store_key
+
+    body = store_key(app.config, export=export).to_dict()
+
+    def human() -> str:
+        lines = [f"{printable(body['store'])}: {_sealed(body)}"]
+        if body["key"]["fingerprint"]:
+            lines[0] += f", fingerprint {body['key']['fingerprint']}"
+        if body["exported"]:
+            lines.append(f"The key was written to {printable(body['exported'])}; whoever has it can read the store.")
+        return "\n".join(lines)
+
+    app.emit(body, human, brief=lambda: str(body["key"]["file"] or ""))
+    return 0

@@ -1,0 +1,108 @@
+"""Completion of session names and checkpoint references at the shell's prompt.
+
+Quick or nothing: a store that does not answer within a second completes nothing, and no completion ever
+prints an error: the user is in the middle of typing a line.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import click
+from click.shell_completion import CompletionItem
+
+from .app import App
+
+PATIENCE = 1.0  # seconds that a person at a prompt can be made to wait
+
+
+def _in_time(ask: Callable[[], list[CompletionItem]]) -> list[CompletionItem]:
+    """What `ask` returns, or nothing if it fails or takes longer than `PATIENCE`."""
+    answer: list[CompletionItem] = []
+
+    def run() -> None:
+        try:
+            answer.extend(ask())
+        except Exception:
+            # No store, no key, no permission: the command itself will say so when it is run.
+            answer.clear()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    return [] if thread.is_alive() else answer
+
+
+def _app(ctx: click.Context) -> App:
+    return ctx.find_object(App) or App()
+
+
+def checkpoint_ref(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Sessions' names; their numbered checkpoints once a name is there; ids once they are begun."""
+
+    def ask() -> list[CompletionItem]:
+        from ..ops.inspect import list_checkpoints
+
+        items: dict[str, str] = {}
+        for found in list_checkpoints(_app(ctx).config).checkpoints:
+            summary = found.to_dict()
+            numbered = f"{summary['session']}@{summary['number']}"
+            if "@" in incomplete:
+                items[numbered] = summary["created"]
+            else:
+                items[summary["session"]] = "newest checkpoint of this session"
+                if len(incomplete) >= 2:
+                    items[summary["id"]] = numbered
+        return [CompletionItem(value, help=text) for value, text in items.items() if value.startswith(incomplete)]
+
+    return _in_time(ask)
+
+
+def session_name(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the sessions that have a checkpoint in the store."""
+
+    def ask() -> list[CompletionItem]:
+        from ..ops.inspect import list_checkpoints
+
+        names = dict.fromkeys(found.to_dict()["session"] for found in list_checkpoints(_app(ctx).config).checkpoints)
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+    return _in_time(ask)
+
+
+def running_session(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the sessions that run on this host."""
+
+    def ask() -> list[CompletionItem]:
+        from ..ops.registry import Registry
+
+        records = Registry(_app(ctx).config).all()
+        return [CompletionItem(r.name, help=f"PID {r.pid}") for r in records if r.name.startswith(incomplete) and r.alive()]
+
+    return _in_time(ask)
+
+
+def process_id(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The PIDs of this host, once the first digit is typed."""
+    if not incomplete.isdigit():
+        return []
+
+    def ask() -> list[CompletionItem]:
+        import os
+
+        items = []
+        for pid in sorted((p for p in os.listdir("/proc") if p.isdigit() and p.startswith(incomplete)), key=int):
+            try:
+                with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as comm:
+                    items.append(CompletionItem(pid, help=comm.read().strip()))
+            except OSError:
+                continue  # it ended while we looked
+        return items
+
+    return _in_time(ask)
+
+
+def target(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """A PID once digits are typed, else the name of a session that runs here."""
+    return process_id(ctx, param, incomplete) if incomplete.isdigit() else running_session(ctx, param, incomplete)

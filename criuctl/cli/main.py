@@ -1,0 +1,272 @@
+"""The program: the table of commands, the signals, and the one error boundary.
+
+Everything below raises; only this module decides what a person reads and which exit code a script sees:
+
+- a `CriuctlError`: its message and hint on standard error (or ``{"error": ...}`` on standard output under
+  --json), the exit code of its class;
+- a usage error of click: the same, exit 2;
+- SIGINT, SIGTERM, SIGHUP: the first one becomes an exception in the main thread, *once*, so that the
+  operation under way cleans up (a tree is thawed, a half-restored one removed); what comes after it is
+  told but changes nothing, for an interrupted clean-up is what must not happen.  Exit 128+N;
+- a reader of standard output that went away: nothing is said, exit 141, as of SIGPIPE;
+- anything else is a bug: one line of apology, the traceback under -v, exit 1.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import click
+
+from .. import __version__
+from ..errors import CriuctlError, UsageError
+from .app import App
+from .pages import Entry, LazyGroup
+from .streams import discard, jsonable, reader_gone, tell, write_result
+from .text import printable
+
+PROGRAM = "criuctl"
+COMPLETE_VARIABLE = "_CRIUCTL_COMPLETE"
+
+_HERE = "criuctl.cli.commands"
+COMMANDS: dict[str, Entry] = {
+    "check": Entry(f"{_HERE}.check:check", "Tell whether a process tree can be dumped.", "Checkpoints"),
+    "dump": Entry(f"{_HERE}.dump:dump", "Store a live process tree as a checkpoint.", "Checkpoints"),
+    "restore": Entry(f"{_HERE}.restore:restore", "Bring a checkpoint back to life.", "Checkpoints"),
+    "snapshot": Entry(f"{_HERE}.snapshot:snapshot", "Dump several trees and leave them running.", "Checkpoints"),
+    "list": Entry(f"{_HERE}.list:list_", "List the checkpoints of a store.", "Looking and keeping"),
+    "show": Entry(f"{_HERE}.show:show", "Show what a checkpoint holds.", "Looking and keeping"),
+    "verify": Entry(f"{_HERE}.verify:verify", "Read a checkpoint in full and check every byte.", "Looking and keeping"),
+    "rm": Entry(f"{_HERE}.rm:rm", "Remove checkpoints from a store.", "Looking and keeping"),
+    "store": Entry(f"{_HERE}.store:store", "Make and describe stores and their keys.", "Setting up"),
+    "doctor": Entry(f"{_HERE}.doctor:doctor", "Check this host, its CRIU and the store.", "Setting up"),
+    "version": Entry(f"{_HERE}.version:version", "Print the versions of all that takes part.", "Setting up"),
+    "completion": Entry(f"{_HERE}.completion:completion", "Print a shell's completion script.", "Setting up"),
+    "help": Entry(f"{_HERE}.help:help_", "Show the manual page of a command.", "Setting up"),
+}
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        write_result(f"{PROGRAM} {__version__}")
+        ctx.exit()
+
+
+cli = LazyGroup(
+    PROGRAM,
+    entries=COMMANDS,
+    summary="keep live Linux process trees: dump, store, verify, restore",
+    help="""\
+    A dump freezes a process tree, stores a complete image of it (a checkpoint) in a store, and ends the tree or lets
+    it run on. A restore brings a checkpoint back: same memory, descriptors, pipes, sockets and process IDs. Stores
+    are folders and S3 buckets; what is in them is compressed, deduplicated, checksummed and, if you like, encrypted.
+
+    No failure of a dump loses the tree: it goes on running, or a complete checkpoint exists. A restore that fails
+    leaves nothing behind.
+
+    Each command has a manual page: criuctl COMMAND --help.""",
+    params=[
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_version,
+            help="Print criuctl's own version (see `criuctl version` for all of them).",
+        )
+    ],
+    examples=[
+        (
+            "Store process 4711 and all its descendants, then bring them back:",
+            "criuctl dump 4711 --name web\ncriuctl restore web",
+        ),
+        ("The same through S3, the tree running on:", "criuctl dump 4711 --leave-running --store s3://backups/trees"),
+    ],
+    exits=range(3, 14),
+)
+
+
+class Signalled(KeyboardInterrupt):
+    """A signal asked criuctl to stop; raised once, in the main thread."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@contextmanager
+def signals_as_exception() -> Iterator[None]:
+    """While inside, the first SIGINT, SIGTERM or SIGHUP raises `Signalled`; later ones only say why not.
+
+    A signal that whoever started criuctl has set to be ignored (nohup, a shell's background job) stays so.
+    """
+    raised = False
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        nonlocal raised
+        if raised:
+            # os.write: a print could re-enter a buffered stream that the signal has interrupted.
+            os.write(2, b"criuctl: already stopping; cleaning up first\n")
+            return
+        raised = True
+        raise Signalled(number)
+
+    before: dict[int, Any] = {}
+    for wanted in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(wanted) is not signal.SIG_IGN:
+            before[wanted] = signal.signal(wanted, on_signal)
+    try:
+        yield
+    finally:
+        for changed, handler in before.items():
+            signal.signal(changed, handler if handler is not None else signal.SIG_DFL)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (without the program's name) and return its exit code."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    instruction = os.environ.get(COMPLETE_VARIABLE)
+    if instruction:
+        return _complete(instruction)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Paths and commands are bytes to the kernel; one that is no valid text must not fail a listing.
+            stream.reconfigure(errors="backslashreplace")
+    options = args[: args.index("--")] if "--" in args else args
+    app = App(json="--json" in options)
+    try:
+        with signals_as_exception():
+            return _run(args, app)
+    except KeyboardInterrupt as interrupt:
+        return _interrupted(interrupt, app)
+
+
+def _run(args: list[str], app: App) -> int:
+    try:
+        with cli.make_context(PROGRAM, args, obj=app) as ctx:
+            code = cli.invoke(ctx)
+            return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except click.UsageError as error:
+        return _fail(_as_usage_error(error), app)
+    except click.ClickException as error:
+        return _fail(UsageError(error.format_message()), app)
+    except click.Abort as error:  # a prompt was left, by a signal or at the end of input
+        return _interrupted(error.__context__ if isinstance(error.__context__, Signalled) else KeyboardInterrupt(), app)
+    except CriuctlError as error:
+        return _fail(error, app)
+    except BrokenPipeError as error:
+        if not reader_gone():
+            return _bug(error, app)
+        discard(1)
+        return 128 + signal.SIGPIPE
+    except Exception as error:  # the boundary: whatever else arrives here is a bug by definition
+        return _bug(error, app)
+
+
+def _as_usage_error(error: click.UsageError) -> UsageError:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        return UsageError("no command given", hint=f"`{PROGRAM} --help` lists them.")
+    path = error.ctx.command_path if error.ctx is not None else PROGRAM
+    return UsageError(error.format_message(), hint=f"`{path} --help` explains the usage.")
+
+
+def _say(text: str, hint: str = "") -> None:
+    red, off = ("\x1b[31m", "\x1b[0m") if _coloured() else ("", "")
+    first, *more = text.splitlines() or [""]
+    tell(f"{red}{PROGRAM}:{off} {printable(first)}")
+    for line in more:
+        tell(f"  {printable(line)}")
+    for i, line in enumerate(hint.splitlines()):
+        tell(f"  {'hint: ' if i == 0 else '      '}{printable(line)}")
+
+
+def _coloured() -> bool:
+    return sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _print_error(body: dict[str, Any]) -> None:
+    import json
+
+    try:
+        write_result(json.dumps({"error": body}, default=jsonable))
+    except BrokenPipeError:
+        discard(1)
+    except CriuctlError as error:
+        _say(error.message)
+
+
+def _fail(error: CriuctlError, app: App) -> int:
+    if app.json:
+        _print_error(error.to_dict())
+    elif obstacles := [f for f in error.details.get("findings", ()) if f["level"] == "error"]:
+        from .commands.check import finding_lines
+
+        # Each obstacle on a line, with its own remedy: the message has them all in one sentence.
+        _say("refused before anything was touched:")
+        for obstacle in obstacles:
+            for line in finding_lines(obstacle):
+                tell(f"  {line}")
+    else:
+        _say(error.message, error.hint)
+    if app.verbose:
+        _tell_causes(error)
+    if app.verbose > 1:
+        _tell_traceback(error)
+    return error.exit_code
+
+
+def _tell_causes(error: BaseException) -> None:
+    cause = error.__cause__
+    while cause is not None:
+        tell(f"  caused by: {type(cause).__name__}: {printable(cause)}")
+        cause = cause.__cause__
+
+
+def _tell_traceback(error: BaseException) -> None:
+    import traceback
+
+    tell("".join(traceback.format_exception(error)).rstrip())
+
+
+def _bug(error: BaseException, app: App) -> int:
+    message = f"this is a bug in criuctl, sorry: {type(error).__name__}: {error}"
+    hint = "Run it again with -v and report the traceback together with the output of `criuctl version`."
+    if app.json:
+        _print_error({"code": "bug", "exit_code": 1, "message": message, "hint": hint})
+    else:
+        _say(message, hint)
+    if app.verbose:
+        _tell_traceback(error)
+    return 1
+
+
+def _interrupted(interrupt: KeyboardInterrupt, app: App) -> int:
+    number = interrupt.number if isinstance(interrupt, Signalled) else int(signal.SIGINT)
+    name = signal.Signals(number).name
+    if app.json:
+        _print_error({"code": "interrupted", "exit_code": 128 + number, "message": f"stopped by {name}", "hint": ""})
+    else:
+        _say(f"stopped by {name}")
+    if app.verbose > 1:
+        _tell_traceback(interrupt)
+    return 128 + number
+
+
+def _complete(instruction: str) -> int:
+    """Answer the shell's question; a completion never says anything on standard error."""
+    from click.shell_completion import shell_complete
+
+    try:
+        return shell_complete(cli, {"obj": App()}, PROGRAM, COMPLETE_VARIABLE, instruction)
+    except (Exception, KeyboardInterrupt):
+        # The user is in the middle of a line; a message there would be worse than no completion.
+        return 1

@@ -1,0 +1,227 @@
+"""What an operation tells while it runs, on standard error.
+
+The same events become, by choice of the reporter:
+
+- nothing (-q, or --json without -v: warnings are in the result's JSON),
+- JSON lines (--json -v),
+- plain lines when standard error is no terminal: warnings, and steps under -v,
+- progress bars on a terminal, one per name that the operation reports, gone when it ends.
+
+A reporter never fails its operation: when nobody reads standard error any more, the words are dropped.
+Bars are drawn by one thread from numbers that the operation's threads merely leave behind, so telling
+costs an operation (a frozen tree waits for it) next to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..report import Reporter
+from .streams import discard, tell
+from .text import Column, printable, size
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+_REDRAW = 0.1  # seconds between two drawings of the bars
+_TITLES = {"pages": "memory read", "upload": "stored"}  # of what operations report, where their own word is terse
+_JSON_PROGRESS = 0.5  # seconds between two progress lines of one name
+
+
+def make_reporter(*, json: bool, verbose: int, quiet: bool) -> Reporter:
+    """The reporter that these options and standard error ask for."""
+    if json and verbose:
+        return JsonReporter()
+    if json or quiet:
+        return Reporter()
+    if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        return BarReporter(verbose)
+    return LineReporter(verbose)
+
+
+def _facts(facts: dict[str, Any]) -> str:
+    return "".join(f"  {key}={printable(value)}" for key, value in facts.items())
+
+
+class LineReporter(Reporter):
+    """Warnings as lines; with `verbose`, steps with the seconds since the start as well."""
+
+    def __init__(self, verbose: int = 0) -> None:
+        super().__init__()
+        self._verbose = verbose
+        self._started = time.monotonic()
+
+    def step(self, name: str, **facts: Any) -> None:
+        if self._verbose:
+            self._line(f"{time.monotonic() - self._started:8.3f} s  {printable(name)}{_facts(facts)}")
+
+    def warning(self, text: str, hint: str = "") -> None:
+        super().warning(text, hint)
+        self._line(f"criuctl: warning: {printable(text)}")
+        if hint:
+            self._line(f"  hint: {printable(hint)}")
+
+    def _line(self, line: str) -> None:
+        tell(line)
+
+
+class JsonReporter(Reporter):
+    """Every event as one JSON object per line; progress at most twice a second for each name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._started = time.monotonic()
+        self._last: dict[str, float] = {}
+
+    def _event(self, kind: str, **body: Any) -> None:
+        import json
+
+        elapsed = round((time.monotonic() - self._started) * 1000)
+        tell(json.dumps({"event": kind, "elapsed_ms": elapsed, **body}, default=str))
+
+    def step(self, name: str, **facts: Any) -> None:
+        self._event("step", name=name, facts=facts)
+
+    def progress(self, name: str, done: int, total: int | None = None, unit: str = "bytes") -> None:
+        now = time.monotonic()
+        if done != total and now - self._last.get(name, 0.0) < _JSON_PROGRESS:
+            return
+        self._last[name] = now
+        self._event("progress", name=name, done=done, total=total, unit=unit)
+
+    def warning(self, text: str, hint: str = "") -> None:
+        super().warning(text, hint)
+        self._event("warning", text=text, hint=hint)
+
+
+class BarReporter(LineReporter):
+    """Bars on a terminal: the current step, and one bar per name with its amount and rate.
+
+    Threads of the operation only store numbers; `_draw` runs in a thread of its own, which also imports rich,
+    so that the import (some 70 ms) overlaps with the preflight.
+    """
+
+    def __init__(self, verbose: int = 0) -> None:
+        super().__init__(verbose)
+        self._amounts: dict[str, tuple[int, int | None, str]] = {}
+        self._step = ""
+        self._over = threading.Event()
+        self._lock = threading.Lock()  # guards _live and whose turn it is to write
+        self._live: Progress | None = None
+        self._thread: threading.Thread | None = None
+
+    def step(self, name: str, **facts: Any) -> None:
+        self._step = printable(name)
+        super().step(name, **facts)
+        self._begin()
+
+    def progress(self, name: str, done: int, total: int | None = None, unit: str = "bytes") -> None:
+        self._amounts[name] = (done, total, unit)
+        if self._thread is None:
+            self._begin()
+
+    def close(self) -> None:
+        self._over.set()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._thread is None and not self._over.is_set():
+                self._thread = threading.Thread(target=self._draw, name="progress", daemon=True)
+                self._thread.start()
+
+    def _line(self, line: str) -> None:
+        with self._lock:
+            if self._live is None:
+                tell(line)
+                return
+            try:
+                self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            except OSError:
+                discard(2)  # the terminal went away
+
+    def _draw(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn
+
+        class Bar(BarColumn):
+            """Nothing for what has no known end: a pulsing bar says little and takes long to draw."""
+
+            def render(self, task: Task) -> Any:
+                return "" if task.total is None else super().render(task)
+
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}", markup=False),
+            Bar(bar_width=30),
+            TextColumn("{task.fields[amount]}", markup=False),
+        )
+        live = Progress(
+            *columns,
+            console=Console(stderr=True),
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=False,  # rich must not put its own objects in the place of the streams
+            redirect_stderr=False,
+        )
+        tasks: dict[str, TaskID] = {}
+        try:
+            while not self._over.wait(_REDRAW):
+                with self._lock:
+                    if self._live is None:
+                        live.start()
+                        self._live = live
+                    self._update(live, tasks)
+                    live.refresh()
+        except OSError:
+            discard(2)  # the terminal went away under the bars; the operation goes on unseen
+        finally:
+            with self._lock:
+                self._live = None
+                try:
+                    live.stop()
+                except OSError:
+                    discard(2)
+
+    def _update(self, live: Progress, tasks: dict[str, TaskID]) -> None:
+        if self._step or not self._amounts:
+            if "" not in tasks:
+                tasks[""] = live.add_task(self._step, total=None, amount="")
+            live.update(tasks[""], description=self._step)
+        for name, (done, total, unit) in list(self._amounts.items()):
+            if name not in tasks:
+                tasks[name] = live.add_task(_TITLES.get(name, printable(name)), total=total, amount="")
+            amount = _amount(done, total, unit)
+            speed = live.tasks[live.task_ids.index(tasks[name])].speed
+            if speed and unit == "bytes":
+                amount += f"  {size(speed)}/s"
+            live.update(tasks[name], completed=done, total=total, amount=amount)
+
+
+def _amount(done: int, total: int | None, unit: str) -> str:
+    if unit == "bytes":
+        return size(done) if total is None else f"{size(done)} of {size(total)}"
+    return f"{done} {unit}" if total is None else f"{done} of {total} {unit}"
+
+
+def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """A table on a terminal: as wide as the terminal allows, bold headings, long cells folded."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        shown.add_column(column.heading.upper(), justify="right" if column.right else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(cell) for cell in row))
+    Console().print(shown)

@@ -1,0 +1,258 @@
+"""How commands are declared: loaded when invoked, with help that reads like a manual page.
+
+A `Page` is a click command whose ``--help`` has the sections of a manual page: NAME, SYNOPSIS, DESCRIPTION,
+ARGUMENTS, OPTIONS, GLOBAL OPTIONS, EXAMPLES, EXIT STATUS, SEE ALSO.  A `LazyGroup` knows its commands from a
+static table of `Entry`: where each lives and its one-sentence summary.  So the group's own help, the
+completion of command names, and an unknown command's message need no import of any command.
+
+The global options stand on the group and on every command (``criuctl --json list`` and
+``criuctl list --json`` are the same); all of them write into the invocation's `App`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+from click.shell_completion import CompletionItem
+
+from ..errors import EXIT_CODES
+from .app import App
+
+Example = tuple[str, str]
+
+
+class Entry(NamedTuple):
+    """One line of a group's table: ``module:attribute``, summary, and the heading it stands under."""
+
+    where: str
+    summary: str
+    heading: str = "Commands"
+
+
+class ManFormatter(click.HelpFormatter):
+    """Headings as a manual page has them: upper case, no colon, text indented by two."""
+
+    def write_heading(self, heading: str) -> None:
+        self.write(f"{'':>{self.current_indent}}{heading.upper()}\n")
+
+
+class PageContext(click.Context):
+    """A context whose help is written by `ManFormatter`."""
+
+    formatter_class = ManFormatter
+
+
+# -- global options ---------------------------------------------------------------------------------
+
+
+class GlobalOption(click.Option):
+    """An option of every command; it writes into the `App` instead of the command's parameters."""
+
+
+def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    app = ctx.ensure_object(App)
+    if not value or param.name is None:
+        return
+    if param.name == "verbose":
+        app.verbose += value
+    else:
+        setattr(app, param.name, value)
+
+
+def _complete_store(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def global_options() -> list[click.Parameter]:
+    """The options that every command takes, new objects each time (click ties them to one command)."""
+    declared: list[tuple[list[str], dict[str, Any]]] = [
+        (
+            ["--store"],
+            {
+                "metavar": "URL",
+                "shell_complete": _complete_store,
+                "help": "Use this store: a path, file:///PATH, or s3://BUCKET/PREFIX."
+                "  [default: the configuration's, else /var/lib/criuctl/store]",
+            },
+        ),
+        (
+            ["config_file", "--config"],
+            {
+                "metavar": "FILE",
+                "type": click.Path(dir_okay=False),
+                "help": "Read this configuration file too, after /etc/criuctl/config.yaml and ~/.config/criuctl/config.yaml.",
+            },
+        ),
+        (["--json"], {"is_flag": True, "help": "Print the result as JSON on standard output, and nothing else there."}),
+        (
+            ["-v", "--verbose"],
+            {"count": True, "help": "Tell each step on standard error; with -vv also where an error came from."},
+        ),
+        (
+            ["-q", "--quiet"],
+            {"is_flag": True, "help": "Tell errors only, and of the result only the essential: an id, a PID."},
+        ),
+    ]
+    return [GlobalOption(decls, expose_value=False, callback=_remember, **attrs) for decls, attrs in declared]
+
+
+# -- pages --------------------------------------------------------------------------------------------
+
+
+def _write_page(
+    command: click.Command,
+    summary: str,
+    ctx: click.Context,
+    formatter: click.HelpFormatter,
+    rest: Callable[[], None],
+) -> None:
+    with formatter.section("Name"):
+        formatter.write_text(f"{ctx.command_path} - {summary[:1].lower()}{summary[1:].rstrip('.')}")
+    with formatter.section("Synopsis"):
+        formatter.write_usage(ctx.command_path, " ".join(command.collect_usage_pieces(ctx)), prefix="  ")
+    if command.help:
+        with formatter.section("Description"):
+            formatter.write_text(inspect.cleandoc(command.help))
+    rest()
+    own = [p for p in command.get_params(ctx) if isinstance(p, click.Option) and not isinstance(p, GlobalOption)]
+    shared = [p for p in command.get_params(ctx) if isinstance(p, GlobalOption)]
+    for heading, options in (("Options", own), ("Global options", shared)):
+        records = [record for p in options if (record := p.get_help_record(ctx)) is not None]
+        if records:
+            with formatter.section(heading):
+                formatter.write_dl(records, col_max=24)
+
+
+def _write_tail(
+    formatter: click.HelpFormatter, examples: Sequence[Example], exits: Iterable[int], see_also: Sequence[str]
+) -> None:
+    if examples:
+        with formatter.section("Examples"):
+            for i, (what, line) in enumerate(examples):
+                if i:
+                    formatter.write("\n")
+                formatter.write_text(what)
+                for part in line.splitlines():
+                    formatter.write(f"{'':>{formatter.current_indent + 4}}{part}\n")
+    with formatter.section("Exit status"):
+        formatter.write_dl([(str(code), EXIT_CODES[code]) for code in exits] + [("128+N", "ended by signal N")])
+    if see_also:
+        with formatter.section("See also"):
+            formatter.write_text(", ".join(see_also))
+
+
+class Page(click.Command):
+    """A command with a manual page.
+
+    `examples` are pairs of what they do and the command line, `exits` the exit codes it can end with beside
+    0, 1 and 2, `see_also` the names of related commands.
+    """
+
+    context_class = PageContext
+
+    def __init__(
+        self,
+        *args: Any,
+        examples: Sequence[Example] = (),
+        exits: Iterable[int] = (),
+        see_also: Sequence[str] = (),
+        **attrs: Any,
+    ) -> None:
+        super().__init__(*args, **attrs)
+        self.examples = tuple(examples)
+        self.exits = tuple(sorted({0, 1, 2, *exits}))
+        self.see_also = tuple(f"criuctl {name}" for name in see_also)
+        self.params.extend(global_options())
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        def arguments() -> None:
+            records = [p.get_help_record(ctx) for p in self.get_params(ctx) if isinstance(p, click.Argument)]
+            if records:
+                with formatter.section("Arguments"):
+                    formatter.write_dl([(name.strip("[]."), text) for name, text in records if text], col_max=24)
+
+        parent = ctx.parent.command if ctx.parent is not None else None
+        entry = parent.entries.get(ctx.info_name or "") if isinstance(parent, LazyGroup) else None
+        _write_page(self, entry.summary if entry else self.get_short_help_str(), ctx, formatter, arguments)
+        _write_tail(formatter, self.examples, self.exits, self.see_also)
+
+
+def page(
+    *, examples: Sequence[Example] = (), exits: Iterable[int] = (), see_also: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Declare a function as a command; its docstring is the DESCRIPTION of its manual page."""
+    return click.command(
+        cls=Page,
+        examples=examples,
+        exits=exits,
+        see_also=see_also,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+# -- groups -------------------------------------------------------------------------------------------
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command's module only when that command is invoked."""
+
+    context_class = PageContext
+
+    def __init__(
+        self,
+        *args: Any,
+        entries: Mapping[str, Entry],
+        summary: str,
+        examples: Sequence[Example] = (),
+        exits: Iterable[int] = (),
+        see_also: Sequence[str] = (),
+        **attrs: Any,
+    ) -> None:
+        attrs.setdefault("context_settings", {"help_option_names": ["-h", "--help"]})
+        super().__init__(*args, **attrs)
+        self.entries = entries
+        self.summary = summary
+        self.examples = tuple(examples)
+        self.exits = tuple(sorted({0, 1, 2, *exits}))
+        self.see_also = tuple(f"criuctl {name}" for name in see_also)
+        self.params.extend(global_options())
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.entries)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = self.entries.get(cmd_name)
+        if entry is None:
+            return None
+        module, _, attribute = entry.where.partition(":")
+        command = getattr(import_module(module), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{entry.where} is no command")
+        command.name = cmd_name
+        return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        # click would look for similar names among commands already loaded, of which there are none.
+        if args[0] not in self.entries and not args[0].startswith("-") and not ctx.resilient_parsing:
+            raise click.NoSuchCommand(args[0], possibilities=list(self.entries), ctx=ctx)
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [CompletionItem(name, help=entry.summary) for name, entry in self.entries.items() if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        def commands() -> None:
+            headings = dict.fromkeys(entry.heading for entry in self.entries.values())
+            width = max(len(name) for name in self.entries)
+            for heading in headings:
+                with formatter.section(heading):
+                    rows = [(n.ljust(width), e.summary) for n, e in self.entries.items() if e.heading == heading]
+                    formatter.write_dl(rows)
+
+        _write_page(self, self.summary, ctx, formatter, commands)
+        _write_tail(formatter, self.examples, self.exits, self.see_also)

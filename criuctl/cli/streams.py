@@ -1,0 +1,75 @@
+"""The two streams: results on standard output, all else on standard error.
+
+What goes wrong with a stream is never mistaken for the operation's failure.  A closed standard error is
+ignored.  A closed reader of standard output raises BrokenPipeError, which `main` ends quietly.  A result that
+cannot be written for another reason is an error of its own, `ResultLost`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from typing import Any
+
+from ..errors import CriuctlError
+
+
+class ResultLost(CriuctlError):
+    """The operation ended, but its result could not be written to standard output."""
+
+    code = "result-lost"
+
+
+def write_result(text: str) -> None:
+    """Print `text` and a newline on standard output, now.
+
+    Raises BrokenPipeError when the reader has gone, `ResultLost` on any other failure (a full disk behind
+    ``>`` above all).
+    """
+    stream = sys.stdout
+    if stream is None:
+        raise ResultLost("the result could not be printed: standard output is closed")
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard(1)
+        raise ResultLost(f"the result could not be printed: {error.strerror or error}") from error
+
+
+def tell(line: str) -> None:
+    """Print one line on standard error; if nobody can read it, go on without."""
+    stream = sys.stderr
+    if stream is None:
+        return
+    try:
+        stream.write(line + "\n")
+        stream.flush()
+    except OSError:
+        discard(2)  # a closed pipe, or a terminal that went away
+
+
+def discard(descriptor: int) -> None:
+    """Send what is still in the buffer of a broken stream nowhere, or the interpreter's own flush at exit
+    would fail once more and change the exit code."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, descriptor)
+    finally:
+        os.close(null)
+
+
+def reader_gone() -> bool:
+    """Has the reader of standard output gone?  (A broken pipe elsewhere is another matter.)"""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+def jsonable(value: Any) -> Any:
+    """For ``json.dumps(default=...)``: records by their own ``to_dict``, anything else as text."""
+    to_dict = getattr(value, "to_dict", None)
+    return to_dict() if to_dict is not None else str(value)

@@ -1,0 +1,146 @@
+"""Words and numbers for people: sizes, ages, tables and trees as text.
+
+Whatever comes out of a checkpoint or a process (commands, paths, labels) may hold control characters, and
+a store may hold checkpoints of somebody else: `printable` goes over all of it before a terminal sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def printable(value: object) -> str:
+    r"""`value` as text in which control characters and undecodable bytes are escapes (``\x1b``)."""
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
+
+
+def size(number: int | float) -> str:
+    """Bytes in the largest unit that leaves at least one digit before the point: ``1.5 MiB``."""
+    value = float(number)
+    for unit in _UNITS:
+        if abs(value) < 1024 or unit == _UNITS[-1]:
+            break
+        value /= 1024
+    if unit == "B":
+        return f"{int(value)} B"
+    return f"{value:.0f} {unit}" if abs(value) >= 100 else f"{value:.1f} {unit}"
+
+
+def duration(milliseconds: float | None) -> str:
+    """A span of time with two or three significant digits: ``87 ms``, ``1.42 s``, ``3 min 5 s``."""
+    if milliseconds is None:
+        return "-"
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    seconds = milliseconds / 1000
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def age(created: str, now: datetime | None = None) -> str:
+    """How long ago the RFC 3339 time `created` was; the text itself if it is no such time."""
+    try:
+        then = datetime.fromisoformat(created)
+    except ValueError:
+        return printable(created)
+    if then.tzinfo is None:
+        then = then.replace(tzinfo=UTC)
+    seconds = int(((now or datetime.now(UTC)) - then).total_seconds())
+    if seconds < 0:
+        return "in the future"
+    for span, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * span:
+            return f"{seconds // span} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def plural(number: int, noun: str, nouns: str = "") -> str:
+    """``1 process``, ``2 processes``."""
+    return f"{number} {noun if number == 1 else nouns or noun + 's'}"
+
+
+def labels(values: Mapping[str, str]) -> str:
+    """``a=1 b=2``, sorted."""
+    return " ".join(f"{printable(k)}={printable(v)}" for k, v in sorted(values.items()))
+
+
+class Column(NamedTuple):
+    """One column of a table: its heading, and whether numbers are lined up at the right."""
+
+    heading: str
+    right: bool = False
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
+    """Columns two spaces apart under upper-case headings; nothing is cut off."""
+    lines = [[c.heading.upper() for c in columns], *(list(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    out = []
+    for line in lines:
+        cells = [cell.rjust(w) if c.right else cell.ljust(w) for cell, w, c in zip(line, widths, columns, strict=True)]
+        out.append("  ".join(cells).rstrip())
+    return "\n".join(out)
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> str:
+    """``name   value`` lines, values lined up."""
+    pairs = list(rows)
+    width = max((len(name) for name, _ in pairs), default=0)
+    return "\n".join(f"{name.ljust(width)}  {value}".rstrip() for name, value in pairs)
+
+
+def process_tree(processes: Sequence[Mapping[str, Any]]) -> str:
+    """The processes drawn like ``pstree -p -a``: children indented under their parents.
+
+    Processes whose parent is not among them are roots.  Records come from a manifest, so a loop of parents
+    must not hang the drawing: whatever no root reaches is drawn as a root of its own.
+    """
+    by_pid = {p["pid"]: p for p in processes}
+    children: dict[int, list[Mapping[str, Any]]] = {}
+    roots = []
+    for p in processes:
+        if p.get("ppid") in by_pid and p.get("ppid") != p["pid"]:
+            children.setdefault(p["ppid"], []).append(p)
+        else:
+            roots.append(p)
+    lines: list[str] = []
+    drawn: set[int] = set()
+
+    def describe(p: Mapping[str, Any]) -> str:
+        words = p.get("argv") or [p.get("command", "?")]
+        line = f"{p['pid']} {' '.join(printable(w) for w in words)}"
+        threads = p.get("threads", 1)
+        count = len(threads) if isinstance(threads, list) else threads
+        return f"{line}  [{count} threads]" if isinstance(count, int) and count > 1 else line
+
+    def draw(root: Mapping[str, Any]) -> None:
+        # A stack, not recursion: a chain of a thousand processes is a legal tree.
+        stack: list[tuple[Mapping[str, Any], str, str]] = [(root, "", "")]
+        while stack:
+            p, lead, below = stack.pop()
+            if p["pid"] in drawn:
+                continue
+            drawn.add(p["pid"])
+            lines.append(lead + describe(p))
+            kids = children.get(p["pid"], [])
+            for i, kid in reversed(list(enumerate(kids))):
+                last = i == len(kids) - 1
+                stack.append((kid, below + ("`- " if last else "|- "), below + ("   " if last else "|  ")))
+
+    for root in roots:
+        draw(root)
+    for p in processes:
+        if p["pid"] not in drawn:
+            draw(p)
+    return "\n".join(lines)
