@@ -1,0 +1,73 @@
+# shellcheck shell=sh
+# What the distribution must give, and how to say so where it is not Debian; sourced by scripts/setup.
+
+# Debian packages that criuctl itself needs at run time.
+#   python3-venv  the interpreter and an environment of criuctl's own
+#   nftables      removes the firewall rules that CRIU leaves on the source of a moved connection
+#   iproute2      network namespaces by name
+RUNTIME_PACKAGES="python3-venv nftables iproute2"
+
+# Sets os_id, os_codename and os_name from os-release.
+read_os() {
+    os_id=unknown os_like='' os_codename='' os_name='a system without os-release'
+    os_file=${CRIUCTL_OS_RELEASE:-/etc/os-release} # the variable is for the test of the advice below
+    [ -r "$os_file" ] || return 0
+    # shellcheck disable=SC1090
+    eval "$(. "$os_file" && printf "os_id='%s' os_like='%s' os_codename='%s' os_name='%s'" "${ID-}" "${ID_LIKE-}" "${VERSION_CODENAME-}" "${PRETTY_NAME:-$ID}")"
+}
+
+# Says what to install by hand on a system that set-up does not know how to prepare, and ends.
+advise_and_exit() {
+    case " $os_id $os_like " in
+    *" ubuntu "*) advice="apt-get install python3-venv nftables iproute2; criu and python3-pycriu >= 4.2 from CRIU's own PPA (ppa:criu/ppa)" ;;
+    *" fedora "* | *" rhel "*) advice="dnf install python3 criu python3-criu nftables iproute util-linux" ;;
+    *" arch "*) advice="pacman -S --needed python criu nftables iproute2 util-linux" ;;
+    *" alpine "*) advice="apk add python3 criu nftables iproute2 util-linux" ;;
+    *" suse "* | *" opensuse "*) advice="zypper install python3 criu nftables iproute2 util-linux" ;;
+    *) advice="Python >= 3.11 with venv, CRIU, nft (nftables), ip (iproute2), nsenter (util-linux)" ;;
+    esac
+    die "-$EX_PLATFORM" "set-up prepares Debian 12 and 13 only; this is $os_name" \
+        "Install by hand: $advice" \
+        "Then: python3 -m venv $prefix/venv && $prefix/venv/bin/pip install $checkout" \
+        "CRIU must be 4.2 or newer on a kernel from 6.16 on: $here/lib/probe_criu.py criu asks it, as root." \
+        "Its Python package pycriu (in CRIU's sources: lib/pycriu) must be importable in that venv, for example by" \
+        "a .pth file in its site-packages that names the folder holding pycriu; \`criuctl doctor\` tells what is missing."
+}
+
+# missing_packages NAME...: prints those that are not installed.
+missing_packages() {
+    for package in "$@"; do
+        case $(dpkg-query -W -f='${db:Status-Status}' "$package" 2>/dev/null) in
+        installed) ;;
+        *) printf '%s ' "$package" ;;
+        esac
+    done
+}
+
+# install_packages NAME...: calls apt-get for what is missing, and not at all when nothing is.
+install_packages() {
+    missing=$(missing_packages "$@")
+    [ -n "$missing" ] || return 0
+    say "packages: installing $missing"
+    quietly apt-get -qq update || warn "apt-get update failed; going on with the package lists that are here"
+    # shellcheck disable=SC2086
+    DEBIAN_FRONTEND=noninteractive quietly apt-get -y -qq -o DPkg::Lock::Timeout=300 install --no-install-recommends $missing ||
+        die "apt-get could not install: $missing" "Is the machine online, and do the mirrors in /etc/apt answer? Or install them by hand and run $0 again."
+}
+
+# Like install_packages for packages with services, which must not start: a policy-rc.d that says no stands
+# in their way for the time of the installation.  One that is there already is the administrator's and stays.
+install_packages_without_services() {
+    [ -n "$(missing_packages "$@")" ] || return 0
+    guard=/usr/sbin/policy-rc.d
+    if [ -e $guard ]; then
+        install_packages "$@"
+    else
+        trap 'rm -f $guard; cleanup' EXIT
+        printf '#!/bin/sh\n# put here by criuctl set-up for the time of one installation\nexit 101\n' >$guard
+        chmod 755 $guard
+        install_packages "$@"
+        rm -f $guard
+        trap cleanup EXIT
+    fi
+}

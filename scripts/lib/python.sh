@@ -1,0 +1,87 @@
+# shellcheck shell=sh
+# criuctl's own Python environments; sourced by scripts/setup.
+#
+# PREFIX/venv holds a copy of the checkout's package, so criuctl works on when the checkout is gone; CHECKOUT/.venv (--dev) looks at the
+# checkout itself and has the test tools.  Both see PREFIX/pycriu through a .pth file.  A stamp in each tells what was installed, so that a
+# second run has nothing to do.
+
+# The distribution's interpreter by preference: one from a version manager may vanish with its owner's home.
+choose_python() {
+    for python in /usr/bin/python3 "$(command -v python3)"; do
+        [ -x "$python" ] && "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && return
+    done
+    die "-$EX_PLATFORM" "no Python >= 3.11 with the venv module was found" "Debian: apt-get install python3-venv"
+}
+
+# fresh_venv FOLDER: an environment of $python in FOLDER; one that is broken or of another Python is made anew.
+fresh_venv() {
+    venv_wanted=$("$python" -c 'import sys; print(sys.version)')
+    [ "$("$1/bin/python" -c 'import sys; print(sys.version)' 2>/dev/null)" = "$venv_wanted" ] && return
+    say "Python: making $1 with $python ($(echo "$venv_wanted" | cut -d' ' -f1))"
+    rm -rf "$1"
+    quietly "$python" -m venv "$1" || die "$python could not make $1"
+}
+
+# link_pycriu VENV: makes pycriu importable in it, and proves it.
+link_pycriu() {
+    site=$("$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    printf '%s\n' "$prefix/pycriu" >"$site/criuctl-pycriu.pth"
+    quietly "$1/bin/python" -W ignore -c 'from pycriu import images, rpc_pb2
+assert rpc_pb2.criu_req(type=rpc_pb2.VERSION).SerializeToString()
+assert images.load' || die "pycriu in $prefix/pycriu cannot be used by $1" "Remove $prefix and run $0 again."
+}
+
+# pip VENV ARGUMENT...: says why when the packages cannot be had.
+pip() {
+    venv=$1 && shift
+    quietly "$venv/bin/python" -m pip --disable-pip-version-check --no-input -q "$@" ||
+        die "pip could not install what criuctl needs" "Is the machine online, and does its package index answer (pip config list)?"
+}
+
+# install_criuctl: the checkout's package into PREFIX/venv, when it is not there already.
+install_criuctl() {
+    fresh_venv "$prefix/venv"
+    stamp=$("$prefix/venv/bin/python" --version | stamp_of "$checkout/pyproject.toml" "$checkout/criuctl")
+    if [ "$(cat "$prefix/venv/criuctl.stamp" 2>/dev/null)" != "$stamp" ]; then
+        say "Python: installing criuctl and what it needs into $prefix/venv"
+        rm -f "$prefix/venv/criuctl.stamp"
+        pip "$prefix/venv" install "$checkout"
+    fi
+    link_pycriu "$prefix/venv"
+    "$prefix/venv/bin/python" -m compileall -q "$prefix/pycriu" || true # only start-up time is lost without it
+    echo "$stamp" >"$prefix/venv/criuctl.stamp"
+}
+
+# link_command: BIN/criuctl, and completion for the shells, which click generates.
+link_command() {
+    target=$prefix/venv/bin/criuctl
+    if [ "$(readlink "$bin/criuctl")" != "$target" ]; then
+        [ -L "$bin/criuctl" ] || [ ! -e "$bin/criuctl" ] || die "$bin/criuctl is there already and is not set-up's" "Move it away and run $0 again."
+        mkdir -p "$bin" && ln -sfn "$target" "$bin/criuctl"
+    fi
+    [ "$(cat "$prefix/completion.stamp" 2>/dev/null)" = "$stamp" ] && return
+    share=$(dirname "$bin")/share
+    for shell in bash:bash-completion/completions/criuctl zsh:zsh/site-functions/_criuctl fish:fish/vendor_completions.d/criuctl.fish; do
+        file=$share/${shell#*:}
+        mkdir -p "$(dirname "$file")"
+        if ! _CRIUCTL_COMPLETE=${shell%%:*}_source "$target" >"$file.new" 2>/dev/null || [ ! -s "$file.new" ]; then
+            rm -f "$file.new" # that shell is not here, or too old for it
+        else
+            mv "$file.new" "$file"
+        fi
+    done
+    echo "$stamp" >"$prefix/completion.stamp"
+}
+
+# install_dev: CHECKOUT/.venv, which runs the checkout itself and its tests.
+install_dev() {
+    fresh_venv "$checkout/.venv"
+    stamp=$("$checkout/.venv/bin/python" --version | stamp_of "$checkout/pyproject.toml")
+    if [ "$(cat "$checkout/.venv/criuctl.stamp" 2>/dev/null)" != "$stamp" ]; then
+        say "Python: installing the test tools into $checkout/.venv"
+        rm -f "$checkout/.venv/criuctl.stamp"
+        pip "$checkout/.venv" install --editable "${checkout}[dev]"
+    fi
+    link_pycriu "$checkout/.venv"
+    echo "$stamp" >"$checkout/.venv/criuctl.stamp"
+}
