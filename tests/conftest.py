@@ -1,0 +1,92 @@
+"""Fixtures that several folders of tests share: criuctl as a user runs it, the zoo, and the leak guard."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import leaks
+from support.aftermath import Aftermath
+from support.command import Criuctl, Home
+from support.keeper import Keeper
+from support.trip import Trip
+from support.zoo import PROGRAMS, Zoo
+
+pytest_plugins = ["servers.fixtures"]  # radosgw_server and rclone_server: one of each for the whole session
+
+
+@pytest.fixture(scope="session")
+def keeper() -> Iterator[Keeper]:
+    """The parent of all that the tests start."""
+    keeper = Keeper()
+    yield keeper
+    keeper.close()
+
+
+@pytest.fixture
+def home(request: pytest.FixtureRequest) -> Iterator[Home]:
+    """Folders with a token of this test's own; afterwards nothing that bears the token may be left on the machine."""
+    token = f"czoo{uuid.uuid4().hex[:10]}"
+    before = leaks.look(token)
+    home = Home(token, Path("/tmp") / token, Path("/dev/shm") / token)
+    for path in (home.path, home.run):
+        path.mkdir(mode=0o700)
+    try:
+        yield home
+    finally:
+        found = leaks.leftovers(before, token, allowed=frozenset({str(home.path), str(home.run)}))
+        found += [f"plain image {path}" for path in home.run.rglob("*") if path.is_file() and path.stat().st_size > 4096]
+        leaks.end_processes(token)
+        for path in (home.path, home.run):
+            shutil.rmtree(path)
+    if found:
+        pytest.fail("left behind: " + "; ".join(found))
+
+
+@pytest.fixture
+def zoo(keeper: Keeper, home: Home) -> Iterator[Zoo]:
+    """Starts programs of the zoo; whatever the test knows of is ended before the leak guard looks."""
+    zoo = Zoo(keeper, home.path, home.token)
+    yield zoo
+    zoo.close()
+
+
+@pytest.fixture
+def criuctl(keeper: Keeper, home: Home) -> Criuctl:
+    """criuctl with a local store that nobody has made yet: the first dump does."""
+    return Criuctl(keeper, home)
+
+
+@pytest.fixture
+def trip(criuctl: Criuctl, zoo: Zoo) -> Trip:
+    """Dumps and restores with the oracle around them."""
+    return Trip(criuctl, zoo)
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the programs of the zoo that are written in C, compiled."""
+    folder = tmp_path_factory.mktemp("compiled")
+    for source in PROGRAMS.glob("*.c"):
+        subprocess.run(["gcc", "-O1", "-Wall", "-Werror", "-pthread", "-o", folder / source.stem, source], check=True, timeout=60)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def real_criu() -> str:
+    """The CRIU that criuctl uses here, as a command for sh."""
+    from criuctl.config import load
+    from criuctl.criu import binary
+
+    return " ".join(binary.find(load()).argv)
+
+
+@pytest.fixture
+def aftermath(criuctl: Criuctl, zoo: Zoo, trip: Trip) -> Aftermath:
+    """The judge that is asked after every crash; the store exists."""
+    criuctl("store", "init")
+    return Aftermath(criuctl, zoo, trip)

@@ -1,0 +1,315 @@
+"""Networks and servers that fail in the middle: what was said to be stored is stored, and nothing is made up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from servers import FaultProxy, RadosGateway, RcloneServer
+from support.places import Place
+
+from criuctl.config import Config
+from criuctl.errors import Damaged, ObjectExists, ObjectMissing, StoreError, StoreFull, StoreUnreachable
+from criuctl.store import Store, open_store
+
+pytestmark = pytest.mark.contract
+
+Through = Callable[..., tuple[FaultProxy, Store]]
+
+
+@pytest.fixture
+def through(gateway: Place, radosgw_server: RadosGateway) -> Iterator[Through]:
+    """The reference server behind a proxy with the given faults: the proxy and a store that goes through it."""
+    proxies: list[FaultProxy] = []
+    stores: list[Store] = []
+
+    def make(**faults: str) -> tuple[FaultProxy, Store]:
+        proxies.append(FaultProxy(radosgw_server.port, faults))
+        settings = Config(s3_endpoint=proxies[-1].endpoint, s3_timeout=3, s3_retries=5)
+        stores.append(open_store(gateway.url, settings))
+        return proxies[-1], stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+    for proxy in proxies:
+        proxy.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("fault", list("5rcl"))
+@pytest.mark.parametrize("size", [100, 3 << 20])
+def test_a_passing_fault_of_a_put(through: Through, gateway: Place, fault: str, size: int) -> None:
+    proxy, store = through(PUT=fault + "." + fault)
+    content = os.urandom(size)
+    store.put("o", [content[:50], content[50:]])
+    store.put("only", content, if_absent=True)
+    assert proxy.spoiled() == fault * 2
+    assert gateway.open().get("o") == content
+    assert gateway.open().get("only") == content
+
+
+@pytest.mark.parametrize("fault", list("5rs"))
+def test_a_passing_fault_of_a_read(through: Through, gateway: Place, fault: str) -> None:
+    content = os.urandom(3 << 20)
+    gateway.open().put("o", content)
+    proxy, store = through(GET=f"{fault}.{fault}.{fault}{fault}.{fault}.", HEAD=fault if fault != "s" else ".")
+    assert store.get("o") == content
+    assert store.get_range("o", 1, 2 << 20) == content[1 : 1 + (2 << 20)]
+    target = bytearray(1 << 20)
+    store.read_into("o", 5, memoryview(target))
+    assert target == content[5 : 5 + (1 << 20)]
+    assert [info.name for info in store.list()] == ["o"]
+    assert store.stat("o").size == len(content)
+    store.delete("o")
+    assert proxy.spoiled().count(fault) >= 5
+
+
+def test_an_answer_that_never_comes_is_asked_for_again(through: Through, gateway: Place) -> None:
+    proxy, store = through(PUT="h")
+    store.put("o", b"content", if_absent=True)
+    assert proxy.spoiled() == "h"
+    assert gateway.open().get("o") == b"content"
+
+
+@pytest.mark.parametrize(("fault", "error"), [("5", StoreUnreachable), ("r", StoreUnreachable), ("c", StoreUnreachable)])
+def test_a_lasting_fault_is_told_in_time(through: Through, gateway: Place, fault: str, error: type[StoreError]) -> None:
+    proxy, store = through(PUT=fault * 50)
+    began = time.monotonic()
+    with pytest.raises(error):
+        store.put("o", os.urandom(2 << 20))
+    assert 1 < time.monotonic() - began < 20  # it was tried again, and not for ever
+    assert proxy.spoiled() == fault * 5
+    with pytest.raises(ObjectMissing):
+        gateway.open().get("o")
+
+
+def test_what_is_no_passing_fault_is_not_tried_again(through: Through) -> None:
+    proxy, store = through(PUT="f" * 9)
+    with pytest.raises(StoreFull):
+        store.put("o", b"x")
+    assert proxy.spoiled() == "f"
+
+
+def test_an_object_that_always_ends_early_is_damaged(through: Through, gateway: Place) -> None:
+    gateway.open().put("o", os.urandom(1 << 20))
+    proxy, store = through(GET="s" * 50)
+    reads: list[Callable[[], bytes]] = [lambda: store.get("o"), lambda: store.get_range("o", 0, 1 << 20)]
+    for read in reads:
+        with pytest.raises(Damaged) as caught:
+            read()
+        assert caught.value.details["object"] == "o"
+    assert proxy.spoiled() == "s" * 10
+
+
+def test_a_byte_changed_on_the_way_is_noticed_and_sent_again(through: Through, gateway: Place) -> None:
+    """Content-MD5: the server itself refuses what is not what was sent."""
+    proxy, store = through(PUT="x")
+    content = os.urandom(1 << 20)
+    store.put("o", content)
+    assert proxy.spoiled() == "x"
+    assert gateway.open().get("o") == content
+    _, store = through(PUT="x" * 20)
+    with pytest.raises(StoreUnreachable, match="BadDigest"):
+        store.put("p", content)
+    with pytest.raises(ObjectMissing):
+        gateway.open().get("p")
+
+
+# -- creating only if absent, with lost answers ------------------------------------------------------
+
+
+def test_a_lost_answer_to_a_creation_is_our_own_success(through: Through, gateway: Place) -> None:
+    """The second attempt meets 412 from the first one's object: that is ours."""
+    for content in (b"", b"mine", os.urandom(3 << 20)):
+        proxy, store = through(PUT="l")
+        name = f"o{len(content)}"
+        store.put(name, content, if_absent=True)
+        assert proxy.spoiled() == "l"
+        assert gateway.open().get(name) == content
+
+
+def test_a_lost_race_after_a_fault_is_still_lost(through: Through, gateway: Place) -> None:
+    """Our first attempt breaks; meanwhile another creates the name; our second must not take it for ours."""
+    for fault, theirs in (("p", b"theirs"), ("p", b"mine!"), ("p", b"")):
+        proxy, store = through(PUT=fault)
+        name = f"race/{len(theirs)}"
+        with ThreadPoolExecutor(1) as pool:
+            ours = pool.submit(store.put, name, b"mine?", if_absent=True)
+            assert proxy.arrived.wait(20)
+            gateway.open().put(name, theirs, if_absent=True)
+            proxy.proceed.set()
+            with pytest.raises(ObjectExists):
+                ours.result(30)
+        assert gateway.open().get(name) == theirs
+
+
+def test_one_winner_though_every_answer_is_uncertain(through: Through, gateway: Place) -> None:
+    _, store = through(PUT="l5.rl.5c.l" * 8, GET="..5..r" * 8)
+    for number in range(4):
+        start = threading.Barrier(4)
+
+        def write(writer: int, number: int = number, start: threading.Barrier = start) -> bytes | None:
+            content = b"%d/%d" % (number, writer)
+            start.wait()
+            try:
+                store.put(f"race/{number}", content, if_absent=True)
+            except ObjectExists:
+                return None
+            return content
+
+        with ThreadPoolExecutor(4) as pool:
+            winners = [content for content in pool.map(write, range(4)) if content is not None]
+        assert winners == [gateway.open().get(f"race/{number}")]
+
+
+def test_a_server_that_knows_no_conditions(through: Through, gateway: Place) -> None:
+    """501 to If-None-Match: the look beforehand is all there is, and the probe says so."""
+    _, store = through(PUT="n")
+    store.put("o", b"content", if_absent=True)
+    assert gateway.open().get("o") == b"content"
+    with pytest.raises(ObjectExists):
+        store.put("o", b"other", if_absent=True)
+    _, other = through(PUT=".nnnnnnnnn")
+    assert not other.probe().conditional_create
+
+
+# -- the probe -----------------------------------------------------------------------------------------
+
+
+def test_the_probe_finds_out_a_deceiver(weak: Place, rclone_server: RcloneServer) -> None:
+    """A server that looks before it writes is right one by one, and lets both of two overlapping writers win."""
+
+    def exists(path: str) -> bool:
+        return (rclone_server.data / path.lstrip("/")).exists()
+
+    with FaultProxy(rclone_server.port, {"PUT": "C" * 100}, exists) as proxy:
+        with open_store(weak.url, Config(s3_endpoint=proxy.endpoint)) as store:
+            store.put("one", b"first", if_absent=True)
+            found = store.probe()
+        one_by_one = [path for method, path, _ in proxy.seen if method == "PUT" and "probe-" in path]
+    assert not found.conditional_create
+    assert len(one_by_one) >= 4  # it got as far as the overlapping writers
+    assert weak.left() == [f"{weak.url.rpartition('/')[2]}/one"]
+
+
+def test_the_probe_cleans_up_when_it_fails(through: Through, gateway: Place) -> None:
+    _, store = through(PUT="...5555555")
+    with pytest.raises(StoreUnreachable):
+        store.probe()
+    assert gateway.left() == []
+
+
+# -- in parts --------------------------------------------------------------------------------------------
+
+_LARGE = (65 << 20) + 12345
+
+
+@pytest.fixture(scope="module")
+def large() -> list[memoryview]:
+    """More than goes in one request, in buffers that fit no part."""
+    content = memoryview(os.urandom(_LARGE))
+    return [content[: 10 << 20], content[10 << 20 : (10 << 20) + 7], content[(10 << 20) + 7 : 60 << 20], content[60 << 20 :]]
+
+
+@pytest.mark.parametrize("faults", [{}, {"PUT": "5.c.l"}, {"POST": "5"}, {"POST": ".5"}, {"POST": ".l"}, {"HEAD": "5"}])
+def test_a_large_object_goes_in_parts(through: Through, gateway: Place, large: list[memoryview], faults: dict[str, str]) -> None:
+    proxy, store = through(**faults)
+    store.put("large", large)
+    assert sum(letter != "." for plan in faults.values() for letter in plan) == len(proxy.spoiled())
+    assert gateway.open().get("large") == b"".join(large)
+    assert gateway.left() == [f"{gateway.url.rpartition('/')[2]}/large"]
+
+
+def test_a_large_object_at_the_weak_server(weak: Place, large: list[memoryview]) -> None:
+    with weak.open() as store:
+        store.put("large", large)
+        assert store.stat("large").size == _LARGE
+        assert store.get_range("large", 59 << 20, 3 << 20) == b"".join(large)[59 << 20 : 62 << 20]
+        store.delete("large")
+    assert weak.left() == []
+
+
+@pytest.mark.parametrize("faults", [{"PUT": "..f"}, {"PUT": "5" * 99}, {"POST": ".f"}])
+def test_a_large_object_that_fails_leaves_no_parts(
+    through: Through, gateway: Place, large: list[memoryview], faults: dict[str, str]
+) -> None:
+    _, store = through(**faults)
+    with pytest.raises(StoreError):
+        store.put("large", large)
+    assert gateway.left() == []
+
+
+def test_an_interrupted_upload_leaves_no_parts(through: Through, gateway: Place, large: list[memoryview]) -> None:
+    """^C while parts are on their way: they are waited for, then the upload is aborted."""
+    proxy, store = through(PUT="..p")
+
+    def interrupt() -> None:
+        proxy.arrived.wait(30)
+        os.kill(os.getpid(), signal.SIGINT)
+        proxy.proceed.set()
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        store.put("large", large)
+    thread.join()
+    assert gateway.left() == []
+
+
+def test_sweep_aborts_old_uploads_of_this_store_alone(gateway: Place, radosgw_server: RadosGateway) -> None:
+    client = radosgw_server.client()
+    prefix = gateway.url.rpartition("/")[2]
+    ours = client.create_multipart_upload(Bucket="contract", Key=f"{prefix}/dead")
+    theirs = client.create_multipart_upload(Bucket="contract", Key=f"other-{prefix}/dead")
+    with gateway.open() as store:
+        assert store.sweep(3600) == 0
+        assert store.sweep(0) == 1
+    assert gateway.left() == [f"unfinished other-{prefix}/dead"]
+    client.abort_multipart_upload(Bucket="contract", Key=theirs["Key"], UploadId=theirs["UploadId"])
+    assert ours["UploadId"] != theirs["UploadId"]
+
+
+# -- a server that dies ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_gateway_killed_under_writers_and_started_again(gateway: Place, radosgw_server: RadosGateway) -> None:
+    """Every put comes through, though kill -9 met some of them half way, and all that was acknowledged is there."""
+    half_way = threading.Semaphore(0)
+    contents = {f"k/{number:02}": os.urandom(4 << 20) for number in range(24)}
+
+    def write(item: tuple[str, bytes]) -> None:
+        half_way.release()
+        store.put(item[0], item[1], if_absent=int(item[0][2:]) % 3 == 0)
+
+    with open_store(gateway.url, Config(s3_retries=8)) as store, ThreadPoolExecutor(4) as pool:
+        store.create()
+        writers = [pool.submit(write, item) for item in contents.items()]
+        for _ in range(8):
+            half_way.acquire()
+        radosgw_server.kill_gateway()
+        radosgw_server.start_gateway()
+        for writer in writers:
+            writer.result(120)
+        assert [info.name for info in store.list("k/")] == list(contents)
+        for name, content in contents.items():
+            assert store.get(name) == content
+
+
+@pytest.mark.slow
+def test_a_gateway_that_stays_away(gateway: Place, radosgw_server: RadosGateway) -> None:
+    with open_store(gateway.url, Config(s3_retries=3)) as store:
+        store.put("before", b"x")
+        radosgw_server.kill_gateway()
+        try:
+            for verb in (lambda: store.put("o", b"x"), lambda: store.get("before"), lambda: list(store.list())):
+                with pytest.raises(StoreUnreachable):
+                    verb()
+        finally:
+            radosgw_server.start_gateway()
+        assert store.get("before") == b"x"

@@ -1,0 +1,101 @@
+"""CRIU itself fails: it ends with an error, it is killed, it cannot do what it is asked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.aftermath import Aftermath, stopped
+from support.command import Criuctl
+from support.keeper import wait_until
+from support.pauses import paused, steps_of
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.crash
+
+
+def test_kill_9_of_criu_at_every_step_of_a_dump(zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
+    """CRIU dies with the tree in its hands: the tree runs on, and criuctl says so with exit 5."""
+    first = zoo.launch("counter.py", "1", name="first")
+    steps = steps_of(criuctl, "dump", first.pid)
+    inside = steps[steps.index("frozen") : steps.index("commit") + 1]
+    for step in inside:
+        animal = zoo.launch("counter.py", "1", name=f"dump-{step}".replace("#", "-"))
+        animal.remember()
+        with paused(criuctl, step, "dump", animal.pid, "--name", animal.folder.name) as held:
+            held.kill_criu()
+            held.go_on()
+            code = held.command.process.wait(60)
+        if step == "commit":  # the manifest may have been written before anybody noticed
+            assert code in (0, 5, 11), held.command.told()
+        else:
+            assert code == 5, held.command.told()
+            assert held.command.json()["error"]["message"]
+        held.wait_settled(animal)
+        wait_until(lambda animal=animal: not stopped(animal), 10, f"{animal!r} runs on")
+        aftermath.of_dump(animal, again=step == "collect")
+
+
+def test_kill_9_of_criu_at_every_step_of_a_restore(zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath) -> None:
+    """Nothing half-restored stays."""
+    animal = zoo.launch("counter.py", "1")
+    checkpoint = trip.dump(animal)["checkpoint"]
+    steps = steps_of(criuctl, "restore", checkpoint)
+    for running in zoo.find(animal):
+        running.end()
+    for step in steps[steps.index("restore") + 1 : -1]:
+        with paused(criuctl, step, "restore", checkpoint) as held:
+            held.kill_criu()
+            held.go_on()
+            code = held.command.process.wait(60)
+        assert code == 6, f"{step}: {held.command.told()}"
+        held.wait_settled()
+        assert aftermath.of_restore(animal, checkpoint) == "nothing"
+        for running in zoo.animals:
+            running.end()
+
+
+@pytest.mark.parametrize(
+    "body", ["exit 1", "kill -9 $$", "echo nonsense >&2; exit 127"], ids=["exits", "is killed", "speaks nonsense"]
+)
+def test_a_criu_that_ends_at_once(body: str, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath, real_criu: str) -> None:
+    animal = zoo.launch("counter.py", "1")
+    animal.remember()
+    wrapper = zoo.home / "criu-that-fails"
+    wrapper.write_text(f'#!/bin/sh\ncase " $* " in *" swrk "*) {body} ;; *) exec {real_criu} "$@" ;; esac\n')
+    wrapper.chmod(0o700)
+    criuctl.extra["CRIUCTL_CRIU"] = str(wrapper)
+    answer = criuctl("dump", animal.pid, check=False)
+    assert answer["exit_code"] in (5, 13)
+    assert "errno 0" not in answer["error"]["message"]
+    del criuctl.extra["CRIUCTL_CRIU"]
+    assert aftermath.of_dump(animal) == "alive"
+
+
+def test_its_first_error_is_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """A restore that CRIU refuses: the process and what it stumbled over are named, and the log is kept, 0600."""
+    animal = zoo.launch("nowhere.py")
+    told = trip.dump(animal)
+    (animal.folder / "ready").unlink()
+    os.rename(animal.folder, animal.folder.with_name("moved-away"))
+    answer = criuctl("restore", told["checkpoint"], check=False)
+    assert answer["exit_code"] in (4, 6)
+    assert str(animal.folder) in answer["error"]["message"]
+    if "log" in answer["error"]:
+        assert Path(answer["error"]["log"]).stat().st_mode & 0o077 == 0
+    os.rename(animal.folder.with_name("moved-away"), animal.folder)
+    trip.restore(told, animal, equal=False).ask()
+
+
+def test_a_tree_that_cannot_be_frozen(compiled: Path, zoo: Zoo, criuctl: Criuctl) -> None:
+    """A thread that sleeps in vfork can be stopped by nobody: told in time, and the tree runs on."""
+    criuctl.extra["CRIUCTL_CRIU_TIMEOUT"] = "3"
+    animal = zoo.launch([str(compiled / "vfork")])
+    wait_until(lambda: "ready" in animal.output(), 10, "vfork has begun")
+    answer = criuctl("dump", animal.pid, check=False, timeout=30)
+    assert answer["exit_code"] in (4, 5, 12)
+    assert answer["error"]["message"]
+    assert animal.alive()
+    assert stopped(animal) == []

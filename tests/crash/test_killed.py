@@ -1,0 +1,114 @@
+"""criuctl is killed at every step of a dump and of a restore.
+
+The steps are not listed here: each test first runs the whole command undisturbed, takes the steps that it told of, and then
+kills one criuctl at each of them. One test goes through all steps of one command, so a step that is added is tested as well.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from support.aftermath import Aftermath
+from support.command import Criuctl
+from support.pauses import paused, steps_of
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow]
+
+AGAIN = ("preflight", "frozen", "commit", "cleanup")  # the steps after which another whole dump and restore is tried
+
+
+@pytest.mark.parametrize("how", ["ends", "left running"])
+def test_kill_9_at_every_step_of_a_dump(how: str, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
+    """The tree runs on, or a complete checkpoint exists, at each and every step."""
+    options = ["--leave-running"] if how == "left running" else []
+    first = zoo.launch("counter.py", "1", name="first")
+    steps = steps_of(criuctl, "dump", first.pid, *options)
+    first.end()
+    assert {"freeze", "commit"} <= set(steps)
+    fates = {}
+    for step in steps:
+        animal = zoo.launch("counter.py", "1", name=f"dump-{step}".replace("#", "-"))
+        animal.remember()
+        with paused(criuctl, step, "dump", animal.pid, "--name", animal.folder.name, *options) as held:
+            held.kill()
+        held.wait_settled(animal)
+        fates[step] = aftermath.of_dump(animal, again=step in AGAIN)
+    # Before the commit no tree may be gone; and at some point of a dump that ends the tree it is.
+    assert [fates[step] for step in steps[: steps.index("commit")]] == ["alive"] * steps.index("commit")
+    assert ("dumped" in fates.values()) == (how == "ends")
+
+
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_kill_9_at_every_step_of_a_restore(pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath) -> None:
+    """Nothing runs, or all of it does; the next attempt succeeds."""
+    animal = zoo.launch("counter.py", "1")
+    checkpoint = trip.dump(animal)["checkpoint"]
+    steps = steps_of(criuctl, "restore", checkpoint, "--pids", pids)
+    for running in zoo.find(animal):
+        running.end()
+    assert "restore" in steps
+    fates = {}
+    for step in steps:
+        with paused(criuctl, step, "restore", checkpoint, "--pids", pids) as held:
+            held.kill()
+        held.wait_settled(restoring=animal)
+        fates[step] = aftermath.of_restore(animal, checkpoint)
+        for running in zoo.animals:
+            running.end()
+    assert fates[steps[0]] == "nothing"
+    assert fates[steps[-1]] == "running"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_at_every_step_of_a_dump(number: signal.Signals, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
+    """^C and termination undo what was begun and end with 128 + N, or come too late and change nothing."""
+    first = zoo.launch("counter.py", "1", name="first")
+    steps = steps_of(criuctl, "dump", first.pid)
+    for step in steps:
+        animal = zoo.launch("counter.py", "1", name=f"dump-{step}".replace("#", "-"))
+        animal.remember()
+        with paused(criuctl, step, "dump", animal.pid, "--name", animal.folder.name) as held:
+            held.kill(number)
+            if steps.index(step) > steps.index("commit"):
+                held.go_on()  # the signal is ignored from the commit on
+            held.wait_settled(animal)
+        code = held.command.process.wait(0)
+        fate = aftermath.of_dump(animal, again=step in AGAIN)
+        assert (step, fate, code) in ((step, "alive", 128 + number), (step, "dumped", 0), (step, "dumped", 128 + number))
+        assert fate == "alive" or steps.index(step) >= steps.index("commit")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_at_every_step_of_a_restore(
+    number: signal.Signals, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath
+) -> None:
+    animal = zoo.launch("counter.py", "1")
+    checkpoint = trip.dump(animal)["checkpoint"]
+    steps = steps_of(criuctl, "restore", checkpoint)
+    for running in zoo.find(animal):
+        running.end()
+    for step in steps:
+        with paused(criuctl, step, "restore", checkpoint) as held:
+            held.kill(number)
+            held.wait_settled(restoring=animal)
+        code = held.command.process.wait(0)
+        fate = aftermath.of_restore(animal, checkpoint)
+        assert (step, fate, code) in ((step, "nothing", 128 + number), (step, "running", 0), (step, "running", 128 + number))
+        for running in zoo.animals:
+            running.end()
+
+
+def test_the_firewall_lock_goes_too(zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
+    """A tree with TCP connections is behind CRIU's firewall lock while it is frozen; kill -9 must not leave it there."""
+    for step in ("frozen", "commit"):
+        animal = zoo.launch("sockets.py", name=f"sockets-{step}")
+        animal.remember()
+        with paused(criuctl, step, "dump", animal.pid, "--name", animal.folder.name) as held:
+            held.kill()
+        held.wait_settled(animal)
+        assert animal.alive()
+        assert animal.differences(animal) == []
+        animal.ask()

@@ -1,0 +1,137 @@
+"""What criuctl answers when it cannot: the exit code, one JSON object, a hint, and nothing touched."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from support.command import Criuctl
+from support.keeper import wait_until
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.integration
+
+
+def test_no_such_process(criuctl: Criuctl) -> None:
+    answer = criuctl("dump", 4194000, check=False)
+    assert (answer["exit_code"], answer["error"]["exit_code"]) == (3, 3)
+    assert "4194000" in answer["error"]["message"]
+
+
+def test_no_such_checkpoint(criuctl: Criuctl) -> None:
+    criuctl("store", "init")
+    for command in ("restore", "show", "verify"):
+        answer = criuctl(command, "nobody@7", check=False)
+        assert (command, answer["exit_code"], answer["error"]["exit_code"]) == (command, 3, 3)
+    # One answer per REF, each with its own error, and the exit code of the worst.
+    assert criuctl("rm", "nobody@7", check=False)["exit_code"] == 3
+
+
+@pytest.mark.parametrize("name", ["", "../up", "with space", "a/b", "-x", "x" * 300, "new\nline"])
+def test_a_bad_name(name: str, zoo: Zoo, criuctl: Criuctl) -> None:
+    animal = zoo.launch("counter.py", "1")
+    answer = criuctl("dump", animal.pid, f"--name={name}", check=False)
+    assert answer["exit_code"] == 2
+    assert not criuctl.store.exists()
+    animal.ask()
+
+
+def test_bad_usage(criuctl: Criuctl) -> None:
+    for arguments in (("dump",), ("restore", "x", "--pids", "odd"), ("dump", "1", "--connections", "odd"), ("nonsense",)):
+        assert criuctl(*arguments, check=False)["exit_code"] == 2
+
+
+def test_itself_and_init(criuctl: Criuctl) -> None:
+    """Not the whole machine, and not the branch one sits on."""
+    assert criuctl("dump", 1, check=False)["exit_code"] == 4
+
+
+def test_a_traced_tree(zoo: Zoo, criuctl: Criuctl, keeper: object) -> None:
+    """The tracer is named, and the tree is not touched."""
+    animal = zoo.launch("counter.py", "1")
+    # PTRACE_SEIZE (0x4206) by a helper that then waits.
+    code = f"import ctypes, time; print(ctypes.CDLL(None).ptrace(0x4206, {animal.pid}, 0, 0), flush=True); time.sleep(600)"
+    tracer = zoo.launch([sys.executable, "-S", "-c", code], name="tracer")
+    wait_until(lambda: "0" in tracer.output(), 10, "attached")
+    answer = criuctl("dump", animal.pid, check=False)
+    assert answer["exit_code"] == 4
+    assert str(tracer.pid) in answer["error"]["message"]
+    tracer.end()
+    animal.ask()
+
+
+def test_a_store_that_is_none(zoo: Zoo, criuctl: Criuctl) -> None:
+    """A mistyped store: found before the tree is frozen."""
+    animal = zoo.launch("counter.py", "1")
+    criuctl.extra["CRIUCTL_STORE"] = str(zoo.home / "file")
+    (zoo.home / "file").write_text("not a folder")
+    animal.remember()
+    assert criuctl("dump", animal.pid, check=False)["exit_code"] == 7
+    criuctl.extra["CRIUCTL_STORE"] = "s3://bucket/prefix"
+    criuctl.extra["CRIUCTL_S3_ENDPOINT"] = "http://127.0.0.1:9"
+    criuctl.extra["AWS_ACCESS_KEY_ID"] = criuctl.extra["AWS_SECRET_ACCESS_KEY"] = "x"
+    criuctl.extra["CRIUCTL_S3_RETRIES"] = "1"
+    answer = criuctl("dump", animal.pid, check=False)
+    assert answer["exit_code"] == 7
+    assert animal.differences(animal) == []
+    animal.ask()
+
+
+def test_a_name_that_is_taken(zoo: Zoo, criuctl: Criuctl) -> None:
+    """Two living trees cannot be one session."""
+    first, second = (zoo.launch("counter.py", "1", name=name) for name in ("one", "two"))
+    criuctl("dump", first.pid, "--leave-running", "--name", "taken")
+    assert criuctl("dump", second.pid, "--leave-running", "--name", "taken", check=False)["exit_code"] == 9
+    assert len(criuctl("list")) == 1
+
+
+def test_no_criu(zoo: Zoo, criuctl: Criuctl) -> None:
+    """The wrong CRIU is said to be wrong."""
+    animal = zoo.launch("counter.py", "1")
+    criuctl.extra["CRIUCTL_CRIU"] = "/nonexistent/criu"
+    assert criuctl("dump", animal.pid, check=False)["exit_code"] in (2, 13)
+    criuctl.extra["CRIUCTL_CRIU"] = "/bin/true"
+    assert criuctl("dump", animal.pid, check=False)["exit_code"] in (5, 13)
+    animal.ask()
+
+
+def test_everything_about_a_checkpoint(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """list, show, verify, rm and check: each one JSON value, none with a trace of the environment's secrets."""
+    criuctl.extra["ZOO_SECRET"] = "hunter2-in-the-environment"
+    animal = zoo.launch("counter.py")
+    checked = criuctl("check", animal.pid)
+    assert checked["ok"] is True
+    told = trip.snapshot(animal, "--name", "one", "--label", "a=b")
+    shown = criuctl("show", "one")
+    assert told["checkpoint"] in json.dumps(shown)
+    assert "hunter2" not in json.dumps(shown)
+    criuctl("verify", "one")
+    criuctl("verify", "--all")
+    assert criuctl("version")
+    assert "findings" in criuctl("doctor", check=False)
+    criuctl("rm", "one")
+    assert criuctl("list") == []
+    assert criuctl("restore", "one", check=False)["exit_code"] == 3
+
+
+def test_the_store_is_private(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Folders 0700 and files 0600, whatever the umask says."""
+    trip.snapshot(zoo.launch("counter.py", "1"))
+    wrong = [path for path in criuctl.store.rglob("*") if path.lstat().st_mode & 0o077]
+    assert wrong == []
+    assert criuctl.store.stat().st_mode & 0o077 == 0
+
+
+def test_without_json_it_is_for_people(zoo: Zoo, criuctl: Criuctl, home: object) -> None:
+    """Results on stdout, everything else on stderr."""
+    animal = zoo.launch("counter.py", "1")
+    command = criuctl.start("dump", animal.pid, "--leave-running", "--name", "people", json_output=False)
+    assert command.process.wait(60) == 0, command.told()
+    assert "people" in command.out.read_text()
+    missing = criuctl.start("restore", "nobody", json_output=False)
+    assert missing.process.wait(60) == 3
+    assert missing.out.read_text() == ""
+    assert "nobody" in missing.err.read_text()
+    assert "Traceback" not in missing.err.read_text()

@@ -1,0 +1,96 @@
+"""The bench runs, says what it should, and leaves nothing behind; what it measures is not judged here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+def _bench(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
+    disk, tmpfs = tmp_path / "disk", Path("/dev/shm") / f"bench-test-{os.getpid()}"
+    for folder in (disk, tmpfs):
+        folder.mkdir()
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench", "--disk", str(disk), "--tmpfs", str(tmpfs), *arguments],
+        env=os.environ | {"PYTHONPATH": f"{PROJECT}:{PROJECT / 'tests'}"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _left(tmp_path: Path) -> list[str]:
+    """What lies in the folders that the bench was given, and processes whose program was there."""
+    folders = [tmp_path / "disk", Path("/dev/shm") / f"bench-test-{os.getpid()}"]
+    found = [str(path) for folder in folders for path in folder.iterdir()]
+    folders[1].rmdir()
+    for entry in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            program = os.readlink(f"/proc/{entry}/exe")
+        except OSError:
+            continue
+        if program.startswith(f"{tmp_path}/"):
+            found.append(f"PID {entry}: {program}")
+    return found
+
+
+def test_dump_restore_and_increment(tmp_path: Path) -> None:
+    """Every way is measured, in every round, and bounds are told with their peers."""
+    options = ("--sizes", "4M", "--processes", "3", "--runs", "2", "--store", "local", "--json")
+    bench = _bench(tmp_path, "dump", "restore", "increment", *options)
+    out, err = bench.communicate(timeout=200)
+    assert (bench.returncode, _left(tmp_path)) == (0, []), err
+    answer = json.loads(out)
+    assert answer["failures"] == []
+    sections = {section["case"]: {row["what"]: row for row in section["rows"]} for section in answer["sections"]}
+    assert list(sections) == ["dump", "restore", "increment"]
+    total = sections["dump"]["total"]
+    assert set(total["ways"]) == {"criuctl", "criu to disk", "criu to tmpfs", "by hand"}
+    assert all(len(way["samples"]) == 2 and way["median"] > 0 for way in total["ways"].values())
+    value = total["ways"]["criuctl"]["median"] / total["ways"]["by hand"]["median"]
+    assert total["bound"] == {"limit": 0.6, "peer": "by hand", "value": pytest.approx(value), "met": value <= 0.6}
+    assert all(way["median"] > 0 for way in sections["restore"]["until it runs"]["ways"].values())
+    own = sections["increment"]["frozen"]["ways"]["criuctl"]["samples"]
+    seen = sections["increment"]["stood still, seen from inside"]["ways"]["criuctl"]["samples"]
+    # The tree stands still for as long as it is frozen, and for as long as a busy machine does not let it run.
+    assert all(felt > told - 0.02 for told, felt in zip(own, seen, strict=True)), (own, seen)
+
+
+def test_a_way_that_fails_is_told(tmp_path: Path) -> None:
+    """A criuctl that does not work makes the bench end with 1, names it, and does not stop the others."""
+    options = ("--sizes", "4M", "--processes", "1", "--runs", "1", "--store", "local", "--json", "--criuctl", "false")
+    bench = _bench(tmp_path, "dump", *options)
+    out, err = bench.communicate(timeout=200)
+    assert (bench.returncode, _left(tmp_path)) == (1, []), err
+    answer = json.loads(out)
+    assert any("criuctl" in failure for failure in answer["failures"])
+    assert set(answer["sections"][0]["rows"][0]["ways"]) == {"criu to disk", "criu to tmpfs", "by hand"}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """An interrupt in the middle of a round ends everything and removes everything."""
+    bench = _bench(tmp_path, "dump", "--sizes", "4M", "--processes", "2", "--runs", "500", "--store", "local")
+    assert bench.stderr is not None
+    try:
+        for line in bench.stderr:
+            if "round 1 of" in line:
+                break
+        bench.send_signal(number)
+        bench.communicate(timeout=100)
+    finally:
+        if bench.poll() is None:
+            bench.kill()
+            bench.wait()
+    assert (bench.returncode, _left(tmp_path)) == (code, [])

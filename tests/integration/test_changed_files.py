@@ -1,0 +1,152 @@
+"""Files that changed between dump and restore: the most reported failure of CRIU."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from support.command import Criuctl
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.integration
+
+
+def _newer_copies(folder: Path, name: str) -> list[Path]:
+    return [path for path in folder.glob(f"*{name}*") if path.name != name]
+
+
+def test_a_log_that_grew(zoo: Zoo, trip: Trip) -> None:
+    """Lines appended after the dump stay, the program goes on appending behind them."""
+    animal = zoo.launch("counter.py")
+    animal.ask()
+    told = trip.dump(animal)
+    log = animal.folder / "log"
+    with log.open("a") as file:
+        file.write("rotated by cron\n")
+    restored = trip.restore(told, animal, equal=False)
+    restored.ask()
+    lines = log.read_text().splitlines()
+    copies = _newer_copies(animal.folder, "log")
+    assert lines in (["1", "rotated by cron", "2"], ["1", "2"])
+    if lines == ["1", "2"]:  # put back as it was: then the newer copy is kept
+        assert [copy.read_text() for copy in copies] == ["1\nrotated by cron\n"]
+
+
+def test_a_file_that_is_read_grew(zoo: Zoo, trip: Trip) -> None:
+    animal = zoo.launch("files.py")
+    told = trip.dump(animal)
+    with (animal.folder / "book").open("ab") as file:
+        file.write(b"an appendix")
+    trip.restore(told, animal, equal=False).ask()
+
+
+@pytest.mark.parametrize("change", ["shrunk", "gone", "replaced", "same size"])
+def test_carried_contents_are_put_back(change: str, zoo: Zoo, trip: Trip) -> None:
+    """With ``--with-files`` the contents are in the checkpoint; a newer copy is kept aside, never overwritten."""
+    animal = zoo.launch("counter.py")
+    log = animal.folder / "log"
+    for _ in range(3):
+        animal.ask()
+    told = trip.dump(animal, "--with-files", log)
+    assert told["bytes"]["files"] >= 6
+    if change == "gone":
+        log.unlink()
+    elif change == "replaced":
+        log.unlink()
+        log.write_text("somebody else's")
+    else:
+        log.write_text("1\n" if change == "shrunk" else "9\n8\n7\n")
+    newer = log.read_text() if log.exists() else None
+    restored = trip.restore(told, animal, equal=False)
+    assert log.read_text() == "1\n2\n3\n"
+    restored.ask()
+    assert log.read_text() == "1\n2\n3\n4\n"
+    assert [copy.read_text() for copy in _newer_copies(animal.folder, "log")] == ([newer] if newer is not None else [])
+
+
+@pytest.mark.parametrize("change", ["shrunk", "gone"])
+def test_without_contents_it_is_refused_precisely(change: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Nothing was carried and the file is not what it was: said before anything starts, with its path and what to do."""
+    animal = zoo.launch("counter.py")
+    for _ in range(3):
+        animal.ask()
+    told = trip.dump(animal)
+    log = animal.folder / "log"
+    log.unlink() if change == "gone" else log.write_text("1\n")
+    refused = criuctl("restore", told["checkpoint"], check=False)
+    assert refused["exit_code"] == 4
+    assert str(log) in refused["error"]["message"]
+    assert refused["error"]["hint"]
+    assert log.exists() == (change == "shrunk")
+    log.write_text("1\n2\n3\n")
+    trip.restore(told, animal, equal=False).ask()
+
+
+def test_the_policy_refuse(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """An operator who wants no file touched is obeyed, though the contents are there."""
+    animal = zoo.launch("counter.py")
+    animal.ask()
+    log = animal.folder / "log"
+    told = trip.dump(animal, "--with-files", log)
+    log.write_text("changed!\n")
+    criuctl.extra["CRIUCTL_FILE_CONFLICTS"] = "refuse"
+    refused = criuctl("restore", told["checkpoint"], check=False)
+    assert refused["exit_code"] == 4
+    assert log.read_text() == "changed!\n"
+    del criuctl.extra["CRIUCTL_FILE_CONFLICTS"]
+    trip.restore(told, animal, equal=False).ask()
+
+
+def test_the_policy_carry(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """The config can say that open writable files always travel along."""
+    criuctl.extra["CRIUCTL_FILES"] = "carry"
+    animal = zoo.launch("counter.py")
+    animal.ask()
+    told = trip.dump(animal)
+    (animal.folder / "log").unlink()
+    trip.restore(told, animal, equal=False).ask()
+    assert (animal.folder / "log").read_text() == "1\n2\n"
+
+
+def test_a_folder_travels(zoo: Zoo, trip: Trip) -> None:
+    """``--with-files DIR``: everything below it, with modes, links and times."""
+    animal = zoo.launch("counter.py")
+    data = animal.folder / "data"
+    (data / "deep" / "er").mkdir(parents=True)
+    (data / "deep" / "er" / "file").write_bytes(bytes(range(256)) * 5000)
+    (data / "deep" / "script").write_text("#!/bin/sh\n")
+    (data / "deep" / "script").chmod(0o750)
+    (data / "link").symlink_to("deep/script")
+    (data / "empty").mkdir(mode=0o700)
+    before = _describe(data)
+    told = trip.dump(animal, "--with-files", data)
+    (data / "deep" / "er" / "file").unlink()
+    (data / "deep" / "script").write_text("changed\n")
+    (data / "link").unlink()
+    (data / "empty").rmdir()
+    restored = trip.restore(told, animal, equal=False)
+    after = _describe(data)
+    assert {path: after.get(path) for path in before} == before
+    restored.ask()
+
+
+def _describe(folder: Path) -> dict[str, tuple[str, str]]:
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            content = str(path.readlink())
+        else:
+            content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        found[str(path.relative_to(folder))] = (oct(path.lstat().st_mode), content)
+    return found
+
+
+def test_a_database_with_its_files(zoo: Zoo, trip: Trip) -> None:
+    """sqlite in a transaction, carried whole: its files are deleted and come back with locks and journal."""
+    animal = zoo.launch("database.py")
+    told = trip.dump(animal, "--with-files", animal.folder)
+    for path in animal.folder.glob("*.db*"):
+        path.unlink()
+    trip.restore(told, animal, equal=False).ask()

@@ -1,0 +1,170 @@
+"""Connections whose other end is outside the tree: never a reason to fail, never a hang, and told each by each."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from support.command import Criuctl, Home
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.integration
+
+
+class Echo:
+    """A server outside the tree: greets, then sends every line back; notes what it saw."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.connections: list[socket.socket] = []
+        self.lines: list[bytes] = []
+        self.ended: list[str] = []
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            self.connections.append(connection)
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        try:
+            assert connection.recv(64) == b"hello\n"
+            connection.sendall(b"welcome")
+            while data := connection.recv(64):
+                self.lines.append(data)
+                connection.sendall(data)
+            self.ended.append("eof")
+        except OSError as error:
+            self.ended.append(type(error).__name__)
+
+    def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept; close alone would leave it listening
+        self.listener.close()
+        for connection in self.connections:
+            connection.close()
+
+
+@pytest.fixture
+def echo(home: Home) -> Iterator[Echo]:
+    server = Echo()
+    yield server
+    server.close()
+
+
+def test_by_default_the_program_sees_the_end_of_it(echo: Echo, zoo: Zoo, trip: Trip) -> None:
+    """Nothing said: the dump does not fail, and after the restore the program gets EOF or an error at once, no hang."""
+    animal = zoo.launch("peer.py", "tcp", echo.address)
+    assert animal.ask()["outcome"] == "echo"
+    told = trip.dump(animal)
+    assert [c["peer"] for c in told["connections"]] == [echo.address]
+    restored = trip.restore(told, animal, equal=False)
+    assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [("hangup", "hangup")]
+    report = restored.ask()
+    assert report["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
+    assert report["seconds"] < 1
+
+
+def test_hangup(echo: Echo, zoo: Zoo, trip: Trip) -> None:
+    animal = zoo.launch("peer.py", "tcp", echo.address)
+    restored = trip.restore(trip.dump(animal, "--connections", "hangup"), animal, equal=False)
+    report = restored.ask()
+    assert report["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
+    assert report["seconds"] < 1
+
+
+def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
+    """The peer holds on: the connection is established again, the next line is echoed, nothing was lost or doubled."""
+    animal = zoo.launch("peer.py", "tcp", echo.address)
+    assert animal.ask()["outcome"] == "echo"
+    told = trip.dump(animal, "--connections", "keep")
+    echo.connections[0].sendall(b"meanwhile\n")  # nobody is there: no kernel may answer it, and it is sent again later
+    restored = trip.restore(told, animal, "--connections", "keep", equal=False)
+    assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [("keep", "kept")]
+    first = restored.ask()["outcome"]
+    assert "meanwhile" in first
+    second = restored.ask()["outcome"]
+    assert "echo" in second or "3" in second
+    assert echo.ended == []
+    assert b"".join(echo.lines) == b"1\n2\n3\n"
+
+
+def test_left_running_keeps_its_connection(echo: Echo, zoo: Zoo, trip: Trip) -> None:
+    """A snapshot does not touch the connection of the tree that goes on; its restored copy is told of the end."""
+    animal = zoo.launch("peer.py", "tcp", echo.address)
+    told = trip.snapshot(animal)
+    assert animal.ask()["outcome"] == "echo"
+    copy = trip.restore(told, animal, "--as", "copy", equal=False)
+    assert copy.ask()["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
+    assert animal.ask()["outcome"] == "echo"
+    assert echo.ended == []
+
+
+def test_an_open_door_with_a_guest_waiting(zoo: Zoo, trip: Trip) -> None:
+    """A connection that nobody has accepted yet does not stand in the way of a dump."""
+    from urllib.request import urlopen
+
+    animal = zoo.launch("server.py", quiet=False)
+    port = int((animal.folder / "port").read_text())
+    with socket.create_connection(("127.0.0.1", port)) as idle:
+        told = trip.dump(animal)
+        trip.restore(told, animal, equal=False)
+        idle.settimeout(5)
+        try:
+            idle.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            assert idle.recv(10) in (b"", b"HTTP/1.1 2")
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # told of its end is as good as served
+    assert urlopen(f"http://127.0.0.1:{port}/hit", timeout=5).read() == b"1"
+
+
+def test_a_refused_policy(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
+    """``refuse`` means: not now. Nothing is touched."""
+    animal = zoo.launch("peer.py", "tcp", echo.address)
+    animal.remember()
+    answer = criuctl("dump", animal.pid, "--connections", "refuse", check=False)
+    assert answer["exit_code"] in (4, 10)
+    assert animal.differences(animal) == []
+    assert animal.ask()["outcome"] == "echo"
+
+
+def test_a_datagram_socket_to_the_system_log(zoo: Zoo, trip: Trip) -> None:
+    """The commonest outside unix socket: /dev/log and its like."""
+    place = str(zoo.home / "log.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(place)
+        log.settimeout(5)
+        animal = zoo.launch("peer.py", "unix-dgram", place)
+        assert log.recv(64) == b"hello\n"
+        restored = trip.restore(trip.dump(animal), animal)
+        assert restored.ask()["outcome"] == "sent"
+        assert log.recv(64) == b"1\n"
+
+
+@pytest.mark.parametrize("when", ["accepted", "still waiting"])
+def test_half_of_a_unix_stream_is_refused_before_the_freeze(when: str, zoo: Zoo, criuctl: Criuctl) -> None:
+    """Its other half cannot be found again: said by the preflight, with descriptor and remedy, and the tree runs on."""
+    place = str(zoo.home / "outside.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place)
+        listener.listen()
+        animal = zoo.launch("peer.py", "unix-stream", place)
+        accepted = listener.accept() if when == "accepted" else None
+        animal.remember()
+        answer = criuctl("dump", animal.pid, check=False)
+        assert answer["exit_code"] == 4
+        assert answer["error"]["hint"]
+        findings = criuctl("check", animal.pid, check=False)["findings"]
+        assert any(f["level"] == "error" and f["pid"] == animal.pid and f["fd"] is not None for f in findings)
+        assert animal.differences(animal) == []
+        assert animal.ask()["outcome"] == "sent"
+        if accepted is not None:
+            accepted[0].close()

@@ -1,0 +1,151 @@
+"""Where a checkpoint comes back to: its old PIDs, a namespace of its own, beside its living original, and again and again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+from support import oracle
+from support.command import Criuctl
+from support.keeper import Keeper, start_time, wait_until
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.integration
+
+CYCLES = 20
+
+
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_twenty_times(pids: str, zoo: Zoo, trip: Trip) -> None:
+    """Dump and restore twenty times: memory, descriptors and files are equal each time, and nothing adds up."""
+    animal = zoo.launch("counter.py", "1")
+    (animal.folder / "book").write_bytes(os.urandom(10_000))
+    digests = set()
+    for cycle in range(1, CYCLES + 1):
+        told = trip.dump(animal)
+        animal = trip.restore(told, animal, "--pids", pids)
+        report = animal.ask()
+        assert report["counter"] == cycle
+        digests.add((report["heap"], hashlib.sha256((animal.folder / "book").read_bytes()).hexdigest()))
+        assert animal.answer["incarnation"] == told["incarnation"] + 1
+    assert len(digests) == 1
+    assert (animal.folder / "log").read_text().split() == [str(n) for n in range(1, CYCLES + 1)]
+
+
+def test_its_pids_are_taken(zoo: Zoo, trip: Trip, keeper: Keeper) -> None:
+    """Another process has the root's PID by now: auto takes a private namespace, same refuses and says who."""
+    animal = zoo.launch("counter.py")
+    told = trip.dump(animal)
+    squatter = _occupy(keeper, zoo, animal.pid)
+    refused = trip.criuctl("restore", told["checkpoint"], "--pids", "same", check=False)
+    assert refused["exit_code"] == 4
+    assert str(animal.pid) in refused["error"]["message"]
+    restored = trip.restore(told, animal, "--pids", "auto")
+    assert restored.answer["inner_pid"] == animal.pid
+    restored.ask()
+    os.kill(squatter, 9)
+
+
+def _occupy(keeper: Keeper, zoo: Zoo, pid: int) -> int:
+    """A sleeping process with exactly this PID (the last PID of the namespace is set just before it is forked)."""
+    for _ in range(50):
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        got = keeper.spawn(["sleep", "600"], env=zoo.environment(), cwd=zoo.home)
+        if got.pid == pid:
+            zoo.adopt(pid, zoo.animals[0])
+            return pid
+        got.kill()
+    raise AssertionError(f"could not get a process of PID {pid}")
+
+
+def test_a_zombie_of_its_own_is_waited_for(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """A parent that does not reap at once: the restore waits for the zombie rather than giving up the PIDs."""
+    folder = zoo.home / "counter"
+    folder.mkdir()
+    program = Path(__file__).parent / "programs" / "counter.py"
+    # The parent reaps its child only when a file appears.
+    script = "import os,sys,time\npid = os.spawnvp(os.P_NOWAIT, sys.argv[2], sys.argv[2:])\n"
+    script += "while not os.path.exists(sys.argv[1]): time.sleep(.01)\nos.wait()"
+    import sys
+
+    reap = zoo.home / "reap-now"
+    lazy = zoo.launch(
+        [sys.executable, "-S", "-c", script, str(reap), sys.executable, "-S", str(program), str(folder)], name="counter"
+    )
+    pid = int(wait_until(lambda: (folder / "ready").exists() and (folder / "ready").read_text(), 10, "ready"))
+    animal = zoo.adopt(pid, lazy)
+    animal.remember()
+    dump = criuctl.start("dump", pid)
+    wait_until(lambda: oracle.stat_of(pid)[:1] == ["Z"], 20, "the dumped root is a zombie")
+    reap.touch()
+    assert dump.process.wait(30) == 0
+    restored = trip.restore(dump.json(), animal, equal=False)
+    assert restored.pid == pid
+    restored.ask()
+
+
+def test_a_copy_beside_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """``--as`` restores a copy under a new name while the original lives: two counters that go their own ways."""
+    original = zoo.launch("counter.py")
+    told = trip.snapshot(original, "--name", "first")
+    assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 9
+    copy = trip.restore(told, original, "--as", "second")
+    assert copy.answer["session"] == "second"
+    assert [original.ask()["counter"], original.ask()["counter"], copy.ask()["counter"]] == [1, 2, 1]
+    third = trip.restore(told, original, "--as", "third", equal=False)
+    assert third.ask()["counter"] == 1
+    assert criuctl("restore", told["checkpoint"], "--as", "second", check=False)["exit_code"] == 9
+    assert copy.ask()["counter"] == 2
+
+
+def test_an_older_checkpoint_and_names(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """NAME is the newest, NAME@N the N-th, NAME@-2 the one before; each holds its own moment."""
+    animal = zoo.launch("counter.py")
+    ids = []
+    for _ in range(3):
+        animal.ask()
+        ids.append(trip.snapshot(animal, "--name", "saved", "--label", "kind=test")["checkpoint"])
+    listed = criuctl("list", "saved")
+    assert [row["id"] for row in listed] == ids
+    assert [row["labels"] for row in listed] == [{"kind": "test"}] * 3
+    numbers = [row["number"] for row in listed]
+    animal.end()
+    for ref, counter in (("saved", 3), (f"saved@{numbers[0]}", 1), ("saved@-2", 2), (ids[1][:12], 2)):
+        answer = criuctl("restore", ref)
+        restored = zoo.adopt(answer["pid"], animal)
+        assert restored.ask()["counter"] == counter + 1
+        restored.end()
+
+
+def test_a_dry_run_changes_nothing(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """The plan is told; no process, no file, no new incarnation."""
+    animal = zoo.launch("counter.py")
+    told = trip.dump(animal, "--name", "dry")
+    before = _times(animal.folder, criuctl.store)
+    plan = criuctl("restore", "dry", "--dry-run")
+    assert plan
+    assert _times(animal.folder, criuctl.store) == before
+    assert start_time(animal.pid) is None
+    restored = trip.restore(told, animal)
+    assert restored.answer["incarnation"] == told["incarnation"] + 1
+
+
+def _times(*folders: Path) -> dict[Path, int]:
+    """When each file was changed last; a store's own cache of what it holds is nobody's business."""
+    return {path: path.stat().st_mtime_ns for f in folders for path in f.rglob("*") if ".cache" not in path.parts and path != f}
+
+
+def test_several_at_once(zoo: Zoo, criuctl: Criuctl) -> None:
+    """``snapshot`` of several trees: each has its checkpoint, each runs on."""
+    animals = [zoo.launch("counter.py", "1", name=f"counter{n}") for n in range(3)]
+    for animal in animals:
+        animal.remember()
+    outcomes = criuctl("snapshot", *(animal.pid for animal in animals))
+    assert len(outcomes) == 3
+    assert len(criuctl("list")) == 3
+    for animal in animals:
+        assert animal.differences(animal) == []
+        animal.ask()

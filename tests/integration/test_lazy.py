@@ -1,0 +1,33 @@
+"""A restore whose pages follow: the tree runs first, and in the end all of its memory is what it was."""
+
+from __future__ import annotations
+
+import pytest
+from support.command import Criuctl
+from support.keeper import wait_until
+from support.pauses import paused
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_all_of_its_memory_arrives(pids: str, zoo: Zoo, trip: Trip) -> None:
+    """Heap, shared memory, memfd and mapped files, in several processes."""
+    animal = zoo.launch("memory.py", "48")
+    restored = trip.restore(trip.dump(animal), animal, "--lazy", "--pids", pids)
+    assert restored.answer["lazy"] is True
+    restored.ask()
+    trip.round(restored)  # and it can be dumped like any other
+
+
+def test_killed_while_pages_follow(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Without criuctl the rest of the memory cannot come: the tree ends, the checkpoint is there as before."""
+    animal = zoo.launch("memory.py", "64")
+    told = trip.dump(animal)
+    with paused(criuctl, "pages-follow", "restore", told["checkpoint"], "--lazy") as held:
+        held.command.process.kill()
+    wait_until(lambda: not any(found.alive() for found in zoo.find(animal)), 20, "nothing of it runs")
+    restored = trip.restore(told, animal)
+    restored.ask()

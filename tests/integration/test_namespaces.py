@@ -1,0 +1,96 @@
+"""Trees that live in other namespaces than criuctl: entered, not failed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from support import oracle
+from support.command import Criuctl, Home
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.integration
+
+OUTPUT = (
+    "*/descriptors/[12]/size",
+    "*/descriptors/[12]/offset",
+)  # the command that made the namespaces complains there at its end
+
+
+def test_another_mount_namespace(zoo: Zoo, trip: Trip) -> None:
+    """Its files are the host's, its mounts a copy of them."""
+    animal = zoo.launch("files.py", prefix=["unshare", "--mount", "--"])
+    restored = trip.restore(trip.dump(animal), animal, ignore=("*/namespaces/mnt",))
+    restored.ask()
+
+
+def test_another_pid_namespace_whose_root_is_not_dumped(zoo: Zoo, trip: Trip) -> None:
+    """The tree hangs below another init: it is dumped by its PID here."""
+    animal = zoo.launch(
+        "family.py", prefix=["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", 'setsid --wait "$@"; true', "sh"]
+    )
+    assert oracle.inner_pid(animal.pid) != 1
+    restored = trip.restore(trip.dump(animal), animal, ignore=(*oracle.NEW_NAMESPACE, *OUTPUT))
+    restored.ask()
+
+
+def test_a_tree_that_is_pid_1_of_its_namespace(zoo: Zoo, trip: Trip) -> None:
+    animal = zoo.launch("counter.py", prefix=["unshare", "--pid", "--fork", "--mount-proc", "setsid"])
+    assert oracle.inner_pid(animal.pid) == 1
+    restored = trip.restore(trip.dump(animal), animal, ignore=(*oracle.NEW_NAMESPACE, *OUTPUT))
+    assert restored.answer["inner_pid"] == 1
+    restored.ask()
+    trip.restore(trip.dump(restored), restored, ignore=(*oracle.NEW_NAMESPACE, *OUTPUT)).ask()
+
+
+def test_a_session_led_from_outside_the_pid_namespace(zoo: Zoo, criuctl: Criuctl) -> None:
+    """It has no number inside that could be saved: said before the freeze, with what to do."""
+    animal = zoo.launch("counter.py", prefix=["unshare", "--pid", "--fork", "--mount-proc", "--"])
+    animal.remember()
+    answer = criuctl("dump", animal.pid, check=False)
+    assert answer["exit_code"] == 4
+    assert "setsid" in answer["error"]["hint"]
+    assert animal.differences(animal) == []
+    animal.ask()
+
+
+def test_its_own_hostname(zoo: Zoo, trip: Trip) -> None:
+    animal = zoo.launch("counter.py", prefix=["unshare", "--uts", "sh", "-c", 'hostname zoo-host; exec "$@"', "sh"])
+    restored = trip.restore(trip.dump(animal), animal, ignore=("*/namespaces/uts",))
+    name = subprocess.run(["nsenter", "-t", str(restored.pid), "-u", "hostname"], capture_output=True, text=True, check=True)
+    assert name.stdout.strip() == "zoo-host"
+
+
+@pytest.fixture
+def network(home: Home) -> Iterator[str]:
+    """A named net namespace with its loopback up."""
+    subprocess.run(["ip", "netns", "add", home.token], check=True)
+    try:
+        subprocess.run(["ip", "-n", home.token, "link", "set", "lo", "up"], check=True)
+        yield home.token
+    finally:
+        subprocess.run(["ip", "netns", "del", home.token], check=True)
+
+
+def test_a_named_net_namespace(network: str, zoo: Zoo, trip: Trip) -> None:
+    """Listeners and loopback connections of another network, restored into that network."""
+    animal = zoo.launch("sockets.py", prefix=["nsenter", f"--net=/run/netns/{network}", "--"])
+    restored = trip.restore(trip.dump(animal), animal)
+    restored.ask()
+
+
+def test_a_net_namespace_without_a_name(zoo: Zoo, trip: Trip) -> None:
+    """It dies with its tree, and is made anew."""
+    animal = zoo.launch("sockets.py", prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"])
+    restored = trip.restore(trip.dump(animal), animal, ignore=("*/namespaces/net", *oracle.NEW_NAMESPACE, *OUTPUT))
+    restored.ask()
+
+
+def test_all_of_them(zoo: Zoo, trip: Trip) -> None:
+    """What a container runtime would make: mount, PID, net, UTS and IPC namespaces at once."""
+    prefix = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--net", "--uts", "--ipc", "sh", "-c"]
+    animal = zoo.launch("sockets.py", prefix=[*prefix, 'ip link set lo up && exec setsid "$@"', "sh"])
+    restored = trip.restore(trip.dump(animal), animal, ignore=("*/namespaces/*", *OUTPUT))
+    restored.ask()

@@ -1,0 +1,193 @@
+"""Every obstacle of the preflight, with a real process; and CRIU asked whether it agrees.
+
+Two promises: what CRIU refuses is found before the freeze, and what CRIU dumps is never refused.  Both are
+held against the CRIU in use, so a new CRIU or kernel that learns or unlearns something fails here.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from support.obstacles import DUMPABLE, REFUSED, Case, running
+
+from criuctl.config import Config
+from criuctl.criu import binary
+from criuctl.errors import NoSuchProcess
+from criuctl.ops.preflight import check_tree
+from criuctl.ops.target import Target
+from criuctl.proc import command
+from criuctl.proc.descriptors import descriptors
+from criuctl.proc.namespaces import entry_prefix, foreign, ns_pids
+from criuctl.proc.tree import ProcessIdentity, read_process
+from criuctl.report import Finding
+
+pytestmark = pytest.mark.integration
+
+CASES = DUMPABLE + REFUSED
+PATIENCE = 5.0  # seconds until a state that a program enters after it said that it is ready must show
+KNOWING_USER = [
+    "--tcp-established",
+    "--file-locks",
+    "--link-remap",
+    "--ext-unix-sk",
+    "--skip-in-flight",
+    "--ghost-limit=64M",
+    "--network-lock=nftables",
+]
+
+
+def _findings(pid: int) -> list[Finding]:
+    return check_tree(Target(ProcessIdentity.of(pid)), Config())
+
+
+def _settled(pid: int, case: Case) -> list[Finding]:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        found = _findings(pid)
+        codes = {f.code for f in found}
+        if case.errors | case.others <= codes or time.monotonic() > deadline:
+            return found
+
+
+def _ask_criu(pid: int, found: list[Finding], folder: Path) -> tuple[bool, str]:
+    """Whether raw CRIU dumps the tree (and lets it run on), started as criuctl starts it; and its log."""
+    try:
+        entered = foreign(pid) & {"mnt", "pid", "net"}
+    except NoSuchProcess:
+        entered = set()  # a main thread that has ended is in no namespace
+    inner = ns_pids(pid)[-1] if "pid" in entered else pid
+    options = list(KNOWING_USER)
+    if {f.code for f in found} & {"session-outside", "terminal-outside"}:
+        options.append("--shell-job")
+    outside = {(f.pid, f.fd) for f in found if f.code == "foreign-mount"}
+    for holder in {pid for pid, _fd in outside if pid is not None}:
+        options += [f"--external=file[{d.mnt_id:x}:{d.inode:x}]" for d in descriptors(holder) if (holder, d.fd) in outside]
+    images = folder / "images"
+    images.mkdir()
+    argv = [
+        *binary.find(Config()).argv,
+        "--no-default-config",
+        "dump",
+        f"--tree={inner}",
+        f"--images-dir={images}",
+        "--leave-running",
+    ]
+    done = command.run([*entry_prefix(pid, entered), *argv, "-v3", "--log-file=log", *options], timeout=60, check=False)
+    log = images / "log"
+    return done.returncode == 0, log.read_text(errors="replace") if log.exists() else done.error_text
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_obstacle_is_found_and_criu_agrees(case: Case, tmp_path: Path) -> None:
+    if case.needs and not os.path.exists(case.needs):
+        pytest.skip(f"this machine has no {case.needs}")
+    with running(case.program, tmp_path) as program:
+        found = _settled(program.pid, case)
+        told = [f"{f.level} {f.code}: {f}" for f in found]
+        assert {f.code for f in found if f.level == "error"} == case.errors, told
+        assert case.others <= {f.code for f in found if f.level != "error"}, told
+        for finding in found:
+            assert finding.pid is not None or finding.level != "error", "an obstacle names its process"
+            assert finding.hint or finding.level == "info", f"{finding.code} says no remedy"
+        if case.criu is not None:
+            dumped, log = _ask_criu(program.pid, found, tmp_path)
+            assert dumped == case.criu, log[-3000:]
+
+
+def test_process_of_another_user(tmp_path: Path) -> None:
+    """CRIU reads a process's limits with prlimit(2), which asks for CAP_SYS_RESOURCE when the ids differ."""
+    status = Path("/proc/self/status").read_text()
+    may = int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:")), 16) >> 24 & 1
+    tmp_path.chmod(0o755)
+    with running("os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)", tmp_path) as program:
+        found = _findings(program.pid)
+        assert {f.code for f in found if f.level == "error"} == (set() if may else {"foreign-user"})
+        dumped, log = _ask_criu(program.pid, found, tmp_path)
+        assert dumped == bool(may), log[-3000:]
+
+
+def test_shared_descriptor_is_told_once(tmp_path: Path) -> None:
+    with running("f = os.open('/dev/fuse', os.O_RDWR); [child(lambda: None) for _ in range(3)]", tmp_path) as program:
+        assert [f.code for f in _findings(program.pid) if f.level == "error"] == ["device"]
+
+
+def test_descriptor_and_process_are_named(tmp_path: Path) -> None:
+    text = "def run():\n global r, w\n r, w = os.pipe2(os.O_DIRECT)\npid = child(run); open(TMP + '/pid', 'w').write(str(pid))"
+    with running(text, tmp_path) as program:
+        found = [f for f in _findings(program.pid) if f.level == "error"]
+        assert {f.pid for f in found} == {int((tmp_path / "pid").read_text())} != {program.pid}
+        assert found[0].fd is not None
+        assert found[0].fd > 2
+
+
+def test_tracer_is_named(tmp_path: Path) -> None:
+    traced = next(case for case in REFUSED if case.name == "traced")
+    with running(traced.program, tmp_path) as program:
+        (finding,) = [f for f in _findings(program.pid) if f.code == "traced"]
+        assert f" {read_process(program.pid).tracer_pid} (" in finding.text
+
+
+def test_other_end_of_unix_connection_is_named(tmp_path: Path) -> None:
+    outside = next(case for case in REFUSED if case.name == "unix-stream-outside")
+    # The outer process keeps its own copies of both ends.
+    with running(outside.program, tmp_path) as program:
+        (finding,) = [f for f in _findings(program.pid) if f.code == "unix-peer-outside"]
+        assert str(program.outer) in finding.text
+        assert f"{tmp_path}/s" in finding.text
+
+
+def test_tree_that_is_gone_is_a_finding(tmp_path: Path) -> None:
+    with running("", tmp_path) as program:
+        target = Target(ProcessIdentity.of(program.pid))
+    found = check_tree(target, Config())
+    assert [(f.level, f.code) for f in found] == [("error", "no-such-process")]
+
+
+def test_frozen_control_group_is_found(tmp_path: Path) -> None:
+    freezer = _mount_of("cgroup", "freezer")
+    unified = _mount_of("cgroup2", "")
+    if freezer is None and unified is None:
+        pytest.skip("no control group file system is mounted on this machine")
+    top = Path(freezer or unified or "")
+    file, frozen, thawed = ("freezer.state", "FROZEN", "THAWED") if freezer else ("cgroup.freeze", "1", "0")
+    group = top / f"criuctl-{os.getpid()}"
+    group.mkdir()
+    try:
+        with running("", tmp_path) as program:
+            (group / "cgroup.procs").write_text(str(program.pid))
+            assert not [f for f in _findings(program.pid) if f.level == "error"]
+            (group / file).write_text(frozen)
+            try:
+                deadline = time.monotonic() + PATIENCE
+                while not (found := [f for f in _findings(program.pid) if f.code == "frozen"]) and time.monotonic() < deadline:
+                    pass
+                assert found
+                assert str(group) in found[0].hint
+            finally:
+                (group / file).write_text(thawed)
+    finally:
+        group.rmdir()
+
+
+def _mount_of(kind: str, option: str) -> str | None:
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _source, path, fs, options = line.split()[:4]
+        if fs == kind and (not option or option in options.split(",")):
+            return path
+    return None
+
+
+def test_large_tree_is_checked_fast(tmp_path: Path) -> None:
+    many = (
+        "for _ in range(99):\n if os.fork() == 0:\n  os.close(READY); f = [os.open('/etc/passwd', 0) for _ in range(17)]; sleep()"
+    )
+    with running(many, tmp_path) as program:
+        times = []
+        for _ in range(3):
+            began = time.perf_counter()
+            assert not [f for f in _findings(program.pid) if f.level == "error"]
+            times.append(time.perf_counter() - began)
+        assert min(times) < 1.0

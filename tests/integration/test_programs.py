@@ -1,0 +1,171 @@
+"""Every program of the zoo, there and back: gone after the dump, equal after the restore, and going on correctly.
+
+Each runs through a dump that ends it, restored with its old PIDs. Those whose state could be touched by being left running, or by
+PIDs of a namespace of their own, run through those too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.keeper import wait_until
+from support.trip import Trip
+from support.zoo import Animal, Zoo
+
+pytestmark = pytest.mark.integration
+
+# program -> arguments; ticker and server are never quiet and have tests of their own
+QUIET = {
+    "counter.py": (),
+    "database.py": (),
+    "events.py": (),
+    "family.py": (),
+    "files.py": (),
+    "locks.py": (),
+    "memory.py": (),
+    "nowhere.py": (),
+    "queues.py": (),
+    "rights.py": (),
+    "settings.py": (),
+    "sockets.py": (),
+}
+
+
+@pytest.mark.parametrize("program", QUIET)
+def test_there_and_back(program: str, zoo: Zoo, trip: Trip) -> None:
+    trip.round(zoo.launch(program, *QUIET[program]))
+
+
+@pytest.mark.parametrize("program", ["database.py", "events.py", "family.py", "files.py", "memory.py", "queues.py", "sockets.py"])
+def test_left_running(program: str, zoo: Zoo, trip: Trip) -> None:
+    """The original goes on as if nothing had happened; once it is gone the checkpoint comes back with what was queued then."""
+    original = zoo.launch(program, *QUIET[program])
+    told = trip.snapshot(original)
+    kept = {path: path.read_bytes() for path in original.folder.rglob("*") if path.is_file() and not path.is_symlink()}
+    original.ask()
+    original.end()
+    for path in original.folder.rglob("*"):
+        if path not in kept and path.is_file() and not path.is_symlink():
+            path.unlink()
+    for path, content in kept.items():  # files are not part of a checkpoint unless asked for: put the folder back
+        if not path.exists() or path.read_bytes() != content:
+            path.write_bytes(content)
+    restored = trip.restore(told, original, equal=False)
+    restored.ask()
+
+
+@pytest.mark.parametrize("program", ["family.py", "memory.py", "sockets.py", "events.py", "files.py"])
+def test_with_pids_of_its_own(program: str, zoo: Zoo, trip: Trip) -> None:
+    """In a private PID namespace the tree sees the same PIDs, and everything else is as it was."""
+    original = zoo.launch(program, *QUIET[program])
+    restored = trip.restore(trip.dump(original), original, "--pids", "private")
+    assert restored.answer["inner_pid"] == original.pid
+    assert restored.pid != original.pid
+    restored.ask()
+    again = trip.restore(trip.dump(restored), restored)
+    again.ask()
+
+
+def test_signals_timers_and_system_calls(compiled: Path, zoo: Zoo, trip: Trip) -> None:
+    """Threads inside system calls, queued real-time signals, POSIX timers, an alternate stack."""
+    folder = zoo.home / "signals"
+    original = zoo.launch([str(compiled / "signals"), str(folder)], quiet=False)
+    wait_until((folder / "ready").exists, 10, "signals ready")
+    trip.round(original)
+
+
+def test_a_big_heap(zoo: Zoo, trip: Trip) -> None:
+    """200 MiB, copied on write by a child."""
+    trip.round(zoo.launch("memory.py", "200"))
+
+
+def test_a_big_deleted_file(zoo: Zoo, trip: Trip) -> None:
+    """80 MiB that exist only as a descriptor: far beyond CRIU's default limit of 1 MiB."""
+    trip.round(zoo.launch("files.py", "80"))
+
+
+def test_system_v_ipc_in_a_namespace_of_its_own(zoo: Zoo, trip: Trip) -> None:
+    trip.round(zoo.launch("sysv.py", prefix=["unshare", "--ipc", "--"], ignore=["*/namespaces/ipc"]))
+
+
+def test_a_tree_that_is_never_still(zoo: Zoo, trip: Trip) -> None:
+    """A counter that ticks every few milliseconds misses none and repeats none, over a dump, a restore and a snapshot."""
+    animal = zoo.launch("ticker.py", quiet=False)
+    animal = trip.restore(trip.dump(animal), animal)
+    animal.ask()
+    trip.snapshot(animal)
+    number = animal.ask()["number"]
+    wait_until(lambda: animal.ask()["number"] > number, 5, "the counter goes on")
+    animal.end()
+    ticks = [int(line) for line in (animal.folder / "ticks").read_text().splitlines()]
+    assert ticks == list(range(1, len(ticks) + 1))
+
+
+def test_a_web_server(zoo: Zoo, trip: Trip) -> None:
+    """An asyncio server keeps its counter, its port, its futures and its timers."""
+    from urllib.request import urlopen
+
+    animal = zoo.launch("server.py", quiet=False)
+    url = f"http://127.0.0.1:{(animal.folder / 'port').read_text()}/hit"
+    assert [urlopen(url, timeout=5).read() for _ in range(3)] == [b"1", b"2", b"3"]
+    animal = trip.restore(trip.dump(animal), animal, equal=False)  # it may still be closing the connections of just now
+    assert urlopen(url, timeout=5).read() == b"4"
+    ticks = animal.ask()["ticks"]
+    wait_until(lambda: animal.ask()["ticks"] > ticks, 5, "the loop's timers go on")
+
+
+def test_a_child_of_a_shell(zoo: Zoo, trip: Trip) -> None:
+    """What ``program &`` in a script makes: no session of its own, no group of its own."""
+    script = '"$@" & echo $! > shell-started; wait'
+    folder = zoo.home / "counter"
+    folder.mkdir()
+    program = [sys.executable, "-S", str(Path(__file__).parent / "programs" / "counter.py"), str(folder)]
+    shell = zoo.launch(["sh", "-c", script, "sh", *program], name="counter")
+    pid = int(wait_until(lambda: (folder / "ready").exists() and (folder / "ready").read_text(), 10, "ready"))
+    # Its session and group are led by a shell that is outside: another one leads them afterwards.
+    trip.round(zoo.adopt(pid, shell), ignore=("*/group", "*/session"))
+
+
+def test_a_tree_below_a_shell(zoo: Zoo, trip: Trip) -> None:
+    """A shell script as the root, its background job inside the tree."""
+    folder = zoo.home / "counter"
+    folder.mkdir()
+    program = [sys.executable, "-S", str(Path(__file__).parent / "programs" / "counter.py"), str(folder)]
+    shell = zoo.launch(["bash", "-c", 'set -m; "$@" & wait; wait; exit 3', "sh", *program], name="counter")
+    wait_until((folder / "ready").exists, 10, "ready")
+    restored = trip.restore(trip.dump(shell), shell)
+    child = Animal(int((folder / "ready").read_text()), folder)
+    child.ask()
+    child.end()
+    wait_until(lambda: not restored.alive(), 5, "the shell sees its job end")
+
+
+def test_outside_a_lock_is_felt(zoo: Zoo, trip: Trip) -> None:
+    """A stranger is refused the lock before the dump and after the restore, and gets it in between."""
+    animal = zoo.launch("locks.py")
+
+    def free() -> bool:
+        with (animal.folder / "exclusive").open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    assert not free()
+    told = trip.dump(animal)
+    assert free()
+    trip.restore(told, animal)
+    assert not free()
+
+
+def test_a_clock_that_stood_still(zoo: Zoo, trip: Trip) -> None:
+    """A second between dump and restore: the monotonic clock goes on, nothing fires twice, no timer is lost."""
+    animal = zoo.launch("events.py")
+    told = trip.dump(animal)
+    time.sleep(1)  # the time that passes is what is tested
+    trip.restore(told, animal).ask()

@@ -1,0 +1,91 @@
+"""Set-up on the machine that runs the tests, the probe that chooses a CRIU, and the quickstart (clean machines: setup-test)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+PREFIX = Path(os.environ.get("CRIUCTL_PREFIX", "/opt/criuctl"))
+
+
+def run(*argv: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*argv], env=os.environ | environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def probe(*criu: str | Path) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, SCRIPTS / "lib/probe_criu.py", *criu)
+
+
+def leftovers() -> set[str]:
+    """Folders of probes and quickstarts, and firewall tables of CRIU's."""
+    folders = [*Path("/dev/shm").glob("criuctl-probe-*"), *Path("/tmp").glob("criuctl-quickstart-*")]
+    tables = run("nft", "list", "tables").stdout.splitlines()
+    return {str(folder) for folder in folders} | {table for table in tables if "CRIU" in table}
+
+
+def test_the_recorded_criu_works_and_the_probe_leaves_nothing() -> None:
+    record = json.loads((PREFIX / "criu.json").read_text())
+    before = leftovers()
+    done = probe(*record["argv"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert leftovers() <= before
+    assert run(*record["argv"], "--version").stdout.splitlines()[0] == f"Version: {record['version']}"
+    assert (Path(record["pycriu"]) / "pycriu/images").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        pytest.param(None, "cannot be started", id="not there"),
+        pytest.param("exit 1", "`criu check` fails", id="check fails"),
+        pytest.param(
+            'case "$*" in *check*) exit 0;; esac; echo "Error (a.c): RLIMIT_NOFILE"; echo "Error (b.c): the cause"; exit 1',
+            "`criu dump` fails: Error (b.c): the cause",
+            id="check passes, dump fails",
+        ),
+        pytest.param(
+            'case "$*" in *check*) exit 0;; esac; while [ "$1" != --tree ]; do shift; done; kill -9 "$2"',
+            "did not survive",
+            id="kills what it is to leave running",
+        ),
+    ],
+)
+def test_a_criu_that_does_not_work_is_told_from_one_that_does(tmp_path: Path, script: str | None, reason: str) -> None:
+    criu = tmp_path / "criu"
+    if script is not None:
+        criu.write_text(f"#!/bin/sh\n{script}\n")
+        criu.chmod(0o755)
+    before = leftovers()
+    done = probe(criu)
+    assert done.returncode == 3, done.stderr
+    assert reason in done.stdout
+    assert leftovers() <= before
+
+
+def test_a_second_set_up_has_nothing_to_do_and_is_quick() -> None:
+    assert run(SCRIPTS / "setup").returncode == 0
+    begin = time.monotonic()
+    done = run(SCRIPTS / "setup")
+    assert done.returncode == 0, done.stderr
+    assert "install" not in done.stdout
+    assert time.monotonic() - begin < 8
+
+
+def test_the_quickstart_does_what_it_says() -> None:
+    before = leftovers()
+    done = run(SCRIPTS / "quickstart")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"request -> (\d+)", done.stdout) == ["1", "2", "3"]
+    assert leftovers() <= before

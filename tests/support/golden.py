@@ -1,0 +1,69 @@
+"""Makes the golden checkpoints: small stores as this version writes them, which every later version must read.
+
+    PYTHONPATH=.:tests python tests/support/golden.py VERSION
+
+writes ``images/golden/VERSION/`` with a store that is not encrypted, one that is, the key file of the latter (committed,
+so it protects nothing) and what the stores hold.  The content is made up; no process's memory is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from criuctl.checkpoint import leases
+from criuctl.checkpoint.manifest import Manifest
+from criuctl.checkpoint.repository import Repository
+from criuctl.report import Reporter
+from criuctl.store.local import LocalStore
+from support import checkpoints as kit
+
+FOLDER = Path(__file__).parents[2] / "images" / "golden"
+KEY = "test-key-that-protects-nothing.key"
+HOST = "0" * 32
+
+
+def contents() -> list[kit.Content]:
+    """What the two checkpoints of each golden store hold: the second shares most with the first."""
+    pages = [n.to_bytes(2, "little") * 2048 for n in range(70)]
+    images = {"inventory.img": b"golden inventory\n" * 9, "core-7.img": b"golden core\n" * 50}
+    first = kit.Content(b"".join(pages), images, b"a golden file\n" * 30, window=4096)
+    second = kit.Content(b"".join([*pages[:69], b"new!" * 1024, bytes(4096)]), images, b"", window=4096)
+    return [first, second]
+
+
+def describe(repository: Repository, manifest: Manifest) -> dict[str, object]:
+    """What a reader must find: the manifest, and a digest of each stream."""
+    reader = repository.reader(Reporter())
+    found = manifest.to_dict()
+    return {"manifest": found, "streams": [hashlib.sha256(reader.read(ref)).hexdigest() for ref in manifest.streams()]}
+
+
+def make(version: str) -> None:
+    """Write the golden stores of `version`; an existing one is never replaced."""
+    target = FOLDER / version
+    target.mkdir(parents=True)
+    expected = {}
+    for name in ("plain", "encrypted"):
+        store = LocalStore(str(target / name))
+        with tempfile.TemporaryDirectory() as folder:
+            config = kit.config(Path(folder), key_file=str(Path(folder) / KEY) if name == "encrypted" else "", workers=1)
+            key = Path(config.key_file) if config.key_file else None
+            with Repository.init(store, encryption=key is not None, key_file=key, config=config) as repository:
+                for content in contents():
+                    kit.write(repository, content, session="golden", labels={"made": "by hand"})
+                leases.claim(repository, "golden", "ab" * 16, 2, host=HOST, host_name="golden-host")
+                expected[name] = [describe(repository, repository.manifest(s)) for s in repository.list()]
+            if key is not None:
+                shutil.copyfile(key, target / KEY)
+        for left in (".tmp", ".cache"):
+            shutil.rmtree(target / name / left)
+    (target / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    make(sys.argv[1])

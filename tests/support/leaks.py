@@ -1,0 +1,209 @@
+"""The leak guard: what a test left behind on the machine, by name.
+
+A `State` is everything that criuctl or CRIU could leave: processes, stopped tasks, mounts, named net namespaces, nftables tables,
+iptables chains, listening sockets, and entries of the folders where temporary things live.  The guard takes one before and one
+after a test; what is new and belongs to the test is a leak.  A thing belongs to the test when it carries the test's token (every
+process that a test starts has it in its environment, every folder in its name) or when only criuctl or CRIU could have made it.
+So tests of several people may run on one machine.
+
+Endings take a moment (a killed process's mounts, a netlink table), so the guard asks again for a while before it complains.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .keeper import start_time
+from .oracle import read, status_of
+
+TEMPORARY = ("/tmp", "/dev/shm", "/run", "/run/criuctl", "/run/netns", "/var/tmp", "/var/lib/criuctl", "/var/cache/criuctl")
+OURS = re.compile(r"criu|cr-", re.IGNORECASE)
+# CRIU's cache of what the kernel can do, meant to stay; and what other programs of this project make at the same time.
+IGNORED = re.compile(r"criu\.kdat|criuctl-(bench|setup|quickstart)")
+SETTLE_SECONDS = 1.5
+OTHERS_SECONDS = 8.0  # what does not bear our token may belong to a dump of somebody else, and go with it
+
+
+@dataclass
+class State:
+    """What is there now; every value is a readable name."""
+
+    processes: dict[tuple[int, int], str] = field(default_factory=dict)
+    stopped: set[str] = field(default_factory=set)
+    mounts: set[str] = field(default_factory=set)
+    tables: set[str] = field(default_factory=set)
+    entries: set[str] = field(default_factory=set)
+    listeners: set[str] = field(default_factory=set)
+
+
+def processes_of(token: str) -> dict[tuple[int, int], str]:
+    """Identity -> description of every process that carries `token` in environment, command line or folder, zombies left out."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        pid = int(name)
+        if _mentions(pid, token):
+            started = start_time(pid)
+            if started is not None:
+                found[pid, started] = _describe(pid)
+    return found
+
+
+def _mentions(pid: int, token: str) -> bool:
+    needle = token.encode()
+    try:
+        for part in ("environ", "cmdline"):
+            if needle in Path(f"/proc/{pid}/{part}").read_bytes():
+                return True
+        return token in os.readlink(f"/proc/{pid}/cwd")
+    except OSError:  # it ended, or it is a kernel thread
+        return False
+
+
+def _describe(pid: int) -> str:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        command = ""
+    return f"process {pid} ({command[:120] or 'no command line'}; {status_of(f'/proc/{pid}/status').get('State', 'gone')})"
+
+
+def _orphans() -> dict[tuple[int, int], str]:
+    """CRIU processes whose parent is gone, and inits of private namespaces that have nobody left: nobody will ever end them."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        status = status_of(f"/proc/{name}/status")
+        lonely = "nsinit" in read(f"/proc/{name}/cmdline") and not read(f"/proc/{name}/task/{name}/children")
+        if lonely or (status.get("Name") == "criu" and status.get("PPid") == "1"):
+            started = start_time(int(name))
+            if started is not None:
+                found[int(name), started] = _describe(int(name))
+    return found
+
+
+def nft_tables() -> set[str]:
+    """Names of the nftables tables of this net namespace, asked over netlink (the nft program may not be installed)."""
+    netlink_netfilter, get_table, dump_flags, table_name = 12, 10 << 8 | 1, 0x301, 1
+    found: set[str] = set()
+    try:
+        sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netlink_netfilter)
+    except OSError:
+        return set()  # a kernel without netfilter has no tables
+    with sock:
+        sock.send(struct.pack("=IHHIIBBH", 20, get_table, dump_flags, 1, 0, 0, 0, 0))
+        while True:
+            data = sock.recv(1 << 16)
+            at = 0
+            while at < len(data):
+                length, kind = struct.unpack_from("=IH", data, at)
+                if kind in (2, 3):
+                    return found
+                attribute = at + 20
+                while attribute < at + length:
+                    size, name = struct.unpack_from("=HH", data, attribute)
+                    if name == table_name:
+                        found.add(data[attribute + 4 : attribute + size].rstrip(b"\0").decode())
+                    attribute += (size + 3) & ~3
+                at += (length + 3) & ~3
+
+
+def _iptables_chains() -> set[str]:
+    """CRIU's chains in the legacy tables, where those are in use at all."""
+    if not os.path.exists("/proc/net/ip_tables_names") or not Path("/proc/net/ip_tables_names").read_text():
+        return set()
+    saved = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True, timeout=20).stdout
+    return {line.split()[0] for line in saved.splitlines() if line.startswith(":CRIU")}
+
+
+def _listeners(token: str) -> set[str]:
+    """Listening TCP sockets of this net namespace that processes of this test hold, or that nobody holds any more."""
+    lines = {}
+    for name in ("tcp", "tcp6"):
+        path = Path(f"/proc/net/{name}")
+        for line in path.read_text().splitlines()[1:] if path.exists() else ():
+            fields = line.split()
+            if fields[3] == "0A":
+                lines[f"socket:[{fields[9]}]"] = f"listening {name} socket on port {int(fields[1].rpartition(':')[2], 16)}"
+    for pid in (name for name in os.listdir("/proc") if name.isdigit()):
+        if not _mentions(int(pid), token):
+            try:
+                held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+            except OSError:
+                continue  # it ended meanwhile; what it held is closed
+            for target in held:
+                lines.pop(target, None)
+    return set(lines.values())
+
+
+def _stopped(token: str) -> set[str]:
+    found = set()
+    for (pid, _), text in processes_of(token).items():
+        for task in os.listdir(f"/proc/{pid}/task") if os.path.isdir(f"/proc/{pid}/task") else ():
+            if status_of(f"/proc/{pid}/task/{task}/status").get("State", "R")[0] in "Tt":
+                found.add(f"stopped task {task} of {text}")
+    return found
+
+
+def _entries() -> set[str]:
+    return {f"{folder}/{name}" for folder in TEMPORARY if os.path.isdir(folder) for name in os.listdir(folder)}
+
+
+def look(token: str) -> State:
+    """The state of the machine, as far as it concerns the test of this token."""
+    return State(
+        processes=processes_of(token) | _orphans(),
+        stopped=_stopped(token),
+        mounts={line.split(" ", 3)[3] for line in Path("/proc/self/mountinfo").read_text().splitlines()},
+        tables={f"nftables table {name}" for name in nft_tables()} | {f"iptables chain {name}" for name in _iptables_chains()},
+        entries=_entries(),
+        listeners=_listeners(token),
+    )
+
+
+def leftovers(before: State, token: str, *, allowed: frozenset[str] = frozenset()) -> list[str]:
+    """What is there that was not there before and that this test is to blame for."""
+
+    def blame(text: str) -> bool:
+        return text not in allowed and not IGNORED.search(text) and (token in text or OURS.search(text) is not None)
+
+    began = time.monotonic()
+    steady: set[str] | None = None  # what was there at every look: others' dumps come and go
+    while True:
+        now = look(token)
+        found = [text for identity, text in now.processes.items() if identity not in before.processes]
+        found += sorted(now.stopped - before.stopped)
+        found += sorted(now.listeners - before.listeners)
+        found += [f"mount {text}" for text in sorted(now.mounts - before.mounts) if blame(text)]
+        found += [text for text in sorted(now.tables - before.tables) if blame(text)]
+        found += [f"entry {text}" for text in sorted(now.entries - before.entries) if blame(text)]
+        steady = set(found) if steady is None else steady & set(found)
+        surely_ours = any(token in text for text in steady)
+        if not steady or time.monotonic() - began > (SETTLE_SECONDS if surely_ours else OTHERS_SECONDS):
+            return sorted(steady)
+        time.sleep(0.05)
+
+
+def end_processes(token: str, timeout: float = 10) -> None:
+    """Kill every process that carries the token: only what the test itself started."""
+    deadline = time.monotonic() + timeout
+    while found := processes_of(token):
+        for pid, started in found:
+            if start_time(pid) == started:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"cannot end {', '.join(found.values())}")
+        time.sleep(0.01)

@@ -1,0 +1,503 @@
+"""Small programs, each with one thing about it that CRIU refuses, or one that only looks like it.
+
+A program is Python text, run in a session of its own with stdio on /dev/null.  It has `outside(make)` to
+have something made by a process outside the tree, and the rest of `PRELUDE`; when its text ends it says
+that it is ready and sleeps.  `errors` are the codes of the error findings that preflight must have (and no
+other errors); `criu` is what raw CRIU, given the options of a knowing user, answers to the same process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from criuctl.errors import NoSuchProcess
+from criuctl.proc.tree import Process, read_tree, wait_gone
+
+PRELUDE = r"""
+import ctypes, fcntl, mmap, os, signal, socket, struct, sys, threading, time
+READY, TMP, PROGRAM = int(sys.argv[1]), sys.argv[2], open('/proc/self/cmdline').read().split('\0')[2]
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+libc.mmap.restype = libc.shmat.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+
+def call(number, *arguments):
+    result = libc.syscall(number, *arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"syscall {number}")
+    return result
+
+def map_fd(fd, size=4096, prot=3, flags=1):
+    address = libc.mmap(None, size, prot, flags, fd, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), "mmap")
+    return address
+
+def ready():
+    global READY
+    if READY >= 0:
+        os.write(READY, str(os.getpid()).encode())
+        os.close(READY)
+        READY = -1
+
+def sleep():
+    while True:
+        signal.pause()
+
+def outside(prepare):
+    "Run prepare() outside of the tree; what it returns is inherited by the tree, which goes on with it."
+    kept = prepare()
+    pid = os.fork()
+    if pid:
+        os.close(READY)
+        sleep()
+    os.setsid()
+    return kept
+
+def again(flags):
+    "Start the program anew in namespaces of its own, so that its program file is of them too."
+    if os.environ.get("AGAIN"):
+        return
+    if libc.unshare(flags):
+        raise OSError(ctypes.get_errno(), "unshare")
+    if flags & 0x20000:
+        libc.mount(b"none", b"/", None, 0x44000, None)
+    os.set_inheritable(READY, True)
+    os.environ["AGAIN"] = "1"
+    os.execv(sys.executable, [sys.executable, "-c", PROGRAM, str(READY), TMP])
+
+def loopback_up():
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    fcntl.ioctl(s, 0x8914, struct.pack("16sH14x", b"lo", 1))
+    s.close()
+
+def unaccepted():
+    "A listening unix socket and a client that it has not accepted."
+    s, c = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    s.bind("\0" + TMP)
+    s.listen()
+    c.connect("\0" + TMP)
+    return s, c
+
+def child(run):
+    "Start run() in a child and wait until it says that it is done."
+    r, w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        global READY
+        os.close(r)
+        if READY >= 0:
+            os.close(READY)
+            READY = -1
+        run()
+        os.write(w, b"x")
+        os.close(w)
+        sleep()
+    os.close(w)
+    os.read(r, 1)
+    os.close(r)
+    return pid
+"""
+
+EPILOGUE = "\nready()\nsleep()\n"
+
+
+@dataclass(frozen=True)
+class Running:
+    """A program that has said that it is ready."""
+
+    pid: int  # the root of the tree that is meant
+    outer: int  # the process that was started; the same, unless something outside of the tree was asked for
+
+
+@contextmanager
+def running(program: str, folder: Path) -> Iterator[Running]:
+    """Run `program` (see the module's text) with its TMP in `folder`; everything it started is ended afterwards."""
+    r, w = os.pipe()
+    errors = folder / "stderr"
+    with open(errors, "wb") as stderr:
+        outer = subprocess.Popen(
+            [sys.executable, "-c", PRELUDE + program + EPILOGUE, str(w), str(folder)],
+            pass_fds=[w],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    os.close(w)
+    root = 0
+    try:
+        with open(r, "rb") as pipe:
+            said = pipe.read(20)  # until the last copy is closed, or it is said
+        if not said:
+            raise RuntimeError(f"the program did not start: {errors.read_text()[-1000:]}")
+        root = int(said)
+        yield Running(root, outer.pid)
+    finally:
+        _end(outer, root)
+
+
+def _end(outer: subprocess.Popen[bytes], root: int) -> None:
+    """Kill both trees, children first, and wait until nothing is left of them."""
+    left: list[Process] = []
+    for pid in {outer.pid, root} - {0}:
+        try:
+            left += read_tree(pid)
+        except NoSuchProcess:
+            continue
+    for process in reversed(left):
+        try:
+            os.kill(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    outer.wait(timeout=10)
+    remain = wait_gone([process.identity for process in left], 10)
+    assert not remain, f"still there: {remain}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program and what is expected."""
+
+    name: str
+    program: str
+    errors: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()  # codes of warnings and infos that must be there
+    criu: bool | None = True  # raw CRIU dumps it; None: not asked, it would take long or prove nothing
+    needs: str = ""  # a path that must be there, else this kernel has not got it
+
+
+def case(
+    name: str, program: str, *errors: str, also: tuple[str, ...] = (), criu: bool | str | None = "", needs: str = ""
+) -> Case:
+    """A case whose CRIU verdict is 'no' if an error is expected, else 'yes', unless `criu` says."""
+    verdict = not errors if isinstance(criu, str) else criu
+    return Case(name, program, frozenset(errors), frozenset(also), verdict, needs)
+
+
+DUMPABLE = [
+    case("plain", ""),
+    case("threads", "threading.Thread(target=sleep, daemon=True).start()"),
+    case("pipes", "r, w = os.pipe(); os.write(w, b'x')"),
+    case("named-pipe", "os.mkfifo(TMP + '/f'); f = os.open(TMP + '/f', os.O_RDWR)"),
+    case("socketpair", "a, b = socket.socketpair(); a.send(b'x')"),
+    case("memfd", "m = os.memfd_create('m'); os.write(m, b'x')"),
+    case("memfd-mapped", "m = os.memfd_create('m'); os.ftruncate(m, 8192); map_fd(m, 8192)"),
+    case(
+        "polling",
+        "import select\ne = select.epoll(); v = call(290, 1, 0); t = call(283, 1, 0); s = call(289, -1, b'\\0' * 8, 8, 0)\n"
+        "e.register(v, 1); e.register(t, 1)",
+    ),
+    case("inotify", "i = libc.inotify_init(); assert libc.inotify_add_watch(i, TMP.encode(), 2) > 0"),
+    case("zombie", "os.fork() or os._exit(0)\nwhile open('/proc/self/task/%d/children' % os.getpid()).read() == '': pass"),
+    case("stopped-child", "pid = child(lambda: None); os.kill(pid, signal.SIGSTOP); os.waitpid(pid, os.WUNTRACED)"),
+    case("seccomp", "libc.prctl(38, 1, 0, 0, 0)"),
+    case("devices", "f = [os.open('/dev/' + n, os.O_RDWR) for n in ('null', 'zero', 'full', 'random', 'urandom')]"),
+    case("kernel-log", "f = os.open('/dev/kmsg', os.O_RDONLY)"),
+    case("zero-mapped", "map_fd(os.open('/dev/zero', os.O_RDWR), 4096, 3, 2)"),
+    case("deleted-file", "f = open(TMP + '/f', 'w+b'); f.write(b'x' * 5000); f.flush(); os.unlink(f.name)"),
+    case(
+        "deleted-big", "f = open(TMP + '/f', 'w+b'); f.write(b'x' * 5000000); f.flush(); os.unlink(f.name)", also=("ghost-files",)
+    ),
+    case("deleted-other-name", "f = open(TMP + '/f', 'w+b'); os.link(f.name, TMP + '/g'); os.unlink(f.name)"),
+    case("deleted-folder", "os.mkdir(TMP + '/d'); f = os.open(TMP + '/d', os.O_RDONLY); os.rmdir(TMP + '/d')"),
+    case("deleted-cwd", "os.mkdir(TMP + '/d'); os.chdir(TMP + '/d'); os.rmdir(TMP + '/d')"),
+    case(
+        "deleted-mapping", "f = open(TMP + '/f', 'w+b'); f.truncate(8192); map_fd(f.fileno(), 8192); os.unlink(f.name); f.close()"
+    ),
+    case("strange-name", "f = open(TMP + '/f (deleted)', 'w')"),
+    case("path-descriptor", "f = os.open(TMP, os.O_PATH)"),
+    case("listening", "s = socket.create_server(('127.0.0.1', 0))"),
+    case("loopback", "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); a = s.accept()"),
+    case(
+        "fresh-sockets",
+        "s = [socket.socket(f, t) for f in (socket.AF_INET, socket.AF_INET6) for t in (socket.SOCK_STREAM, socket.SOCK_DGRAM)]",
+    ),
+    case("raw-socket", "s = socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)"),
+    case("packet-socket", "s = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)"),
+    case("netlink-unbound", "s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)"),
+    case("netlink", "s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); s.bind((0, 0))"),
+    case(
+        "unix-in-flight",
+        "s, c = unaccepted()",
+    ),
+    case(
+        "unix-datagram-outside",
+        "def make():\n s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); s.bind(TMP + '/log'); return s\n"
+        "s = outside(make); s.close(); c = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); c.connect(TMP + '/log')",
+    ),
+    case("queued-descriptor", "a, b = socket.socketpair(); socket.send_fds(a, [b'x'], [os.open('/dev/null', os.O_RDWR)])"),
+    case(
+        "file-locks",
+        "f = open(TMP + '/f', 'w'); fcntl.flock(f, 2); g = open(TMP + '/g', 'w'); fcntl.lockf(g, 2)\n"
+        "h = open(TMP + '/h', 'w'); fcntl.fcntl(h, 37, struct.pack('hhqqi4x', 1, 0, 0, 0, 0))",
+    ),
+    case("lease", "f = open(TMP + '/f', 'w'); fcntl.fcntl(f, 1024, 1)"),
+    case("mlocked", "a = map_fd(-1, 65536, 3, 0x22); assert libc.mlock(ctypes.c_void_p(a), 65536) == 0"),
+    case("aio-ring", "c = ctypes.c_ulong(); call(206, 8, ctypes.byref(c))"),
+    case("pidfd-inside", "p = os.pidfd_open(child(lambda: None))"),
+    case("own-namespace-file", "f = os.open('/proc/self/ns/net', os.O_RDONLY)"),
+    case("posix-timer", "t = ctypes.c_int(); call(222, 0, None, ctypes.byref(t))"),
+    case(
+        "deleted-program",
+        "import shutil\n"
+        "shutil.copy('/bin/sleep', TMP + '/prog')\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n os.close(READY); os.execv(TMP + '/prog', ['prog', '1000'])\n"
+        "while os.readlink(f'/proc/{pid}/exe') != TMP + '/prog': pass\n"
+        "os.unlink(TMP + '/prog')",
+        also=("deleted-program",),
+    ),
+    case("pseudo-terminal-inside", "m, s = os.openpty()"),
+    case(
+        "pseudo-terminal-master",
+        "m, s = outside(os.openpty); os.close(s)",
+        also=("terminal-slave-outside",),
+    ),
+    case(
+        "terminal-controls",
+        "m, s = outside(os.openpty); os.close(m); fcntl.ioctl(s, 0x540E, 0); os.close(s)",
+        also=("terminal-controls",),
+    ),
+    case(
+        "tcp-not-accepted",
+        "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())",
+        also=("tcp-not-accepted",),
+    ),
+    case("system-console", "f = os.open('/dev/console', os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)", needs="/dev/console"),
+    case(
+        "hard-link-remains",
+        "f = open(TMP + '/f', 'w'); os.link(f.name, TMP + '/g'); os.unlink(f.name); open(TMP + '/f', 'w').close()",
+    ),
+    case("unnamed-file", "f = os.open(TMP, os.O_TMPFILE | os.O_RDWR, 0o600)"),
+    case(
+        "deleted-symlink",
+        "os.symlink('x', TMP + '/l'); f = os.open(TMP + '/l', os.O_PATH | os.O_NOFOLLOW); os.unlink(TMP + '/l')",
+    ),
+    case("symlink", "os.symlink('x', TMP + '/l'); f = os.open(TMP + '/l', os.O_PATH | os.O_NOFOLLOW)"),
+    case(
+        "deleted-device-node",
+        "os.mknod(TMP + '/n', 0o20600, os.makedev(1, 3)); f = os.open(TMP + '/n', 2); os.unlink(TMP + '/n')",
+    ),
+    case("deleted-named-pipe", "os.mkfifo(TMP + '/f'); f = os.open(TMP + '/f', os.O_RDWR); os.unlink(TMP + '/f')"),
+    case("deleted-unix-socket", "s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s'); s.listen(); os.unlink(TMP + '/s')"),
+    case("proc-of-a-dead", "pid = child(lambda: None); f = os.open(f'/proc/{pid}', 0); os.kill(pid, 9); os.waitpid(pid, 0)"),
+    case("proc-of-another", "f = os.open('/proc/1/stat', 0)"),
+    case(
+        "watch-of-deleted",
+        "os.mkdir(TMP + '/d'); i = libc.inotify_init(); libc.inotify_add_watch(i, (TMP + '/d').encode(), 2)\n"
+        "os.rmdir(TMP + '/d')",
+    ),
+    case("fanotify", "f = call(300, 0, 0); assert libc.fanotify_mark(f, 1, ctypes.c_ulong(2), -100, TMP.encode()) == 0"),
+    case("epoll-of-closed", "import select\ne = select.epoll(); r, w = os.pipe(); d = os.dup(r); e.register(r, 1); os.close(r)"),
+    case("half-closed-pair", "a, b = socket.socketpair(); b.close()"),
+    case("seqpacket-pair", "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET); a.send(b'x')"),
+    case("passed-credentials-read", "a, b = socket.socketpair(); b.setsockopt(1, 16, 1); a.send(b'x'); b.recv(1)"),
+    case("pipe-outside", "r, w = outside(os.pipe); os.close(r)"),
+    case(
+        "tcp-outside",
+        "def make():\n s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())\n"
+        " return s, c, s.accept()[0]\n"
+        "s, c, a = outside(make); s.close(); a.close()",
+    ),
+    case(
+        "packet-ring",
+        "s = socket.socket(17, 3, 0); s.setsockopt(263, 10, 1); s.setsockopt(263, 5, struct.pack('IIII', 4096, 1, 2048, 2))\n"
+        "map_fd(s.fileno())",
+    ),
+    case(
+        "posix-shared-memory",
+        "n = f'/dev/shm/criuctl-{os.getpid()}'; f = os.open(n, 0o102); os.ftruncate(f, 4096); map_fd(f); os.unlink(n)",
+    ),
+    case("chroot", "os.mkdir(TMP + '/root'); os.chroot(TMP + '/root'); os.chdir('/')"),
+    case("not-a-leader", "pid = os.fork()\nif pid:\n os.close(READY); sleep()", also=("session-outside",)),
+    case(
+        "orphan-session",
+        "libc.prctl(36, 1, 0, 0, 0); pid = os.fork()\n"
+        "if pid == 0:\n os.close(READY); os.setsid(); os.fork() and os._exit(0); sleep()\nos.waitpid(pid, 0)",
+    ),
+    case(
+        "udp-queue",
+        "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 0)); s.sendto(b'x', s.getsockname())",
+        also=("datagrams-lost",),
+    ),
+    case("net-namespace-of-its-own", "again(0x40000000); loopback_up(); s = socket.create_server(('127.0.0.1', 0))"),
+    case("mount-namespace-of-its-own", "again(0x20000); f = open(TMP + '/f', 'w')", also=("foreign-mount",)),
+    case(
+        "shared-memory-in-a-namespace",
+        "again(0x08000000); i = libc.shmget(0, 4096, 0o600); a = libc.shmat(i, None, 0); libc.shmctl(i, 0, None)",
+    ),
+    case("uts-namespace-of-its-own", "again(0x04000000); socket.sethostname('other')"),
+    case("cgroup-namespace-of-its-own", "again(0x02000000)"),
+]
+
+REFUSED = [
+    case(
+        "traced",
+        "r, w = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        " os.close(READY); os.setsid(); target = int(os.read(r, 20)); libc.ptrace(0x4206, target, None, None)\n"  # PTRACE_SEIZE
+        " os.close(r); os.close(w); open(TMP + '/traced', 'w').close(); sleep()\n"
+        "pid = os.fork()\n"
+        "if pid:\n os.close(READY); os.write(w, str(pid).encode()); sleep()\n"
+        "os.close(r); os.close(w); os.setsid()\n"
+        "while not os.path.exists(TMP + '/traced'): pass",
+        "traced",
+    ),
+    case("io-uring", "u = call(425, 4, b'\\0' * 120)", "io-uring"),
+    case("io-uring-mapped", "u = call(425, 4, b'\\0' * 120); map_fd(u, 4096); os.close(u)", "io-uring"),
+    case("userfaultfd", "u = call(323, 0)", "descriptor-kind"),
+    case("perf-event", "p = call(298, struct.pack('IIQ', 1, 112, 0) + b'\\0' * 96, 0, -1, -1, 0)", "descriptor-kind"),
+    case(
+        "perf-event-mapped",
+        "p = call(298, struct.pack('IIQ', 1, 112, 0) + b'\\0' * 96, 0, -1, -1, 0); map_fd(p, 8192); os.close(p)",
+        "mapping-kind",
+    ),
+    case("landlock", "l = call(444, struct.pack('Q', 1), 8, 0)", "descriptor-kind"),
+    case("mount-descriptor", "m = call(430, b'tmpfs', 0)", "descriptor-kind"),
+    case("secret-memory", "m = call(447, 0); os.ftruncate(m, 4096); map_fd(m, 4096)", "secret-memory"),
+    case("secret-memory-closed", "m = call(447, 0); os.ftruncate(m, 4096); map_fd(m, 4096); os.close(m)", "secret-memory"),
+    case("fuse-device", "f = os.open('/dev/fuse', os.O_RDWR)", "device", needs="/dev/fuse"),
+    case("block-device", "f = os.open('/dev/loop0', os.O_RDONLY)", "device", needs="/dev/loop0"),
+    case("loop-control", "f = os.open('/dev/loop-control', os.O_RDWR)", "device", needs="/dev/loop-control"),
+    case("tunnel", "f = os.open('/dev/net/tun', os.O_RDWR)", "device", needs="/dev/net/tun"),
+    case("serial-line", "f = os.open('/dev/ttyS0', os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)", "device", needs="/dev/ttyS0"),
+    case("vsock", "s = socket.socket(socket.AF_VSOCK)", "socket-family"),
+    case("mptcp", "s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)", "socket-protocol"),
+    case(
+        "unix-stream-outside",
+        "def make():\n s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s'); s.listen(); c = socket.socket(socket.AF_UNIX)\n"
+        " c.connect(TMP + '/s'); return s, c, s.accept()[0]\n"
+        "s, c, a = outside(make); s.close(); a.close()",
+        "unix-peer-outside",
+    ),
+    case("unix-pair-outside", "a, b = outside(socket.socketpair); b.close()", "unix-peer-outside"),
+    case(
+        "unix-datagram-pair-outside",
+        "a, b = outside(lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)); b.close()",
+        "unix-peer-outside",
+    ),
+    case(
+        "unix-data-not-accepted",
+        "s, c = unaccepted()\nc.send(b'x')",
+        "unix-not-accepted",
+    ),
+    case(
+        "unix-closed-not-accepted",
+        "s, c = unaccepted()\nc.close()",
+        "unix-not-accepted",
+    ),
+    case("credentials-unread", "a, b = socket.socketpair(); b.setsockopt(1, 16, 1); a.send(b'x')", "unix-credentials"),
+    case(
+        "netlink-unread",
+        "s = socket.socket(16, 3, 0); s.bind((0, 0)); s.send(struct.pack('IHHIIB3x', 20, 18, 0x301, 1, 0, 0))",
+        "netlink-queue",
+    ),
+    case(
+        "corked-datagram",
+        "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(('127.0.0.1', 9)); s.setsockopt(17, 1, 1); s.send(b'x')",
+        "corked-datagram",
+    ),
+    case(
+        "socket-of-another-namespace",
+        "s = socket.create_server(('127.0.0.1', 0)); libc.unshare(0x40000000); loopback_up()",
+        "net-namespace",
+    ),
+    case(
+        "shared-memory-of-the-host",
+        "i = libc.shmget(0, 4096, 0o600); a = libc.shmat(i, None, 0); libc.shmctl(i, 0, None)",
+        "sysv-shm",
+    ),
+    case("packet-pipe", "r, w = os.pipe2(os.O_DIRECT)", "packet-pipe"),
+    case("pidfd-outside", "p = outside(lambda: os.pidfd_open(os.getpid()))", "pidfd-outside"),
+    case("pidfd-of-thread", "p = call(434, os.getpid(), os.O_EXCL)", "pidfd-thread"),
+    case("alarm-timer", "t = call(283, 9, 0)", "timer-clock"),
+    case(
+        "message-queue",
+        "n = f'/q{os.getpid()}'.encode(); q = libc.mq_open(n, 0o102, 0o600, None); libc.mq_unlink(n)",
+        "mount-namespace",
+    ),
+    case(
+        "watch-of-deleted-in-memory",
+        "d = f'/dev/shm/criuctl-{os.getpid()}'; os.mkdir(d); i = libc.inotify_init(); libc.inotify_add_watch(i, d.encode(), 2)\n"
+        "f = os.open(d, 0); os.rmdir(d)",
+        "watch-of-deleted",
+    ),
+    case(
+        "deleted-from-overlay",
+        "again(0x20000); [os.mkdir(TMP + '/' + n) for n in ('low', 'top', 'all')]; open(TMP + '/low/f', 'w').close()\n"
+        "assert libc.mount(b't', (TMP + '/top').encode(), b'tmpfs', 0, None) == 0\n"
+        "[os.mkdir(TMP + '/top/' + n) for n in 'uw']\n"
+        "o = f'lowerdir={TMP}/low,upperdir={TMP}/top/u,workdir={TMP}/top/w'\n"
+        "assert libc.mount(b'o', (TMP + '/all').encode(), b'overlay', 0, o.encode()) == 0\n"
+        "f = open(TMP + '/all/f'); os.unlink(f.name)",
+        also=("overlay-deleted",),
+        criu=False,
+    ),
+    case(
+        "path-of-socket",
+        "s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s'); f = os.open(TMP + '/s', os.O_PATH)",
+        "path-of-socket",
+    ),
+    case("moved-to-mount-namespace", "assert libc.unshare(0x20000) == 0", "mount-namespace"),
+    case(
+        "hidden-file",
+        "again(0x20000)\nos.mkdir(TMP + '/d'); f = open(TMP + '/d/f', 'w')\n"
+        "assert libc.mount(b'x', (TMP + '/d').encode(), b'tmpfs', 0, None) == 0\n"
+        "g = open(TMP + '/d/f', 'w')",
+        "path-hidden",
+    ),
+    case("nested-pid-namespace", "assert libc.unshare(0x20000000) == 0; child(lambda: None)", "nested-namespace"),
+    case("nested-uts-namespace", "child(lambda: libc.unshare(0x04000000))", "nested-namespace"),
+    case("nested-ipc-namespace", "child(lambda: libc.unshare(0x08000000))", "nested-namespace"),
+    case("nested-user-namespace", "child(lambda: libc.unshare(0x10000000))", "nested-namespace"),
+    case("nested-cgroup-namespace", "child(lambda: libc.unshare(0x02000000))", "nested-namespace"),
+    case("time-namespace-of-children", "assert libc.unshare(0x80) == 0", "nested-namespace"),
+    # CRIU dumps these two and then cannot restore them.
+    case("nested-net-namespace", "child(lambda: libc.unshare(0x40000000))", "nested-namespace", criu=True),
+    case("nested-mount-namespace", "child(lambda: libc.unshare(0x00020000))", "nested-namespace", criu=True),
+    case(
+        "session-outside-pid-namespace",
+        "pid = os.fork()\nif pid:\n os.close(READY); sleep()\nlibc.unshare(0x20000000)\n"
+        "r, w = os.pipe(); pid = os.fork()\nif pid == 0:\n os.close(READY); os.read(r, 1); sleep()\n"
+        "os.write(READY, str(pid).encode()); os.close(READY); READY = -1",
+        "session-outside-pid-namespace",
+        "proc-mount",
+    ),
+    case("leader-gone", "threading.Thread(target=sleep).start(); ready(); libc.syscall(60, 0)", "leader-gone"),
+    case("sigtrap-pending", "signal.pthread_sigmask(signal.SIG_BLOCK, [5]); os.kill(os.getpid(), 5)", "pending-sigtrap"),
+    case("loopback-down", "again(0x40000000)", "loopback-down"),
+    # CRIU dumps this with --shell-job, and restores it only to a caller who has a terminal to give.
+    case(
+        "terminal-outside",
+        "m, s = outside(os.openpty); os.close(m); fcntl.ioctl(s, 0x540E, 0)",
+        "terminal-outside",
+        criu=True,
+    ),
+    case(
+        "terminals-outside",
+        "m, s, m2, s2 = outside(lambda: os.openpty() + os.openpty()); os.close(m); os.close(m2)",
+        "terminal-outside",
+    ),
+    case(
+        "proc-of-another-pid-namespace",
+        "pid = os.fork()\nif pid:\n os.close(READY); sleep()\nlibc.unshare(0x20000000)\n"
+        "r, w = os.pipe(); pid = os.fork()\nif pid == 0:\n os.close(READY); os.close(w); os.setsid(); os.read(r, 1); sleep()\n"
+        "os.write(READY, str(pid).encode()); os.close(READY); READY = -1",
+        "proc-mount",
+    ),
+    case(
+        "vforked",
+        "os.mkfifo(TMP + '/f'); ready(); wait_for_pipe = (os.POSIX_SPAWN_OPEN, 5, TMP + '/f', os.O_RDONLY, 0)\n"
+        "os.posix_spawn('/bin/sleep', ['sleep', '9'], {}, file_actions=[wait_for_pipe])",
+        also=("uninterruptible",),
+        criu=None,  # it says no after ten seconds
+    ),
+]

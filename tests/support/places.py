@@ -1,0 +1,57 @@
+"""Places where a store can be: what the contract is tested against, and a look at it past criuctl."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from servers import S3Server
+
+from criuctl.config import Config
+from criuctl.store import Store, open_store
+
+BUCKET = "contract"
+
+
+@dataclass
+class Place:
+    """An empty store of one kind, and a look at it past criuctl."""
+
+    kind: str
+    url: str
+    config: Config
+    left: Callable[[], list[str]]  # everything that lies there, by whatever name
+    environment: dict[str, str] = field(default_factory=dict)  # for other processes
+    server: S3Server | None = None
+    opened: list[Store] = field(default_factory=list)
+
+    def open(self) -> Store:
+        """One more handle on the place."""
+        store = open_store(self.url, self.config)
+        self.opened.append(store)
+        return store
+
+
+def s3_place(kind: str, server: S3Server, monkeypatch: pytest.MonkeyPatch, **config: object) -> Place:
+    """A fresh prefix in the server's bucket; the environment gives the credentials, as a user's does."""
+    server.make_bucket(BUCKET)
+    for key, value in server.env.items():
+        monkeypatch.setenv(key, value)
+    prefix = uuid.uuid4().hex
+
+    def left() -> list[str]:
+        return server.keys(BUCKET, prefix) + [f"unfinished {key}" for key in server.multipart_uploads(BUCKET) if prefix in key]
+
+    return Place(kind, f"s3://{BUCKET}/{prefix}", Config().with_options(**config), left, server.env, server)
+
+
+def local_place(folder: Path) -> Place:
+    """A folder that `create` is yet to make."""
+
+    def left() -> list[str]:
+        return [str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()]
+
+    return Place("local", str(folder), Config(), left)

@@ -1,0 +1,179 @@
+"""What this host remembers of a store may be lost, damaged or shared; it never decides what is true."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support import checkpoints as kit
+
+from criuctl.checkpoint.packs import ENTRY, HEADER, PackIndex
+from criuctl.checkpoint.repository import Repository
+from criuctl.report import Reporter
+from criuctl.store.local import LocalStore
+
+
+def local(tmp_path: Path) -> tuple[Repository, Path]:
+    repo = kit.repository(tmp_path, store=LocalStore(str(tmp_path / "store")))
+    kit.write(repo)
+    repo.close()
+    (path,) = (tmp_path / "store" / ".cache").glob("*.sqlite")
+    return repo, path
+
+
+def new_bytes(repo: Repository) -> int:
+    with repo.writer(Reporter()) as writer:
+        kit.fill(writer, kit.SMALL)
+        writer.flush()
+        return writer.stats.bytes_new
+
+
+def harms() -> dict[str, bytes]:
+    return {"empty": b"", "noise": secrets.token_bytes(20_000), "text": b"hello\n"}
+
+
+@pytest.mark.parametrize("harm", ["empty", "noise", "text", "middle", "cut", "gone", "other-store", "no-table", "version"])
+def test_a_damaged_cache_is_made_anew(tmp_path: Path, harm: str) -> None:
+    repo, path = local(tmp_path)
+    whole = path.read_bytes()
+    for suffix in ("-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    if harm == "gone":
+        path.unlink()
+    elif harm == "cut":
+        path.write_bytes(whole[: len(whole) // 2])
+    elif harm == "middle":
+        path.write_bytes(whole[:4096] + secrets.token_bytes(len(whole) - 4096))
+    elif harm in ("other-store", "no-table", "version"):
+        db = sqlite3.connect(path)
+        statement = {
+            "other-store": "UPDATE meta SET store = 'x'",
+            "no-table": "DROP TABLE chunks",
+            "version": "PRAGMA user_version = 99",
+        }
+        db.execute(statement[harm])
+        db.commit()
+        db.close()
+    else:
+        path.write_bytes(harms()[harm])
+    with Repository.open(repo.store, repo.config) as again:
+        assert len(again.list()) == 1
+        kit.check(again, "web")
+        again.preflight_write()
+        assert new_bytes(again) == 0
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_cache_damaged_under_a_running_dump_only_costs_time(tmp_path: Path) -> None:
+    repo, path = local(tmp_path)
+    with Repository.open(repo.store, repo.config) as again:
+        again.preflight_write()
+        again.list()
+        path.write_bytes(secrets.token_bytes(path.stat().st_size))
+        kit.check(again, kit.write(again, session="two"))
+    with Repository.open(repo.store, repo.config) as again:
+        kit.check(again, "two")
+
+
+def test_where_nothing_can_be_written_nothing_is_remembered(tmp_path: Path) -> None:
+    repo, path = local(tmp_path)
+    path.unlink()
+    path.parent.rename(tmp_path / "away")
+    path.parent.write_text("in the way")
+    with Repository.open(repo.store, repo.config) as again:
+        kit.check(again, "web")
+        assert new_bytes(again) == 0
+
+
+def test_a_cache_that_others_may_change_is_not_used(tmp_path: Path) -> None:
+    repo, path = local(tmp_path)
+    path.parent.chmod(0o777)
+    before = path.read_bytes()
+    with Repository.open(repo.store, repo.config) as again:
+        kit.check(again, "web")
+        kit.write(again)
+    assert path.read_bytes() == before
+
+
+def test_segments_that_are_gone_are_forgotten(tmp_path: Path) -> None:
+    repo, _path = local(tmp_path)
+    with Repository.open(repo.store, repo.config) as again:
+        again.index.sync()
+        known = len(again.index.pack_sizes())
+        assert known
+        for info in list(repo.store.list("index/")):
+            repo.store.delete(info.name)
+        again.index.sync()
+        assert again.index.pack_sizes() == {}
+
+
+_WORKER = """
+import sys
+from pathlib import Path
+from support import checkpoints as kit
+from criuctl.checkpoint.repository import Repository
+from criuctl.store.local import LocalStore
+folder, name = Path(sys.argv[1]), sys.argv[2]
+for turn in range(4):
+    with Repository.open(LocalStore(str(folder / "store")), kit.config(folder)) as repo:
+        repo.preflight_write()
+        content = kit.Content(b"shared" * 50000 + name.encode() * 50000 + bytes([turn]) * 5000, {"a.img": b"x"})
+        kit.check(repo, kit.write(repo, content, session=name), content)
+        repo.list()
+"""
+
+
+def test_several_processes_share_a_cache(tmp_path: Path) -> None:
+    local(tmp_path)
+    root = Path(__file__).parents[3]
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}"}
+    running = [
+        subprocess.Popen([sys.executable, "-c", _WORKER, str(tmp_path), name], env=environment, stderr=subprocess.PIPE, text=True)
+        for name in ("one", "two", "three")
+    ]
+    told = [process.communicate(timeout=120)[1] for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], told
+    with Repository.open(LocalStore(str(tmp_path / "store")), kit.config(tmp_path)) as repo:
+        assert len(repo.list()) == 13
+
+
+@pytest.mark.slow
+def test_a_million_chunks_are_learned_in_seconds(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path, store=LocalStore(str(tmp_path / "store")))
+    packs = []
+    for _ in range(250):
+        entries = b"".join(ENTRY.pack(secrets.token_bytes(32), HEADER.size + n * 5000, 4000, 4096) for n in range(4000))
+        packs.append(PackIndex(secrets.token_bytes(16), 32 << 20, entries))
+    published: list[str] = []
+    repo.index.publish(packs, published)
+    repo.close()
+    for path in (tmp_path / "store" / ".cache").iterdir():
+        path.unlink()
+    began = time.process_time()
+    with Repository.open(repo.store, repo.config) as again:
+        again.index.sync()
+        assert time.process_time() - began < 20
+        wanted = [chunk for chunk, *_rest in packs[100]]
+        began = time.process_time()
+        found = again.index.find(wanted)
+        assert len(found) == 4000 and found[wanted[7]].offset == HEADER.size + 7 * 5000
+        assert time.process_time() - began < 1
+
+
+def test_two_hundred_checkpoints_are_listed_at_once(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path, encrypted=True, store=LocalStore(str(tmp_path / "store")))
+    manifest = repo.manifest(kit.write(repo))
+    for n in range(199):
+        repo.publish(manifest.with_use(id=f"{n:032x}"))
+    assert len(repo.list()) == 200
+    repo.close()
+    began = time.process_time()
+    with Repository.open(repo.store, repo.config) as again:
+        assert len(again.list()) == 200
+    assert time.process_time() - began < 0.3

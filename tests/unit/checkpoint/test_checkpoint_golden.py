@@ -1,0 +1,116 @@
+"""Checkpoints that older versions wrote are read by this one, and what this one writes is what the schema says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from support import checkpoints as kit
+from support import golden
+
+from criuctl.checkpoint import chunks, codec, index, leases, objects, packs
+from criuctl.checkpoint.manifest import Manifest
+from criuctl.checkpoint.repository import Repository
+from criuctl.errors import Damaged
+from criuctl.report import Reporter
+from criuctl.store.local import LocalStore
+
+IMAGES = golden.FOLDER.parent
+SCHEMA = json.loads((IMAGES / "manifest.schema.json").read_text())
+VERSIONS = sorted(path.name for path in golden.FOLDER.iterdir() if path.is_dir())
+
+
+def validate(manifest: Any) -> None:
+    jsonschema.Draft202012Validator(SCHEMA).validate(manifest)
+
+
+def test_there_are_golden_checkpoints() -> None:
+    assert "1" in VERSIONS
+
+
+@pytest.mark.parametrize("kind", ["plain", "encrypted"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_golden_checkpoints_are_read(tmp_path: Path, version: str, kind: str) -> None:
+    source = golden.FOLDER / version
+    shutil.copytree(source / kind, tmp_path / "store")
+    key = tmp_path / golden.KEY
+    shutil.copyfile(source / golden.KEY, key)
+    key.chmod(0o600)
+    config = kit.config(tmp_path, key_file=str(key) if kind == "encrypted" else "")
+    expected = json.loads((source / "expected.json").read_text())[kind]
+    with Repository.open(LocalStore(str(tmp_path / "store")), config) as repository:
+        summaries = repository.list()
+        assert [s.number for s in summaries] == [e["manifest"]["number"] for e in expected]
+        for summary, wanted in zip(summaries, expected, strict=True):
+            manifest = repository.manifest(summary)
+            assert json.loads(json.dumps(golden.describe(repository, manifest)))["streams"] == wanted["streams"]
+            assert manifest == Manifest.from_dict(wanted["manifest"])
+            repository.verify(manifest, Reporter())
+            validate(manifest.to_dict())
+        head = leases.read_head(repository, "golden")
+        assert head is not None and head.host == golden.HOST and head.epoch == 1
+        kit.check(repository, kit.write(repository, session="golden"))  # and goes on with it
+        assert repository.resolve("golden").number == 3
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_manifests_fit_the_schema_and_others_do_not(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path)
+    manifest = repo.manifest(kit.write(repo)).to_dict()
+    validate(manifest)
+    validate({**manifest, "of_a_newer_version": {"any": ["thing"]}})
+    for path, wrong in (
+        (("id",), "A" * 32),
+        (("id",), None),
+        (("session", "name"), "../x"),
+        (("images", "files", 0, "name"), "../x"),
+        (("images", "files", 0, "size"), -1),
+        (("memory", 0, "kind"), "other"),
+        (("memory", 0, "data"), {"size": 1}),
+        (("memory", 0, "data"), {"size": 1, "chunks": [["00", 1]]}),
+        (("files", 0, "path"), "relative"),
+        (("created",), "yesterday"),
+        (("processes", 0, "pid"), "7"),
+        (("labels",), {"a": 1}),
+    ):
+        broken = json.loads(json.dumps(manifest))
+        at = broken
+        for step in path[:-1]:
+            at = at[step]
+        at[path[-1]] = wrong
+        with pytest.raises(jsonschema.ValidationError):
+            validate(broken)
+        with pytest.raises(Damaged):
+            Manifest.from_dict(broken)
+
+
+def test_the_specification_tells_the_sizes_that_the_code_uses() -> None:
+    """Layouts in FORMAT.md are tables of ``| offset | size | ...``; each adds up to what the code packs."""
+    text = (IMAGES / "FORMAT.md").read_text()
+    tables = {}
+    for title, table in re.findall(r"<!-- layout: (\w+) -->\n((?:\|.*\n)+)", text):
+        rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()[2:]]
+        end = 0
+        for offset, size, *_rest in rows:
+            assert int(offset) == end, title
+            end += int(size)
+        tables[title] = end
+    assert tables == {
+        "pack_header": packs.HEADER.size,
+        "pack_record": packs.RECORD.size,
+        "pack_entry": packs.ENTRY.size,
+        "pack_footer": packs.FOOTER.size,
+        "object_header": objects.HEADER.size,
+        "segment_pack": index.PACK.size,
+        "list_entry": chunks.ENTRY.size,
+    }
+    for context in codec.CONTEXTS:
+        assert f"`{context}`" in text

@@ -1,0 +1,102 @@
+"""criuctl with commands that misbehave on purpose, to see what the boundary makes of them.
+
+Run as a program: the real `criuctl.cli.main.main` over the real group, with a few more entries in its table.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import click
+
+from criuctl import errors
+from criuctl.cli import main as program
+from criuctl.cli.app import App, pass_app
+from criuctl.cli.pages import Entry, page
+from criuctl.report import Finding
+
+
+@page()
+@click.argument("name")
+@pass_app
+def fail(app: App, name: str) -> int:
+    """Raises the error class NAME, or the built-in exception of that name."""
+    cls = getattr(errors, name, None)
+    if cls is not None:
+        try:
+            raise OSError(5, "the cause")
+        except OSError as cause:
+            raise cls("what happened\x1b[2J", hint="what to do", object="packs/1") from cause
+    if name == "findings":
+        found = [Finding("error", "traced", "is traced", "Stop the tracer.", 12, 3), Finding("info", "x", "unimportant")]
+        raise errors.PreflightRefused("not now", findings=[f.to_dict() for f in found])
+    if name == "pipe":
+        read, write = os.pipe()
+        os.close(read)
+        os.write(write, b"x")
+    raise ValueError("boom")
+
+
+def await_gate(path: str | None) -> None:
+    """Until the test makes this file, if it names one."""
+    while path is not None and not Path(path).exists():
+        time.sleep(0.01)
+
+
+@page()
+@pass_app
+def wait(app: App) -> int:
+    """Says ready, waits for ever, and when interrupted cleans up until the file named on stdin is there."""
+    gate = sys.stdin.readline().strip()
+    try:
+        print("ready", flush=True)
+        threading.Event().wait()
+    finally:
+        print("cleaning", flush=True)
+        await_gate(gate)
+        print("clean", flush=True)
+    return 0
+
+
+@page()
+@pass_app
+def flood(app: App) -> int:
+    """Results without end."""
+    while True:
+        app.emit({}, lambda: "x" * 65536)
+
+
+@page()
+@pass_app
+def tell(app: App) -> int:
+    """Every kind of event, then a result."""
+    with app.reporting() as reporter:
+        reporter.step("freezing", pid=7)
+        for i in range(0, 101, 10):
+            reporter.progress("pages", i << 20, 100 << 20)
+            reporter.progress("upload", i << 19)
+        await_gate(os.environ.get("PROVOKE_GATE"))
+        reporter.warning("odd \x1b[2J thing", "look at it")
+    app.emit({"done": True}, lambda: "done", brief=lambda: "d")
+    return 0
+
+
+@page()
+@pass_app
+def degraded(app: App) -> int:
+    """Exit 11."""
+    return 11
+
+
+if __name__ == "__main__":
+    program.COMMANDS.update(
+        {name: Entry(f"__main__:{name}", "Misbehave.") for name in ("fail", "wait", "flood", "tell", "degraded")}
+    )
+    if os.environ.get("PROVOKE_IGNORE_HUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    raise SystemExit(program.main())

@@ -1,0 +1,197 @@
+"""The one error boundary: exit codes, streams, signals."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from criuctl import errors
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+Start = Callable[..., subprocess.Popen[str]]
+
+CLASSES = sorted(n for n, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.CriuctlError))
+
+
+@pytest.mark.parametrize("name", ["StoreDenied", "NoSuchCheckpoint", "Damaged", "Vetoed", "PlatformError", "TimedOut"])
+def test_an_error_is_its_message_hint_and_exit_code(provoke: Run, name: str) -> None:
+    done = provoke("fail", name)
+    assert done.returncode == getattr(errors, name).exit_code
+    assert done.stdout == ""
+    # The message's escape sequence must not reach the terminal.
+    assert done.stderr == "criuctl: what happened\\x1b[2J\n  hint: what to do\n"
+
+
+def test_every_error_class_has_an_exit_code_that_the_contract_names() -> None:
+    for name in CLASSES:
+        assert getattr(errors, name).exit_code in errors.EXIT_CODES
+
+
+def test_json_errors_are_on_stdout_alone_and_carry_details(provoke: Run) -> None:
+    done = provoke("fail", "StoreDenied", "--json")
+    assert done.returncode == 7
+    assert done.stderr == ""
+    assert json.loads(done.stdout) == {
+        "error": {
+            "code": "store-denied",
+            "exit_code": 7,
+            "message": "what happened\x1b[2J",
+            "hint": "what to do",
+            "object": "packs/1",
+        }
+    }
+
+
+def test_verbose_tells_the_cause_and_more_verbose_where(provoke: Run) -> None:
+    once, twice = provoke("fail", "StoreDenied", "-v"), provoke("-v", "fail", "StoreDenied", "-v")
+    assert "caused by: OSError: [Errno 5] the cause" in once.stderr
+    assert "Traceback" not in once.stderr
+    assert "Traceback" in twice.stderr
+
+
+def test_a_refused_preflight_lists_its_obstacles(provoke: Run) -> None:
+    done = provoke("fail", "findings")
+    assert done.returncode == 4
+    assert "PID 12 fd 3: is traced" in done.stderr
+    assert "Stop the tracer." in done.stderr
+    assert "unimportant" not in done.stderr
+    assert "not now" not in done.stderr
+    found = json.loads(provoke("fail", "findings", "--json").stdout)["error"]["findings"]
+    assert found[0] == {"level": "error", "code": "traced", "text": "is traced", "hint": "Stop the tracer.", "pid": 12, "fd": 3}
+
+
+def test_a_bug_is_told_as_one_with_a_traceback_only_under_v(provoke: Run) -> None:
+    plain, verbose, machine = provoke("fail", "bug"), provoke("fail", "bug", "-v"), provoke("fail", "bug", "--json")
+    assert plain.returncode == verbose.returncode == machine.returncode == 1
+    assert plain.stderr.startswith("criuctl: this is a bug in criuctl, sorry: ValueError: boom\n  hint: Run it again with -v")
+    assert "Traceback" not in plain.stderr
+    assert "Traceback" in verbose.stderr
+    assert json.loads(machine.stdout)["error"]["code"] == "bug"
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        ([], "no command given"),
+        (["lisst"], "Did you mean 'list'?"),
+        (["list", "--jsn"], "Did you mean '--json'?"),
+        (["dump"], "Missing argument 'TARGET'"),
+        (["dump", "1", "--label", "novalue"], "not of the form KEY=VALUE"),
+        (["dump", "1", "--label", "a=1", "--label", "a=2"], "given twice"),
+        (["dump", "1", "--connections", "maybe"], "'maybe' is not one of"),
+        (["restore", "x", "--pids", "none"], "'none' is not one of"),
+        (["verify"], "either a REF or --all"),
+        (["verify", "x", "--all"], "either a REF or --all"),
+        (["snapshot"], "either TARGETs or --all"),
+        (["rm"], "Missing argument 'REF...'"),
+        (["store"], "no command given"),
+        (["store", "inti"], "Did you mean 'init'?"),
+        (["store", "init", "--no-encrypt", "--passphrase"], "excludes"),
+        (["store", "init", "--key-file", "k", "--passphrase"], "exclude each other"),
+        (["store", "init", "--passphrase", "--store", "/nonexistent/s"], "asks on a terminal"),
+        (["help", "nothing"], "there is no command 'nothing'"),
+        (["list", "--config", "/nonexistent/c.yaml"], "no such configuration file"),
+    ],
+)
+def test_usage_errors_exit_2_and_say_what_is_meant(criuctl: Run, args: list[str], words: str) -> None:
+    done = criuctl(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words in done.stderr
+    machine = criuctl(*args, "--json")
+    assert machine.returncode == 2
+    assert machine.stderr == ""
+    assert words in json.loads(machine.stdout)["error"]["message"] or not args or args == ["store"]
+
+
+def test_global_options_stand_before_and_after_the_command(provoke: Run) -> None:
+    for args in (["--json", "tell"], ["tell", "--json"]):
+        done = provoke(*args)
+        assert json.loads(done.stdout) == {"done": True}
+        assert done.stderr == ""
+
+
+def test_degraded_is_11(provoke: Run) -> None:
+    assert provoke("degraded").returncode == 11
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_lets_the_operation_clean_up_and_a_second_one_does_not_stop_that(
+    provoking: Start, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    gate = tmp_path / "gate"
+    with provoking("wait") as child:
+        assert child.stdin is not None and child.stdout is not None and child.stderr is not None
+        child.stdin.write(f"{gate}\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(number)
+        assert child.stdout.readline() == "cleaning\n"
+        child.send_signal(signal.SIGTERM)
+        assert child.stderr.readline() == "criuctl: already stopping; cleaning up first\n"
+        gate.touch()
+        assert child.stdout.readline() == "clean\n"
+        assert child.wait(30) == code
+        assert child.stderr.read() == f"criuctl: stopped by {number.name}\n"
+
+
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(provoking: Start, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with provoking("wait", env={"PROVOKE_IGNORE_HUP": "1"}) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(f"{gate}\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == "ready\n"
+        gate.touch()
+        child.send_signal(signal.SIGHUP)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(30) == 130  # of SIGINT: SIGHUP, sent first, did nothing
+
+
+def test_a_reader_that_goes_away_ends_it_quietly(provoking: Start) -> None:
+    with provoking("flood") as child:
+        assert child.stdout is not None and child.stderr is not None
+        assert child.stdout.read(10) == "x" * 10
+        child.stdout.close()
+        assert child.wait(30) == 141
+        assert child.stderr.read() == ""
+
+
+def test_help_into_a_closed_pipe_is_quiet(criuctl: Run) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = criuctl("--help", stdout=write, stderr=subprocess.PIPE)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_broken_pipe_inside_an_operation_is_not_taken_for_the_reader_of_stdout(provoke: Run) -> None:
+    done = provoke("fail", "pipe")
+    assert done.returncode == 1
+    assert "BrokenPipeError" in done.stderr
+
+
+def test_a_result_that_cannot_be_written_is_told(provoke: Run) -> None:
+    with open("/dev/full", "w") as full:
+        done = provoke("tell", stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1
+    assert "the result could not be printed: No space left on device" in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_nobody_reading_stderr_does_not_fail_an_operation(provoke: Run) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = provoke("tell", "-v", stdout=subprocess.PIPE, stderr=write)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stdout) == (0, "done\n")

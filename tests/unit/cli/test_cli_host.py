@@ -1,0 +1,120 @@
+"""The commands that look at this host and its processes; nothing is dumped here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from criuctl import __version__
+from criuctl.cli.commands.doctor import _exit_codes
+from criuctl.errors import EXIT_CODES
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+FINDING = {"level", "code", "text", "hint", "pid", "fd"}
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """Folders of this test's own."""
+    return {f"CRIUCTL_{name}": str(tmp_path / name.lower()) for name in ("STORE", "STATE_DIR", "CACHE_DIR", "KEY_DIR")}
+
+
+def test_version_names_all_that_takes_part(criuctl: Run) -> None:
+    body = json.loads(criuctl("version", "--json").stdout)
+    assert body["criuctl"] == __version__
+    assert body["kernel"] == os.uname().release
+    assert set(body) >= {"criu", "python", "arch", "formats"}
+    assert body["python"] == sys.version.split()[0]
+    text = criuctl("version").stdout
+    assert f"criuctl  {__version__}\n" in text
+    assert body["kernel"] in text
+    assert criuctl("version", "-q").stdout == criuctl("--version").stdout.removeprefix("criuctl ")
+
+
+def test_version_without_any_criu(criuctl: Run) -> None:
+    done = criuctl("version", env={"CRIUCTL_CRIU": "/nonexistent"})
+    assert done.returncode == 0
+    assert "none found" in done.stdout
+
+
+def test_doctor_s_exit_code_follows_its_findings(criuctl: Run, env: dict[str, str]) -> None:
+    for more, code in (({}, None), ({"CRIUCTL_CRIU": "/nonexistent"}, 13)):
+        done = criuctl("doctor", "--json", env=env | more)
+        body = json.loads(done.stdout)
+        assert all(set(f) == FINDING for f in body["findings"])
+        errors = [f for f in body["findings"] if f["level"] == "error"]
+        assert body["ok"] == (not errors) == (done.returncode == 0)
+        if code is not None:
+            assert done.returncode == code
+
+
+def test_doctor_tells_a_store_that_does_not_answer_by_its_own_code(criuctl: Run, env: dict[str, str]) -> None:
+    elsewhere = {"CRIUCTL_STORE": "s3://bucket/x", "CRIUCTL_S3_ENDPOINT": "http://127.0.0.1:9", "CRIUCTL_S3_RETRIES": "1"}
+    secrets = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "hush-hush", "AWS_EC2_METADATA_DISABLED": "true"}
+    done = criuctl("doctor", "--json", "-vv", env=env | elsewhere | secrets)
+    errors = [f for f in json.loads(done.stdout)["findings"] if f["level"] == "error"]
+    assert "store-unreachable" in [f["code"] for f in errors]
+    assert done.returncode in (7, 13)  # 13 where this host's CRIU or kernel is found wanting first
+    assert "hush-hush" not in done.stdout + done.stderr
+
+
+def test_every_exit_code_of_the_doctor_is_in_the_contract() -> None:
+    assert set(_exit_codes().values()) <= set(EXIT_CODES)
+    assert _exit_codes()["store-unreachable"] == 7
+
+
+def test_check_looks_at_a_live_tree_and_leaves_it_alone(criuctl: Run, env: dict[str, str]) -> None:
+    nowhere = subprocess.DEVNULL
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=nowhere, stderr=nowhere) as child:
+        try:
+            done = criuctl("check", str(child.pid), "--json", env=env)
+            body = json.loads(done.stdout)
+            assert set(body) == {"ok", "findings"}
+            assert all(set(f) == FINDING for f in body["findings"])
+            errors = [f for f in body["findings"] if f["level"] == "error"]
+            assert body["ok"] == (not errors)
+            assert done.returncode == (4 if errors else 0)
+            text = criuctl("check", str(child.pid), env=env).stdout
+            assert text.splitlines()[-1].startswith(f"{child.pid} {'can' if body['ok'] else 'cannot'} be dumped: ")
+            assert child.poll() is None
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "error"),
+    [
+        ("4194000", 3, "no-such-process"),
+        ("nobody", 3, "not-found"),
+        ("no/body", 2, "invalid-name"),
+        ("unit:none.service", 3, "not-found"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "dump"])
+def test_a_target_that_is_none(criuctl: Run, env: dict[str, str], command: str, target: str, code: int, error: str) -> None:
+    done = criuctl(command, target, "--json", env=env)
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (code, error)
+
+
+def test_snapshot_goes_on_after_a_failure_and_ends_with_it(criuctl: Run, env: dict[str, str]) -> None:
+    done = criuctl("snapshot", "4194000", "nobody", "--json", env=env)
+    assert done.returncode == 3
+    assert [(o["target"], o["error"]["code"]) for o in json.loads(done.stdout)] == [
+        ("4194000", "no-such-process"),
+        ("nobody", "not-found"),
+    ]
+    text = criuctl("snapshot", "4194000", "nobody", env=env)
+    assert text.stdout == ""
+    assert [line.split(":")[1].strip() for line in text.stderr.splitlines() if line.startswith("criuctl")] == [
+        "4194000",
+        "nobody",
+    ]
+    nothing = criuctl("snapshot", "--all", env=env)
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "no session runs on this host\n")

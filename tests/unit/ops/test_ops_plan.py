@@ -1,0 +1,109 @@
+"""The plan of a restore: a pure function of manifest, host and wishes."""
+
+from __future__ import annotations
+
+import pytest
+
+from criuctl.checkpoint.manifest import ConnectionRecord, HostInfo, Manifest, ProcessRecord, SessionRef
+from criuctl.ops.plan import HostFacts, RestorePlan, Wishes, make_plan
+
+FLAGS = ("avx2", "sse2")
+CONNECTION = ConnectionRecord(
+    pid=100, fd=5, family="inet", protocol="tcp", state="established", local="10.0.0.1:40000", peer="10.0.0.9:80", external=True
+)
+LISTENER = ConnectionRecord(pid=100, fd=3, family="inet", protocol="tcp", state="listen", local="0.0.0.0:80")
+
+
+def manifest(**changes: object) -> Manifest:
+    made = Manifest(
+        id="0" * 32,
+        session=SessionRef("crunch", "1" * 32),
+        host=HostInfo(arch="x86_64", cpu_flags=FLAGS, page_size=4096),
+        processes=(ProcessRecord(pid=100, ns_pid=100),),
+    )
+    return made.with_use(**changes)
+
+
+def facts(**changes: object) -> HostFacts:
+    values: dict[str, object] = {
+        "kernel_arch": "x86_64",
+        "cpu_flags": frozenset(FLAGS),
+        "page_size": 4096,
+        "taken_pids": (),
+        "listening": {},
+        "local_addresses": frozenset(),
+        "netns": ("host", ""),
+        "users": frozenset({0}),
+        "files": (),
+    }
+    return HostFacts(**{**values, **changes})  # type: ignore[arg-type]  # spelled out by the tests
+
+
+def codes(plan: RestorePlan, level: str) -> list[str]:
+    return [f.code for f in plan.findings if f.level == level]
+
+
+def test_nothing_in_the_way() -> None:
+    plan = make_plan(manifest(), facts(), Wishes())
+    assert (plan.pids, plan.net, plan.policies, plan.findings) == ("same", "host", {}, ())
+
+
+@pytest.mark.parametrize(
+    ("wish", "pids", "error"), [("auto", "private", []), ("private", "private", []), ("same", "same", ["pids-taken"])]
+)
+def test_taken_pids(wish: str, pids: str, error: list[str]) -> None:
+    plan = make_plan(manifest(), facts(taken_pids=(100,)), Wishes(pids=wish))
+    assert plan.pids == pids
+    assert codes(plan, "error") == error
+
+
+@pytest.mark.parametrize(("wish", "error"), [("auto", []), ("private", []), ("same", ["pids"])])
+def test_a_root_that_was_pid_1(wish: str, error: list[str]) -> None:
+    plan = make_plan(manifest(namespaces={"pid": {"mode": "host", "init": True}}), facts(), Wishes(pids=wish))
+    assert plan.pids == "init"
+    assert codes(plan, "error") == error
+
+
+def test_a_taken_port_is_an_error_and_gives_a_copy_a_network_of_its_own() -> None:
+    taken = facts(listening={"tcp 0.0.0.0:80": 1})
+    plan = make_plan(manifest(connections=(LISTENER,)), taken, Wishes())
+    assert codes(plan, "error") == ["port-taken"]
+    assert (plan.findings[0].pid, plan.findings[0].fd) == (100, 3)
+    copy = make_plan(manifest(connections=(LISTENER,)), taken, Wishes(copy=True))
+    assert (copy.pids, copy.net) == ("private", "private")
+    assert (codes(copy, "error"), codes(copy, "warning")) == ([], ["port-taken"])
+
+
+@pytest.mark.parametrize(
+    ("recorded", "wished", "here", "policy", "errors", "warnings"),
+    [
+        ("hangup", None, False, "hangup", [], []),
+        ("", None, False, "hangup", [], []),
+        ("keep", None, True, "keep", [], []),
+        ("keep", None, False, "keep", ["address"], []),
+        ("keep", "hangup", False, "hangup", [], []),
+        ("hangup", "keep", True, "keep", [], []),
+        ("refuse", None, True, "refuse", ["connection-refuse"], []),
+        ("reconnect", None, True, "hangup", [], ["reconnect-unknown"]),
+    ],
+)
+def test_policies(recorded: str, wished: str | None, here: bool, policy: str, errors: list[str], warnings: list[str]) -> None:
+    there = facts(local_addresses=frozenset({CONNECTION.local} if here else ()))
+    plan = make_plan(manifest(connections=(CONNECTION.with_use(policy=recorded),)), there, Wishes(connections=wished))
+    assert plan.policies == {(100, 5): policy}
+    assert (codes(plan, "error"), codes(plan, "warning")) == (errors, warnings)
+
+
+def test_another_machine() -> None:
+    other = facts(kernel_arch="aarch64", page_size=65536, cpu_flags=frozenset())
+    assert codes(make_plan(manifest(), other, Wishes()), "error") == ["arch", "page-size"]
+    older = make_plan(manifest(), facts(cpu_flags=frozenset({"sse2"})), Wishes())
+    assert codes(older, "warning") == ["cpu"]
+    assert "avx2" in older.findings[0].text
+
+
+def test_the_dry_run_tells_all() -> None:
+    plan = make_plan(manifest(connections=(LISTENER,)), facts(listening={"tcp 0.0.0.0:80": 1}), Wishes())
+    told = plan.to_dict()
+    assert told["ok"] is False
+    assert [f["code"] for f in told["findings"]] == ["port-taken"]

@@ -1,0 +1,173 @@
+"""Recorded files against present ones: judged, put back, undone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from criuctl.checkpoint.manifest import FileRecord, Manifest, SessionRef
+from criuctl.checkpoint.reader import CheckpointReader
+from criuctl.checkpoint.repository import Repository
+from criuctl.config import Config
+from criuctl.errors import Damaged
+from criuctl.ops.files import digest
+from criuctl.ops.putback import Applied, Policy, judge, judge_all
+from criuctl.report import Reporter
+from criuctl.store import open_store
+
+OLD = b"as it was at the freeze\n" * 100
+
+
+def record(path: Path, *, kind: str = "written", append: bool = False) -> FileRecord:
+    """The record of a file as it is now."""
+    status = path.lstat()
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        hashed = digest(fd, status.st_size)
+    finally:
+        os.close(fd)
+    return FileRecord(
+        path=str(path),
+        kind=kind,
+        size=status.st_size,
+        mode=status.st_mode,
+        uid=status.st_uid,
+        gid=status.st_gid,
+        mtime_ns=status.st_mtime_ns,
+        inode=status.st_ino,
+        device=status.st_dev,
+        digest=hashed,
+        append=append,
+        holders=((100, 3),),
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "data"
+    path.write_bytes(OLD)
+    path.chmod(0o640)
+    return path
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as out:
+        out.write(b"later\n")
+
+
+def shrink(path: Path) -> None:
+    os.truncate(path, 10)
+
+
+def change(path: Path) -> None:
+    path.write_bytes(OLD.upper())
+
+
+def nothing(_path: Path) -> None:
+    """It stays as it is."""
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "append", "policy", "verdict"),
+    [
+        (nothing, "written", False, "restore", "same"),
+        (nothing, "written", False, "refuse", "same"),
+        (grow, "written", True, "restore", "grown"),
+        (grow, "written", True, "refuse", "grown"),
+        (grow, "written", False, "restore", "put-back"),  # its beginning is what was recorded
+        (grow, "written", False, "refuse", "refuse"),
+        (grow, "written", False, "keep", "moved-on"),
+        (shrink, "written", True, "restore", "refuse"),
+        (shrink, "written", True, "keep", "moved-on"),
+        (change, "written", False, "restore", "refuse"),
+        (Path.unlink, "written", False, "restore", "refuse"),
+        (Path.unlink, "read", False, "restore", "refuse"),
+        (grow, "read", False, "restore", "moved-on"),
+        (change, "mapped", False, "restore", "same"),  # of the same size: CRIU compares build-ids
+        (grow, "mapped", False, "restore", "refuse"),
+        (Path.unlink, "mapped", False, "restore", "refuse"),
+    ],
+)
+def test_judge(file: Path, what: Callable[[Path], None], kind: str, append: bool, policy: Policy, verdict: str) -> None:
+    kept = record(file, kind=kind, append=append)
+    what(file)
+    judged = judge(kept, policy)
+    assert judged.verdict == verdict
+    finding = judged.finding()
+    if verdict == "refuse":
+        assert finding is not None
+        assert (finding.level, finding.pid, finding.fd) == ("error", 100, 3)
+        assert finding.hint
+        assert str(file) in finding.text
+
+
+@pytest.mark.parametrize("path", ["relative", "/a/../b", "/a//b", "/a/./b", "/a/"])
+def test_hostile_paths(file: Path, path: str) -> None:
+    with pytest.raises(Damaged):
+        judge(record(file).with_use(path=path), "restore")
+
+
+@pytest.fixture
+def reader(tmp_path: Path, file: Path) -> tuple[CheckpointReader, FileRecord]:
+    """A reader of a checkpoint that carries `file`, and the record of that."""
+    config = Config(cache_dir=str(tmp_path / "cache"))
+    repository = Repository.open(open_store(str(tmp_path / "store"), config), config, create_local=True)
+    with repository.writer(Reporter()) as writer:
+        fd = os.open(file, os.O_RDONLY)
+        writer.add_file("file", fd, len(OLD))
+        os.close(fd)
+        kept = record(file, kind="carried").with_use(data=writer.stream("file"))
+        writer.commit(Manifest(id="0" * 32, session=SessionRef("s", "1" * 32), files=(kept,)))
+    return repository.reader(Reporter()), kept
+
+
+@pytest.mark.parametrize("what", [grow, shrink, change, Path.unlink])
+def test_put_back_keeps_the_newer_copy_and_can_be_undone(
+    file: Path, reader: tuple[CheckpointReader, FileRecord], what: Callable[[Path], None]
+) -> None:
+    source, kept = reader
+    what(file)
+    newer = file.read_bytes() if file.exists() else None
+    applied = Applied(source, "abcd1234")
+    applied.apply(judge_all([kept], "restore"))
+    assert file.read_bytes() == OLD
+    status = file.stat()
+    assert (status.st_mode, status.st_mtime_ns) == (kept.mode, kept.mtime_ns)
+    if newer is not None:
+        [(path, aside)] = applied.aside
+        assert path == str(file)
+        assert Path(aside).read_bytes() == newer
+    applied.undo()
+    assert (file.read_bytes() if file.exists() else None) == newer
+    assert [p.name for p in file.parent.iterdir() if "newer" in p.name] == []
+
+
+def test_a_grown_file_is_put_back_from_its_own_beginning(file: Path, reader: tuple[CheckpointReader, FileRecord]) -> None:
+    kept = record(file)
+    grow(file)
+    applied = Applied(reader[0], "abcd1234")
+    applied.apply(judge_all([kept], "restore"))
+    assert file.read_bytes() == OLD
+
+
+def test_a_folder_with_links_is_put_back(tmp_path: Path, reader: tuple[CheckpointReader, FileRecord]) -> None:
+    source, kept = reader
+    status = tmp_path.stat()
+    place = tmp_path / "work"
+    folder = kept.with_use(path=str(place), kind="carried", mode=0o40750, data=None, digest="", size=0)
+    inside = kept.with_use(path=str(place / "one"))
+    twin = kept.with_use(path=str(place / "two"))
+    link = kept.with_use(path=str(place / "link"), mode=0o120777, target="one", data=None, digest="", size=3, inode=1)
+    applied = Applied(source, "abcd1234")
+    applied.apply(judge_all([twin, link, inside, folder], "restore"))
+    assert (place / "one").read_bytes() == OLD
+    assert (place / "one").stat().st_ino == (place / "two").stat().st_ino
+    assert os.readlink(place / "link") == "one"
+    assert place.stat().st_mode == 0o40750
+    assert place.stat().st_mtime_ns == folder.mtime_ns
+    applied.undo()
+    assert not place.exists()
+    assert tmp_path.stat().st_ino == status.st_ino
