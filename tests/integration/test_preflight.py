@@ -47,8 +47,9 @@ def _settled(pid: int, case: Case) -> list[Finding]:
     deadline = time.monotonic() + PATIENCE
     while True:
         found = _findings(pid)
-        codes = {f.code for f in found}
-        if case.errors | case.others <= codes or time.monotonic() > deadline:
+        errors = {f.code for f in found if f.level == "error"}
+        others = {f.code for f in found if f.level != "error"}
+        if (errors == case.errors and case.others <= others) or time.monotonic() > deadline:
             return found
 
 

@@ -489,7 +489,8 @@ REFUSED = [
     case(
         "proc-of-another-pid-namespace",
         "pid = os.fork()\nif pid:\n os.close(READY); sleep()\nlibc.unshare(0x20000000)\n"
-        "r, w = os.pipe(); pid = os.fork()\nif pid == 0:\n os.close(READY); os.close(w); os.setsid(); os.read(r, 1); sleep()\n"
+        "r, w = os.pipe(); pid = os.fork()\nif pid == 0:\n os.close(READY); os.close(r); os.setsid(); os.close(w); sleep()\n"
+        "os.close(w); os.read(r, 1); os.close(r)\n"  # its session is its own before anybody looks
         "os.write(READY, str(pid).encode()); os.close(READY); READY = -1",
         "proc-mount",
     ),
