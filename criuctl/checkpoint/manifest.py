@@ -193,6 +193,13 @@ class ConnectionRecord(Record):
     rqueue: int = 0
     wqueue: int = 0
     policy: str = ""
+    options: dict[str, Any] = field(default_factory=dict)  # socket options that differ from a new socket's
+    tcp: dict[str, Any] = field(default_factory=dict)  # details of TCP_INFO
+    host: str = ""  # the name under which a rule knows the peer
+    peer_process: str = ""  # unix and loopback: "PID (command)" behind the other end, where it is local
+    application: str = ""  # application protocol: postgresql, redis, tcp, or the name of a hook
+    session: dict[str, Any] = field(default_factory=dict)  # what that protocol found the peer to hold for us
+    reason: str = ""  # why the policy is another one than was wished
 
 
 @dataclass(frozen=True, slots=True)
