@@ -17,20 +17,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from .. import __version__
 from ..checkpoint import leases
-from ..checkpoint.manifest import (
-    ConnectionRecord,
-    ExternalFile,
-    FileRecord,
-    ImageFile,
-    Manifest,
-    MemoryImage,
-    ProcessRecord,
-    SessionRef,
-)
+from ..checkpoint.manifest import ConnectionRecord, FileRecord, Manifest
 from ..checkpoint.repository import Repository
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
@@ -46,42 +35,15 @@ from ..proc.sockdiag import socket_inside
 from ..proc.tree import Process, read_tree, wait_ended
 from ..report import Reporter
 from ..store import open_store
-from . import cgroups, files, remaps, surroundings
-from .host import host_id, host_info
+from . import files, remaps, surroundings
+from .describe import DumpResult, Taken, describe
+from .host import host_id
 from .namespaces import NamespacePlan, plan_entry
 from .preflight import check_tree
 from .registry import Registry, SessionRecord, boot_id, check_name, exclusive, exclusive_session, forget_stale_locks
 from .target import Target, resolve_target
 
 _GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
-
-
-@dataclass(frozen=True, slots=True)
-class DumpResult:
-    """What a dump answers; `to_dict` is the contract of ``dump --json``."""
-
-    manifest: Manifest
-    store: str
-    warnings: list[str]
-    degraded: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Keys as in the command line's contract."""
-        m = self.manifest
-        return {
-            "checkpoint": m.id,
-            "session": m.session.name,
-            "number": m.number,
-            "incarnation": m.incarnation,
-            "store": self.store,
-            "processes": len(m.processes),
-            "frozen_ms": m.timings.get("frozen_ms"),
-            "total_ms": m.timings.get("total_ms"),
-            "bytes": dict(m.bytes),
-            "connections": [c.to_dict() for c in m.connections if c.state != "listen"],
-            "terminals": list(m.terminals),
-            "warnings": self.warnings,
-        }
 
 
 def dump(
@@ -314,81 +276,12 @@ class _Dump:
 
     def _describe(self, memory: list[PageImage]) -> Manifest:
         images = ImageSet(self.folder)
-        link_names = remaps.collect(images, self.writer, self.root, self.entry)
+        links = remaps.collect(images, self.writer, self.root, self.entry)
         file_records, connections = self.collected.result()
         _veto_refused(connections)
         self.kept = any(c.policy == "keep" and c.external for c in connections)
-        image_files = tuple(self._add_images(images))
-        memory_images = []
-        for image in memory:
-            key = ("entries", image.key)
-            self.writer.add_bytes(key, image.pack())
-            memory_images.append(
-                MemoryImage(
-                    kind=image.key.kind,
-                    id=image.key.id,
-                    pages=image.pages,
-                    entries=self.writer.stream(key),
-                    data=self.writer.stream(image.key),
-                )
-            )
-        return Manifest(
-            id=os.urandom(16).hex(),
-            session=SessionRef(self.session.name, self.session.id),
-            incarnation=self.session.incarnation,
-            parent=self.session.checkpoint or None,
-            labels=self.labels,
-            host=host_info(),
-            criu=surroundings.criu_info(self.config),
-            criuctl=__version__,
-            root=self._process(self.tree[0]),
-            processes=tuple(self._process(p) for p in self.tree),
-            namespaces=self.entry.to_dict(),
-            images=image_files,
-            image_data=self.writer.stream("images"),
-            memory=tuple(memory_images),
-            connections=tuple(connections),
-            files=tuple(file_records),
-            links=tuple(link_names),
-            external=tuple(ExternalFile(key=key, kind=d.kind, path=d.target, flags=d.flags) for key, d in self.external.items()),
-            bytes={
-                "memory": sum(i.pages for i in memory) * 4096,
-                "files": sum(f.size for f in file_records if f.data is not None),
-                "new": 0,
-                "stored": 0,
-            },
-        )
-
-    def _add_images(self, images: ImageSet) -> Iterator[ImageFile]:
-        """Put CRIU's metadata images, one after the other, into one stream."""
-        for name in images.names():
-            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.folder)
-            with open(fd, "rb") as file:
-                size = 0
-                while piece := file.read(4 << 20):
-                    self.writer.add_bytes("images", piece)
-                    size += len(piece)
-            yield ImageFile(name, size)
-
-    @staticmethod
-    def _process(p: Process) -> ProcessRecord:
-        return ProcessRecord(
-            pid=p.pid,
-            ns_pid=p.ns_pid,
-            ppid=p.ppid,
-            pgid=p.pgid,
-            sid=p.sid,
-            start_time=p.start_time,
-            command=p.command,
-            argv=p.argv,
-            exe=p.exe,
-            cwd=p.cwd,
-            uid=p.uid,
-            gid=p.gid,
-            state=p.state,
-            threads=p.threads,
-            cgroups={} if p.zombie else cgroups.of_process(p.pid),
-        )
+        taken = Taken(self.tree, file_records, connections, links, self.external, self.entry)
+        return describe(self.config, self.session, self.labels, taken, images, memory, self.writer)
 
     def ended(self) -> bool:
         """Whether the checkpoint is committed and the tree is gone, whatever CRIU had to say."""

@@ -1,0 +1,155 @@
+"""The manifest of a dump, put together from what was taken of the frozen tree, and the answer that a caller gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import __version__
+from ..checkpoint.manifest import (
+    ConnectionRecord,
+    ExternalFile,
+    FileRecord,
+    ImageFile,
+    LinkRecord,
+    Manifest,
+    MemoryImage,
+    ProcessRecord,
+    SessionRef,
+)
+from ..checkpoint.writer import CheckpointWriter
+from ..config import Config
+from ..criu.images import ImageSet
+from ..criu.pages import PageImage
+from ..proc.descriptors import Descriptor
+from ..proc.tree import Process
+from . import cgroups, surroundings
+from .host import host_info
+from .namespaces import NamespacePlan
+from .registry import SessionRecord
+
+
+@dataclass(frozen=True, slots=True)
+class DumpResult:
+    """What a dump answers; `to_dict` is the contract of ``dump --json``."""
+
+    manifest: Manifest
+    store: str
+    warnings: list[str]
+    degraded: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Keys as in the command line's contract."""
+        m = self.manifest
+        return {
+            "checkpoint": m.id,
+            "session": m.session.name,
+            "number": m.number,
+            "incarnation": m.incarnation,
+            "store": self.store,
+            "processes": len(m.processes),
+            "frozen_ms": m.timings.get("frozen_ms"),
+            "total_ms": m.timings.get("total_ms"),
+            "bytes": dict(m.bytes),
+            "connections": [c.to_dict() for c in m.connections if c.state != "listen"],
+            "terminals": list(m.terminals),
+            "warnings": self.warnings,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was taken of the tree, CRIU's pages and images apart."""
+
+    tree: Sequence[Process]
+    files: Sequence[FileRecord]
+    connections: Sequence[ConnectionRecord]
+    links: Sequence[LinkRecord]
+    external: Mapping[str, Descriptor]  # CRIU's key -> what it could not reach by path
+    entry: NamespacePlan
+
+
+def describe(
+    config: Config,
+    session: SessionRecord,
+    labels: Mapping[str, str],
+    taken: Taken,
+    images: ImageSet,
+    memory: Sequence[PageImage],
+    writer: CheckpointWriter,
+) -> Manifest:
+    """The manifest; CRIU's metadata images and the maps of the memory go into the checkpoint on the way."""
+    image_files = tuple(_add_images(images, writer))
+    memory_images = tuple(_add_memory(image, writer) for image in memory)
+    return Manifest(
+        id=os.urandom(16).hex(),
+        session=SessionRef(session.name, session.id),
+        incarnation=session.incarnation,
+        parent=session.checkpoint or None,
+        labels=dict(labels),
+        host=host_info(),
+        criu=surroundings.criu_info(config),
+        criuctl=__version__,
+        root=_process(taken.tree[0]),
+        processes=tuple(_process(p) for p in taken.tree),
+        namespaces=taken.entry.to_dict(),
+        images=image_files,
+        image_data=writer.stream("images"),
+        memory=memory_images,
+        connections=tuple(taken.connections),
+        files=tuple(taken.files),
+        links=tuple(taken.links),
+        external=tuple(ExternalFile(key=key, kind=d.kind, path=d.target, flags=d.flags) for key, d in taken.external.items()),
+        bytes={
+            "memory": sum(i.pages for i in memory) * 4096,
+            "files": sum(f.size for f in taken.files if f.data is not None),
+            "new": 0,
+            "stored": 0,
+        },
+    )
+
+
+def _add_images(images: ImageSet, writer: CheckpointWriter) -> Iterator[ImageFile]:
+    """Put CRIU's metadata images, one after the other, into one stream."""
+    for name in images.names():
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=images.folder)
+        with open(fd, "rb") as file:
+            size = 0
+            while piece := file.read(4 << 20):
+                writer.add_bytes("images", piece)
+                size += len(piece)
+        yield ImageFile(name, size)
+
+
+def _add_memory(image: PageImage, writer: CheckpointWriter) -> MemoryImage:
+    key = ("entries", image.key)
+    writer.add_bytes(key, image.pack())
+    return MemoryImage(
+        kind=image.key.kind,
+        id=image.key.id,
+        pages=image.pages,
+        entries=writer.stream(key),
+        data=writer.stream(image.key),
+    )
+
+
+def _process(p: Process) -> ProcessRecord:
+    return ProcessRecord(
+        pid=p.pid,
+        ns_pid=p.ns_pid,
+        ppid=p.ppid,
+        pgid=p.pgid,
+        sid=p.sid,
+        start_time=p.start_time,
+        command=p.command,
+        argv=p.argv,
+        exe=p.exe,
+        cwd=p.cwd,
+        uid=p.uid,
+        gid=p.gid,
+        state=p.state,
+        threads=p.threads,
+        cgroups={} if p.zombie else cgroups.of_process(p.pid),
+    )
