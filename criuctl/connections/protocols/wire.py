@@ -1,0 +1,125 @@
+"""Bytes on a borrowed socket: what every protocol here reads and writes with.
+
+The socket is a duplicate of the program's own, so `Wire` leaves its file status flags alone (O_NONBLOCK belongs
+to the open file, which the program shares): each call passes MSG_DONTWAIT and waits with poll, until a deadline.
+It keeps no buffer: a byte that nobody asked for stays in the socket's queue, where the program finds it.  Lines
+are found by peeking.  All trouble is `PeerAway`: trying again on a new connection may help; who knows better says so.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import select
+import socket
+import termios
+import time
+
+from .base import PeerAway
+
+_NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+_PEEK = 1 << 16
+#: No answer that a protocol here asks for is larger; a peer that claims so is broken or hostile.
+LARGEST = 64 << 20
+
+
+class Wire:
+    """One conversation on a borrowed, connected stream socket; `deadline` is of `time.monotonic`."""
+
+    def __init__(self, sock: socket.socket, deadline: float, peer: str = "the peer") -> None:
+        self.sock = sock
+        self.deadline = deadline
+        self.peer = peer
+
+    def send(self, data: bytes) -> None:
+        """Hand all of `data` to the kernel."""
+        left = memoryview(data)
+        while left:
+            try:
+                left = left[self.sock.send(left, _NOW) :]
+            except BlockingIOError:
+                self._wait(select.POLLOUT)
+            except OSError as error:
+                raise self._lost(error) from error
+
+    def receive(self, size: int) -> bytes:
+        """Exactly `size` bytes."""
+        if size > LARGEST:
+            raise PeerAway(f"{self.peer} announces {size} bytes, more than any sane answer has")
+        found = bytearray()
+        while len(found) < size:
+            piece = self._receive(min(size - len(found), 1 << 20))
+            if not piece:
+                raise PeerAway(f"{self.peer} closed the connection")
+            found += piece
+        return bytes(found)
+
+    def line(self, end: bytes = b"\n", limit: int = 1 << 16) -> bytes:
+        """The bytes up to and with `end`; what follows stays in the queue.  At most `limit` bytes."""
+        found = bytearray()
+        while len(found) < limit:
+            seen = self._receive(min(_PEEK, limit - len(found)), socket.MSG_PEEK)
+            if not seen:
+                raise PeerAway(f"{self.peer} closed the connection")
+            before = max(0, len(found) - len(end) + 1)
+            at = (bytes(found[before:]) + seen).find(end)
+            take = len(seen) if at < 0 else before + at + len(end) - len(found)
+            found += self.receive(take)
+            if at >= 0:
+                return bytes(found)
+        raise PeerAway(f"{self.peer} sent a line of more than {limit} bytes")
+
+    def peek(self, size: int) -> bytes:
+        """The next `size` bytes, left in the queue; fewer if the peer has closed.  Waits until they are there."""
+        while True:
+            seen = self._receive(size, socket.MSG_PEEK)
+            if len(seen) >= size or not seen or self.closed():
+                return seen
+            # Level-triggered poll would return at once for the bytes that are there: wait for more by time.
+            if time.monotonic() >= self.deadline:
+                raise PeerAway(f"{self.peer} did not answer in time")
+            time.sleep(0.002)
+
+    def unread(self) -> int:
+        """Bytes that have come and nobody has read."""
+        return self._count(termios.FIONREAD)
+
+    def unsent(self) -> int:
+        """Bytes that were sent and that the peer's kernel has not taken yet."""
+        return self._count(termios.TIOCOUTQ)
+
+    def closed(self) -> bool:
+        """Whether the peer has closed its side, or the connection is broken."""
+        poller = select.poll()
+        poller.register(self.sock, select.POLLRDHUP)
+        return any(flags & (select.POLLRDHUP | select.POLLHUP | select.POLLERR) for _, flags in poller.poll(0))
+
+    def arrives(self, seconds: float) -> bool:
+        """Whether anything can be read within `seconds` (data or the end)."""
+        poller = select.poll()
+        poller.register(self.sock, select.POLLIN)
+        return bool(poller.poll(max(0.0, min(seconds, self.deadline - time.monotonic())) * 1000))
+
+    def _count(self, request: int) -> int:
+        count = array.array("i", [0])
+        fcntl.ioctl(self.sock.fileno(), request, count)
+        return count[0]
+
+    def _receive(self, size: int, flags: int = 0) -> bytes:
+        while True:
+            try:
+                return self.sock.recv(size, _NOW | flags)
+            except BlockingIOError:
+                self._wait(select.POLLIN)
+            except OSError as error:
+                raise self._lost(error) from error
+
+    def _wait(self, event: int) -> None:
+        poller = select.poll()
+        poller.register(self.sock, event)
+        left = self.deadline - time.monotonic()
+        if left <= 0 or not poller.poll(left * 1000):
+            raise PeerAway(f"{self.peer} did not answer in time")
+
+    def _lost(self, error: OSError) -> PeerAway:
+        return PeerAway(f"the connection to {self.peer} broke: {error.strerror or error}")
