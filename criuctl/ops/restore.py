@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 import platform
-import signal
-import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,73 +25,20 @@ from ..criu import binary, driver
 from ..criu.images import ImageSet
 from ..criu.lazy import LazyImage, LazyPages
 from ..criu.options import RestoreOptions
-from ..errors import Conflict, CriuctlError, NoSuchProcess, PreflightRefused, RestoreFailed
-from ..proc import netfilter
+from ..errors import PreflightRefused, RestoreFailed
 from ..proc.namespaces import pid_in
 from ..proc.privatens import PrivateNamespaces
 from ..proc.scratch import Scratch
-from ..proc.sockdiag import socket_inside
-from ..proc.tree import ProcessIdentity, read_tree, wait_ended
+from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..store import open_store
-from . import cgroups, handback, materialise, mend, remaps
+from . import arrival, cgroups, handback, materialise, mend, remaps
+from .arrival import RestoreResult
 from .host import host_id
+from .netlock import ConnectionLock
 from .plan import RestorePlan, Wishes, make_plan, observe
 from .putback import Applied, Policy
-from .registry import Registry, SessionRecord, boot_id, check_name, exclusive_session, forget_stale_locks
-
-_GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
-
-# Runs a command with the root folder bind-mounted at $1, in a mount namespace that ends with it.
-_PRIVATE_ROOT = (
-    *("unshare", "--mount", "--propagation", "slave", "--"),
-    *("sh", "-c", 'mount --bind / "$1" && mount --make-private "$1" && shift && exec "$@"', "sh"),
-)
-_MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")  # nothing outside sees the mount
-
-
-def _mount_point() -> str:
-    """A folder to mount the root on, with nothing mounted in it."""
-    with open("/proc/self/mountinfo") as file:
-        mounted = [line.split()[4] for line in file]
-    for folder in _MOUNT_POINTS:
-        if os.path.isdir(folder) and not any(m == folder or m.startswith(f"{folder}/") for m in mounted):
-            return folder
-    raise RestoreFailed("no folder to mount the root on was found", hint="Make an empty folder /mnt.")
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreResult:
-    """What a restore answers; `to_dict` is the contract of ``restore --json``."""
-
-    checkpoint: str
-    session: str
-    incarnation: int
-    pid: int
-    inner_pid: int
-    elapsed_ms: float
-    lazy: bool
-    pids: str
-    connections: list[dict[str, Any]]
-    files: list[dict[str, str]]
-    warnings: list[str] = field(default_factory=list)
-    degraded: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Keys as in the command line's contract."""
-        return {
-            "checkpoint": self.checkpoint,
-            "session": self.session,
-            "incarnation": self.incarnation,
-            "pid": self.pid,
-            "inner_pid": self.inner_pid,
-            "elapsed_ms": self.elapsed_ms,
-            "lazy": self.lazy,
-            "pids": self.pids,
-            "connections": self.connections,
-            "files": self.files,
-            "warnings": self.warnings,
-        }
+from .registry import Registry, boot_id, check_name, exclusive_session, forget_stale_locks
 
 
 def restore(
@@ -125,7 +70,7 @@ def restore(
         manifest = repository.manifest(ref)
         name = new_name or manifest.session.name
         stack.enter_context(exclusive_session(config, name))
-        _not_running(registry, name, copy=new_name is not None)
+        arrival.check_not_running(registry, name, copy=new_name is not None)
 
         reporter.step("preflight")
         reader = repository.reader(reporter)
@@ -135,7 +80,7 @@ def restore(
         materialise.write_images(manifest, reader, folder)
         images = ImageSet(folder)
         wishes = Wishes(pids, new_name is not None, connections, files or config.file_conflicts)
-        remains = _remains(manifest)
+        remains = arrival.remains_of(manifest)
         plan = make_plan(manifest, observe(manifest, images.reserved_ids(), remains, wishes), wishes)
         if dry_run:
             return plan
@@ -147,7 +92,7 @@ def restore(
             reporter.finding(finding)
 
         reporter.step("claim", session=name)
-        session = _next_incarnation(registry, manifest, name, copy=new_name is not None)
+        session = arrival.next_incarnation(registry, manifest, name, copy=new_name is not None)
         claim = leases.claim(
             repository,
             session.name,
@@ -185,7 +130,7 @@ def restore(
             else:
                 registry.put(before)
             if isinstance(error, driver.CriuFailed):
-                raise _explain(config, error, manifest) from error
+                raise arrival.explain(config, error, manifest) from error
             raise
         claim.keep()
         if not os.path.exists(f"/proc/{root}"):
@@ -204,32 +149,6 @@ def restore(
         files=[{"path": path, "newer_copy": aside} for path, aside in work.aside],
         warnings=list(reporter.warnings),
     )
-
-
-def _not_running(registry: Registry, name: str, *, copy: bool) -> None:
-    """A session runs once; a copy needs a name of its own."""
-    record = registry.get(name)
-    if record is None or not record.alive():
-        return
-    raise Conflict(
-        f"session {name!r} is running here as PID {record.pid}",
-        hint="Choose another name." if copy else "End it first, or restore a copy beside it with --as NEW-NAME.",
-    )
-
-
-def _remains(manifest: Manifest) -> list[ProcessIdentity]:
-    """Processes of the dump that may linger here as zombies for a moment."""
-    if manifest.host.boot_id != boot_id():
-        return []
-    return [ProcessIdentity(p.pid, p.start_time) for p in manifest.processes if p.start_time]
-
-
-def _next_incarnation(registry: Registry, manifest: Manifest, name: str, *, copy: bool) -> SessionRecord:
-    if copy:
-        return SessionRecord(name=name, id=os.urandom(16).hex(), incarnation=1)
-    known = registry.get(name)
-    newest = max(manifest.incarnation, known.incarnation if known and known.id == manifest.session.id else 0)
-    return SessionRecord(name=name, id=manifest.session.id, incarnation=newest + 1)
 
 
 @dataclass(slots=True)
@@ -285,14 +204,14 @@ class _Restore:
                 # A tree that is PID 1 makes its own PID namespace: CRIU must stay outside of any other.
                 private = None if plan.pids == "init" else fresh
                 prefix += fresh.net_entry if private is None else fresh.entry
-            if plan.net != "private":  # else the lock goes with the namespace
-                stack.callback(self._unlock)
-            self._lock_connections(prefix)
+            lock = ConnectionLock(self.images, self.reporter, self.net, fresh=plan.net == "private")
+            stack.callback(lock.remove)
+            lock.make(prefix)
             on: str | None = None
             if plan.pids == "init":
-                on = _mount_point()
-                prefix += [*_PRIVATE_ROOT, on]
-            stack.callback(self._kill_placed)
+                on = arrival.mount_point()
+                prefix += [*arrival.PRIVATE_ROOT, on]
+            stack.callback(lambda: arrival.kill_tree(self.placed))
             inherit = self._open_external(stack)
             self.reporter.step("restore")
             options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), inherit=inherit, root=on)
@@ -341,27 +260,6 @@ class _Restore:
         if missing:
             self.reporter.warning(f"control groups that are gone: {', '.join(missing)}; the tree is in criuctl's")
 
-    def _kill_placed(self) -> None:
-        """End what is restored when CRIU, which would do so, was killed itself."""
-        if self.placed is None or not self.placed.exists():
-            return
-        try:
-            tree = [process.identity for process in read_tree(self.placed.pid)]
-        except NoSuchProcess:
-            return  # CRIU has done it meanwhile
-        for identity in tree:
-            try:
-                pidfd = identity.open_pidfd()
-            except NoSuchProcess:
-                continue
-            try:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it has ended meanwhile
-            finally:
-                os.close(pidfd)
-        wait_ended(tree, _GONE_TIMEOUT)
-
     def _find_root(self, private: PrivateNamespaces | None) -> int | None:
         """The root that CRIU has just forked, as we see it; None while there is none."""
         inner = self.images.pids()[0]
@@ -390,43 +288,3 @@ class _Restore:
             stack.callback(os.close, fd)
             opened[external.key] = fd
         return opened
-
-    def _net_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
-        """A socket of ours in the net namespace that the tree comes to."""
-        if self.net is None:
-            return socket.socket(family, kind, protocol)
-        return socket_inside(self.net, family, kind, protocol)
-
-    def _lock_connections(self, enter: list[str]) -> None:
-        """No packet of the tree's connections may pass before all of it is restored; CRIU unlocks them."""
-        pairs = self.images.connections()
-        run_id = self.images.run_id()
-        if not pairs or run_id is None:
-            return
-        table = netfilter.criu_table(run_id)
-        # The dump's own lock still stands while a connection is to be kept.
-        if self.plan.net == "private" or table not in netfilter.tables(self._net_socket):
-            netfilter.lock_connections(table, pairs, enter=enter)
-
-    def _unlock(self) -> None:
-        """Take down CRIU's lock on the connections, which a restore that fails leaves behind."""
-        run_id = self.images.run_id()
-        if run_id is not None:
-            try:
-                netfilter.delete_table(netfilter.criu_table(run_id), self._net_socket)
-            except CriuctlError as error:
-                self.reporter.warning(error.message, error.hint)
-
-
-def _explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> CriuctlError:
-    from . import diagnosis  # a table of regular expressions that only failures need
-
-    kept_log = diagnosis.keep_log(config, error.log, f"restore-{manifest.session.name}")
-    found = diagnosis.diagnose(error.log, str(error))
-    return RestoreFailed(
-        f"CRIU could not restore {manifest.session.name}: {found.text}; nothing is left of it",
-        hint=found.hint,
-        pid=found.pid,
-        fd=found.fd,
-        log=str(kept_log),
-    )

@@ -1,0 +1,135 @@
+"""Around a restore: what its caller is answered, which incarnation it is, and what is done when it fails.
+
+Kept apart from `restore`, so that the story there stays a story.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..checkpoint.manifest import Manifest
+from ..config import Config
+from ..criu import driver
+from ..errors import Conflict, CriuctlError, NoSuchProcess, RestoreFailed
+from ..proc.tree import ProcessIdentity, read_tree, wait_ended
+from .registry import Registry, SessionRecord, boot_id
+
+_GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
+
+# Runs a command with the root folder bind-mounted at $1, in a mount namespace that ends with it.
+PRIVATE_ROOT = (
+    *("unshare", "--mount", "--propagation", "slave", "--"),
+    *("sh", "-c", 'mount --bind / "$1" && mount --make-private "$1" && shift && exec "$@"', "sh"),
+)
+_MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")  # nothing outside sees the mount
+
+
+def mount_point() -> str:
+    """A folder to mount the root on, with nothing mounted in it."""
+    with open("/proc/self/mountinfo") as file:
+        mounted = [line.split()[4] for line in file]
+    for folder in _MOUNT_POINTS:
+        if os.path.isdir(folder) and not any(m == folder or m.startswith(f"{folder}/") for m in mounted):
+            return folder
+    raise RestoreFailed("no folder to mount the root on was found", hint="Make an empty folder /mnt.")
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreResult:
+    """What a restore answers; `to_dict` is the contract of ``restore --json``."""
+
+    checkpoint: str
+    session: str
+    incarnation: int
+    pid: int
+    inner_pid: int
+    elapsed_ms: float
+    lazy: bool
+    pids: str
+    connections: list[dict[str, Any]]
+    files: list[dict[str, str]]
+    warnings: list[str] = field(default_factory=list)
+    degraded: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Keys as in the command line's contract."""
+        return {
+            "checkpoint": self.checkpoint,
+            "session": self.session,
+            "incarnation": self.incarnation,
+            "pid": self.pid,
+            "inner_pid": self.inner_pid,
+            "elapsed_ms": self.elapsed_ms,
+            "lazy": self.lazy,
+            "pids": self.pids,
+            "connections": self.connections,
+            "files": self.files,
+            "warnings": self.warnings,
+        }
+
+
+def check_not_running(registry: Registry, name: str, *, copy: bool) -> None:
+    """A session runs once; a copy needs a name of its own."""
+    record = registry.get(name)
+    if record is None or not record.alive():
+        return
+    raise Conflict(
+        f"session {name!r} is running here as PID {record.pid}",
+        hint="Choose another name." if copy else "End it first, or restore a copy beside it with --as NEW-NAME.",
+    )
+
+
+def remains_of(manifest: Manifest) -> list[ProcessIdentity]:
+    """Processes of the dump that may linger here as zombies for a moment."""
+    if manifest.host.boot_id != boot_id():
+        return []
+    return [ProcessIdentity(p.pid, p.start_time) for p in manifest.processes if p.start_time]
+
+
+def next_incarnation(registry: Registry, manifest: Manifest, name: str, *, copy: bool) -> SessionRecord:
+    """The session as it will be: one incarnation more than any known one, or a new session for a copy."""
+    if copy:
+        return SessionRecord(name=name, id=os.urandom(16).hex(), incarnation=1)
+    known = registry.get(name)
+    newest = max(manifest.incarnation, known.incarnation if known and known.id == manifest.session.id else 0)
+    return SessionRecord(name=name, id=manifest.session.id, incarnation=newest + 1)
+
+
+def kill_tree(root: ProcessIdentity | None) -> None:
+    """End what is restored when CRIU, which would do so, was killed itself."""
+    if root is None or not root.exists():
+        return
+    try:
+        tree = [process.identity for process in read_tree(root.pid)]
+    except NoSuchProcess:
+        return  # CRIU has done it meanwhile
+    for identity in tree:
+        try:
+            pidfd = identity.open_pidfd()
+        except NoSuchProcess:
+            continue
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has ended meanwhile
+        finally:
+            os.close(pidfd)
+    wait_ended(tree, _GONE_TIMEOUT)
+
+
+def explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> CriuctlError:
+    """CRIU's failure in the user's words; its log is kept."""
+    from . import diagnosis  # a table of regular expressions that only failures need
+
+    kept_log = diagnosis.keep_log(config, error.log, f"restore-{manifest.session.name}")
+    found = diagnosis.diagnose(error.log, str(error))
+    return RestoreFailed(
+        f"CRIU could not restore {manifest.session.name}: {found.text}; nothing is left of it",
+        hint=found.hint,
+        pid=found.pid,
+        fd=found.fd,
+        log=str(kept_log),
+    )

@@ -1,0 +1,54 @@
+"""The firewall lock of a restore: no packet of the tree's kept connections may pass before all of it is restored.
+
+The first packet of a restored socket would otherwise meet a peer that is not restored yet, and the connection
+would be reset.  The table has the name that CRIU gave it at the dump, so CRIU itself takes it down when the
+tree is complete; `unlock` is for every path on which it does not come to that.  Sockets that come back
+unconnected are not in it: their packets pass when `handback` connects them.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from ..criu.images import ImageSet
+from ..errors import CriuctlError
+from ..proc import netfilter
+from ..proc.sockdiag import socket_inside
+from ..report import Reporter
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLock:
+    """The lock on the connections in `images`, in the net namespace that the tree comes to."""
+
+    images: ImageSet
+    reporter: Reporter
+    net: int | None = None  # descriptor of that namespace; None for ours
+    fresh: bool = False  # a namespace made for the tree, which `net` does not lead to and which ends with it
+
+    def make(self, enter: list[str]) -> None:
+        """Lock; CRIU unlocks.  `enter` is the command that enters the namespace."""
+        pairs = self.images.connections()
+        run_id = self.images.run_id()
+        if not pairs or run_id is None:
+            return
+        table = netfilter.criu_table(run_id)
+        # The dump's own lock still stands while a connection is to be kept.
+        if self.fresh or table not in netfilter.tables(self._socket):
+            netfilter.lock_connections(table, pairs, enter=enter)
+
+    def remove(self) -> None:
+        """Take the lock down, which a restore that fails leaves behind."""
+        run_id = self.images.run_id()
+        if run_id is None or self.fresh:
+            return
+        try:
+            netfilter.delete_table(netfilter.criu_table(run_id), self._socket)
+        except CriuctlError as error:
+            self.reporter.warning(error.message, error.hint)
+
+    def _socket(self, family: int, kind: int, protocol: int) -> socket.socket:
+        if self.net is None:
+            return socket.socket(family, kind, protocol)
+        return socket_inside(self.net, family, kind, protocol)
