@@ -21,6 +21,7 @@ DEFAULT_STORE = "/var/lib/criuctl/store"
 FilePolicy = Literal["record", "carry"]
 FileConflictPolicy = Literal["refuse", "restore"]
 ConnectionPolicy = Literal["keep", "reconnect", "hangup", "refuse"]
+ConnectionRules = tuple[tuple[str, Mapping[str, Any]], ...]  # (where it stands, the rule as it was written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Config:
     files_max_mib: int = 1024  # a file larger than this is never carried by policy, only by --with-files
     file_conflicts: FileConflictPolicy = "restore"  # changed files at restore: refuse, or put back (newer copy kept aside)
     connections: ConnectionPolicy = "hangup"  # external connections when no rule and no option says else
+    connection_rules: ConnectionRules = ()  # first match wins: mappings with match, policy, ... (see connections/rules.py)
     hook_dirs: tuple[str, ...] = ("/etc/criuctl/hooks",)  # folders of hook executables
     detach_key: str = "C-]"  # leaves an attached session
 
@@ -71,6 +73,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 def _coerce(key: str, value: Any, where: str) -> Any:
     """The value as the field of `Config` wants it, or a `ConfigError` naming `where`."""
     default = getattr(_DEFAULTS, key)
+    if key == "connection_rules":
+        return _rules(value, where)
     if key in _CHOICES and value not in _CHOICES[key]:
         raise ConfigError(f"{where}: {key} must be one of {', '.join(_CHOICES[key])}, not {value!r}")
     try:
@@ -87,6 +91,20 @@ def _coerce(key: str, value: Any, where: str) -> Any:
     except (TypeError, ValueError):
         kind = "list of text" if isinstance(default, tuple) else type(default).__name__
         raise ConfigError(f"{where}: {key} must be {kind}, not {value!r}") from None
+
+
+def _rules(value: Any, where: str) -> ConnectionRules:
+    """The list of rules, each with its place; what is in them is looked at by those who need them."""
+    if isinstance(value, str):  # of a variable
+        import yaml
+
+        try:
+            value = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{where} is not valid YAML: {error}") from error
+    if not isinstance(value, list) or not all(isinstance(rule, dict) for rule in value):
+        raise ConfigError(f"{where}: connection_rules must be a list of mappings, each with match and policy")
+    return tuple((f"{where}: connection_rules[{number}]", rule) for number, rule in enumerate(value, 1))
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -1,0 +1,334 @@
+"""Which connection gets which policy: the rules of the configuration, and the one place that decides.
+
+``connection_rules`` is a list; the first rule whose every ``match`` key fits a connection is the rule for it.  Rules are
+read here and nowhere else, and deciding is pure: a record, the rules, and what the command line says.  The same
+function serves the dump, where the record has no policy yet, and the restore, where the record says what the dump
+decided.  In order of precedence: the command line; the first matching rule; at a restore, the dump's decision; the
+default policy.  Not everything that is wished for exists: `decide` says what is done instead, and why.
+
+What a rule says of secrets (where to find one) is never written to a manifest: a restore takes it from its own
+host's configuration.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, get_args
+
+from ..checkpoint.manifest import ConnectionRecord
+from ..config import Config, ConnectionPolicy
+from ..errors import ConfigError
+from .protocols.base import Settings
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+POLICIES = get_args(ConnectionPolicy)
+TRANSPORTS = frozenset({"tcp", "udp", "unix"})
+FALLBACKS = ("hangup", "refuse")
+DEADLINE = 30.0  # seconds in which a connection must be back, unless a rule says else
+_RULE_KEYS = ("match", "policy", "application", "secret", "options", "on_failure", "deadline", "drain")
+_MATCH_KEYS = ("peer", "port", "host", "protocol", "process", "direction", "path")
+_SECRET_KEYS = ("env", "file", "command")
+_MOST_SECONDS = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a connection must be like; an empty tuple matches everything."""
+
+    peers: tuple[Network, ...] = ()
+    ports: tuple[tuple[int, int], ...] = ()  # of the peer; of accepted connections, our own
+    hosts: tuple[str, ...] = ()
+    protocols: tuple[str, ...] = ()  # tcp, udp, unix, or an application protocol
+    processes: tuple[str, ...] = ()  # globs of the command of a process that holds it
+    directions: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()  # globs of the unix path: the peer's, of accepted connections our own
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule; `where` is how errors and reports name it."""
+
+    where: str
+    match: Match = field(default_factory=Match)
+    policy: str = ""  # "" leaves it to the dump's decision and the default
+    application: str = ""
+    settings: Settings = field(default_factory=Settings)
+    on_failure: str = "hangup"
+    deadline: float = DEADLINE
+    drain: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """All rules, in order, and the policy of connections that none of them speaks of."""
+
+    rules: tuple[Rule, ...] = ()
+    default: str = "hangup"
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The host names that a dump has to resolve, each once."""
+        return tuple(dict.fromkeys(name for rule in self.rules for name in rule.match.hosts))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What is to become of one connection."""
+
+    policy: str  # keep | reconnect | hangup | refuse
+    application: str = ""  # with policy reconnect: postgresql, redis, tcp, or the name of a hook; "" is not known yet
+    settings: Settings = field(default_factory=Settings)
+    on_failure: str = "hangup"  # hangup | refuse: what a reconnect that cannot be done becomes
+    deadline: float = DEADLINE  # seconds a reconnect may take
+    drain: float = 0.0  # seconds a dump may wait for it to become idle
+    reason: str = ""  # why the policy is not the one that was asked for
+    rule: str = ""  # the rule that says so; "" for the command line, the dump's decision or the default
+    host: str = ""  # the name by which that rule knows the peer
+
+
+# -- deciding -----------------------------------------------------------------------------------------------------
+
+
+def decide(
+    record: ConnectionRecord,
+    rules: Rules,
+    wish: str | None = None,
+    *,
+    commands: Mapping[int, str] | None = None,
+    addresses: Mapping[str, Collection[str]] | None = None,
+) -> Decision:
+    """The policy for an external connection, and everything a reconnect needs to know.
+
+    `wish` is the command line's policy for all.  `commands` are the commands of the tree's processes by the PIDs that
+    the record uses; `addresses` are those of `Rules.hosts`, at a dump (later `record.host` is looked at).
+    """
+    rule, host = find(record, rules, commands or {}, addresses or {})
+    policy = wish or (rule.policy if rule else "") or record.policy or _default(record, rules)
+    decided = Decision(policy, record.application, host=host or record.host)
+    if rule is not None:
+        decided = replace(
+            decided,
+            application=rule.application or record.application,
+            settings=rule.settings,
+            on_failure=rule.on_failure,
+            deadline=rule.deadline,
+            drain=rule.drain,
+            rule=rule.where,
+        )
+    if not decided.application and decided.policy == "reconnect":
+        from .detect import by_appearance
+
+        decided = replace(decided, application=by_appearance(record))
+    return _possible(record, decided, asked=bool(wish))
+
+
+def _default(record: ConnectionRecord, rules: Rules) -> str:
+    # Nothing of a datagram socket lives in another kernel: connected to the same address it is what it was.
+    return "keep" if record.type == "dgram" else rules.default
+
+
+def _possible(record: ConnectionRecord, decided: Decision, *, asked: bool) -> Decision:
+    """The nearest to `decided` that there is for such a connection."""
+    if record.type == "dgram":
+        return replace(decided, policy="keep") if decided.policy == "reconnect" else decided
+    if decided.policy == "keep" and record.family == "unix":
+        return _instead(decided, "the other half of a unix connection cannot be kept: it is closed when the tree ends")
+    if decided.policy != "reconnect":
+        # What the dump found out about a wish that it could not grant is still the reason.
+        return replace(decided, reason=record.reason) if decided.policy == record.policy else decided
+    if record.direction == "accepted":
+        return replace(decided, policy="hangup", reason="it was accepted: only the client outside can connect again")
+    if record.family == "unix" and not record.peer:
+        return _instead(decided, "the peer has no name to connect to")
+    if record.reason and not asked:
+        return _instead(decided, record.reason)  # the dump found that it cannot be rebuilt
+    return decided
+
+
+def _instead(decided: Decision, reason: str) -> Decision:
+    return replace(decided, policy=decided.on_failure, reason=reason)
+
+
+def find(
+    record: ConnectionRecord, rules: Rules, commands: Mapping[int, str], addresses: Mapping[str, Collection[str]]
+) -> tuple[Rule | None, str]:
+    """The first rule that matches, and the host name by which it does."""
+    for rule in rules.rules:
+        host = _matches(rule.match, record, commands, addresses)
+        if host is not None:
+            return rule, host
+    return None, ""
+
+
+def endpoint(address: str) -> tuple[str, int]:
+    """Host and port of an internet address as records write it; ("", 0) for anything else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit():
+        return "", 0
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _matches(
+    match: Match, record: ConnectionRecord, commands: Mapping[int, str], addresses: Mapping[str, Collection[str]]
+) -> str | None:
+    """The host name that matched ("" where none is asked for); None if the record is not meant."""
+    accepted = record.direction == "accepted"
+    unix = record.family == "unix"
+    peer_host, peer_port = ("", 0) if unix else endpoint(record.peer)
+    if match.directions and record.direction not in match.directions:
+        return None
+    if match.protocols and not _speaks(record, match.protocols):
+        return None
+    if match.peers and not _within(peer_host, match.peers):
+        return None
+    if match.ports:
+        port = 0 if unix else endpoint(record.local)[1] if accepted else peer_port
+        if not any(low <= port <= high for low, high in match.ports):
+            return None
+    if match.paths:
+        path = record.local if accepted else record.peer
+        if not unix or not any(fnmatchcase(path, glob) for glob in match.paths):
+            return None
+    if match.processes:
+        held_by = {commands.get(pid, "") for pid, _fd in record.holders or ((record.pid, record.fd),)}
+        if not any(fnmatchcase(command, glob) for command in held_by for glob in match.processes):
+            return None
+    if not match.hosts:
+        return ""
+    return next((name for name in match.hosts if record.host == name or peer_host in addresses.get(name, ())), None)
+
+
+def _speaks(record: ConnectionRecord, protocols: Iterable[str]) -> bool:
+    from .detect import by_appearance
+
+    transport = "unix" if record.family == "unix" else record.protocol
+    return any(p == transport if p in TRANSPORTS else p == (record.application or by_appearance(record)) for p in protocols)
+
+
+def _within(host: str, networks: Sequence[Network]) -> bool:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return any(address in network for network in networks)
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def parse(config: Config) -> Rules:
+    """The rules of the configuration; `ConfigError` names file, rule and key."""
+    return Rules(tuple(_rule(raw, where) for where, raw in config.connection_rules), config.connections)
+
+
+def _rule(raw: Mapping[str, Any], where: str) -> Rule:
+    _known(raw, _RULE_KEYS, where)
+    match = raw.get("match", {})
+    if not isinstance(match, Mapping):
+        raise ConfigError(f"{where}: match must be a mapping, not {match!r}")
+    options = raw.get("options", {})
+    if not isinstance(options, Mapping) or not all(isinstance(key, str) for key in options):
+        raise ConfigError(f"{where}: options must be a mapping")
+    application = raw.get("application", "")
+    if not isinstance(application, str):
+        raise ConfigError(f"{where}: application must be the name of a protocol or a hook, not {application!r}")
+    return Rule(
+        where=where,
+        match=_match(match, f"{where}.match"),
+        policy=_choice(raw, "policy", POLICIES, "", where),
+        application=application,
+        settings=Settings(_secret(raw.get("secret", {}), f"{where}.secret"), dict(options)),
+        on_failure=_choice(raw, "on_failure", FALLBACKS, "hangup", where),
+        deadline=_seconds(raw, "deadline", DEADLINE, where),
+        drain=_seconds(raw, "drain", 0.0, where),
+    )
+
+
+def _match(raw: Mapping[str, Any], where: str) -> Match:
+    _known(raw, _MATCH_KEYS, where)
+    directions = _texts(raw, "direction", where)
+    for direction in directions:
+        if direction not in ("accepted", "initiated"):
+            raise ConfigError(f"{where}.direction must be accepted or initiated, not {direction!r}")
+    return Match(
+        peers=tuple(_network(text, f"{where}.peer") for text in _texts(raw, "peer", where)),
+        ports=tuple(_ports(item, f"{where}.port") for item in _items(raw, "port")),
+        hosts=_texts(raw, "host", where),
+        protocols=_texts(raw, "protocol", where),
+        processes=_texts(raw, "process", where),
+        directions=directions,
+        paths=_texts(raw, "path", where),
+    )
+
+
+def _known(raw: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    for key in raw:
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}", hint=f"Known keys: {', '.join(known)}.")
+
+
+def _items(raw: Mapping[str, Any], key: str) -> list[Any]:
+    value = raw.get(key, [])
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _texts(raw: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    items = _items(raw, key)
+    if not all(isinstance(item, str) and item for item in items):
+        raise ConfigError(f"{where}.{key} must be text or a list of texts, not {raw[key]!r}")
+    return tuple(items)
+
+
+def _network(text: str, where: str) -> Network:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        hint = "For a host name, use the key host."
+        raise ConfigError(f"{where} must be an address or a network such as 10.0.0.0/8, not {text!r}", hint=hint) from None
+
+
+def _ports(item: Any, where: str) -> tuple[int, int]:
+    text = str(item) if isinstance(item, int) and not isinstance(item, bool) else item
+    if isinstance(text, str):
+        low, dash, high = text.partition("-")
+        if low.isascii() and low.isdigit() and (high.isascii() and high.isdigit() if dash else True):
+            first, last = int(low), int(high) if dash else int(low)
+            if 0 < first <= last < 65536:
+                return first, last
+    raise ConfigError(f'{where} must be a port, a range such as "8000-8099", or a list of them, not {item!r}')
+
+
+def _choice(raw: Mapping[str, Any], key: str, choices: Sequence[str], default: str, where: str) -> str:
+    value = raw.get(key, default)
+    if key in raw and value not in choices:
+        raise ConfigError(f"{where}: {key} must be one of {', '.join(choices)}, not {value!r}")
+    return str(value)
+
+
+def _seconds(raw: Mapping[str, Any], key: str, default: float, where: str) -> float:
+    value = raw.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_SECONDS:
+        raise ConfigError(f"{where}: {key} must be a number of seconds from 0 to {_MOST_SECONDS:.0f}, not {value!r}")
+    return float(value)
+
+
+def _secret(raw: Any, where: str) -> dict[str, Any]:
+    """A reference to a secret.  What is not one may be a secret itself, so its value is never repeated."""
+    if raw == {}:
+        return {}
+    hint = "Say where the secret is found: {env: NAME}, {file: PATH} or {command: [PROGRAM, ARGUMENT, ...]}."
+    if not isinstance(raw, Mapping) or len(raw) != 1 or next(iter(raw)) not in _SECRET_KEYS:
+        raise ConfigError(f"{where} must be a mapping with one of the keys {', '.join(_SECRET_KEYS)}", hint=hint)
+    ((kind, value),) = raw.items()
+    if kind == "command":
+        words = value.split() if isinstance(value, str) else value
+        if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+            raise ConfigError(f"{where}.command must be a list of texts", hint=hint)
+        return {"command": words}
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{where}.{kind} must be text", hint=hint)
+    return {kind: value}
