@@ -94,6 +94,16 @@ class NoSuchProcess(NotFound):
     code = "no-such-process"
 
 
+class SessionGone(NotFound):
+    """The session's holder does not answer, or the connection to it was lost."""
+
+    code = "session-gone"
+
+    @classmethod
+    def default_hint(cls) -> str:
+        return "`criuctl ls` shows the sessions of this host."
+
+
 class NoSuchCheckpoint(NotFound):
     """The store holds no such checkpoint."""
 
@@ -246,11 +256,33 @@ class Conflict(CriuctlError):
     code = "conflict"
 
 
+class LeaseHeld(Conflict):
+    """Somebody else holds the session's write lease."""
+
+    code = "lease-held"
+
+    @classmethod
+    def default_hint(cls) -> str:
+        return "Wait until it is yielded, or take it (`criuctl attach --take`)."
+
+
+class WrongState(Conflict):
+    """The session is not in a state in which this is possible."""
+
+    code = "wrong-state"
+
+
 class Vetoed(CriuctlError):
     """A hook or a policy said no."""
 
     exit_code = 10
     code = "vetoed"
+
+
+class Forbidden(Vetoed):
+    """The operator's role does not allow it."""
+
+    code = "forbidden"
 
 
 class TimedOut(CriuctlError):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import socket
 import time
 from collections.abc import Iterator
@@ -22,21 +21,20 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from ..errors import Conflict, InvalidName
+from ..errors import Conflict
 from ..proc import netfilter
 from ..proc.tree import ProcessIdentity
+from ..session.names import check_name, valid_name
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-
-def check_name(name: str) -> str:
-    """The name, if it may be a session's: 1 to 64 of ``A-Za-z0-9._-``, beginning with a letter or digit, not all digits."""
-    if _NAME.fullmatch(name) is None or name.isdigit():
-        raise InvalidName(
-            f"{name!r} cannot be a session's name",
-            hint="Use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit, and not digits alone.",
-        )
-    return name
+__all__ = [
+    "Registry",
+    "SessionRecord",
+    "boot_id",
+    "check_name",
+    "exclusive",
+    "exclusive_session",
+    "forget_stale_locks",
+]
 
 
 def boot_id() -> str:
@@ -90,7 +88,7 @@ class Registry:
         """Every record, by name."""
         if not self.folder.is_dir():
             return []
-        records = (self.get(path.stem) for path in sorted(self.folder.glob("*.json")) if _NAME.fullmatch(path.stem))
+        records = (self.get(path.stem) for path in sorted(self.folder.glob("*.json")) if valid_name(path.stem))
         return [record for record in records if record is not None]
 
     def find(self, identity: ProcessIdentity) -> SessionRecord | None:

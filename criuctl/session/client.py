@@ -1,0 +1,481 @@
+"""`Session`: a client of a holder.  Everything that the command line does with a session, as a Python API.
+
+    with Session.connect("build", kind="agent", operator="ci", role="write") as session:
+        mark = session.send("make\\n")["offset"]
+        found = session.wait_match(r"\\$ $", since=mark, timeout=600)
+
+Calls block; `request` is all of the protocol that has no method of its own.  One connection is one operator.
+Not for several threads at once: open a connection each.
+
+A program with an event loop of its own (the attach client) uses `fileno`, `submit` and `receive(0)`: output, events
+and answers come as `Output`, `Event` and `Answer`, in the order in which the holder sent them.  What comes while
+a blocking call waits for its answer is kept for `receive` in that order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from .. import __version__
+from ..errors import (
+    CommandFailed,
+    Conflict,
+    CriuctlError,
+    DataError,
+    Forbidden,
+    LeaseHeld,
+    NotFound,
+    SessionGone,
+    TimedOut,
+    UsageError,
+    WrongState,
+)
+from . import names, protocol
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+_ERRORS: dict[str, type[CriuctlError]] = {
+    "bad-request": UsageError,
+    "busy": Conflict,
+    "failed": CommandFailed,
+    "forbidden": Forbidden,
+    "lease-held": LeaseHeld,
+    "not-found": NotFound,
+    "protocol": DataError,
+    "state": WrongState,
+}
+_READ = 1 << 20
+_MATCH_WINDOW = 64 << 10  # bytes before the newest that a match may begin in
+ANSWER_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Bytes of the session's output; `offset` is that of the first."""
+
+    offset: int
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        """The offset behind the last byte."""
+        return self.offset + len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something happened in the session; `body` has all keys (PROTOCOL.md, section 6)."""
+
+    name: str
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to request `id`; `error` is what a blocking call would have raised, `data` the bytes of a `read`."""
+
+    id: int
+    body: dict[str, Any]
+    error: CriuctlError | None = None
+    data: bytes = b""
+
+
+Message = Output | Event | Answer
+
+
+class Session:
+    """A connection to the holder of one session."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        kind: str = "human",
+        operator: str = "",
+        role: str = "write",
+        resume: tuple[str, str] | None = None,
+    ) -> None:
+        """Greet the holder on a connected socket, ours from now on; `resume` is (operator id, token) of a lost connection."""
+        self._socket = sock
+        self._decoder = protocol.Decoder()
+        self._inbox: deque[Message] = deque()
+        self._pieces: dict[int, bytearray] = {}
+        self._last = 0
+        self._closed = False
+        self.end = 0  # offset behind the newest output that was received; where to attach again
+        try:
+            sock.setblocking(True)
+            sock.sendall(protocol.preface(f"criuctl/{__version__}"))
+            hello: dict[str, Any] = {"kind": kind, "name": operator or _user(), "role": role, "program": f"criuctl/{__version__}"}
+            if resume is not None:
+                hello["operator"], hello["token"] = resume
+            self.hello = self.request("hello", **hello)
+        except BaseException:
+            self.close()
+            raise
+        self.operator: str = self.hello["operator"]
+        self.token: str = self.hello["token"]
+        self.role: str = self.hello["role"]
+
+    @classmethod
+    def connect(
+        cls,
+        name: str,
+        *,
+        config: Config | None = None,
+        kind: str = "human",
+        operator: str = "",
+        role: str = "write",
+        resume: tuple[str, str] | None = None,
+        timeout: float = 10.0,
+    ) -> Self:
+        """Connect to the session `name` of this host; `SessionGone` when no holder answers."""
+        if config is None:
+            from ..config import load
+
+            config = load()
+        path = names.run_folder(config.run_dir, name) / "socket"
+        try:
+            sock = names.connect(path, timeout)
+        except PermissionError as error:
+            raise Forbidden(f"session {name!r} belongs to another user", hint="Only its owner and root may connect.") from error
+        except OSError as error:
+            raise SessionGone(f"session {name!r} has no holder on this host ({error.strerror or error})") from error
+        return cls(sock, kind=kind, operator=operator, role=role, resume=resume)
+
+    # -- for event loops --------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """The descriptor that becomes readable when there may be something for `receive`; see `pending`."""
+        return self._socket.fileno()
+
+    @property
+    def pending(self) -> bool:
+        """Whether `receive` has something at once, whatever the descriptor says."""
+        return bool(self._inbox)
+
+    def submit(self, op: str, *, fds: Sequence[int] = (), **arguments: Any) -> int:
+        """Send a request and return its id; the `Answer` comes by `receive`."""
+        self._last += 1
+        frame = protocol.json_frame({"id": self._last, "op": op, **arguments})
+        self._send(frame, fds)
+        return self._last
+
+    def submit_input(self, data: bytes, *, answered: bool = False) -> int:
+        """Send input without waiting; 0, or the id under which an `Answer` comes.  A refusal always comes."""
+        if answered:
+            self._last += 1
+        request = self._last if answered else 0
+        for at in range(0, max(len(data), 1), protocol.MAX_FRAME // 4):
+            self._send(
+                protocol.input_frame(
+                    request if at + protocol.MAX_FRAME // 4 >= len(data) else 0, data[at : at + protocol.MAX_FRAME // 4]
+                )
+            )
+        return request
+
+    def receive(self, timeout: float | None = None) -> Message | None:
+        """The next message; None when none came in `timeout` seconds.  `SessionGone` when the connection is lost."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._inbox:
+            if not self._fill(deadline):
+                return None
+        return self._inbox.popleft()
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def request(
+        self, op: str, *, timeout: float | None = ANSWER_TIMEOUT, fds: Sequence[int] = (), **arguments: Any
+    ) -> dict[str, Any]:
+        """Send a request and wait for its answer; its error is raised, `TimedOut` after `timeout` seconds."""
+        return self._await(self.submit(op, fds=fds, **arguments), op, timeout).body
+
+    def status(self) -> dict[str, Any]:
+        """What `criuctl status` shows."""
+        status: dict[str, Any] = self.request("status")["status"]
+        return status
+
+    def send(self, data: str | bytes, *, timeout: float | None = ANSWER_TIMEOUT) -> dict[str, Any]:
+        """Type `data` and wait until the terminal has taken it; ``offset`` of the answer is where the output was before."""
+        request = self.submit_input(data.encode() if isinstance(data, str) else data, answered=True)
+        return self._await(request, "input", timeout).body
+
+    def resize(self, rows: int, cols: int, xpixel: int = 0, ypixel: int = 0) -> None:
+        """Set the window size; needs the lease."""
+        self.request("resize", rows=rows, cols=cols, xpixel=xpixel, ypixel=ypixel)
+
+    def signal(self, number: int | str, to: str = "foreground") -> int:
+        """Signal the foreground group, the leader or the whole session; how many processes got it."""
+        return int(self.request("signal", signal=number, to=to)["signalled"])
+
+    def pause(self) -> dict[str, Any]:
+        """Freeze every process."""
+        return self.request("pause")
+
+    def resume(self) -> None:
+        """Undo `pause` and `halt`."""
+        self.request("resume")
+
+    def halt(self) -> dict[str, Any]:
+        """Freeze now, drop queued input that is not a human's, take the lease from an agent."""
+        return self.request("halt")
+
+    def kill(self, grace: float = protocol.DEFAULT_GRACE) -> int:
+        """End every process of the session; returns when they are gone."""
+        return int(self.request("kill", grace=grace, timeout=grace + ANSWER_TIMEOUT)["killed"])
+
+    # -- output -----------------------------------------------------------------------------------
+
+    def attach(self, start: int | str = "now", *, size: tuple[int, int] | None = None, write: bool = False) -> dict[str, Any]:
+        """Have output pushed from `start` on (offset, "start", "now", -N); it comes by `receive` or `stream`."""
+        arguments: dict[str, Any] = {"from": start}
+        if size is not None:
+            arguments["size"] = {"rows": size[0], "cols": size[1]}
+        if write:
+            arguments["write"] = True
+        return self.request("attach", **arguments)
+
+    def detach(self) -> int:
+        """Stop the output; the offset of the next byte that would have come."""
+        return int(self.request("detach")["offset"])
+
+    def stream(self, timeout: float | None = None) -> Iterator[Output | Event]:
+        """Output and events of an attached connection as they come; ends after the event ``exit``, or `timeout` idle seconds."""
+        while (message := self.receive(timeout)) is not None:
+            if isinstance(message, Answer):
+                continue
+            yield message
+            if isinstance(message, Event) and message.name == "exit":
+                return
+
+    def read(self, start: int | str = "start", end: int | None = None) -> Output:
+        """The bytes of the log from `start` to `end` (now); what is no longer kept is missing at the front (`Output.offset`)."""
+        arguments: dict[str, Any] = {"from": start}
+        if end is not None:
+            arguments["to"] = end
+        answer = self._await(self.submit("read", **arguments), "read", ANSWER_TIMEOUT)
+        return Output(int(answer.body["from"]), answer.data)
+
+    # -- waiting ----------------------------------------------------------------------------------
+
+    def wait_exit(self, timeout: float | None = None) -> dict[str, Any]:
+        """Wait until the session has ended: ``exit_code``, ``exit_signal``.  `TimedOut`."""
+        return self._wait("exit", timeout)
+
+    def wait_state(self, *states: str, timeout: float | None = None) -> str:
+        """Wait until the session is in one of these states."""
+        return str(self._wait("state", timeout, states=list(states))["state"])
+
+    def wait_output(self, offset: int, timeout: float | None = None) -> int:
+        """Wait until there is output behind `offset`; the new end."""
+        return int(self._wait("output", timeout, offset=offset)["end"])
+
+    def wait_idle(self, seconds: float, timeout: float | None = None) -> int:
+        """Wait until nothing has been printed for `seconds`; the end of the log.  `TimedOut`."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        end = int(self.status()["offset"])
+        while True:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimedOut(f"the session was not idle for {seconds:g} s in {timeout:g} s")
+            try:
+                end = self.wait_output(end, seconds if left is None else min(seconds, left))
+            except TimedOut:
+                if left is None or left >= seconds:
+                    return end
+
+    def wait_match(
+        self, pattern: str | re.Pattern[str], *, since: int | str = "now", timeout: float | None = None
+    ) -> re.Match[str]:
+        """Wait until `pattern` is found in the output from `since` on; `TimedOut`; `SessionGone` if the session ends first.
+
+        Looks at the raw output, escape sequences included, undecodable bytes replaced; a match may be 64 KiB long.
+        """
+        wanted = re.compile(pattern) if isinstance(pattern, str) else pattern
+        deadline = None if timeout is None else time.monotonic() + timeout
+        text = bytearray()
+        if since == "now":
+            since = int(self.status()["offset"])
+        while True:
+            piece = self.read(since)
+            text += piece.data
+            since = piece.end
+            if match := wanted.search(text.decode(errors="replace")):
+                return match
+            del text[:-_MATCH_WINDOW]
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimedOut(f"{wanted.pattern!r} did not come in {timeout:g} s")
+            try:
+                self.wait_output(since, left)
+            except WrongState as error:
+                if int(self.status()["offset"]) <= since:
+                    raise SessionGone(f"the session ended before {wanted.pattern!r} came") from error
+
+    # -- authority --------------------------------------------------------------------------------
+
+    def lease_request(
+        self, ttl: float = protocol.DEFAULT_TTL, *, queue: bool = False, timeout: float | None = ANSWER_TIMEOUT
+    ) -> dict[str, Any]:
+        """Ask for the write lease; `LeaseHeld`, or wait for it with `queue`."""
+        lease: dict[str, Any] = self.request("lease-request", ttl=ttl, queue=queue, timeout=timeout)["lease"]
+        return lease
+
+    def lease_take(self, ttl: float = protocol.DEFAULT_TTL) -> dict[str, Any]:
+        """Take the lease from whoever has it; the answer's ``from`` says who had."""
+        return self.request("lease-take", ttl=ttl)
+
+    def lease_grant(self, to: str) -> dict[str, Any]:
+        """Hand the lease to operator `to`."""
+        lease: dict[str, Any] = self.request("lease-grant", to=to)["lease"]
+        return lease
+
+    def lease_yield(self, to: str | None = None) -> None:
+        """Give the lease up, or over to operator `to`."""
+        arguments: dict[str, Any] = {} if to is None else {"to": to}
+        self.request("lease-yield", **arguments)
+
+    def heartbeat(self) -> dict[str, Any] | None:
+        """Keep one's lease; the lease of now."""
+        lease: dict[str, Any] | None = self.request("heartbeat")["lease"]
+        return lease
+
+    def set_role(self, kind: str, operator: str, role: str | None) -> None:
+        """Set, or with None forget, the highest role of an operator."""
+        self.request("set-role", kind=kind, name=operator, role=role)
+
+    def audit(self, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
+        """Entries of the audit log with a higher sequence than `since`."""
+        entries: list[dict[str, Any]] = self.request("audit", since=since, limit=limit)["entries"]
+        return entries
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def leave(self) -> None:
+        """Say goodbye, which frees the lease at once, and close."""
+        if not self._closed:
+            with contextlib.suppress(CriuctlError):
+                self.request("bye", timeout=5.0)
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the operator may come back with `resume`."""
+        self._closed = True
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.leave()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _wait(self, what: str, timeout: float | None, **arguments: Any) -> dict[str, Any]:
+        arguments["for"] = what
+        request = self.submit("wait", **arguments)
+        try:
+            return self._await(request, f"wait for {what}", timeout).body
+        except TimedOut:
+            # The answer may have crossed our cancelling: then it counts.
+            with contextlib.suppress(CriuctlError):
+                self.request("cancel", request=request)
+            crossed = next((m for m in self._inbox if isinstance(m, Answer) and m.id == request), None)
+            if crossed is not None:
+                self._inbox.remove(crossed)
+                if crossed.error is None:
+                    return crossed.body
+            raise
+
+    def _await(self, request: int, what: str, timeout: float | None) -> Answer:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        looked = 0
+        while True:
+            while looked < len(self._inbox):
+                message = self._inbox[looked]
+                if isinstance(message, Answer) and (message.id == request or (message.id == 0 and what == "input")):
+                    del self._inbox[looked]
+                    if message.error is not None:
+                        raise message.error
+                    return message
+                looked += 1
+            if not self._fill(deadline):
+                raise TimedOut(f"the holder did not answer {what!r} in {timeout:g} s")
+
+    def _send(self, frame: bytes, fds: Sequence[int] = ()) -> None:
+        try:
+            sent = socket.send_fds(self._socket, [frame], list(fds)) if fds else 0
+            self._socket.sendall(frame[sent:])
+        except OSError as error:
+            raise SessionGone(f"the connection to the session was lost ({error.strerror or error})") from error
+
+    def _fill(self, deadline: float | None) -> bool:
+        """Wait for bytes and sort them; False at the deadline."""
+        if deadline is not None:
+            poller = select.poll()
+            poller.register(self._socket, select.POLLIN)
+            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                return False
+        try:
+            data = self._socket.recv(_READ)
+        except OSError as error:
+            raise SessionGone(f"the connection to the session was lost ({error.strerror or error})") from error
+        if not data:
+            raise SessionGone("the holder closed the connection")
+        self._decoder.feed(data)
+        try:
+            for kind, body in self._decoder.frames():
+                self._sort(kind, body)
+        except protocol.ProtocolError as error:
+            raise DataError(str(error)) from error
+        return True
+
+    def _sort(self, kind: int, body: bytes) -> None:
+        if kind == protocol.OUTPUT:
+            offset, data = protocol.parse_output(body)
+            self.end = offset + len(data)
+            self._inbox.append(Output(offset, bytes(data)))
+        elif kind == protocol.DATA:
+            request, _offset, data = protocol.parse_data(body)
+            self._pieces.setdefault(request, bytearray()).extend(data)
+        elif kind == protocol.JSON:
+            message = protocol.parse_json(body)
+            if "event" in message:
+                self._inbox.append(Event(str(message["event"]), message))
+            elif isinstance(message.get("id"), int):
+                request = message["id"]
+                self._inbox.append(Answer(request, message, _error(message), bytes(self._pieces.pop(request, b""))))
+            else:
+                raise _error(message) or DataError("the holder sent a message that is neither an answer nor an event")
+
+
+def _error(message: dict[str, Any]) -> CriuctlError | None:
+    error = message.get("error")
+    if not isinstance(error, dict):
+        return None
+    kind = _ERRORS.get(str(error.get("code")), CriuctlError)
+    details = error.get("details")
+    return kind(
+        str(error.get("message", "the holder refused")),
+        hint=str(error.get("hint", "")),
+        **({k: v for k, v in details.items() if k not in ("message", "hint")} if isinstance(details, dict) else {}),
+    )
+
+
+def _user() -> str:
+    """The name of the person, or of the user, at this end."""
+    for variable in ("CRIUCTL_OPERATOR", "SUDO_USER", "LOGNAME", "USER"):
+        if os.environ.get(variable):
+            return os.environ[variable][:64]
+    return f"uid-{os.getuid()}"

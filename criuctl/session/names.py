@@ -1,0 +1,72 @@
+"""Names of sessions, and where a session's holder keeps its files.
+
+The socket and the state file live in ``RUN_DIR/holders/NAME`` (gone with the boot, as the holder is); the output
+log and the audit log in ``STATE_DIR/holders/NAME``.  Both folders are 0700: output may show secrets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import InvalidName
+
+DEFAULT_RUN_DIR = "/run/criuctl"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MAX_SOCKET_PATH = 100  # of the 107 bytes that the kernel takes
+
+
+def check_name(name: str) -> str:
+    """The name, if it may be a session's: 1 to 64 of ``A-Za-z0-9._-``, beginning with a letter or digit, not all digits."""
+    if _NAME.fullmatch(name) is None or name.isdigit():
+        raise InvalidName(
+            f"{name!r} cannot be a session's name",
+            hint="Use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit, and not digits alone.",
+        )
+    return name
+
+
+def valid_name(name: str) -> bool:
+    """Whether `check_name` would take it."""
+    return _NAME.fullmatch(name) is not None and not name.isdigit()
+
+
+def run_folder(run_dir: str, name: str) -> Path:
+    """Folder of the socket and the state file; `run_dir` as in the configuration, "" for the default."""
+    return Path(run_dir or DEFAULT_RUN_DIR) / "holders" / check_name(name)
+
+
+def state_folder(state_dir: str, name: str) -> Path:
+    """Folder of the output log and the audit log."""
+    return Path(state_dir) / "holders" / check_name(name)
+
+
+@contextlib.contextmanager
+def socket_address(path: Path) -> Iterator[str]:
+    """An address of the unix socket at `path` that fits what the kernel takes, however long the path is."""
+    if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def connect(path: Path, timeout: float | None = None) -> socket.socket:
+    """A connected stream socket to the unix socket at `path`; lets `OSError` through."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        sock.settimeout(timeout)
+        with socket_address(path) as address:
+            sock.connect(address)
+        sock.settimeout(None)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
