@@ -40,10 +40,18 @@ class CriuFailed(CriuctlError):
 
 
 @dataclass(frozen=True, slots=True)
+class Frozen:
+    """What the caller says of the frozen tree."""
+
+    guards: Mapping[int, PageGuard]  # the guarded page of each task, by CRIU's PID
+    external: Sequence[str] = ()  # more resources that come from outside again, known only now
+
+
+@dataclass(frozen=True, slots=True)
 class DumpSteps:
     """What the caller does at the moments of a dump; what raises, vetoes."""
 
-    frozen: Callable[[], Mapping[int, PageGuard]]  # every task is stopped; the guarded page of each, by CRIU's PID
+    frozen: Callable[[], Frozen]  # every task is stopped; CRIU has not looked at sockets yet, nor locked connections
     commit: Callable[[list[PageImage]], None]  # all pages and images are there, the tree is still frozen
 
 
@@ -83,9 +91,11 @@ def dump(
     receiver = PageReceiver(ours, sink)
     committed = threading.Event()
 
-    def notify(script: str, _pid: int) -> bool:
+    def notify(script: str, _pid: int) -> bool | Sequence[str]:
         if script == "query-ext-files":
-            receiver.guards = steps.frozen()
+            frozen = steps.frozen()
+            receiver.guards = frozen.guards
+            return frozen.external
         elif script == "post-dump":
             steps.commit(receiver.finish())
             committed.set()

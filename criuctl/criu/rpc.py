@@ -13,14 +13,17 @@ it had restored.  It is never killed from here, because a CRIU killed half way l
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import CriuctlError
 from . import schema
 
-Notify = Callable[[str, int], bool]
-"""Called with (script name, PID or 0) at each notification; what it returns is CRIU's answer."""
+Notify = Callable[[str, int], bool | Sequence[str]]
+"""Called with (script name, PID or 0) at each notification; what it returns is CRIU's answer.
+
+A list is a yes that adds external resources; CRIU takes them with ``query-ext-files`` only.
+"""
 
 _MAX_PACKET = 1 << 20
 
@@ -67,7 +70,7 @@ class Swrk:
                 break
             script = response.notify.script
             pid = response.notify.pid if response.notify.HasField("pid") else 0
-            accepted = False
+            accepted: bool | Sequence[str] = False
             if veto is None:
                 try:
                     accepted = True if notify is None else notify(script, pid)
@@ -75,7 +78,10 @@ class Swrk:
                     veto = error
             answer = self._rpc.criu_req()
             answer.type = self._rpc.NOTIFY
-            answer.notify_success = accepted
+            answer.notify_success = accepted is not False
+            if not isinstance(accepted, bool) and accepted:
+                answer.opts.images_dir_fd = -1  # a required field of the message, not looked at here
+                answer.opts.external.extend(accepted)
             try:
                 self._send(answer)
             except CriuGone:

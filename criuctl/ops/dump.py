@@ -26,7 +26,7 @@ from ..config import Config
 from ..criu import binary, driver
 from ..criu.images import ImageSet
 from ..criu.options import DumpOptions
-from ..criu.pages import PageGuard, PageImage
+from ..criu.pages import PageImage
 from ..errors import Conflict, CriuctlError, DumpFailed, PreflightRefused, Vetoed
 from ..proc import netfilter
 from ..proc.descriptors import Descriptor, descriptors
@@ -226,14 +226,14 @@ class _Dump:
             self.manifest = self._store(replace(self.manifest, timings=timings))
         return self.manifest
 
-    def frozen(self) -> dict[int, PageGuard]:
+    def frozen(self) -> driver.Frozen:
         """Every task is stopped: what /proc says now is what the images will say."""
         self.frozen_at = time.monotonic()
         self.reporter.step("frozen")
         self.tree = read_tree(self.root)
         self.opened = {p.pid: descriptors(p.pid) for p in self.tree if not p.zombie}
         self.collected = self.helper.submit(self._collect)  # beside CRIU's own work
-        return surroundings.page_guards(self.tree)
+        return driver.Frozen(surroundings.page_guards(self.tree))
 
     def _collect(self) -> tuple[list[FileRecord], list[ConnectionRecord]]:
         """The files and connections of the frozen tree."""
