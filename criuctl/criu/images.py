@@ -3,6 +3,20 @@
 An image file is two 32-bit magics, then entries of a 32-bit size and a protobuf message (CRIU's
 ``images/*.proto``).  Only images without extra payload behind their messages are read or edited here;
 everything else is carried as it is.  All access is by folder descriptor, because the folder has no path.
+
+Unix sockets with an outside peer are dumped as ``external unix[INODE]`` of our own half (CRIU's sk-unix.c).  What the
+images hold then, all of it in files.img, entries with ``usk``:
+
+- Ours as it was: state 1, ``peer`` the inode of the other half.  The other half is an entry with uflags 1 (USK_EXTERN),
+  type datagram, state 10, which no process holds; CRIU would connect ours to its name, which it refuses for a stream.
+- A client that waits in an outside listener's queue: state 1, ``peer`` the inode of that listener, of which there is *no*
+  entry: a restore ends with "Peer unresolved".  (With data in its queue, CRIU refuses the dump.)
+- A datagram socket whose peer has a name needs nothing: CRIU connects it to that name again.
+
+So a stream, a seqpacket socket, or a datagram socket whose peer has no name, is restored with state 7 and ``peer`` 0.  Its
+own ``name``, ``name_dir`` and ``file_perms`` must go as well: CRIU *unlinks* the path that any socket of the images is
+bound to (an accepted one bears its listener's), and with state 7 would bind it.  Data that was not read stays unrestored
+in sk-queues.img, as nobody sends it.  Shutdown flags are CRIU's to restore: 0 there, or connecting again ends in EPIPE.
 """
 
 from __future__ import annotations
