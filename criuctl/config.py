@@ -52,6 +52,10 @@ class Config:
     connections: ConnectionPolicy = "hangup"  # external connections when no rule and no option says else
     connection_rules: ConnectionRules = ()  # first match wins: mappings with match, policy, ... (see connections/rules.py)
     hook_dirs: tuple[str, ...] = ("/etc/criuctl/hooks",)  # folders of hook executables
+    hook_timeout: float = 30.0  # seconds one hook may take
+    hook_timeout_frozen: float = 5.0  # the same while the tree is frozen
+    hook_env: tuple[str, ...] = ()  # names of environment variables that hooks are given, beyond PATH, HOME, LANG and the like
+    hook_failure: dict[str, str] = field(default_factory=dict, hash=False)  # by phase: what a failed hook is: veto, warn, ignore
     detach_key: str = "C-]"  # leaves an attached session
 
     sources: tuple[str, ...] = field(default=(), compare=False)  # the files that were read, for doctor
@@ -83,6 +87,11 @@ def _coerce(key: str, value: Any, where: str) -> Any:
             if not isinstance(items, list | tuple) or not all(isinstance(i, str) for i in items):
                 raise ValueError
             return tuple(items)
+        if isinstance(default, dict):
+            pairs = dict(item.split("=") for item in value.split(":")) if isinstance(value, str) else value
+            if not isinstance(pairs, dict) or not all(isinstance(text, str) for pair in pairs.items() for text in pair):
+                raise ValueError
+            return dict(pairs)
         if isinstance(default, int) and isinstance(value, bool | float):
             raise ValueError
         if isinstance(default, str) and not isinstance(value, str):
@@ -90,6 +99,7 @@ def _coerce(key: str, value: Any, where: str) -> Any:
         return type(default)(value)
     except (TypeError, ValueError):
         kind = "list of text" if isinstance(default, tuple) else type(default).__name__
+        kind = "mapping of text" if isinstance(default, dict) else kind
         raise ConfigError(f"{where}: {key} must be {kind}, not {value!r}") from None
 
 

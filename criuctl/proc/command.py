@@ -305,10 +305,12 @@ def run(
     check: bool = True,
     pass_fds: Sequence[int] = (),
     cwd: str | os.PathLike[str] | None = None,
+    max_stdout: int | None = None,
 ) -> Completed:
     """Run a helper to its end and return what it said.
 
-    With `check` an exit code other than 0 is `CommandFailed`, with the tail of stderr in the message.
+    With `check` an exit code other than 0 is `CommandFailed`, with the tail of stderr in the message.  One that
+    prints more than `max_stdout` bytes (default: `MAX_STDOUT`) is ended: `CommandFailed` too.
     After `timeout` seconds the helper's process group is ended and reaped: `TimedOut`.
     """
     process: subprocess.Popen[bytes] | None = None
@@ -326,7 +328,7 @@ def run(
                 new_group=True,
             )
             child = Child(process, words, None)
-        stdout, stderr = _talk(process, child, input or b"", time.monotonic() + timeout)
+        stdout, stderr = _talk(process, child, input or b"", time.monotonic() + timeout, max_stdout or MAX_STDOUT)
     except BaseException as error:
         if child is not None:
             _end_group(child)
@@ -377,7 +379,7 @@ def _end_group(child: Child) -> None:
                 continue
 
 
-def _talk(process: subprocess.Popen[bytes], child: Child, data: bytes, deadline: float) -> tuple[bytes, bytes]:
+def _talk(process: subprocess.Popen[bytes], child: Child, data: bytes, deadline: float, max_stdout: int) -> tuple[bytes, bytes]:
     """Feed stdin, collect stdout and the tail of stderr until the child ends."""
     assert process.stdout is not None and process.stderr is not None
     out, err = process.stdout.fileno(), process.stderr.fileno()
@@ -400,7 +402,7 @@ def _talk(process: subprocess.Popen[bytes], child: Child, data: bytes, deadline:
                 if key.fd == child.pidfd:
                     ended = child.poll() is not None
                 elif key.fd in collected:
-                    if not _drain(key.fd, collected[key.fd], err):
+                    if not _drain(key.fd, collected[key.fd], err, max_stdout):
                         selector.unregister(key.fd)
                 else:
                     try:
@@ -414,11 +416,11 @@ def _talk(process: subprocess.Popen[bytes], child: Child, data: bytes, deadline:
                         assert process.stdin is not None
                         process.stdin.close()
     for fd, into in collected.items():
-        _drain(fd, into, err)  # what is still in the pipes; a grandchild that holds them is not waited for
+        _drain(fd, into, err, max_stdout)  # what is still in the pipes; a grandchild that holds them is not waited for
     return bytes(collected[out]), bytes(collected[err])
 
 
-def _drain(fd: int, into: bytearray, stderr_fd: int) -> bool:
+def _drain(fd: int, into: bytearray, stderr_fd: int, max_stdout: int) -> bool:
     """Read all that is there; False at the end of the stream."""
     while True:
         try:
@@ -430,5 +432,5 @@ def _drain(fd: int, into: bytearray, stderr_fd: int) -> bool:
         into += piece
         if fd == stderr_fd:
             del into[:-STDERR_TAIL]
-        elif len(into) > MAX_STDOUT:
-            raise CommandFailed(f"a helper printed more than {MAX_STDOUT} bytes")
+        elif len(into) > max_stdout:
+            raise CommandFailed(f"a helper printed more than {max_stdout} bytes")

@@ -1,0 +1,59 @@
+"""Whether an executable may be run with our rights: only its owner may change it, and that is root or we.
+
+Every folder and symlink on the way to the file is judged as well, for who can write to one of them can put another
+file in its place.  The way begins at the folder that the configuration names; what is above that is the
+operator's own choice.  Outside of it (a symlink led there) a sticky folder such as /tmp is as safe as its entries.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+_MAX_LINKS = 40  # as the kernel has it
+
+
+def _way(path: str) -> list[tuple[str, os.stat_result]]:
+    """Every folder and symlink on the way to `path`, and what it leads to at last, each once."""
+    pending = [part for part in path.split("/") if part][::-1]
+    here, links = "/", 0
+    passed: dict[str, os.stat_result] = {"/": os.lstat("/")}
+    while pending:
+        part = pending.pop()
+        if part == ".":
+            continue
+        if part == "..":
+            here = os.path.dirname(here)
+            continue
+        one = os.path.join(here, part)
+        status = passed[one] = os.lstat(one)
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > _MAX_LINKS:
+                raise OSError(f"{path}: too many symlinks")
+            target = os.readlink(one)
+            pending += [p for p in target.split("/") if p][::-1]
+            here = "/" if target.startswith("/") else here
+        else:
+            here = one
+    return list(passed.items())
+
+
+def objection(path: str, top: str) -> tuple[str, str] | None:
+    """Why `path`, below the configured folder `top`, may not be run, and what to do; None if it may."""
+    real_top = os.path.realpath(top)
+    above = {one for one, _ in _way(os.path.abspath(top))} - {real_top}
+    trusted = {0, os.geteuid()}
+    for one, status in _way(os.path.abspath(path)):
+        if one in above:
+            continue
+        if status.st_uid not in trusted:
+            who = "root" if os.geteuid() == 0 else f"root or user {os.geteuid()}"
+            return f"{one} belongs to user {status.st_uid}, not to {who}", f"chown root {one}, if it is meant to run."
+        mode = status.st_mode
+        if stat.S_ISLNK(mode) or not mode & (stat.S_IWGRP | stat.S_IWOTH):
+            continue
+        outside = one != real_top and not one.startswith(f"{real_top}/")
+        if not (stat.S_ISDIR(mode) and mode & stat.S_ISVTX and outside):
+            return f"{one} can be written by others than its owner", f"chmod go-w {one}"
+    return None
