@@ -52,6 +52,8 @@ class TreeSocket:
     where: Peer
     peer_holders: tuple[tuple[int, int], ...] = ()  # in the tree
     peer_name: str = ""  # unix: the name of the peer, or of the listener that it came from
+    peer_inode: int = 0  # of the other end, or of the listener in whose queue it waits, where the tables have it
+    waiting: bool = False  # OUTSIDE: the other end is in a listener's queue
     loopback: bool = False  # internet: both addresses are this host's
 
     @property
@@ -156,12 +158,12 @@ def _join(
     mine: Mapping[int, tuple[int, Socket]], known: Mapping[int, tuple[int, Socket]], holders: Mapping[int, list[tuple[int, int]]]
 ) -> list[TreeSocket]:
     by_pair = {
-        (namespace, s.protocol, s.local, s.peer): s.inode for namespace, s in mine.values() if s.local and s.peer and s.connected
+        (namespace, s.protocol, s.local, s.peer): s.inode for namespace, s in known.values() if s.local and s.peer and s.connected
     }
     listeners = {(namespace, s.local) for namespace, s in mine.values() if s.protocol == "tcp" and s.listening and s.local}
     listener_ports = {(namespace, address.port) for namespace, address in listeners if _is_any(address.host)}
     local_hosts = {(namespace, s.local.host) for namespace, s in known.values() if s.local}
-    pending = {inode: s for _namespace, s in mine.values() if s.family == "unix" for inode in s.pending if inode}
+    pending = {inode: s for _namespace, s in known.values() if s.family == "unix" for inode in s.pending if inode}
     joined = []
     for inode, (namespace, s) in mine.items():
         result = TreeSocket(s, namespace, tuple(sorted(holders[inode])), Peer.NONE)
@@ -174,18 +176,29 @@ def _join(
                     where=Peer.INSIDE if inside else Peer.OUTSIDE,
                     peer_holders=tuple(sorted(holders.get(s.peer_inode, ()))),
                     peer_name=peer[1].name if peer else "",
+                    peer_inode=s.peer_inode if peer else 0,
                 )
             elif inode in pending:
-                result = replace(result, where=Peer.QUEUED, peer_name=pending[inode].name)
+                listener = pending[inode]
+                inside = listener.inode in mine
+                result = replace(
+                    result,
+                    where=Peer.QUEUED if inside else Peer.OUTSIDE,
+                    peer_name=listener.name,
+                    peer_inode=listener.inode,
+                    waiting=not inside,
+                )
         elif s.connected and s.peer is not None:
             loopback = _is_loopback(s.peer.host) or (namespace, s.peer.host) in local_hosts
-            other = by_pair.get((namespace, s.protocol, s.peer, s.local)) if s.local else None
-            if other is not None:
-                result = replace(result, where=Peer.INSIDE, peer_holders=tuple(sorted(holders[other])), loopback=True)
+            other = by_pair.get((namespace, s.protocol, s.peer, s.local), 0) if s.local else 0
+            if other in mine:
+                result = replace(
+                    result, where=Peer.INSIDE, peer_holders=tuple(sorted(holders[other])), peer_inode=other, loopback=True
+                )
             elif (namespace, s.peer) in listeners or (loopback and (namespace, s.peer.port) in listener_ports):
                 result = replace(result, where=Peer.QUEUED, loopback=True)
             else:
-                result = replace(result, where=Peer.OUTSIDE, loopback=loopback)
+                result = replace(result, where=Peer.OUTSIDE, loopback=loopback, peer_inode=other)
         joined.append(result)
     return sorted(joined, key=lambda t: t.holders)
 
