@@ -154,7 +154,14 @@ class Hooks:
     def run(self, phase: str, **facts: Any) -> None:
         """Run the hooks of `phase`, all told `facts` (which later phases are told, too); raises `Vetoed`."""
         self.facts.update(facts)
-        found = executables(self.config, phase)
+        try:
+            found = executables(self.config, phase)
+        except ConfigError as error:
+            if PHASES[phase].vetoes:
+                raise
+            self.degraded = True
+            self.reporter.warning(error.message, error.hint)
+            return
         if not found:
             return
         self.reporter.step(f"hooks-{phase}")
@@ -186,14 +193,8 @@ class Hooks:
             yield
         except BaseException as error:
             if not self.done:
-                self._tell(phase, error)
+                self.run(phase, error=error_body(error))
             raise
-
-    def _tell(self, phase: str, error: BaseException) -> None:
-        try:
-            self.run(phase, error=error_body(error))
-        except CriuctlError as other:  # an unreadable folder; the first error is the one to tell
-            self.reporter.warning(other.message, other.hint)
 
     def records(self) -> list[dict[str, Any]]:
         """All results so far, as JSON."""

@@ -53,6 +53,7 @@ class RestoreResult:
     files: list[dict[str, str]]
     warnings: list[str] = field(default_factory=list)
     degraded: bool = False
+    hooks: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Keys as in the command line's contract."""
@@ -67,6 +68,7 @@ class RestoreResult:
             "pids": self.pids,
             "connections": self.connections,
             "files": self.files,
+            "hooks": self.hooks,
             "warnings": self.warnings,
         }
 

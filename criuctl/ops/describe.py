@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import __version__
@@ -39,6 +39,7 @@ class DumpResult:
     store: str
     warnings: list[str]
     degraded: bool = False
+    hooks: list[dict[str, Any]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Keys as in the command line's contract."""
@@ -55,6 +56,7 @@ class DumpResult:
             "bytes": dict(m.bytes),
             "connections": [c.to_dict() for c in m.connections if c.state != "listen"],
             "terminals": list(m.terminals),
+            "hooks": self.hooks,
             "warnings": self.warnings,
         }
 

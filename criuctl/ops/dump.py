@@ -28,6 +28,7 @@ from ..criu.images import ImageSet
 from ..criu.options import DumpOptions
 from ..criu.pages import PageImage
 from ..errors import Conflict, CriuctlError, DumpFailed, PreflightRefused, Vetoed
+from ..hooks import Hooks
 from ..proc import netfilter
 from ..proc.descriptors import Descriptor, descriptors
 from ..proc.scratch import Scratch
@@ -35,7 +36,7 @@ from ..proc.sockdiag import socket_inside
 from ..proc.tree import Process, read_tree, wait_ended
 from ..report import Reporter
 from ..store import open_store
-from . import files, remaps, surroundings
+from . import files, hooking, remaps, surroundings
 from .describe import DumpResult, Taken, describe
 from .host import host_id
 from .namespaces import NamespacePlan, plan_entry
@@ -69,6 +70,8 @@ def dump(
         stack.enter_context(exclusive(f"tree/{boot_id()}/{root.pid}/{root.start_time}", busy))
         session = _session(registry, resolved, name)
         stack.enter_context(exclusive_session(config, session.name))
+        hooks = hooking.of_dump(config, reporter, session, root.pid, labels=labels or {}, leave_running=leave_running)
+        stack.enter_context(hooks.telling("dump-failed"))
 
         # Everything that can be known to fail is found out here, before anything is touched.
         reporter.step("preflight")
@@ -114,9 +117,11 @@ def dump(
             net=net,
             folder=scratch.folder("images"),
             writer=stack.enter_context(repository.writer(reporter)),
+            hooks=hooks,
         )
         stack.callback(os.close, work.folder)
         stack.enter_context(_handlers_restored())
+        hooks.run("pre-dump")
         try:
             manifest = work.run(criu)
         except BaseException as error:
@@ -127,6 +132,7 @@ def dump(
                 raise _explain(config, error, work) from error
             # The last process of a private PID namespace takes CRIU, its guest, along: no answer, but all is done.
             manifest = work.committed()
+        hooks.done = True
         if not leave_running:
             work.end_tree()
             try:
@@ -134,8 +140,9 @@ def dump(
             except CriuctlError as error:
                 reporter.warning(f"the lease of {session.name!r} could not be given back: {error.message}", error.hint)
         _remember(registry, config, work, manifest)
+    hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
-    return DumpResult(manifest, store.url, list(reporter.warnings))
+    return DumpResult(manifest, store.url, list(reporter.warnings), hooks.degraded, hooks.records())
 
 
 def _session(registry: Registry, target: Target, name: str | None) -> SessionRecord:
@@ -191,6 +198,7 @@ class _Dump:
     net: int  # descriptor of the tree's net namespace
     folder: int
     writer: CheckpointWriter
+    hooks: Hooks
     tree: list[Process] = field(default_factory=list)
     opened: dict[int, list[Descriptor]] = field(default_factory=dict)
     helper: ThreadPoolExecutor = field(init=False)
@@ -233,6 +241,7 @@ class _Dump:
         self.tree = read_tree(self.root)
         self.opened = {p.pid: descriptors(p.pid) for p in self.tree if not p.zombie}
         self.collected = self.helper.submit(self._collect)  # beside CRIU's own work
+        self.hooks.run("frozen", processes=[p.pid for p in self.tree])
         return driver.Frozen(surroundings.page_guards(self.tree))
 
     def _collect(self) -> tuple[list[FileRecord], list[ConnectionRecord]]:
@@ -263,7 +272,8 @@ class _Dump:
         """Make everything durable, then publish the manifest: THE commit point."""
         self.reporter.step("store")
         self.writer.flush()
-        manifest = self._with_sizes(manifest)
+        self.hooks.run("post-dump", checkpoint=manifest.id, connections=hooking.about_connections(manifest))
+        manifest = replace(self._with_sizes(manifest), hooks=tuple(self.hooks.records()))
         self.reporter.step("commit")
         summary = self.writer.commit(manifest)
         return replace(manifest, number=summary.number)

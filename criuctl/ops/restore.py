@@ -26,13 +26,14 @@ from ..criu.images import ImageSet
 from ..criu.lazy import LazyImage, LazyPages
 from ..criu.options import RestoreOptions
 from ..errors import PreflightRefused, RestoreFailed
+from ..hooks import Hooks
 from ..proc.namespaces import pid_in
 from ..proc.privatens import PrivateNamespaces
 from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..store import open_store
-from . import arrival, cgroups, handback, materialise, mend, remaps
+from . import arrival, cgroups, handback, hooking, materialise, mend, remaps
 from .arrival import RestoreResult
 from .host import host_id
 from .netlock import ConnectionLock
@@ -71,6 +72,9 @@ def restore(
         name = new_name or manifest.session.name
         stack.enter_context(exclusive_session(config, name))
         arrival.check_not_running(registry, name, copy=new_name is not None)
+        hooks = hooking.of_restore(config, reporter, manifest, name)
+        if not dry_run:
+            stack.enter_context(hooks.telling("restore-failed"))
 
         reporter.step("preflight")
         reader = repository.reader(reporter)
@@ -93,6 +97,7 @@ def restore(
 
         reporter.step("claim", session=name)
         session = arrival.next_incarnation(registry, manifest, name, copy=new_name is not None)
+        hooks.run("pre-restore", incarnation=session.incarnation, connections=plan.to_dict()["connections"])
         claim = leases.claim(
             repository,
             session.name,
@@ -121,7 +126,8 @@ def restore(
             here = replace(session, state="running", pid=root, start_time=identity.start_time, boot_id=boot_id())
             registry.put(replace(here, store=config.store, checkpoint=manifest.id, lock_table="", lock_kept=False))
 
-        work = _Restore(config, reporter, manifest, plan, images, folder, reader, register, pages, copy=new_name is not None)
+        copy = new_name is not None
+        work = _Restore(config, reporter, manifest, plan, images, folder, reader, register, pages, hooks, copy=copy)
         try:
             root = work.run(criu)
         except BaseException as error:
@@ -132,9 +138,11 @@ def restore(
             if isinstance(error, driver.CriuFailed):
                 raise arrival.explain(config, error, manifest) from error
             raise
+        hooks.done = True
         claim.keep()
         if not os.path.exists(f"/proc/{root}"):
             reporter.warning(f"PID {root}: the restored root has ended already")
+    hooks.run("post-resume")
     reporter.step("done")
     return RestoreResult(
         checkpoint=manifest.id,
@@ -148,6 +156,8 @@ def restore(
         connections=work.connections,
         files=[{"path": path, "newer_copy": aside} for path, aside in work.aside],
         warnings=list(reporter.warnings),
+        degraded=hooks.degraded,
+        hooks=hooks.records(),
     )
 
 
@@ -164,6 +174,7 @@ class _Restore:
     reader: CheckpointReader
     register: Callable[[int], None]  # the root's PID, before it runs
     lazy: dict[int, LazyImage]  # pages that follow later; empty for an eager restore
+    hooks: Hooks
     copy: bool = False  # beside a live original
     inner_root: int = 0  # the root's PID as the tree sees it
     connections: list[dict[str, Any]] = field(default_factory=list)
@@ -246,6 +257,7 @@ class _Restore:
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         self.connections = handback.hand_back(self.manifest, self.plan.policies, root)
         self._rejoin_groups(pids)
+        self.hooks.run("post-restore", pid=root, connections=self.connections)
         if self.following is not None:
             self.following.watch(self.placed)
         self.register(root)

@@ -13,7 +13,9 @@ from typing import Any
 from ..config import Config
 from ..errors import CriuctlError
 from ..report import Reporter
-from .dump import DumpResult, dump
+from .describe import DumpResult
+from .dump import dump
+from .hooking import snapshot_failed
 from .registry import Registry
 
 
@@ -49,6 +51,7 @@ def snapshot(config: Config, targets: Sequence[str], all_: bool, *, reporter: Re
         try:
             result = dump(config, target, reporter=reporter, leave_running=True, labels={})
         except CriuctlError as error:
+            snapshot_failed(config, reporter, target, error)
             yield SnapshotOutcome(target, error=error)
         else:
             yield SnapshotOutcome(target, result=result)

@@ -1,0 +1,70 @@
+"""What the hooks of a dump, a restore and a snapshot are told; which phases there are is in `criuctl.hooks.contract`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..checkpoint.manifest import Manifest
+from ..config import Config
+from ..errors import CriuctlError
+from ..hooks import Hooks
+from ..proc.tree import read_process
+from ..report import Reporter
+from .registry import SessionRecord
+
+
+def of_dump(
+    config: Config, reporter: Reporter, session: SessionRecord, pid: int, *, labels: Mapping[str, str], leave_running: bool
+) -> Hooks:
+    """The hooks of a dump of the tree under `pid`."""
+    facts = {
+        "session": session.name,
+        "incarnation": session.incarnation,
+        "checkpoint": None,
+        "pid": pid,
+        "inner_pid": read_process(pid).ns_pid,
+        "store": config.store,
+        "labels": dict(labels),
+        "leave_running": leave_running,
+    }
+    return Hooks(config, reporter, facts)
+
+
+def of_restore(config: Config, reporter: Reporter, manifest: Manifest, name: str) -> Hooks:
+    """The hooks of a restore of `manifest` as session `name`; they are told what hooks of their name told the dump."""
+    facts = {
+        "session": name,
+        "incarnation": None,
+        "checkpoint": manifest.id,
+        "pid": None,
+        "inner_pid": manifest.root.ns_pid if manifest.root is not None else None,
+        "store": config.store,
+        "labels": dict(manifest.labels),
+        "leave_running": None,
+        "recorded": [dict(result) for result in manifest.hooks],
+    }
+    return Hooks(config, reporter, facts)
+
+
+def about_connections(manifest: Manifest) -> list[dict[str, Any]]:
+    """The connections of a checkpoint as hooks are told them."""
+    return [c.to_dict() for c in manifest.connections if c.state != "listen"]
+
+
+def snapshot_failed(config: Config, reporter: Reporter, target: str, error: CriuctlError) -> None:
+    """One target of a snapshot could not be dumped."""
+    from ..hooks.runner import error_body
+
+    known = target if not target.isdigit() else None
+    facts: dict[str, Any] = {
+        "session": known,
+        "incarnation": None,
+        "checkpoint": None,
+        "pid": None if known else int(target),
+        "inner_pid": None,
+        "store": config.store,
+        "labels": {},
+        "leave_running": True,
+    }
+    Hooks(config, reporter, facts).run("snapshot-failed", target=target, error=error_body(error))
