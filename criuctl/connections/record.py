@@ -1,0 +1,202 @@
+"""What a tree holds of connections, written down: one record for each socket that has, or waits for, another end.
+
+Taken twice: while the tree runs, to decide what can be decided early, and when it is frozen, for the manifest.  On the frozen
+tree every moment counts: one pass over the kernel's tables, one borrowed duplicate for each external socket (its
+options and TCP_INFO), and the search for the process behind a local peer, which looks at every descriptor of the host,
+only for peers that the first look has not met.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..checkpoint.manifest import ConnectionRecord
+from ..errors import NoSuchProcess
+from ..proc.descriptors import Descriptor
+from ..proc.procfs import read_text
+from ..proc.sockets import Peer, TreeSocket, outside_holders, tree_sockets
+from ..proc.syscalls import borrow_socket
+from ..proc.tree import Process
+from . import sockopts
+
+_FAMILIES = frozenset({"inet", "inet6", "unix"})
+_TCP_INFO = struct.Struct("=8B24I4Q6I")  # as far as data_segs_out; Linux 4.6 and later have all of it
+_TCP_OPTIONS = {1: "timestamps", 2: "sack", 4: "wscale", 8: "ecn"}
+_NEVER = 0xFFFFFFFF
+
+
+@dataclass(slots=True)
+class Connection:
+    """One record, and the socket that it is of: outer PIDs, which only this host knows."""
+
+    record: ConnectionRecord
+    held: TreeSocket
+
+
+@dataclass(slots=True)
+class Look:
+    """Everything that one look at a tree has found; the next look takes over what cannot have changed."""
+
+    connections: list[Connection]
+    owners: dict[int, str] = field(default_factory=dict)  # inode of a peer -> "PID (command)"; "" for nobody that we see
+
+    @property
+    def external(self) -> list[Connection]:
+        """Those with another end outside the tree."""
+        return [c for c in self.connections if c.record.external]
+
+    def unix_keys(self) -> list[str]:
+        """CRIU's names of the unix sockets of which it is to save only our half."""
+        return [f"unix[{c.record.inode}]" for c in self.external if c.record.family == "unix" and not c.held.waiting]
+
+
+def look(
+    tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]], *, before: Look | None = None, details: bool = True
+) -> Look:
+    """Every listening or connected internet socket of the tree, and every unix socket with another end outside.
+
+    The PIDs of records are the tree's own.  With `details`, options and TCP_INFO of the external ones are read.
+    """
+    inner = {p.pid: p.ns_pid for p in tree}
+    every = tree_sockets(opened)
+    found = [s for s in every if _wanted(s)]
+    outside = [s for s in found if _external(s)]
+    owners = _owners(outside, set(inner), before.owners if before is not None else {})
+    listening: set[int | str] = {s.socket.local.port if s.socket.local else s.socket.name for s in every if s.socket.listening}
+    with _Borrower() as borrower:
+        made = []
+        for s in found:
+            external = _external(s)
+            extra = borrower.details(s) if external and details else {}
+            record = _record(s, external, inner, listening, owners.get(s.peer_inode, "") if external else "", extra)
+            made.append(Connection(record, s))
+    return Look(made, owners)
+
+
+def _wanted(s: TreeSocket) -> bool:
+    kernel = s.socket
+    if kernel.family == "unix":
+        return _external(s)
+    return kernel.family in _FAMILIES and (kernel.connected or kernel.listening)
+
+
+def _external(s: TreeSocket) -> bool:
+    return s.where is Peer.OUTSIDE and s.socket.connected and not orphaned(s)
+
+
+def orphaned(s: TreeSocket) -> bool:
+    """Whether the other end was in this host's kernel and is closed: what it sent is queued here, nobody is there to lose."""
+    return s.loopback and s.socket.state == "close-wait" and not s.peer_inode
+
+
+def _owners(outside: Iterable[TreeSocket], inside: set[int], known: Mapping[int, str]) -> dict[int, str]:
+    """Who holds the other ends that are on this host."""
+    wanted = {s.peer_inode for s in outside if s.peer_inode}
+    owners = {inode: known[inode] for inode in wanted if inode in known}
+    unknown = wanted - owners.keys()
+    if unknown:
+        names: dict[int, str] = {}
+        for inode, (pid, _fd) in outside_holders(unknown, inside).items():
+            if pid not in names:
+                try:
+                    names[pid] = f"{pid} ({read_text(pid, 'comm').rstrip()})"
+                except (NoSuchProcess, OSError):
+                    names[pid] = str(pid)
+            owners[inode] = names[pid]
+        owners.update(dict.fromkeys(unknown - owners.keys(), ""))
+    return owners
+
+
+def _record(
+    s: TreeSocket, external: bool, inner: Mapping[int, int], listening: Set[int | str], owner: str, details: Mapping[str, Any]
+) -> ConnectionRecord:
+    kernel = s.socket
+    return ConnectionRecord(
+        pid=inner.get(s.pid, s.pid),
+        fd=s.fd,
+        holders=tuple((inner.get(pid, pid), fd) for pid, fd in s.holders),
+        family=kernel.family,
+        type=kernel.type,
+        protocol=kernel.protocol,
+        state=kernel.state,
+        inode=kernel.inode,
+        local=str(kernel.local) if kernel.local else kernel.name,
+        peer=str(kernel.peer) if kernel.peer and kernel.connected else s.peer_name,
+        external=external,
+        direction=_direction(s, listening),
+        rqueue=kernel.rqueue,
+        wqueue=kernel.wqueue,
+        peer_process=owner,
+        **details,
+    )
+
+
+def _direction(s: TreeSocket, listening: Set[int | str]) -> str:
+    """Who called whom; "" for a pair that was made connected, and for what is not connected.
+
+    No kernel keeps this.  An accepted TCP connection has a port on which the tree listens; one whose listener is closed by now
+    passes for initiated.  An accepted unix socket bears its listener's name, and its client seldom has one.
+    """
+    kernel = s.socket
+    if not kernel.connected:
+        return ""
+    if kernel.family == "unix":
+        if kernel.type == "dgram":
+            return "initiated" if s.peer_name else ""
+        if kernel.name and (kernel.name in listening or not s.peer_name):
+            return "accepted"
+        return "initiated" if s.peer_name else ""
+    if kernel.protocol in ("tcp", "mptcp") and kernel.local and kernel.local.port in listening:
+        return "accepted"
+    return "initiated"
+
+
+class _Borrower:
+    """Duplicates of the tree's sockets, one at a time; one pidfd for each process."""
+
+    def __init__(self) -> None:
+        self._pidfds: dict[int, int] = {}
+
+    def __enter__(self) -> _Borrower:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in self._pidfds.values():
+            os.close(fd)
+
+    def details(self, s: TreeSocket) -> dict[str, Any]:
+        """The record's fields that only the socket itself can tell; nothing of a socket that is gone."""
+        try:
+            if s.pid not in self._pidfds:
+                self._pidfds[s.pid] = os.pidfd_open(s.pid)
+            with borrow_socket(self._pidfds[s.pid], s.fd) as borrowed:
+                tcp = tcp_info(borrowed) if s.socket.protocol == "tcp" else {}
+                return {"options": sockopts.changed(borrowed), "tcp": tcp}
+        except OSError:
+            return {}
+
+
+def tcp_info(sock: socket.socket) -> dict[str, Any]:
+    """What of TCP_INFO tells people, and `drain`, how a connection is doing; {} where there is none."""
+    try:
+        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except OSError:
+        return {}
+    values = _TCP_INFO.unpack(raw.ljust(_TCP_INFO.size, b"\0"))
+    small, words, counts, more = values[:8], values[8:32], values[32:36], values[36:]
+    return {
+        "options": [name for bit, name in _TCP_OPTIONS.items() if small[5] & bit],
+        "mss": words[2],
+        "unacked": words[4],
+        "retransmits": words[23],
+        "rtt_us": words[15],
+        "idle_ms": min(words[9], words[11]) if min(words[9], words[11]) != _NEVER else 0,
+        "bytes_acked": counts[2],
+        "bytes_received": counts[3],
+        "not_sent": more[2],
+    }
