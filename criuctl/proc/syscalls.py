@@ -72,6 +72,12 @@ def is_child_subreaper() -> bool:
     return bool(value.value)
 
 
+def disconnect(fd: int) -> None:
+    """Dissolve a socket's association (connect to AF_UNSPEC), after which it can be connected anew."""
+    address = (0).to_bytes(16, sys.byteorder)  # struct sockaddr whose family is AF_UNSPEC
+    _checked(_c().connect(fd, address, len(address)))
+
+
 def borrow_socket(pidfd: int, fd: int) -> socket.socket:
     """`pidfd_getfd` of a socket, as a Python socket; closing it does not close the process's own.
 

@@ -1,0 +1,52 @@
+"""An application protocol that is an executable of the operator's: a hook of phase ``reconnect`` (see `criuctl.hooks`).
+
+It is given the socket unconnected and connects it itself.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Any
+
+from ...checkpoint.manifest import ConnectionRecord
+from ...config import Config
+from .. import secrets
+from .base import CannotRebuild, PeerAway, Settings
+
+
+class External:
+    """The hook `name` as an `ApplicationProtocol`."""
+
+    connects = True  # by itself
+
+    def __init__(self, config: Config, name: str) -> None:
+        self.config = config
+        self.name = name
+
+    def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+        """See `base.ApplicationProtocol`; what a hook wants to know it finds out in its phase ``frozen``."""
+        return {}
+
+    def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+        """See `base.ApplicationProtocol`."""
+        from ...hooks.reconnect import run_reconnect  # a restore without such a rule does not need it
+
+        try:
+            secret = secrets.resolve(settings.secret, timeout=max(0.1, deadline - time.monotonic()))
+        except secrets.SecretUnavailable as error:
+            raise CannotRebuild(error.message, hint=error.hint) from error
+        answer = run_reconnect(
+            self.config,
+            self.name,
+            sock.fileno(),
+            record.to_dict(),
+            options=settings.options,
+            secret=secret,
+            deadline=deadline,
+        )
+        if answer["outcome"] != "reconnected":
+            kind = PeerAway if answer["retry"] else CannotRebuild
+            raise kind(answer["reason"], hint=answer["hint"])
+        data: dict[str, Any] = answer["data"]
+        return data

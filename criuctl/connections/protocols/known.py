@@ -1,0 +1,20 @@
+"""The protocol of a name: one that ships (a module with `PROTOCOL`), else a hook of that name."""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+from ...config import Config
+from .base import ApplicationProtocol
+
+BUILT_IN = ("postgresql", "redis", "tcp")
+
+
+def find(config: Config, name: str) -> ApplicationProtocol:
+    """The protocol `name`; whether a hook of that name exists is found out when it is run."""
+    if name in BUILT_IN:
+        return cast("ApplicationProtocol", importlib.import_module(f"{__package__}.{name}").PROTOCOL)
+    from .external import External
+
+    return External(config, name)

@@ -1,0 +1,107 @@
+"""Connecting only: for protocols that keep nothing for a session, such as HTTP keep-alive or memcached.
+
+Options of a rule:
+
+- ``preamble``: text, or ``{base64: ...}``, sent on the new connection before the program goes on;
+- ``expect``: a regular expression (bytes, matched from the beginning) or ``{base64: ...}`` (exactly these bytes), which
+  the peer must answer; whatever the peer says that is not part of it would be read by the program, so it is a failure;
+- ``within``: seconds for the answer (5).
+
+There is no session, so there is nothing to inspect; that the program can go on without one is the rule's claim.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ...checkpoint.manifest import ConnectionRecord
+from .base import CannotRebuild, PeerAway, Settings
+from .wire import Wire
+
+_KNOWN = ("preamble", "expect", "within")
+_LONGEST_ANSWER = 64 * 1024
+_WITHIN = 5.0
+
+
+class Tcp:
+    """The protocol `tcp`; stateless."""
+
+    name = "tcp"
+
+    def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+        """See `base.ApplicationProtocol`; there is nothing to learn."""
+        _options(settings.options)
+        return {}
+
+    def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+        """See `base.ApplicationProtocol`."""
+        preamble, expect, within = _options(settings.options)
+        wire = Wire(sock, min(deadline, time.monotonic() + within), record.peer)
+        if preamble:
+            wire.send(preamble)
+        answered = _await(wire, expect) if expect is not None else 0
+        left = wire.unread() if sock.type != socket.SOCK_DGRAM else 0
+        if left:
+            raise CannotRebuild(
+                f"{record.peer} said {left} bytes that the program does not expect",
+                hint="A rule's option expect can take a greeting off the connection.",
+            )
+        return {"sent": len(preamble), "answered": answered} if preamble or answered else {}
+
+
+PROTOCOL = Tcp()
+
+
+def _await(wire: Wire, expect: re.Pattern[bytes] | bytes) -> int:
+    """Read just what is expected; the number of its bytes."""
+    if isinstance(expect, bytes):
+        seen = wire.receive(len(expect))
+        if seen != expect:
+            raise CannotRebuild(f"{wire.peer} answers something else than the rule expects")
+        return len(seen)
+    size = 1
+    while True:
+        seen = wire.peek(size)
+        found = expect.match(seen)
+        if found is not None and (found.end() < len(seen) or wire.unread() <= len(seen)):
+            wire.receive(found.end())
+            return found.end()
+        if len(seen) < size:
+            raise PeerAway(f"{wire.peer} closed the connection")
+        if size >= _LONGEST_ANSWER:
+            raise CannotRebuild(f"{wire.peer} answers something else than the rule expects")
+        size = min(max(wire.unread(), size + 1), _LONGEST_ANSWER)
+
+
+def _options(options: Mapping[str, Any]) -> tuple[bytes, re.Pattern[bytes] | bytes | None, float]:
+    for key in options:
+        if key not in _KNOWN:
+            raise CannotRebuild(f"the rule has an option that tcp does not know: {key}", hint=f"It knows {', '.join(_KNOWN)}.")
+    within = options.get("within", _WITHIN)
+    if isinstance(within, bool) or not isinstance(within, int | float) or within <= 0:
+        raise CannotRebuild("the rule's option within must be a number of seconds")
+    expect = options.get("expect")
+    if isinstance(expect, str):
+        try:
+            return _bytes(options.get("preamble", ""), "preamble"), re.compile(expect.encode(), re.DOTALL), float(within)
+        except re.error as error:
+            raise CannotRebuild(f"the rule's option expect is not a regular expression: {error}") from error
+    exactly = None if expect is None else _bytes(expect, "expect")
+    return _bytes(options.get("preamble", ""), "preamble"), exactly, float(within)
+
+
+def _bytes(value: Any, key: str) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, Mapping) and set(value) == {"base64"} and isinstance(value["base64"], str):
+        try:
+            return base64.b64decode(value["base64"], validate=True)
+        except binascii.Error:
+            pass
+    raise CannotRebuild(f"the rule's option {key} must be text or {{base64: TEXT}}")

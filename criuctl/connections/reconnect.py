@@ -1,0 +1,254 @@
+"""The hand-back engine: many connections at a time are connected again, each within its deadline.
+
+The tree is held meanwhile, so a try changes nothing that it could see: the socket is borrowed for the try,
+connected, given to its application protocol, and let go.  Between tries nothing is borrowed and no thread waits:
+a connection whose peer is away goes back into a queue that is ordered by time (exponential backoff with jitter),
+so that a hundred dead peers do not keep a living one waiting.  What cannot be connected in time, or not at all, is
+hung up here as well.
+
+No thread outlives `Engine.run`, however it ends: what is still under way is woken (`dialling.connect` watches a
+descriptor, everything else finds its socket shut down) and what nevertheless hangs, is a daemon thread on a dead socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import heapq
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..checkpoint.manifest import ConnectionRecord
+from ..errors import CriuctlError
+from ..proc import dialling
+from .protocols.base import ApplicationProtocol, CannotRebuild, PeerAway, Settings
+from .rules import endpoint
+
+_WORKERS = 128  # tries at a time; each holds a descriptor or two
+_TRY = 10.0  # seconds for one try, so that a peer that takes connections and says nothing is tried again
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+_GRACE = 2.0  # seconds that a try may take to notice that it is over
+_NAMES_KEPT = 5.0  # seconds for which an address of a name is not asked for again
+
+_AWAY = frozenset(
+    getattr(errno, name)
+    for name in (
+        *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "ETIMEDOUT", "EHOSTUNREACH", "EHOSTDOWN", "ENETUNREACH", "ENETDOWN"),
+        *("ENETRESET", "EADDRNOTAVAIL", "EAGAIN", "EINTR", "ENOENT", "ENOBUFS", "ENOMEM", "EPIPE", "EMFILE", "ENFILE"),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One connection to be given back."""
+
+    record: ConnectionRecord
+    protocol: ApplicationProtocol | None  # None: connecting is all there is to do
+    settings: Settings
+    seconds: float  # until it must be back
+    borrow: Callable[[], socket.socket]  # the program's socket, restored unconnected; the caller closes it
+    pid: int = 0  # a process that holds it, as we see it: paths are resolved as it would
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What became of it; a connection that is not `connected` is hung up."""
+
+    connected: bool
+    reason: str = ""
+    attempts: int = 0
+    seconds: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)  # of the application protocol
+
+
+@dataclass(slots=True)
+class _State:
+    """A job's way to its result."""
+
+    job: Job
+    deadline: float
+    attempts: int = 0
+    last: str = "it was not tried"
+    borrowed: socket.socket | None = None  # while a try is under way
+    result: Result | None = None
+
+
+class Engine:
+    """Gives `jobs` back; `seconds` bounds all of them together."""
+
+    def __init__(self, jobs: Sequence[Job], seconds: float) -> None:
+        self.began = time.monotonic()
+        self.deadline = self.began + seconds
+        self.states = [_State(job, min(self.deadline, self.began + job.seconds)) for job in jobs]
+        self._changed = threading.Condition()
+        self._due = [(self.began, number) for number in range(len(self.states))]  # a heap
+        self._open = len(self.states)  # without a result
+        self._stopped = False
+        self._names: dict[tuple[str, int, int], tuple[float, list[dialling.Address]]] = {}
+        self._random = random.SystemRandom()
+
+    def run(self) -> list[Result]:
+        """The results, in the order of the jobs.  A signal ends it early, by its exception."""
+        if not self.states:
+            return []
+        self._cancel = os.eventfd(0, os.EFD_CLOEXEC)
+        count = min(len(self.states), _WORKERS)
+        workers = [threading.Thread(target=self._work, name=f"criuctl-reconnect-{n}", daemon=True) for n in range(count)]
+        for worker in workers:
+            worker.start()
+        try:
+            latest = max(state.deadline for state in self.states) + _GRACE
+            with self._changed:
+                self._changed.wait_for(lambda: not self._open, max(0.0, latest - time.monotonic()))
+        finally:
+            self._stop(workers)
+        return [state.result or self._forsaken(state) for state in self.states]
+
+    def _stop(self, workers: Sequence[threading.Thread]) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+            os.eventfd_write(self._cancel, 1)
+            for state in self.states:
+                if state.borrowed is not None:
+                    with contextlib.suppress(OSError):
+                        state.borrowed.shutdown(socket.SHUT_RDWR)
+        until = time.monotonic() + _GRACE
+        for worker in workers:
+            worker.join(max(0.0, until - time.monotonic()))
+        if not any(worker.is_alive() for worker in workers):
+            os.close(self._cancel)
+
+    def _forsaken(self, state: _State) -> Result:
+        """A try that did not end: the socket is dead, whatever the thread still believes."""
+        with contextlib.suppress(OSError), state.job.borrow() as sock:
+            dialling.hang_up(sock)
+        return self._result(state, "its application protocol did not come to an end")
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (state := self._next()) is not None:
+            pause = self._try(state)
+            with self._changed:
+                state.borrowed = None
+                if pause is not None and not self._stopped:
+                    heapq.heappush(self._due, (time.monotonic() + pause, self.states.index(state)))
+                else:
+                    self._open -= 1
+                self._changed.notify_all()
+
+    def _next(self) -> _State | None:
+        with self._changed:
+            while not self._stopped and self._open:
+                wait = self._due[0][0] - time.monotonic() if self._due else None
+                if wait is not None and wait <= 0:
+                    return self.states[heapq.heappop(self._due)[1]]
+                self._changed.wait(wait)
+        return None
+
+    def _try(self, state: _State) -> float | None:
+        """One attempt; the seconds until the next one, or None when there is a result."""
+        state.attempts += 1
+        job = state.job
+        try:
+            with job.borrow() as sock:
+                with self._changed:
+                    state.borrowed = sock
+                try:
+                    facts = self._connect(job, sock, min(state.deadline, time.monotonic() + _TRY))
+                    state.result = self._result(state, "", facts)
+                    return None
+                except (PeerAway, OSError) as error:
+                    state.last = _told(error)
+                    pause = self._pause(state) if isinstance(error, PeerAway) or error.errno in _AWAY else None
+                    if pause is not None:
+                        _reset(sock)
+                        return pause
+                except CannotRebuild as error:
+                    state.last = error.message
+                except dialling.Cancelled:
+                    return None
+                except Exception as error:  # a protocol's bug costs its own connection, not the restore
+                    state.last = f"{type(error).__name__}: {error}"
+                dialling.hang_up(sock)
+                with self._changed:
+                    state.borrowed = None
+        except OSError as error:
+            state.last = f"its socket cannot be reached: {_told(error)}"
+        except CriuctlError as error:
+            state.last = error.message
+        state.result = self._result(state, state.last)
+        return None
+
+    def _result(self, state: _State, reason: str, facts: dict[str, Any] | None = None) -> Result:
+        return Result(not reason, reason, state.attempts, round(time.monotonic() - self.began, 3), facts or {})
+
+    def _pause(self, state: _State) -> float | None:
+        left = state.deadline - time.monotonic()
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(state.attempts - 1, 10)) * self._random.uniform(0.75, 1.25)
+        return min(pause, max(0.0, left - 0.05)) if left > 0.1 else None
+
+    def _connect(self, job: Job, sock: socket.socket, deadline: float) -> dict[str, Any]:
+        """Connect and set up; raises for everything that is no success."""
+        if not getattr(job.protocol, "connects", False):
+            self._dial(job, sock, deadline)
+        if job.protocol is None:
+            return {}
+        facts = job.protocol.reconnect(sock, job.record, job.settings, deadline)
+        return facts if isinstance(facts, dict) else {}
+
+    def _dial(self, job: Job, sock: socket.socket, deadline: float) -> None:
+        record = job.record
+        if sock.family == socket.AF_UNIX:
+            name = dialling.spelled(record.peer)
+            if name is not None:
+                dialling.connect(sock, name, deadline, self._cancel)
+                return
+            target = dialling.inside_root(job.pid, record.peer)
+            try:
+                dialling.connect(sock, f"/proc/self/fd/{target}", deadline, self._cancel)
+            finally:
+                os.close(target)
+            return
+        dialling.disconnect(sock)
+        host, port = endpoint(record.peer)
+        addresses = self._addresses(record.host or host, port, sock.family)
+        for number, address in enumerate(addresses, 1):
+            try:
+                # The last address may take all the time that is left, the others their share of it.
+                share = (deadline - time.monotonic()) / (len(addresses) - number + 1)
+                dialling.connect(sock, address, time.monotonic() + share, self._cancel)
+                return
+            except OSError:
+                if number == len(addresses):
+                    raise
+                dialling.disconnect(sock)
+
+    def _addresses(self, host: str, port: int, family: int) -> list[dialling.Address]:
+        """The peer's addresses, asked of the host's resolver anew, but not by every connection for itself."""
+        key = (host, port, family)
+        known = self._names.get(key)
+        if known is None or time.monotonic() - known[0] > _NAMES_KEPT:
+            try:
+                known = time.monotonic(), dialling.hosts_of(host, port, family, 0)
+            except socket.gaierror as error:
+                raise PeerAway(f"the name {host} is not known: {error.strerror}") from error
+            self._names[key] = known
+        return known[1]
+
+
+def _reset(sock: socket.socket) -> None:
+    """Fresh for the next try; a unix stream that has been connected cannot be."""
+    dialling.disconnect(sock)
+
+
+def _told(error: PeerAway | OSError) -> str:
+    return error.message if isinstance(error, PeerAway) else (error.strerror or str(error))
