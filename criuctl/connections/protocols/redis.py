@@ -1,0 +1,308 @@
+"""Redis (and servers that speak like it): the session is learned beside the connection, and set up again on a new one.
+
+What a session holds at the server, and what becomes of it:
+
+    database, client name, RESP version, user    set up again (the password from the rule's secret)
+    library name and version, NO-EVICT,          set up again; where the server no longer has or allows it, told in
+    NO-TOUCH                                     the facts, nothing depends on it
+    READONLY of a cluster's replica              set up again
+    CLIENT TRACKING                              only with ``stale_cache: true``: invalidations of the time between are
+                                                 lost, and nobody can tell the program's cache so; never with REDIRECT
+    MULTI, WATCH, subscriptions, MONITOR, a      cannot be rebuilt: other clients have gone on, or would have to be
+    command that blocks or is half sent,         answered for a time when nobody listened
+    replies turned off, TLS
+
+`redis_look` says how that is learned without harm, and what ``ask: own`` means.  Options of a rule: ``user``, and
+``ask`` (``beside`` or ``own``), ``ask_user``, ``ask_secret`` for looking, ``watch: never`` for servers before 7.0 (which do
+not let us know of WATCH; the user vouches that the program does not use it), and ``stale_cache``.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ...checkpoint.manifest import ConnectionRecord
+from ...errors import CriuctlError
+from .. import secrets
+from . import redis_look as look
+from .base import CannotRebuild, PeerAway, Settings
+from .redis_wire import ErrorReply, Resp, as_map
+from .wire import Wire
+
+_OPTIONS: dict[str, type | tuple[str, ...]] = {
+    "user": str,
+    "ask": ("beside", "own"),
+    "ask_user": str,
+    "ask_secret": Mapping,
+    "watch": ("never",),
+    "stale_cache": bool,
+}
+_AWAY = frozenset({"LOADING", "MASTERDOWN", "BUSY", "TRYAGAIN", "CLUSTERDOWN"})
+_NO_PASSWORD_SET = ("without any password configured", "no password is set")
+_STATES = {
+    "x": "a transaction is open (MULTI)",
+    "d": "WATCH is in force, and a watched key has changed",
+    "O": "it is a MONITOR",
+    "S": "it is a replica's connection",
+    "M": "it is the connection to a master",
+    "P": "it has subscriptions",
+    "c": "the server is closing it",
+    "A": "the server is closing it",
+}
+
+
+class Redis:
+    """The protocol `redis`; stateless."""
+
+    name = "redis"
+
+    def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+        """See `base.ApplicationProtocol`."""
+        _check_options(settings.options)
+        try:
+            return self._inspect(sock, record, settings, deadline)
+        except PeerAway as error:
+            raise CannotRebuild(error.message, hint=error.hint) from error
+
+    def _inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+        wire = Wire(sock, deadline, f"the server {record.peer}".rstrip())
+        _at_rest(wire)
+        options = settings.options
+        asking = options.get("ask_secret", settings.secret), options.get("ask_user", options.get("user", ""))
+        password = _secret(asking[0], deadline)
+        with look.beside(sock, record, deadline) as second:
+            server = _enter(second, asking[1], password, 2)
+            if options.get("ask") == "own":
+                own = Resp(wire)
+                sight = look.look_own(own, server)
+            elif str(server.get("version", "")).startswith("7."):
+                with look.beside(sock, record, deadline) as idle:
+                    _enter(idle, asking[1], password, 2)
+                    sight = look.look_beside(second, idle, sock, record, server)
+            else:
+                sight = look.look_beside(second, None, sock, record, server)
+        watch = _judge(sight, options)
+        _at_rest(wire)  # an answer may have come meanwhile
+        row = sight.row
+        session = {
+            "server": server,
+            "asked": options.get("ask", "beside"),
+            "id": row.number("id"),
+            "user": row.text("user") or "default",
+            "db": row.number("db"),
+            "name": row.text("name"),
+            "resp": row.number("resp", 2),
+            "lib_name": row.text("lib-name"),
+            "lib_ver": row.text("lib-ver"),
+            "no_evict": "e" in row.text("flags"),
+            "no_touch": "T" in row.text("flags"),
+            "readonly": "r" in row.text("flags"),
+            "watch": watch,
+            "last_command": row.text("cmd"),
+        }
+        if not row.has("resp"):  # before 7.0; what we know by now allows a question on the program's connection
+            session["resp"] = _resp_of(Resp(wire))
+        if "t" in row.text("flags"):
+            session |= _tracking(Resp(wire))
+        return session
+
+    def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+        """See `base.ApplicationProtocol`."""
+        _check_options(settings.options)
+        session = record.session
+        db, protocol, user = (
+            _field(session, "db", int, 0),
+            _field(session, "resp", int, 2),
+            _field(session, "user", str, "default"),
+        )
+        if protocol not in (2, 3) or db < 0:
+            raise CannotRebuild("the record of the session makes no sense")
+        tracking = session.get("tracking")
+        if tracking and not settings.options.get("stale_cache"):
+            raise _stale()
+        resp = Resp(Wire(sock, deadline, f"the server {record.peer}".rstrip()))
+        user = str(settings.options.get("user", "" if user == "default" else user))
+        server = _enter(resp, user, _secret(settings.secret, deadline), protocol)
+        facts: dict[str, Any] = {"server": server, "db": db, "resp": protocol, "user": user or "default"}
+        if db:
+            _must(resp, "SELECT", db)
+        left_out = []
+        name, lib_name, lib_ver = (_field(session, key, str, "") for key in ("name", "lib_name", "lib_ver"))
+        optional: list[tuple[bool, tuple[str, ...]]] = [
+            (bool(name), ("CLIENT", "SETNAME", name)),
+            (bool(lib_name), ("CLIENT", "SETINFO", "LIB-NAME", lib_name)),
+            (bool(lib_ver), ("CLIENT", "SETINFO", "LIB-VER", lib_ver)),
+            (session.get("no_evict") is True, ("CLIENT", "NO-EVICT", "ON")),
+            (session.get("no_touch") is True, ("CLIENT", "NO-TOUCH", "ON")),
+        ]
+        for wanted, words in optional:
+            if wanted and isinstance(answer := resp.ask(*words), ErrorReply):
+                left_out.append(f"{' '.join(words[:2])}: {answer.text}")
+        if session.get("readonly") is True:
+            _must(resp, "READONLY")
+        if tracking:
+            _must(resp, *_tracking_words(tracking))
+            facts["stale_cache"] = "invalidations between the dump and now are lost; the program's cache may be stale"
+        alive = resp.ask("PING")
+        if isinstance(alive, ErrorReply) and alive.code != "NOPERM":
+            raise _refusal(alive, "PING")
+        before = session.get("server")
+        role = before.get("role") if isinstance(before, dict) else None
+        if role and server.get("role") and role != server["role"]:
+            facts["role_changed"] = f"the server was {role} and is {server['role']} now"
+        if left_out:
+            facts["left_out"] = left_out
+        return facts
+
+
+PROTOCOL = Redis()
+
+
+# -- at the freeze --------------------------------------------------------------------------------
+
+
+def _at_rest(wire: Wire) -> None:
+    """`CannotRebuild` unless nothing is on its way in either direction, as far as this side can see."""
+    if unread := wire.unread():
+        raise CannotRebuild(f"{unread} bytes from the server have not been read by the program")
+    if wire.closed():
+        raise CannotRebuild("the server has closed the connection")
+    if wire.unsent():
+        raise CannotRebuild("a command is on its way to the server")
+    if look.unanswered(wire.sock):
+        raise CannotRebuild("a command has not been answered yet, or replies are turned off")
+
+
+def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
+    """`CannotRebuild` if the session holds what cannot be set up again; else how WATCH was judged."""
+    row, flags = sight.row, sight.row.text("flags")
+    if "b" in flags or "u" in flags:
+        raise CannotRebuild(f"a command blocks ({row.text('cmd')})")
+    for flag, state in _STATES.items():
+        if flag in flags:
+            raise CannotRebuild(state)
+    if row.number("multi", -1) >= 0:
+        raise CannotRebuild(_STATES["x"])
+    if channels := sum(row.number(name) for name in ("sub", "psub", "ssub")):
+        raise CannotRebuild(f"it has {channels} subscriptions")
+    if options.get("ask") != "own" and (row.number("qbuf") or row.number("argv-mem")):  # else it is our own question
+        raise CannotRebuild("a command is half sent")
+    if row.number("oll") or row.number("omem"):
+        raise CannotRebuild("answers wait at the server")
+    if row.number("id", -1) in sight.targets:
+        raise CannotRebuild("another connection's invalidations are redirected to it")
+    if "t" in flags and not options.get("stale_cache"):
+        raise _stale()
+    if row.number("redir", -1) > 0:
+        raise CannotRebuild("its invalidations are redirected to another connection (CLIENT TRACKING REDIRECT)")
+    watching = look.watching(sight)
+    if watching:
+        raise CannotRebuild("WATCH is in force")
+    if watching is None:
+        if options.get("watch") != "never":
+            raise CannotRebuild(
+                f"this server (Redis {sight.server.get('version', 'before 6')}) does not let us know whether WATCH is in force",
+                hint="If the program does not use WATCH, say `watch: never` in the rule.",
+            )
+        return "none, by the rule"
+    return "none" if row.has("watch") else "none, judged by memory and the last command"
+
+
+def _stale() -> CannotRebuild:
+    return CannotRebuild(
+        "it has CLIENT TRACKING on: invalidations would be lost while the program is away, and its cache would be stale",
+        hint="If the program can live with that, say `stale_cache: true` in the rule.",
+    )
+
+
+def _resp_of(own: Resp) -> int:
+    """The RESP version, by the type of an answer that is a map in RESP3 (Redis 6.2) or an error, which is the same in both."""
+    answer = own.ask("HELLO")
+    told = as_map(answer).get("proto")
+    return told if told in (2, 3) else 2
+
+
+def _tracking(own: Resp) -> dict[str, Any]:
+    """The options of CLIENT TRACKING, asked on the program's connection: only it is told them."""
+    told = as_map(own.ask("CLIENT", "TRACKINGINFO"))
+    flags, prefixes = told.get("flags"), told.get("prefixes")
+    if not isinstance(flags, list) or not isinstance(prefixes, list) or not all(isinstance(p, str) for p in prefixes):
+        raise CannotRebuild("the options of CLIENT TRACKING cannot be learned from this server")
+    if {"caching-yes", "caching-no", "broken_redirect"} & {str(flag) for flag in flags}:
+        raise CannotRebuild("CLIENT CACHING is set for the next command, or the redirection of CLIENT TRACKING is broken")
+    chosen = {name: name in flags for name in ("bcast", "optin", "optout", "noloop")}
+    found: dict[str, Any] = {"tracking": {**chosen, "prefixes": sorted(prefixes)}}
+    if own.pushes:
+        found["lost_pushes"] = own.pushes
+    return found
+
+
+# -- logging in -----------------------------------------------------------------------------------
+
+
+def _enter(resp: Resp, user: str, password: str | None, protocol: int) -> dict[str, Any]:
+    """Log in and agree on the protocol; what the server says of itself."""
+    if password is not None:
+        answer = resp.ask("AUTH", user, password) if user else resp.ask("AUTH", password)
+        if isinstance(answer, ErrorReply) and not any(words in answer.text for words in _NO_PASSWORD_SET):
+            raise _refusal(answer, "AUTH")
+    server, error = look.about_server(resp, protocol)
+    if error is not None and not (protocol == 2 and error.text.startswith("ERR unknown command")):  # Redis 5 has no HELLO
+        raise _refusal(error, f"HELLO {protocol}")
+    return server
+
+
+def _must(resp: Resp, *words: str | int) -> None:
+    answer = resp.ask(*words)
+    if isinstance(answer, ErrorReply):
+        raise _refusal(answer, " ".join(str(word) for word in words[:2]))
+
+
+def _refusal(error: ErrorReply, command: str) -> CriuctlError:
+    """What an error means: worth another try, or not.  No password is ever part of a server's error."""
+    if error.code in _AWAY or "max number of clients" in error.text:
+        return PeerAway(f"the server answers {error.text[:200]}")
+    hint = ""
+    if error.code in ("NOAUTH", "WRONGPASS") or "invalid password" in error.text:
+        hint = "Give the rule the user and a secret reference that the server accepts now."
+    return CannotRebuild(f"the server refuses {command}: {error.text[:200]}", hint=hint)
+
+
+def _secret(reference: Any, deadline: float) -> str | None:
+    try:
+        return secrets.resolve(reference, timeout=max(0.1, deadline - time.monotonic()))
+    except CriuctlError as error:
+        raise CannotRebuild(error.message, hint=error.hint) from error
+
+
+def _tracking_words(tracking: Any) -> list[str]:
+    if not isinstance(tracking, dict):
+        raise CannotRebuild("the record of the session makes no sense")
+    words = ["CLIENT", "TRACKING", "ON"]
+    words += [name.upper() for name in ("bcast", "optin", "optout", "noloop") if tracking.get(name) is True]
+    for prefix in tracking.get("prefixes") or ():
+        words += ["PREFIX", str(prefix)]
+    return words
+
+
+def _field(session: Mapping[str, Any], name: str, kind: type, default: Any) -> Any:
+    """A field of a record that came out of a manifest."""
+    value = session.get(name, default)
+    if type(value) is not kind:
+        raise CannotRebuild(f"the record of the session makes no sense: {name}")
+    return value
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        allowed = _OPTIONS.get(name)
+        if allowed is None:
+            raise CannotRebuild(
+                f"the rule has an option that redis does not know: {name}", hint=f"It knows {', '.join(_OPTIONS)}."
+            )
+        if not (value in allowed if isinstance(allowed, tuple) else isinstance(value, allowed)):
+            what = " or ".join(allowed) if isinstance(allowed, tuple) else "of another type"
+            raise CannotRebuild(f"the rule's option {name} must be {what}")

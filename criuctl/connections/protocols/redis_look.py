@@ -1,0 +1,267 @@
+"""Finding out what a Redis server holds for a connection without saying a word on it.
+
+A word on the program's own connection may do harm that cannot be undone.  In a transaction it is queued and
+becomes part of the program's own EXEC; while a command blocks (BLPOP, XREAD) it is answered when nobody of us
+listens any more, and the program takes that answer for its own; a subscriber's messages mix with the answer.  And
+which of these states holds is just what is not known yet.  So a second connection to the same server, made by us in
+the net namespace of the program's socket, asks CLIENT LIST and takes the line of the program's connection: by
+``addr=``, which is the program's local address, or for a unix socket by ``fd=``, which is the server's descriptor of
+the other end (the kernel tells which).  It is asked twice: a command that had reached the server's kernel, but not
+yet the server, has been run by the time of the second answer.
+
+``ask: own`` in the rule is for where that is forbidden (ACL) or blind (an address translation or a proxy between):
+the user vouches that the program never leaves a transaction, a blocking command or a subscription open, and
+CLIENT INFO goes over the program's connection.  That the peer speaks plain Redis is still found out beside it, and a
+request of the program's that is not answered yet keeps us from asking.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...checkpoint.manifest import ConnectionRecord
+from ...proc import sockdiag
+from ...proc.sockets import outside_holders
+from .base import CannotRebuild, PeerAway
+from .redis_wire import ErrorReply, Resp, as_map
+from .wire import Wire
+
+_SIOCGSKNS = 0x894C
+_TCP_INFO = 160
+#: Bytes that the headers of strings and their rounding may make a client's memory differ by; a watched key takes 56 or more.
+_NOISE = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One client as CLIENT LIST and CLIENT INFO tell it; versions differ in which fields there are."""
+
+    fields: Mapping[str, str]
+
+    def text(self, name: str) -> str:
+        """A field, "" if the server does not tell it."""
+        return self.fields.get(name, "")
+
+    def number(self, name: str, default: int = 0) -> int:
+        """A field that is a number; `CannotRebuild` if it is none."""
+        value = self.fields.get(name, "")
+        if not value:
+            return default
+        if not re.fullmatch(r"-?\d{1,18}", value):
+            raise CannotRebuild(f"the server tells {name}={value[:40]!r} of the connection, which is no number")
+        return int(value)
+
+    def has(self, name: str) -> bool:
+        """Whether the server tells this field."""
+        return name in self.fields
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What was seen: the program's line, ours, and the server's own words about itself."""
+
+    row: Row
+    server: dict[str, Any] = field(default_factory=dict)
+    ours: Row | None = None  # an idle connection of the same server to compare with
+    targets: frozenset[int] = frozenset()  # the ids that some client redirects its invalidations to
+
+
+def parse(line: str) -> Row:
+    """One line of CLIENT LIST."""
+    return Row(dict(pair.partition("=")[::2] for pair in line.strip().split(" ") if "=" in pair))
+
+
+# -- connections of our own -----------------------------------------------------------------------
+
+
+@contextmanager
+def beside(sock: socket.socket, record: ConnectionRecord, deadline: float) -> Iterator[Resp]:
+    """A second connection to the server that `sock` is connected to, from the same net namespace."""
+    try:
+        peer: Any = sock.getpeername()
+    except OSError as error:
+        raise CannotRebuild(f"the connection is broken: {error.strerror}") from error
+    if sock.family == socket.AF_UNIX and isinstance(peer, str):
+        peer = _reachable(peer, record.pid)
+    with _same_namespace(sock) as second:
+        second.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            second.connect(peer)
+        except OSError as error:
+            reason = error.strerror or "no answer in time"
+            raise PeerAway(f"a second connection to {record.peer or peer} cannot be made: {reason}") from error
+        yield Resp(Wire(second, deadline, f"the server {record.peer}".rstrip()))
+
+
+def _reachable(path: str, pid: int) -> str:
+    """The socket's path as we reach it; the program's root or working folder may be another."""
+    try:
+        start = f"/proc/{pid}/root" if path.startswith("/") else f"/proc/{pid}/cwd/"
+        if path.startswith("/") and os.stat(start + "/.").st_dev == os.stat("/").st_dev and os.readlink(start) == "/":
+            return path
+        return start + path
+    except OSError:
+        return path
+
+
+def _same_namespace(sock: socket.socket) -> socket.socket:
+    try:
+        namespace = fcntl.ioctl(sock.fileno(), _SIOCGSKNS)
+    except OSError:
+        return socket.socket(sock.family, socket.SOCK_STREAM)  # a kernel without network namespaces, or no right to ask
+    try:
+        if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
+            return socket.socket(sock.family, socket.SOCK_STREAM)
+        return sockdiag.socket_inside(namespace, sock.family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise CannotRebuild(f"the net namespace of the connection cannot be entered: {error.strerror}") from error
+    finally:
+        os.close(namespace)
+
+
+# -- which line is ours ---------------------------------------------------------------------------
+
+
+def _marks(sock: socket.socket, record: ConnectionRecord) -> list[str]:
+    """What the program's line contains, one of these."""
+    if sock.family == socket.AF_UNIX:
+        return [f" fd={fd} " for fd in _server_descriptors(sock, record)]
+    host, port = sock.getsockname()[:2]
+    host = str(host).partition("%")[0]
+    plain = sockdiag.plain_host(host)
+    names = {f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in (host, plain)}
+    if ":" not in plain:
+        names.add(f"[::ffff:{plain}]:{port}")  # a server that listens on both families with one socket
+    return [f" addr={name} " for name in sorted(names)]
+
+
+def _server_descriptors(sock: socket.socket, record: ConnectionRecord) -> list[int]:
+    inode = os.fstat(sock.fileno()).st_ino
+    peer = next((s.peer_inode for s in sockdiag.sockets(record.pid) if s.inode == inode and s.family == "unix"), 0)
+    found = outside_holders([peer]).get(peer) if peer else None
+    return [found[1]] if found else []
+
+
+def _only_line(listing: Any, marks: list[str], unix: bool) -> str:
+    if isinstance(listing, ErrorReply):
+        raise CannotRebuild(
+            f"the server does not let us look at its clients: {listing.text}",
+            hint="Name a user who may run CLIENT LIST (ask_user and ask_secret in the rule), or, if the program never leaves "
+            "a transaction, a blocking command or a subscription open, `ask: own`.",
+        )
+    if not isinstance(listing, str):
+        raise CannotRebuild("the server answers CLIENT LIST with something else than text")
+    lines = [line for line in _lines(listing, marks) if not unix or "U" in parse(line).text("flags")]
+    if len(lines) == 1:
+        return lines[0]
+    seen, mark = "several clients" if lines else "no client", marks[0].strip() if marks else "?"
+    raise CannotRebuild(
+        f"the server lists {seen} with the address of the connection ({mark})",
+        hint="Is there a proxy or an address translation between? If the program never leaves a transaction, a blocking "
+        "command or a subscription open, say `ask: own` in the rule.",
+    )
+
+
+def _lines(listing: str, marks: list[str]) -> Iterator[str]:
+    """The lines that contain one of `marks`; listings are long and most of their lines are somebody else's."""
+    for mark in marks:
+        at = listing.find(mark)
+        while at >= 0:
+            start, end = listing.rfind("\n", 0, at) + 1, listing.find("\n", at + 1)
+            yield listing[start : end if end >= 0 else len(listing)]
+            at = listing.find(mark, at + len(mark))
+
+
+# -- looking --------------------------------------------------------------------------------------
+
+
+def look_beside(second: Resp, idle: Resp | None, sock: socket.socket, record: ConnectionRecord, server: dict[str, Any]) -> Sight:
+    """The program's line of CLIENT LIST, asked over `second`; `idle` is one more connection of ours, to compare with."""
+    marks = _marks(sock, record)
+    unix = sock.family == socket.AF_UNIX
+    listing = second.ask("CLIENT", "LIST")
+    _only_line(listing, marks, unix)
+    listing = second.ask("CLIENT", "LIST")
+    row = parse(_only_line(listing, marks, unix))
+    ours = None
+    if idle is not None and isinstance(number := idle.ask("CLIENT", "ID"), int):
+        listing = second.ask("CLIENT", "LIST")
+        row = parse(_only_line(listing, marks, unix))
+        ours = parse(next(_lines(f"\n{listing}", [f"\nid={number} "]), "").strip())
+    targets = frozenset(int(found) for found in re.findall(r" redir=(\d{1,18})\b", listing))
+    return Sight(row, server, ours, targets)
+
+
+def look_own(own: Resp, server: dict[str, Any]) -> Sight:
+    """CLIENT INFO over the program's connection; only where the user vouches for it (see the module's text)."""
+    try:
+        answer = own.ask("CLIENT", "INFO")
+    except PeerAway as error:
+        # Whatever comes later would be taken for the answer to the program's next question.
+        own.wire.sock.shutdown(socket.SHUT_RDWR)
+        raise CannotRebuild(f"asked on its own connection, {error.message}; the connection was closed") from error
+    if answer == "QUEUED":
+        raise CannotRebuild("a transaction is open, and CLIENT INFO is part of it now, as `ask: own` allowed")
+    if isinstance(answer, ErrorReply) or not isinstance(answer, str):
+        raise CannotRebuild(f"CLIENT INFO was refused: {answer.text if isinstance(answer, ErrorReply) else 'no text'}")
+    row = parse(answer)
+    if "resp" not in row.fields:
+        row = Row({**row.fields, "resp": "3" if own.kind == "=" else "2"})
+    return Sight(row, server)
+
+
+def unanswered(sock: socket.socket) -> bool:
+    """Whether the last that happened on a TCP connection is that we sent, a tick or more ago, and nothing came back.
+
+    True for a request in flight, and for a session whose replies are turned off (CLIENT REPLY OFF).
+    """
+    if sock.family == socket.AF_UNIX:
+        return False
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO).ljust(_TCP_INFO, b"\0")
+    sent, _, received = struct.unpack_from("=III", info, 44)  # tcpi_last_data_sent, last_ack_sent, last_data_recv; ms ago
+    (segments,) = struct.unpack_from("=I", info, 156)  # tcpi_data_segs_out; none: no time of sending means anything
+    return bool(segments and sent < received)
+
+
+def watching(sight: Sight) -> bool | None:
+    """Whether WATCH is in force; None if this server does not let us know.
+
+    Redis 7.4 tells it.  7.0 and 7.2 do not, but count the watched keys in ``tot-mem``; an idle connection of ours,
+    which watches nothing, is what it is compared with.
+    """
+    row, ours = sight.row, sight.ours
+    if row.has("watch"):
+        return row.number("watch") > 0
+    if "d" in row.text("flags") or row.text("cmd") == "watch":
+        return True
+    if row.text("cmd") in ("exec", "discard", "unwatch", "reset"):
+        return False
+    if ours is None or not re.match(r"7\.[0-3]\.", str(sight.server.get("version", ""))):
+        return None
+    if abs(_own_memory(row) - _own_memory(ours)) <= _NOISE:
+        return False
+    return None if "B" in row.text("flags") else True  # prefixes of CLIENT TRACKING are counted there too
+
+
+def _own_memory(row: Row) -> int:
+    """A client's memory without its buffers: the struct itself, and the keys that it watches."""
+    buffers = ("qbuf", "qbuf-free", "rbs", "omem", "argv-mem", "multi-mem")
+    return row.number("tot-mem") - sum(row.number(name) for name in buffers)
+
+
+def about_server(resp: Resp, protocol: int = 2) -> tuple[dict[str, Any], ErrorReply | None]:
+    """HELLO: version, mode and role, or the error that it was answered with."""
+    answer = resp.ask("HELLO", protocol)
+    if isinstance(answer, ErrorReply):
+        return {}, answer
+    told = as_map(answer)
+    return {key: told[key] for key in ("server", "version", "mode", "role") if isinstance(told.get(key), str)}, None
