@@ -1,0 +1,71 @@
+"""The audit log: who did what to a session, one JSON object a line, appended and never rewritten.
+
+It is opened once with O_APPEND; entries are written at once, one write(2) each, and the sequence goes on over re-exec
+and restore.  A disk that is full must not stop a session, but silence would be a lie: the entries that could not be
+written are counted and the next one that can says how many are missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+_TAIL = 4 << 20  # an answer to `audit` is looked for in this much of the end of the file
+
+
+class AuditLog:
+    """One session's audit log."""
+
+    def __init__(self, path: Path, sequence: int = 0) -> None:
+        self.path = path
+        self.sequence = sequence
+        self._lost = 0
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def write(self, what: str, who: dict[str, Any], incarnation: int, **facts: Any) -> int:
+        """Add an entry; its sequence."""
+        self.sequence += 1
+        entry = {
+            "sequence": self.sequence,
+            "time": round(time.time(), 6),
+            "incarnation": incarnation,
+            **who,
+            "what": what,
+            **facts,
+        }
+        if self._lost:
+            entry["lost_before"] = self._lost
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        try:
+            written = os.write(self._fd, line)
+            self._lost = 0
+            if written < len(line):
+                os.write(self._fd, b"\n")  # a torn line is one entry, not two
+                self._lost = 1
+        except OSError:
+            self._lost += 1
+        return self.sequence
+
+    def entries(self, since: int, limit: int) -> list[dict[str, Any]]:
+        """The oldest `limit` entries above sequence `since` that are in the end of the file."""
+        size = os.fstat(self._fd).st_size
+        begin = max(0, size - _TAIL)
+        lines = os.pread(self._fd, _TAIL, begin).split(b"\n")
+        found: list[dict[str, Any]] = []
+        for line in lines[1:] if begin else lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict) and int(entry.get("sequence", 0)) > since:
+                found.append(entry)
+                if len(found) >= limit:
+                    break
+        return found
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)

@@ -1,0 +1,139 @@
+"""A control group of a session's own, for as long as its holder lives: to freeze it, to find its processes, to end them.
+
+Version 2 is preferred, also beside version 1 (its freezer is in the core and lets frozen processes be traced and
+killed); else the freezer hierarchy of version 1; where neither can be written (a plain user, a container) there is no group
+and `processes` stops and finds by walking the tree.  The group is made below the holder's own group if
+that is a systemd scope that was delegated to it, else below ``criuctl``.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from contextlib import suppress
+
+_ROOT = "/sys/fs/cgroup"
+_FREEZE_SECONDS = 1.0
+
+
+class SessionGroup:
+    """One group; `version` is 1 or 2."""
+
+    def __init__(self, path: str, version: int) -> None:
+        self.path, self.version = path, version
+
+    @property
+    def procs(self) -> str:
+        """The file that a process enters the group by."""
+        return os.path.join(self.path, "cgroup.procs")
+
+    @property
+    def method(self) -> str:
+        """The freezer, as the protocol names it."""
+        return f"freezer-v{self.version}"
+
+    def add(self, pid: int) -> bool:
+        """Move a process here; False when it is gone or not ours to move."""
+        try:
+            with open(self.procs, "w") as file:
+                file.write(str(pid))
+        except OSError:
+            return False
+        return True
+
+    def pids(self) -> list[int]:
+        """Who is here."""
+        try:
+            with open(self.procs) as file:
+                return [int(line) for line in file if line.strip() != "0"]
+        except OSError:
+            return []
+
+    def freeze(self) -> bool:
+        """Freeze all; whether every process stands still."""
+        name, frozen = ("cgroup.freeze", "1") if self.version == 2 else ("freezer.state", "FROZEN")
+        try:
+            with open(os.path.join(self.path, name), "w") as file:
+                file.write(frozen)
+        except OSError:
+            return False
+        return self._wait_frozen()
+
+    def thaw(self) -> None:
+        """Undo `freeze`."""
+        name, thawed = ("cgroup.freeze", "0") if self.version == 2 else ("freezer.state", "THAWED")
+        with suppress(OSError), open(os.path.join(self.path, name), "w") as file:
+            file.write(thawed)
+
+    def remove(self) -> bool:
+        """Remove the group; False while somebody is in it."""
+        try:
+            os.rmdir(self.path)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def _frozen(self) -> bool:
+        try:
+            if self.version == 1:
+                with open(os.path.join(self.path, "freezer.state")) as file:
+                    return file.read().strip() == "FROZEN"
+            with open(os.path.join(self.path, "cgroup.events")) as file:
+                return "frozen 1" in file.read()
+        except OSError:
+            return False
+
+    def _wait_frozen(self) -> bool:
+        """Processes on their way out of the kernel take a moment; one that sleeps in a disk cannot be waited for."""
+        deadline = time.monotonic() + _FREEZE_SECONDS
+        while not self._frozen():
+            if time.monotonic() >= deadline:
+                return False
+            select.select([], [], [], 0.001)
+        return True
+
+
+def create(name: str) -> SessionGroup | None:
+    """Make the group `name`; None where there is no freezer to be had."""
+    for mount, version in _hierarchies():
+        parent = _parent(mount, version)
+        path = os.path.join(parent, name)
+        try:
+            os.makedirs(path, 0o755, exist_ok=True)
+        except OSError:
+            continue
+        state = os.path.join(path, "cgroup.freeze" if version == 2 else "freezer.state")
+        if os.access(state, os.W_OK) and os.access(os.path.join(path, "cgroup.procs"), os.W_OK):
+            return SessionGroup(path, version)
+        with suppress(OSError):
+            os.rmdir(path)
+    return None
+
+
+def _hierarchies() -> list[tuple[str, int]]:
+    found: list[tuple[str, int]] = []
+    with open("/proc/self/mountinfo") as file:
+        for line in file:
+            fields, _, rest = line.partition(" - ")
+            where, (kind, _source, options) = fields.split()[4], rest.split()[:3]
+            if kind == "cgroup2":
+                found.append((where, 2))
+            elif kind == "cgroup" and "freezer" in options.split(","):
+                found.append((where, 1))
+    return sorted(found, key=lambda entry: -entry[1])
+
+
+def _parent(mount: str, version: int) -> str:
+    """The folder below which groups of ours may be made."""
+    own = ""
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            _number, controllers, path = line.rstrip("\n").split(":", 2)
+            if (version == 2 and not controllers) or (version == 1 and "freezer" in controllers.split(",")):
+                own = path
+    if os.path.basename(own).startswith("criuctl-") and own.endswith(".scope"):
+        return os.path.join(mount, own.lstrip("/"))
+    return os.path.join(mount, "criuctl")

@@ -1,0 +1,159 @@
+"""The processes of a session as its holder handles them: who they are, signals, standing still, ending.
+
+They are the descendants of the tree's root and of whatever came to the holder as the subreaper, and who is in the session's
+control group; never the holder's own helpers.  A process is signalled through what was just read
+of it (PID and start time), never by a PID alone.
+
+Without a freezer a tree is stopped parents first, so that no shell sees its job stop and takes the terminal, and continued
+children first; walks are repeated until one finds nobody new.  Who was stopped before stays stopped.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import termios
+from collections.abc import Callable, Collection, Iterable
+
+from ..errors import CriuctlError
+from ..proc.tree import ProcessIdentity, children
+from .cgroup import SessionGroup
+
+_MAX_WALKS = 50
+_STOPPED = ("T", "t")
+
+
+class Tree:
+    """The processes of one session."""
+
+    def __init__(self, group: SessionGroup | None) -> None:
+        self.root: ProcessIdentity | None = None
+        self.group = group
+        self.helpers: set[int] = set()  # children of the holder that are not the session's
+        self.stopped: list[ProcessIdentity] = []  # whom `stop` stopped, parents first
+        self.frozen = ""  # by which method it stands still
+
+    def members(self) -> list[ProcessIdentity]:
+        """Everybody who lives, parents before children."""
+        order: list[int] = []
+        if self.root is not None and self.root.exists():
+            order.append(self.root.pid)
+        order += [pid for pid in _children(os.getpid()) if pid not in order and pid not in self.helpers]
+        seen, at = set(order), 0
+        while at < len(order):
+            below = [pid for pid in _children(order[at]) if pid not in seen]
+            order += below
+            seen.update(below)
+            at += 1
+        if self.group is not None:
+            order += [pid for pid in self.group.pids() if pid not in seen and pid != os.getpid()]
+        found = []
+        for pid in order:
+            try:
+                identity = ProcessIdentity.of(pid)
+            except CriuctlError:
+                continue
+            if identity.alive():
+                found.append(identity)
+        return found
+
+    def signal(self, number: int, to: Iterable[ProcessIdentity]) -> int:
+        """Signal these; how many there were to get it."""
+        count = 0
+        for identity in to:
+            try:
+                fd = identity.open_pidfd()
+            except CriuctlError:
+                continue
+            try:
+                signal.pidfd_send_signal(fd, number)
+                count += 1
+            except OSError:
+                pass  # gone meanwhile, or a set-uid program that is not ours to signal
+            finally:
+                os.close(fd)
+        return count
+
+    def freeze(self) -> tuple[str, int]:
+        """Let everybody stand still; by which method, and how many."""
+        members = self.members()
+        if self.group is not None and members:
+            # A process may have been started or restored outside the group.
+            inside = set(self.group.pids())
+            for identity in members:
+                if identity.pid not in inside:
+                    self.group.add(identity.pid)
+            if self.group.freeze():
+                self.frozen = self.group.method
+                return self.frozen, len(members)
+            self.group.thaw()
+        self._stop()
+        self.frozen = "SIGSTOP"
+        return self.frozen, len(members)
+
+    def thaw(self) -> None:
+        """Undo `freeze`."""
+        if self.group is not None:
+            self.group.thaw()
+        self.signal(signal.SIGCONT, reversed(self.stopped))
+        self.stopped = []
+        self.frozen = ""
+
+    def _stop(self) -> None:
+        known: set[ProcessIdentity] = set()
+        for _ in range(_MAX_WALKS):
+            new = [identity for identity in self.members() if identity not in known]
+            if not new:
+                return
+            for identity in new:
+                known.add(identity)
+                if identity.state() not in _STOPPED and self.signal(signal.SIGSTOP, (identity,)):
+                    self.stopped.append(identity)
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return children(pid)
+    except CriuctlError:
+        return []
+
+
+def signal_foreground(master: int, number: int) -> int:
+    """Signal the foreground group of the terminal behind `master`; its group, 0 when there is none."""
+    try:
+        group = os.tcgetpgrp(master)
+        if group > 0:
+            fcntl.ioctl(master, termios.TIOCSIG, number)  # by the terminal itself: the group of this very moment
+    except OSError:
+        return 0
+    return group
+
+
+def reap(on_exit: Callable[[int, int], None]) -> None:
+    """Reap every child that has ended; `on_exit` gets PID and wait status."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        on_exit(pid, status)
+
+
+def exit_code(status: int) -> tuple[int, int | None]:
+    """(code as a shell's ``$?``, signal or None) of a wait status."""
+    code = os.waitstatus_to_exitcode(status)
+    return (128 - code, -code) if code < 0 else (code, None)
+
+
+def group_members(members: Collection[ProcessIdentity], group: int) -> int:
+    """How many of these are in the process group `group`."""
+    count = 0
+    for identity in members:
+        try:
+            count += os.getpgid(identity.pid) == group
+        except ProcessLookupError:
+            continue
+    return count

@@ -1,0 +1,134 @@
+"""Terminals from criuctl's side: the guard over what line disciplines hold, and fresh pseudo-terminals.
+
+The guard is the program in `criuctl.proc.linediscipline`; it is started while the tree still runs, because starting
+it takes longer than a freeze should.  It holds descriptors of the terminals' slaves and answers within
+microseconds.  Whatever becomes of criuctl, what was typed is in the terminal or in the guard.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import struct
+import sys
+import termios
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ..errors import CommandFailed
+from ..proc import command, linediscipline
+from ..proc.linediscipline import Held
+
+_TIMEOUT = 20.0  # seconds for an answer of the guard
+_WINDOW = struct.Struct("4H")
+
+
+class Guard:
+    """Watches what `terminals` (slaves, open without blocking) hold, for the dump of the tree of `root`."""
+
+    def __init__(self, root: int, terminals: Sequence[int]) -> None:
+        self._terminals = list(terminals)
+        ours, theirs = socket.socketpair()
+        self._channel = ours
+        self._channel.settimeout(_TIMEOUT)
+        self._answers = ours.makefile("rb")
+        try:
+            with theirs:
+                script = Path(linediscipline.__file__)
+                numbers = [str(number) for number in (theirs.fileno(), root, *terminals)]
+                self._child = command.spawn(
+                    [sys.executable, "-I", "-S", "-E", str(script), *numbers],
+                    pass_fds=[theirs.fileno(), *terminals],
+                    new_session=True,
+                )
+            self._ask("ready")
+        except BaseException:
+            self._answers.close()
+            ours.close()
+            raise
+
+    def _ask(self, word: str) -> list[list[object]]:
+        try:
+            self._channel.sendall(f"{word}\n".encode())
+            answer = self._answers.readline()
+        except OSError as error:
+            raise CommandFailed(f"the guard of the terminals does not answer: {error}") from error
+        if not answer:
+            raise CommandFailed(f"the guard of the terminals has ended: {self._child.stderr_tail().strip()[-500:]}")
+        found: list[list[object]] = json.loads(answer)
+        return found
+
+    def take(self) -> list[Held]:
+        """What each terminal holds now; the tree is frozen.  It is back in place when this returns."""
+        return [
+            Held(base64.b64decode(str(queued)), base64.b64decode(str(raw)), bool(stopped), bool(canonical), bool(echo))
+            for queued, raw, stopped, canonical, echo in self._ask("take")
+        ]
+
+    def drop(self) -> None:
+        """The tree is about to be ended: nobody else shall read what `take` has seen."""
+        self._ask("drop")
+
+    def back(self) -> None:
+        """The tree goes on after all."""
+        self._ask("back")
+
+    def done(self) -> None:
+        """The tree has ended."""
+        with contextlib.suppress(OSError):
+            self._channel.sendall(b"done\n")
+
+    def close(self) -> None:
+        """Let the guard end; if something is dropped and the tree still lives after a while, it puts it back first."""
+        with contextlib.suppress(OSError):
+            self._answers.close()
+            self._channel.close()
+        self._child.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class Pty:
+    """A new pseudo-terminal: `master` and `slave` are close-on-exec descriptors of ours."""
+
+    def __init__(self, rows: int = 24, columns: int = 80, xpixel: int = 0, ypixel: int = 0) -> None:
+        self.master, self.slave = os.openpty()
+        self.path = os.ttyname(self.slave)
+        self.resize(rows, columns, xpixel, ypixel)
+
+    def resize(self, rows: int, columns: int, xpixel: int = 0, ypixel: int = 0) -> None:
+        """Set the window's size."""
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, _WINDOW.pack(rows, columns, xpixel, ypixel))
+
+    def open_slave(self, flags: int) -> int:
+        """Another description of the slave, opened with these flags; never as controlling terminal."""
+        return os.open(self.path, (flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)) | os.O_NOCTTY | os.O_CLOEXEC)
+
+    def close_slave(self) -> None:
+        """The tree has its own by now."""
+        if self.slave >= 0:
+            os.close(self.slave)
+            self.slave = -1
+
+    def close(self) -> None:
+        """Hang up."""
+        self.close_slave()
+        if self.master >= 0:
+            os.close(self.master)
+            self.master = -1
+
+
+def window_size(fd: int) -> tuple[int, int, int, int]:
+    """Rows, columns and both in pixels."""
+    rows, columns, x, y = _WINDOW.unpack(fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(_WINDOW.size)))
+    return rows, columns, x, y
