@@ -2,9 +2,9 @@
 
 What differs between servers decides how this module talks to them:
 
-- Small objects and all conditional ones go by one PutObject with Content-MD5; S3 makes that atomic and durable.
-  Larger ones go in parts, aborted on any failure and looked at afterwards.  No other conditional call is used:
-  several servers ignore conditions on CompleteMultipartUpload, CopyObject and DeleteObject.
+- Small objects and all conditional ones go by one PutObject; S3 makes that atomic and durable.  Larger ones go in
+  parts, aborted on any failure and looked at afterwards.  No other conditional call is used: several servers ignore
+  conditions on CompleteMultipartUpload, CopyObject and DeleteObject.
 - "If absent" is If-None-Match on PutObject, with a look beforehand for servers that ignore the header.  412, 409,
   5xx and lost answers mean *unknown* (a repeated request can meet its own earlier success): the object is
   read and compared with what was to be written.
@@ -12,7 +12,9 @@ What differs between servers decides how this module talks to them:
   are off, for they do not cover the reading of bodies).  A server that has never answered is given up on after
   about ten seconds: a wrong address is likelier than a passing fault.
 - A HEAD's failure has no body, so 404 might be the bucket or the key: the error is asked for again by GET.
-- Bodies are sent unsigned but with a signed MD5 (each byte is hashed once), and received into the caller's memory.
+- Bodies are sent under a signature of their SHA-256, small ones (which include all conditional ones) with Content-MD5 too,
+  for servers that look at no signature; all with it once a server asks, as one with object lock does.  What comes is
+  received into the caller's memory.
 
 boto3 is imported by this module, and this module only when an S3 store is opened.
 """
@@ -22,10 +24,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import cached_property
 from typing import Any, TypeVar
 
-import boto3
-from botocore.config import Config as BotoConfig
 from botocore.exceptions import ClientError
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential, wait_random
 
@@ -33,11 +34,13 @@ from ..config import Config
 from ..errors import ConfigError, ObjectExists, ObjectMissing, StoreCannot, StoreError
 from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_name, check_prefix, short_object, valid_name
 from .s3_body import ViewReader, md5_of, slices
+from .s3_client import make_client
 from .s3_errors import (
     FOREIGN,
     code_of,
     condition_failed,
     condition_unknown,
+    digest_wanted,
     is_transient,
     never_reached,
     status_of,
@@ -49,7 +52,7 @@ T = TypeVar("T")
 MULTIPART_BYTES = 64 << 20  # larger objects go in parts
 _SINGLE_MAX = 5 << 30  # the most that S3 takes in one PutObject
 _PIECE = 1 << 20
-_CONNECT_SECONDS = 5.0
+_SMALL = 1 << 20  # bodies up to this are sent with Content-MD5 always
 _PAUSE, _PAUSE_MAX, _JITTER = 0.25, 10.0, 0.5  # seconds before another attempt: first, ceiling, random part
 _FIRST_CONTACT_SECONDS, _FIRST_CONTACT_ATTEMPTS = 8.0, 3
 _ENOUGH_SECONDS = 100.0  # no further attempt begins after that, however many are allowed
@@ -66,6 +69,7 @@ class S3Store(Store):
         self._lock = threading.Lock()
         self._made: Any = None
         self._answered = False  # whether the server ever did
+        self._digests = False  # whether the server wants Content-MD5 with every body
         self._conditions = True  # whether the server may be asked for conditional writes
 
     # -- writing -----------------------------------------------------------------------------------
@@ -86,7 +90,14 @@ class S3Store(Store):
 
     def _put_once(self, key: str, body: _Body, **condition: str) -> None:
         reader = ViewReader(body.views)
-        self._client.put_object(Bucket=self._bucket, Key=key, Body=reader, ContentMD5=body.md5, **condition)
+        digest = {"ContentMD5": body.md5} if self._digests or body.size <= _SMALL else {}
+        try:
+            self._client.put_object(Bucket=self._bucket, Key=key, Body=reader, **digest, **condition)
+        except ClientError as error:
+            if digest or not digest_wanted(error):
+                raise
+            self._digests = True
+            self._put_once(key, body, **condition)
 
     def _create(self, name: str, views: list[memoryview], size: int) -> None:
         if size > _SINGLE_MAX:
@@ -285,7 +296,7 @@ class S3Store(Store):
         with self._lock:
             if self._made is None:
                 with self._mapped_settings():
-                    self._made = _make_client(self._config)
+                    self._made = make_client(self._config)
             return self._made
 
     @contextmanager
@@ -340,31 +351,13 @@ class S3Store(Store):
 
 
 class _Body:
-    """What is to be sent, hashed once for all attempts."""
+    """What is to be sent."""
 
     def __init__(self, views: list[memoryview], size: int) -> None:
         self.views = views
         self.size = size
-        self.md5 = md5_of(views)
 
-
-def _make_client(config: Config) -> Any:
-    session = boto3.session.Session()
-    return session.client(
-        "s3",
-        endpoint_url=config.s3_endpoint or None,
-        # A server of one's own has no regions, but a signature names one.
-        region_name=config.s3_region or session.region_name or "us-east-1",
-        config=BotoConfig(
-            signature_version="s3v4",
-            s3={"addressing_style": "path", "payload_signing_enabled": False},
-            # botocore's defaults fail with radosgw 16 over TLS and with rclone's ranges.
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            connect_timeout=min(_CONNECT_SECONDS, config.s3_timeout),
-            read_timeout=config.s3_timeout,
-            retries={"total_max_attempts": 1},
-            max_pool_connections=2 * config.uploads + 8,
-            tcp_keepalive=True,
-        ),
-    )
+    @cached_property
+    def md5(self) -> str:
+        """For Content-MD5."""
+        return md5_of(self.views)

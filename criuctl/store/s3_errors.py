@@ -45,6 +45,7 @@ _TRANSIENT_CODES = frozenset(
         "SlowDown",
         "Throttling",
         "ThrottlingException",
+        "XAmzContentSHA256Mismatch",  # likewise, noticed by the signature
     }
 )
 _FULL_CODES = frozenset({"InsufficientStorage", "QuotaExceeded", "StorageFull", "XMinioStorageFull"})
@@ -79,6 +80,11 @@ def is_transient(error: BaseException) -> bool:
 def never_reached(error: BaseException) -> bool:
     """Whether no connection came about at all."""
     return isinstance(error, _NOT_REACHED)
+
+
+def digest_wanted(error: BaseException) -> bool:
+    """Whether the server refused a body because it came without Content-MD5, as those with object lock do."""
+    return isinstance(error, b.ClientError) and status_of(error) == 400 and "Content-MD5" in str(error)
 
 
 def condition_failed(error: BaseException) -> bool:

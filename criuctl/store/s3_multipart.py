@@ -1,6 +1,6 @@
 """Objects too large for one request: S3's multipart upload, whole or not at all.
 
-Parts go up from a few threads, each with its own retries and MD5.  Whatever goes wrong, the interrupt of a user
+Parts go up from a few threads, each with its own retries.  Whatever goes wrong, the interrupt of a user
 included, the upload is aborted, so that no parts stay behind and cost money unseen.  What the server then
 holds under the name is looked at: some answer the completion with an empty ETag, or lose their answer.
 """
@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 
 from ..errors import StoreError
 from .s3_body import ViewReader, md5_of
-from .s3_errors import code_of
+from .s3_errors import code_of, digest_wanted
 
 T = TypeVar("T")
 Caller = Callable[[Callable[[], Any]], Any]  # runs a request, again after transient failures
@@ -80,12 +80,18 @@ def _send_parts(
     stop = threading.Event()
 
     def send(number: int, part: list[memoryview]) -> dict[str, Any]:
-        md5 = md5_of(part)
+        digest: dict[str, str] = {}
 
         def attempt() -> Any:
             if stop.is_set():
                 raise _Stopped
-            return client.upload_part(**upload, PartNumber=number, Body=ViewReader(part), ContentMD5=md5)
+            try:
+                return client.upload_part(**upload, PartNumber=number, Body=ViewReader(part), **digest)
+            except ClientError as error:
+                if digest or not digest_wanted(error):
+                    raise
+                digest["ContentMD5"] = md5_of(part)
+                return attempt()
 
         try:
             return {"PartNumber": number, "ETag": call(attempt)["ETag"]}

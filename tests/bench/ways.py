@@ -2,7 +2,7 @@
 
 Every way gets the same chances.  CRIU is the one that criuctl uses, with no option that the program does not need.
 By hand, images go to disk, the archive of a local store is written straight into the store, without an fsync
-(criuctl makes its packs durable), and S3 is reached by boto3's transfer manager from a process that has it loaded.
+(criuctl makes its packs durable), and S3 is reached by a command of its own with boto3's transfer manager.
 """
 
 from __future__ import annotations

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -106,18 +108,42 @@ def test_an_object_that_always_ends_early_is_damaged(through: Through, gateway: 
     assert proxy.spoiled() == "s" * 10
 
 
-def test_a_byte_changed_on_the_way_is_noticed_and_sent_again(through: Through, gateway: Place) -> None:
-    """Content-MD5: the server itself refuses what is not what was sent."""
+@pytest.mark.parametrize("size", [1 << 20, 3 << 20], ids=["with Content-MD5", "by its signature"])
+def test_a_byte_changed_on_the_way_is_noticed_and_sent_again(size: int, through: Through, gateway: Place) -> None:
+    """The server itself refuses what is not what was sent."""
     proxy, store = through(PUT="x")
-    content = os.urandom(1 << 20)
+    content = os.urandom(size)
     store.put("o", content)
     assert proxy.spoiled() == "x"
     assert gateway.open().get("o") == content
     _, store = through(PUT="x" * 20)
-    with pytest.raises(StoreUnreachable, match="BadDigest"):
+    with pytest.raises(StoreUnreachable, match="BadDigest|SHA256Mismatch"):
         store.put("p", content)
     with pytest.raises(ObjectMissing):
         gateway.open().get("p")
+
+
+def test_answers_are_acknowledged_at_once(gateway: Place) -> None:
+    """A server that sends an answer in two pieces waits 40 ms for an acknowledgement unless it is told to come at once."""
+    from botocore.awsrequest import AWSHTTPConnectionPool, AWSHTTPSConnectionPool
+
+    from criuctl.store.s3_client import PromptConnection, PromptTLSConnection
+
+    told: list[tuple[int, ...]] = []
+
+    class Listener:
+        def setsockopt(self, *arguments: int) -> None:
+            told.append(arguments)
+
+    store = gateway.open()
+    store.put("o", b"x")
+    assert AWSHTTPConnectionPool.ConnectionCls is PromptConnection
+    assert AWSHTTPSConnectionPool.ConnectionCls is PromptTLSConnection
+    for connection in (PromptConnection("localhost"), PromptTLSConnection("localhost")):
+        connection.sock = Listener()
+        with pytest.raises(http.client.HTTPException):
+            connection.getresponse()  # nothing was asked
+    assert told == [(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)] * 2
 
 
 # -- creating only if absent, with lost answers ------------------------------------------------------
