@@ -1,0 +1,211 @@
+"""PostgreSQL: a program's idle session is looked at over its own connection, and set up again on a new one.
+
+Options of a rule: ``user`` and ``database`` (for the second login that `postgresql_rest` may need; the restore takes them
+from the session), ``tls: false`` (vouches that the session is not encrypted).  `postgresql_state` tells what is
+rebuilt and what makes it impossible.  After a hand-back the client's copy of the cancel key is stale: a cancel request of the
+program is ignored by the server.  Notifications sent between dump and restore are lost, as they are for a client that
+was away.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from ...checkpoint.manifest import ConnectionRecord
+from ..secrets import SecretUnavailable, resolve
+from .base import CannotRebuild, PeerAway, Settings
+from .postgresql_auth import Login, PasswordFile, from_password_file, log_in
+from .postgresql_rest import Title, environment_of, require_plain, require_quiet, title_of, user_name
+from .postgresql_state import codec, read_state, rebuild
+from .postgresql_wire import SYNC, Conversation, ServerError
+from .wire import Wire
+
+_READY = b"Z\0\0\0\5"
+_GRACE = 5.0  # more seconds for the answer to a question once asked: leaving it unread would be worse
+_KEY_NOTE = "the cancel key is a new one: the program's cancel requests have no effect"
+
+
+class PostgreSQL:
+    """See the module's docstring."""
+
+    name = "postgresql"
+
+    def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+        """What the session holds; `CannotRebuild` with the reason if it cannot be set up again."""
+        wire = Wire(sock, deadline, _name(sock, record))
+        try:
+            title = title_of(record)
+            require_quiet(wire, title)
+            plain = require_plain(
+                wire,
+                record,
+                settings.options.get("tls") is False,
+                lambda environment: _second_login(wire, record, settings, title, environment),
+            )
+            _require_ready(wire)
+        except PeerAway as error:
+            raise CannotRebuild(error.message) from error
+        wire.deadline += _GRACE
+        talk = Conversation(wire)
+        try:
+            state = read_state(talk)
+        except ServerError as error:
+            raise CannotRebuild(f"the server does not tell what the session holds: {error}") from None
+        except PeerAway as error:
+            # An answer that comes later would be taken for that to the program's next query: better none at all.
+            _shut(sock)
+            raise CannotRebuild(f"the connection had to be ended: {error.message}") from error
+        except CannotRebuild:
+            if talk.owed:
+                _shut(sock)
+            raise
+        state["plain"] = plain
+        state["password_file"] = _password_file_path(record.pid)
+        state["notifications"] = [[n.channel, n.payload, n.pid] for n in talk.notifications]
+        return state
+
+    def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+        """Log in and set the session up; facts for the report.  `PeerAway` if that may work later."""
+        state = record.session
+        if not state.get("user"):
+            raise CannotRebuild("the checkpoint does not say what the session held")
+        wire = Wire(sock, deadline, _name(sock, record))
+        talk = Conversation(wire)
+        warnings: list[str] = []
+        encoding = codec(state["encoding"])
+        login = Login(
+            user=state["user"].encode(encoding),
+            database=state["database"].encode(encoding),
+            password=lambda: _password(
+                wire, record, settings, state.get("password_file", ""), state["database"], state["user"], warnings
+            ),
+            parameters=[(name.encode(encoding), value.encode(encoding)) for name, value in state["startup"].items()],
+        )
+        try:
+            log_in(talk, login)
+            rebuild(talk, state, warnings)
+        except ServerError as error:
+            raise error.mapped(f"setting up the session at {wire.peer}") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise CannotRebuild(f"the record of the session is not one of this version ({type(error).__name__})") from error
+        if wire.unread() and wire.peek(1) not in (b"A", b"N", b"S"):
+            raise CannotRebuild(f"{wire.peer} sends what nobody asked for")
+        lost = [f"{channel}: {payload}" for channel, payload, _pid in state.get("notifications", [])]
+        lost += [f"{n.channel}: {n.payload}" for n in talk.notifications]
+        if lost:
+            warnings.append(f"notifications that the program did not get: {'; '.join(lost)}")
+        if state["channels"]:
+            warnings.append("notifications between dump and restore, if there were any, are lost")
+        return {
+            "user": state["user"],
+            "database": state["database"],
+            "backend": talk.backend,
+            "settings": len(state["settings"]),
+            "prepared": len(state["prepared"]),
+            "channels": len(state["channels"]),
+            "locks": len(state["locks"]),
+            "notes": [_KEY_NOTE],
+            "warnings": warnings,
+        }
+
+
+def _require_ready(wire: Wire) -> None:
+    """Sync, and nothing but ReadyForQuery must come; what is not ours is not touched."""
+    wire.send(SYNC)
+    seen = wire.peek(1)
+    if seen != b"Z":
+        raise CannotRebuild("a query is in flight" if seen else "the server closed the connection")
+    seen = wire.peek(6)
+    if seen[:5] != _READY:
+        raise CannotRebuild(f"{wire.peer} does not speak PostgreSQL's protocol")
+    wire.receive(6)
+    if seen[5:] != b"I":
+        raise CannotRebuild("a transaction is open")
+
+
+def _second_login(
+    wire: Wire, record: ConnectionRecord, settings: Settings, title: Title | None, environment: Mapping[str, str]
+) -> Login | None:
+    """How to log in beside the session, if we can guess as whom."""
+    user = settings.options.get("user") or (title.user if title else None) or environment.get("PGUSER")
+    user = user or user_name(_uid(record.pid))
+    if not user:
+        return None
+    database = str(
+        settings.options.get("database") or (title.database if title else None) or environment.get("PGDATABASE") or user
+    )
+    path = _password_file_path(record.pid)
+    return Login(
+        user=str(user).encode(),
+        database=database.encode(),
+        password=lambda: _password(wire, record, settings, path, database, str(user), []),
+        parameters=[(b"application_name", b"criuctl")],
+        cleartext=False,
+    )
+
+
+def _password(
+    wire: Wire, record: ConnectionRecord, settings: Settings, path: str, database: str, user: str, warnings: list[str]
+) -> str | None:
+    try:
+        found = resolve(settings.secret)
+    except SecretUnavailable as error:
+        raise CannotRebuild(error.message, hint=error.hint) from None
+    if found is not None or not path:
+        return found
+    address = wire.sock.getpeername()
+    if wire.sock.family == socket.AF_UNIX:
+        folder, _, name = os.fsdecode(address).rpartition("/")
+        hosts, port = ["localhost", folder], int(name.rpartition(".")[2]) if name.rpartition(".")[2].isdigit() else 0
+    else:
+        plain = address[0].removeprefix("::ffff:") if "." in address[0] else address[0]
+        hosts, port = [record.host, plain], address[1]
+        if plain == "::1" or plain.startswith("127."):
+            hosts.append("localhost")
+    file = PasswordFile(path, tuple(host for host in hosts if host), port)
+    return from_password_file(file, database, user, warnings)
+
+
+def _password_file_path(pid: int) -> str:
+    """Where libpq in that process would look for passwords."""
+    environment = environment_of(pid)
+    named = environment.get("PGPASSFILE")
+    if named:
+        return named if os.path.isabs(named) else ""
+    home = environment.get("HOME")
+    if not home:
+        try:
+            home = pwd.getpwuid(_uid(pid)).pw_dir
+        except KeyError:
+            return ""
+    return os.path.join(home, ".pgpass")
+
+
+def _uid(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
+
+
+def _name(sock: socket.socket, record: ConnectionRecord) -> str:
+    try:
+        address = sock.getpeername()
+    except OSError as error:
+        raise PeerAway(f"{record.peer} is not connected: {error.strerror}") from error
+    where = os.fsdecode(address) if sock.family == socket.AF_UNIX else record.peer or f"{address[0]}:{address[1]}"
+    return f"the PostgreSQL server at {where}"
+
+
+def _shut(sock: socket.socket) -> None:
+    try:
+        sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # it is gone already
+
+
+PROTOCOL = PostgreSQL()

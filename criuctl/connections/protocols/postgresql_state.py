@@ -1,0 +1,219 @@
+"""What a PostgreSQL session holds, and how it is set up in another one.
+
+Everything is asked in one question (`QUESTION`), answered as one JSON text, so that a freeze costs few round trips.
+`read_state` turns it into the record or says what cannot be rebuilt; `rebuild` plays it into a fresh session.
+
+What a server does not tell, nobody can rebuild: the unnamed prepared statement, `currval` and `lastval`, the random
+seed, how often an advisory lock is held, and what extensions keep (PL/pgSQL has nothing, PL/Python's GD does).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from .base import CannotRebuild
+from .postgresql_wire import SYNC, Conversation, bind, close_statement, execute, parse, rows
+
+REPORTED = (  # what clients are told of and rely on
+    "server_encoding", "client_encoding", "application_name", "default_transaction_read_only", "in_hot_standby", "is_superuser",
+    "DateStyle", "IntervalStyle", "TimeZone", "integer_datetimes", "standard_conforming_strings", "server_version",
+)  # fmt: skip
+_RESTORABLE = ("client_encoding", "DateStyle", "IntervalStyle", "TimeZone", "standard_conforming_strings")
+# Client encodings in which a byte of a character may look like ASCII; the others pass through latin-1 byte by byte.
+_CODECS = {
+    "UTF8": "utf-8", "BIG5": "big5", "GBK": "gbk", "GB18030": "gb18030", "SJIS": "cp932", "UHC": "cp949", "JOHAB": "johab",
+    "SHIFT_JIS_2004": "shift_jis_2004",
+}  # fmt: skip
+_PREPARE = re.compile(r"(\s+|--[^\n]*(\n|$)|/\*.*?\*/)*prepare\b", re.IGNORECASE | re.DOTALL)
+
+QUESTION = """
+SELECT pg_catalog.json_build_object(
+ 'pid', pg_catalog.pg_backend_pid(),
+ 'database', pg_catalog.current_database(),
+ 'authorization', session_user,
+ 'role', pg_catalog.current_setting('role'),
+ 'version', pg_catalog.current_setting('server_version_num'),
+ 'activity', (SELECT pg_catalog.row_to_json(x) FROM (
+   SELECT usename, backend_start::text, pg_catalog.host(client_addr) AS address, client_port AS port
+   FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid()) x),
+ 'settings', (SELECT pg_catalog.json_agg(pg_catalog.row_to_json(x)) FROM (
+   SELECT name, setting, source, boot_val, reset_val FROM pg_catalog.pg_settings
+   WHERE source IN ('client', 'session') AND context <> 'internal' AND pg_catalog.left(name, 12) <> 'transaction_') x),
+ 'reported', (SELECT pg_catalog.json_object_agg(name, setting) FROM pg_catalog.pg_settings WHERE name IN (:reported)),
+ 'prepared', (SELECT pg_catalog.json_agg(pg_catalog.row_to_json(x)) FROM (
+   SELECT name, statement, from_sql, parameter_types::oid[]::text AS oids, parameter_types::text AS types
+   FROM pg_catalog.pg_prepared_statements WHERE pg_catalog.left(name, 9) <> '_criuctl_' ORDER BY prepare_time) x),
+ 'channels', (SELECT pg_catalog.json_agg(x) FROM pg_catalog.pg_listening_channels() x),
+ 'locks', (SELECT pg_catalog.json_agg(pg_catalog.row_to_json(x)) FROM (
+   SELECT classid::bigint, objid::bigint, objsubid, mode FROM pg_catalog.pg_locks
+   WHERE locktype = 'advisory' AND granted AND pid = pg_catalog.pg_backend_pid()) x),
+ 'temporary', (SELECT pg_catalog.json_agg(x.name) FROM (
+   SELECT relname AS name FROM pg_catalog.pg_class WHERE relnamespace = pg_catalog.pg_my_temp_schema() AND relkind <> 'i'
+   UNION ALL SELECT proname FROM pg_catalog.pg_proc WHERE pronamespace = pg_catalog.pg_my_temp_schema()
+   UNION ALL SELECT typname FROM pg_catalog.pg_type
+     WHERE typnamespace = pg_catalog.pg_my_temp_schema() AND typrelid = 0 AND typelem = 0) x),
+ 'cursors', (SELECT pg_catalog.json_agg(name) FROM pg_catalog.pg_cursors WHERE is_holdable)
+)::text
+""".replace(":reported", ", ".join(f"'{name}'" for name in REPORTED))
+
+
+def codec(encoding: str) -> str:
+    """The Python codec of a client encoding."""
+    return _CODECS.get(encoding, "latin-1")
+
+
+def read_state(talk: Conversation) -> dict[str, Any]:
+    """What the session holds, for the record; `CannotRebuild` if that cannot be set up again.  `ServerError`."""
+    (encoding_rows, answer_rows) = talk.ask([b"SHOW client_encoding", QUESTION.encode()])
+    encoding = (encoding_rows[0][0] or b"").decode("ascii", "replace")
+    try:
+        told = json.loads((answer_rows[0][0] or b"").decode(codec(encoding)))
+    except ValueError:
+        raise CannotRebuild(f"the session's state cannot be read in its client encoding {encoding}") from None
+    if told["temporary"]:
+        raise CannotRebuild(f"the session has temporary objects: {_some(told['temporary'])}")
+    if told["cursors"]:
+        raise CannotRebuild(f"the session has WITH HOLD cursors: {_some(told['cursors'])}")
+    activity = told["activity"] or {}
+    if not activity.get("usename"):
+        raise CannotRebuild("the server does not tell who is logged in")
+    startup, session = _settings(told["settings"] or [])
+    prepared = [_prepared(item) for item in told["prepared"] or []]
+    _check_prepared(talk, [item for item in prepared if item["from_sql"]], codec(encoding))
+    return {
+        "user": activity["usename"],
+        "database": told["database"],
+        "authorization": told["authorization"],
+        "role": told["role"],
+        "encoding": encoding,
+        "server_version": int(told["version"]),
+        "backend": told["pid"],
+        "since": activity["backend_start"],
+        "seen_from": [activity.get("address"), activity.get("port")],
+        "startup": startup,
+        "settings": session,
+        "reported": told["reported"],
+        "prepared": prepared,
+        "channels": sorted(told["channels"] or []),
+        "locks": [[lock["classid"], lock["objid"], lock["objsubid"], lock["mode"]] for lock in told["locks"] or []],
+    }
+
+
+def _settings(found: list[dict[str, Any]]) -> tuple[dict[str, str], dict[str, str]]:
+    """What goes into the StartupMessage (it makes RESET values), and what was SET later."""
+    startup = {s["name"]: s["setting"] for s in found if s["source"] == "client"}
+    session = {s["name"]: s["setting"] for s in found if s["source"] == "session"}
+    for s in found:
+        if s["source"] == "session" and s["reset_val"] not in (None, s["boot_val"], "") and s["name"] in _RESTORABLE:
+            startup[s["name"]] = s["reset_val"]
+    return startup, session
+
+
+def _prepared(item: dict[str, Any]) -> dict[str, Any]:
+    oids = [int(oid) for oid in item["oids"].strip("{}").split(",") if oid]
+    return {
+        "name": item["name"],
+        "statement": item["statement"],
+        "from_sql": item["from_sql"],
+        "oids": oids,
+        "types": item["types"],
+    }
+
+
+def _check_prepared(talk: Conversation, items: list[dict[str, Any]], encoding: str) -> None:
+    """A PREPARE of SQL is to be run again: its recorded text must be that one command and nothing else.
+
+    The server records all that was sent together with it; its own parser tells, without executing anything.
+    """
+    for item in items:
+        name = b"_criuctl_check"
+        alone = _PREPARE.match(item["statement"]) is not None
+        if alone:
+            talk.begin(parse(name, item["statement"].encode(encoding)) + close_statement(name) + SYNC)
+            _messages, failed = talk.until_ready()
+            alone = failed is None
+        if not alone:
+            raise CannotRebuild(f"the prepared statement {item['name']} was made by several commands sent together")
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+# -- the other direction --------------------------------------------------------------------------
+
+
+def rebuild(talk: Conversation, state: dict[str, Any], warnings: list[str]) -> None:
+    """Set up in the fresh session what `state` says; `CannotRebuild` or `PeerAway`, naming what failed."""
+    encoding = codec(state["encoding"])
+    settings = dict(state["settings"])
+    for name in _RESTORABLE:  # a default that was changed meanwhile: the client goes by what it was told
+        was = state["reported"].get(name)
+        if name not in settings and was is not None and talk.parameters.get(name, was) != was:
+            settings[name] = was
+    for name in sorted(settings, key=lambda name: name != "client_encoding"):
+        _set(talk, name, settings[name], encoding)
+    _locks(talk, state["locks"])
+    if state["authorization"] != state["user"]:
+        _set(talk, "session_authorization", state["authorization"], encoding)
+    if state["role"] != "none":
+        _set(talk, "role", state["role"], encoding)
+    _types(talk, state["prepared"])
+    _prepare(talk, state["prepared"], encoding)
+    for channel in state["channels"]:
+        quoted = '"' + channel.replace('"', '""') + '"'
+        talk.carry_out(_once(f"LISTEN {quoted}".encode(encoding)), f"LISTEN {quoted}")
+    for name in REPORTED:
+        was, now = state["reported"].get(name), talk.parameters.get(name)
+        if was is not None and now is not None and was != now:
+            warnings.append(f"{name} was {was} and is {now}")
+
+
+def _once(statement: bytes, *values: bytes) -> bytes:
+    return parse(b"", statement) + bind(b"", b"", values) + execute(b"")
+
+
+def _set(talk: Conversation, name: str, value: str, encoding: str) -> None:
+    batch = _once(b"SELECT pg_catalog.set_config($1, $2, false)", name.encode(encoding), value.encode(encoding))
+    talk.carry_out(batch, f"SET {name}")
+
+
+def _prepare(talk: Conversation, items: list[dict[str, Any]], encoding: str) -> None:
+    """In the order in which they were made, all that belong to the protocol in one round trip."""
+    plain = [item for item in items if not item["from_sql"]]
+    batch = b"".join(parse(i["name"].encode(encoding), i["statement"].encode(encoding), i["oids"]) for i in plain)
+    if plain:
+        talk.carry_out(batch, f"preparing {_some([item['name'] for item in plain])}")
+    for item in items:
+        if item["from_sql"]:
+            talk.carry_out(_once(item["statement"].encode(encoding)), f"PREPARE {item['name']}")
+
+
+def _types(talk: Conversation, items: list[dict[str, Any]]) -> None:
+    """Types that users made have numbers of their own in each database: they must still be the same ones."""
+    for item in items:
+        if not item["from_sql"] and any(oid >= 16384 for oid in item["oids"]):
+            array = "{" + ",".join(map(str, item["oids"])) + "}"
+            question = b"SELECT $1::oid[]::regtype[]::text"
+            now = rows(talk.carry_out(_once(question, array.encode()), f"types of {item['name']}"))
+            if not now or (now[0][0] or b"").decode(errors="replace") != item["types"]:
+                raise CannotRebuild(f"the parameter types of the prepared statement {item['name']} are others now")
+
+
+def _locks(talk: Conversation, locks: list[list[Any]]) -> None:
+    for high, low, kind, mode in locks:
+        shared = "_shared" if mode == "ShareLock" else ""
+        if kind == 1:
+            key = high << 32 | low
+            arguments = f"{key - (1 << 64) if key >> 63 else key}::bigint"
+        else:
+            arguments = ", ".join(f"{part - (1 << 32) if part >> 31 else part}::integer" for part in (high, low))
+        batch = _once(f"SELECT pg_catalog.pg_try_advisory_lock{shared}({arguments})".encode())
+        got = rows(talk.carry_out(batch, f"advisory lock ({arguments})"))
+        if not got or got[0][0] != b"t":
+            raise CannotRebuild(
+                f"the advisory lock ({arguments}) is held by another session",
+                hint="It may be the old session, as long as the server has not noticed that its client is gone.",
+            )
