@@ -45,6 +45,7 @@ COMMANDS: dict[str, Entry] = {
     "show": Entry(f"{_HERE}.show:show", "Show what a checkpoint holds.", "Looking and keeping"),
     "verify": Entry(f"{_HERE}.verify:verify", "Read a checkpoint in full and check every byte.", "Looking and keeping"),
     "rm": Entry(f"{_HERE}.rm:rm", "Remove checkpoints from a store.", "Looking and keeping"),
+    "hooks": Entry(f"{_HERE}.hooks:hooks", "List hooks, and try one by hand.", "Setting up"),
     "store": Entry(f"{_HERE}.store:store", "Make and describe stores and their keys.", "Setting up"),
     "doctor": Entry(f"{_HERE}.doctor:doctor", "Check this host, its CRIU and the store.", "Setting up"),
     "version": Entry(f"{_HERE}.version:version", "Print the versions of all that takes part.", "Setting up"),
