@@ -9,6 +9,7 @@ TCP or netlink socket, and vsock, Bluetooth, AF_ALG, MPTCP, raw ICMP and the lik
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
@@ -22,6 +23,7 @@ from .syscalls import CLONE_NEWNET, setns
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
+_SIOCGSKNS = 0x894C
 _NLM_F_REQUEST_DUMP = 0x001 | 0x300
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 
@@ -256,6 +258,17 @@ def _netlink(diag: socket.socket) -> Iterator[Socket]:
             port_id=port,
             groups=int.from_bytes(groups, "little"),
         )
+
+
+def unix_peer(sock: socket.socket) -> int:
+    """The inode of the other end of a unix socket, whichever net namespace it is of; 0 if it has none.  `OSError`."""
+    inode = os.fstat(sock.fileno()).st_ino
+    namespace = fcntl.ioctl(sock.fileno(), _SIOCGSKNS)
+    try:
+        with socket_inside(namespace, socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
+            return next((found.peer_inode for found in list(_unix(diag)) if found.inode == inode), 0)
+    finally:
+        os.close(namespace)
 
 
 def sockets(pid: int | None = None) -> list[Socket]:

@@ -73,17 +73,18 @@ class Redis:
         options = settings.options
         asking = options.get("ask_secret", settings.secret), options.get("ask_user", options.get("user", ""))
         password = _secret(asking[0], deadline)
-        with look.beside(sock, record, deadline) as second:
+        place = look.place_of(sock, wire.peer)
+        with look.beside(place, deadline) as second:
             server = _enter(second, asking[1], password, 2)
             if options.get("ask") == "own":
                 own = Resp(wire)
                 sight = look.look_own(own, server)
             elif str(server.get("version", "")).startswith("7."):
-                with look.beside(sock, record, deadline) as idle:
+                with look.beside(place, deadline) as idle:
                     _enter(idle, asking[1], password, 2)
-                    sight = look.look_beside(second, idle, sock, record, server)
+                    sight = look.look_beside(place, second, idle, server)
             else:
-                sight = look.look_beside(second, None, sock, record, server)
+                sight = look.look_beside(place, second, None, server)
         watch = _judge(sight, options)
         _at_rest(wire)  # an answer may have come meanwhile
         row = sight.row

@@ -28,8 +28,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...checkpoint.manifest import ConnectionRecord
-from ...proc import sockdiag
+from ...proc import dialling, sockdiag
 from ...proc.sockets import outside_holders
 from .base import CannotRebuild, PeerAway
 from .redis_wire import ErrorReply, Resp, as_map
@@ -80,37 +79,64 @@ def parse(line: str) -> Row:
     return Row(dict(pair.partition("=")[::2] for pair in line.strip().split(" ") if "=" in pair))
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The program's connection, and where its other end is."""
+
+    sock: socket.socket
+    name: str  # for messages
+    peer: Any  # what connect(2) takes; a path is the server's
+    end: tuple[int, int] | None = None  # of a unix socket: the server's PID and descriptor, None if nobody has it
+
+    @property
+    def unix(self) -> bool:
+        """Whether it is a unix socket, the clients of which have no address."""
+        return self.sock.family == socket.AF_UNIX
+
+
+def place_of(sock: socket.socket, name: str) -> Place:
+    """Where the other end of `sock` is."""
+    try:
+        peer: Any = sock.getpeername()
+        if sock.family != socket.AF_UNIX:
+            return Place(sock, name, peer)
+        inode = sockdiag.unix_peer(sock)
+    except OSError as error:
+        raise CannotRebuild(f"the other end of the connection cannot be told: {error.strerror}") from error
+    return Place(sock, name, peer, outside_holders([inode]).get(inode) if inode else None)
+
+
 # -- connections of our own -----------------------------------------------------------------------
 
 
 @contextmanager
-def beside(sock: socket.socket, record: ConnectionRecord, deadline: float) -> Iterator[Resp]:
-    """A second connection to the server that `sock` is connected to, from the same net namespace."""
-    try:
-        peer: Any = sock.getpeername()
-    except OSError as error:
-        raise CannotRebuild(f"the connection is broken: {error.strerror}") from error
-    if sock.family == socket.AF_UNIX and isinstance(peer, str):
-        peer = _reachable(peer, record.pid)
-    with _same_namespace(sock) as second:
+def beside(place: Place, deadline: float) -> Iterator[Resp]:
+    """A second connection to the server, from the same net namespace."""
+    with _same_namespace(place.sock) as second, _address(place) as address:
         second.settimeout(max(0.01, deadline - time.monotonic()))
         try:
-            second.connect(peer)
+            second.connect(address)
         except OSError as error:
             reason = error.strerror or "no answer in time"
-            raise PeerAway(f"a second connection to {record.peer or peer} cannot be made: {reason}") from error
-        yield Resp(Wire(second, deadline, f"the server {record.peer}".rstrip()))
+            raise PeerAway(f"a second connection to {place.name} cannot be made: {reason}") from error
+        yield Resp(Wire(second, deadline, place.name))
 
 
-def _reachable(path: str, pid: int) -> str:
-    """The socket's path as we reach it; the program's root or working folder may be another."""
+@contextmanager
+def _address(place: Place) -> Iterator[Any]:
+    if not isinstance(place.peer, str):
+        yield place.peer
+        return
+    if place.end is None:
+        raise CannotRebuild("the server has not accepted the connection yet, or its process cannot be seen from here")
     try:
-        start = f"/proc/{pid}/root" if path.startswith("/") else f"/proc/{pid}/cwd/"
-        if path.startswith("/") and os.stat(start + "/.").st_dev == os.stat("/").st_dev and os.readlink(start) == "/":
-            return path
-        return start + path
-    except OSError:
-        return path
+        path = dialling.inside_root(place.end[0], place.peer)  # as the server knows it: it has made it
+    except OSError as error:
+        raise PeerAway(f"the socket {place.peer} cannot be found: {error.strerror}") from error
+    try:
+        yield f"/proc/self/fd/{path}"
+    finally:
+        os.close(path)
 
 
 def _same_namespace(sock: socket.socket) -> socket.socket:
@@ -131,24 +157,17 @@ def _same_namespace(sock: socket.socket) -> socket.socket:
 # -- which line is ours ---------------------------------------------------------------------------
 
 
-def _marks(sock: socket.socket, record: ConnectionRecord) -> list[str]:
+def _marks(place: Place) -> list[str]:
     """What the program's line contains, one of these."""
-    if sock.family == socket.AF_UNIX:
-        return [f" fd={fd} " for fd in _server_descriptors(sock, record)]
-    host, port = sock.getsockname()[:2]
+    if place.unix:
+        return [f" fd={place.end[1]} "] if place.end else []
+    host, port = place.sock.getsockname()[:2]
     host = str(host).partition("%")[0]
     plain = sockdiag.plain_host(host)
     names = {f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in (host, plain)}
     if ":" not in plain:
         names.add(f"[::ffff:{plain}]:{port}")  # a server that listens on both families with one socket
     return [f" addr={name} " for name in sorted(names)]
-
-
-def _server_descriptors(sock: socket.socket, record: ConnectionRecord) -> list[int]:
-    inode = os.fstat(sock.fileno()).st_ino
-    peer = next((s.peer_inode for s in sockdiag.sockets(record.pid) if s.inode == inode and s.family == "unix"), 0)
-    found = outside_holders([peer]).get(peer) if peer else None
-    return [found[1]] if found else []
 
 
 def _only_line(listing: Any, marks: list[str], unix: bool) -> str:
@@ -184,10 +203,9 @@ def _lines(listing: str, marks: list[str]) -> Iterator[str]:
 # -- looking --------------------------------------------------------------------------------------
 
 
-def look_beside(second: Resp, idle: Resp | None, sock: socket.socket, record: ConnectionRecord, server: dict[str, Any]) -> Sight:
+def look_beside(place: Place, second: Resp, idle: Resp | None, server: dict[str, Any]) -> Sight:
     """The program's line of CLIENT LIST, asked over `second`; `idle` is one more connection of ours, to compare with."""
-    marks = _marks(sock, record)
-    unix = sock.family == socket.AF_UNIX
+    marks, unix = _marks(place), place.unix
     listing = second.ask("CLIENT", "LIST")
     _only_line(listing, marks, unix)
     listing = second.ask("CLIENT", "LIST")
