@@ -55,10 +55,11 @@ def phase_timeout(config: Config, phase: str) -> float:
     return config.hook_timeout_frozen if phase == "frozen" else config.hook_timeout
 
 
-def environment(config: Config, hook: Hook) -> dict[str, str]:
-    """What a hook sees beyond the plain environment of every helper: the names that the configuration passes on."""
+def environment(config: Config, hook: Hook, body: Mapping[str, Any]) -> dict[str, str]:
+    """What a hook sees beyond the plain environment of every helper: what the configuration passes on, and who it is."""
     passed = {name: os.environ[name] for name in config.hook_env if name in os.environ}
-    return passed | {"CRIUCTL_HOOK_PHASE": hook.phase, "CRIUCTL_HOOK_NAME": hook.name}
+    told = {"PHASE": hook.phase, "NAME": hook.name, "SESSION": body.get("session") or "", "PID": body.get("pid") or ""}
+    return passed | {f"CRIUCTL_HOOK_{key}": str(value) for key, value in told.items()}  # for hooks in sh
 
 
 def execute(config: Config, hook: Hook, body: Mapping[str, Any], timeout: float, fds: Mapping[int, int] | None = None) -> Ended:
@@ -74,7 +75,7 @@ def execute(config: Config, hook: Hook, body: Mapping[str, Any], timeout: float,
             [*watcher, *mapped, "--", hook.path],
             timeout=timeout + _SPARE,
             input=json.dumps(body).encode(),
-            env=environment(config, hook),
+            env=environment(config, hook, body),
             check=False,
             pass_fds=[life, status, *numbers.values()],
             cwd="/",

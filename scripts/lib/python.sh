@@ -41,7 +41,7 @@ pip() {
 # install_criuctl: the checkout's package into PREFIX/venv, when it is not there already.
 install_criuctl() {
     fresh_venv "$prefix/venv"
-    stamp=$("$prefix/venv/bin/python" --version | stamp_of "$checkout/pyproject.toml" "$checkout/criuctl")
+    stamp=$("$prefix/venv/bin/python" --version | stamp_of "$checkout/pyproject.toml" "$checkout/criuctl" "$checkout/hooks")
     if [ "$(cat "$prefix/venv/criuctl.stamp" 2>/dev/null)" != "$stamp" ]; then
         say "Python: installing criuctl and what it needs into $prefix/venv"
         rm -f "$prefix/venv/criuctl.stamp"
