@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from .index import Index
     from .reader import CheckpointReader
     from .writer import CheckpointWriter
+
+_PATIENT_MIB = 32  # of buffers for a producer that may wait
 
 
 class Repository:
@@ -160,10 +163,11 @@ class Repository:
         self.index.inspect_packs()
         self._synced = True
 
-    def writer(self, reporter: Reporter, *, parent: Manifest | None = None) -> CheckpointWriter:
+    def writer(self, reporter: Reporter, *, patient: bool = False) -> CheckpointWriter:
         """A writer of one checkpoint; use it as a context manager.
 
-        `parent` is the checkpoint that this one follows; whatever it holds is found by content, so it is only noted.
+        A `patient` producer may wait for the store, since it has nothing to do before all is durable: then a few
+        buffers will do, which are touched for the first time sooner than many.
         """
         from .pipeline import Pipeline
         from .writer import CheckpointWriter
@@ -172,7 +176,9 @@ class Repository:
             self.index.sync()
             self.index.inspect_packs()
             self._synced = True
-        return CheckpointWriter(self, Pipeline(self.store, self.sealer, self.index, self.config, reporter), reporter)
+        buffers = min(self.config.buffers_mib, _PATIENT_MIB) if patient else self.config.buffers_mib
+        config = replace(self.config, buffers_mib=buffers)
+        return CheckpointWriter(self, Pipeline(self.store, self.sealer, self.index, config, reporter), reporter)
 
     def reader(self, reporter: Reporter) -> CheckpointReader:
         """A reader of checkpoints' contents."""

@@ -23,11 +23,12 @@ from ..checkpoint.manifest import ConnectionRecord, FileRecord, Manifest
 from ..checkpoint.repository import Repository
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
+from ..connections.survey import Survey
 from ..criu import binary, driver
 from ..criu.images import ImageSet
 from ..criu.options import DumpOptions
 from ..criu.pages import PageImage
-from ..errors import Conflict, CriuctlError, DumpFailed, PreflightRefused, Vetoed
+from ..errors import Conflict, CriuctlError, DumpFailed, PreflightRefused
 from ..hooks import Hooks
 from ..proc import netfilter
 from ..proc.descriptors import Descriptor, descriptors
@@ -43,6 +44,7 @@ from .namespaces import NamespacePlan, plan_entry
 from .preflight import check_tree
 from .registry import Registry, SessionRecord, boot_id, check_name, exclusive, exclusive_session, forget_stale_locks
 from .target import Target, resolve_target
+from .terminals import DumpedTerminals
 
 _GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
 
@@ -57,6 +59,7 @@ def dump(
     labels: dict[str, str] | None = None,
     with_files: Sequence[str] = (),
     connections: str | None = None,
+    drain: float = 0.0,
 ) -> DumpResult:
     """Dump the tree that `target` names into the configured store; see the module's text for what may fail how."""
     began = time.monotonic()
@@ -81,11 +84,8 @@ def dump(
             raise PreflightRefused("; ".join(str(f) for f in errors), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
         for finding in findings:
             reporter.finding(finding)
-        policy = connections or config.connections
-        if policy == "refuse":
-            tree = read_tree(root.pid)
-            opened = {p.pid: descriptors(p.pid) for p in tree if not p.zombie}
-            _veto_refused(surroundings.connections(tree, opened, policy))
+        survey = Survey(config, reporter, wish=connections, drain=drain)
+        survey.ahead(root.pid)
         carried = files.resolve_carried(with_files, root.pid)
         criu = binary.find(config)
         reporter.step("connect", store=config.store)
@@ -110,13 +110,14 @@ def dump(
             leave_running=leave_running,
             labels=dict(labels or {}),
             with_files=carried,
-            policy=policy,
+            survey=survey,
             began=began,
             entry=plan_entry(root.pid),
             external=surroundings.external_files(root.pid),
+            terminals=DumpedTerminals(root.pid, stack),
             net=net,
             folder=scratch.folder("images"),
-            writer=stack.enter_context(repository.writer(reporter)),
+            writer=stack.enter_context(repository.writer(reporter, patient=not leave_running)),
             hooks=hooks,
         )
         stack.callback(os.close, work.folder)
@@ -166,18 +167,6 @@ def _session(registry: Registry, target: Target, name: str | None) -> SessionRec
     return SessionRecord(name=default)
 
 
-def _veto_refused(connections: Sequence[ConnectionRecord]) -> None:
-    """Policy ``refuse``: a tree with such a connection is not dumped now."""
-    for c in connections:
-        if c.external and c.policy == "refuse":
-            raise Vetoed(
-                f"PID {c.pid} fd {c.fd}: the connection {c.local} -> {c.peer} may not be given up",
-                hint="Wait until it is closed, or dump with --connections hangup or keep.",
-                pid=c.pid,
-                fd=c.fd,
-            )
-
-
 @dataclass(slots=True)
 class _Dump:
     """One dump under way."""
@@ -191,10 +180,11 @@ class _Dump:
     leave_running: bool
     labels: dict[str, str]
     with_files: list[str]
-    policy: str
+    survey: Survey
     began: float
     entry: NamespacePlan
     external: dict[str, Descriptor]
+    terminals: DumpedTerminals
     net: int  # descriptor of the tree's net namespace
     folder: int
     writer: CheckpointWriter
@@ -202,7 +192,8 @@ class _Dump:
     tree: list[Process] = field(default_factory=list)
     opened: dict[int, list[Descriptor]] = field(default_factory=dict)
     helper: ThreadPoolExecutor = field(init=False)
-    collected: Future[tuple[list[FileRecord], list[ConnectionRecord]]] = field(init=False)
+    collected: Future[list[FileRecord]] = field(init=False)
+    connections: list[ConnectionRecord] = field(default_factory=list)
     frozen_at: float = 0.0
     frozen_ms: float = 0.0
     manifest: Manifest | None = None
@@ -214,13 +205,14 @@ class _Dump:
 
     def run(self, criu: binary.CriuBinary) -> Manifest:
         """Freeze, take everything, commit; returns the manifest that is in the store."""
+        self.survey.wait(self.root)
         self.reporter.step("freeze")
         options = DumpOptions(
             pid=self.entry.root,
             leave_running=self.leave_running,
             ghost_limit=surroundings.ghost_limit(self.root),
             shell_job=surroundings.needs_shell_job(self.root),
-            external=list(self.external),
+            external=[*self.external, *self.terminals.external],
             external_mounts=self.entry.is_init,
             timeout=self.config.criu_timeout,
         )
@@ -241,13 +233,15 @@ class _Dump:
         self.tree = read_tree(self.root)
         self.opened = {p.pid: descriptors(p.pid) for p in self.tree if not p.zombie}
         self.collected = self.helper.submit(self._collect)  # beside CRIU's own work
+        # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
+        looked = self.survey.frozen(self.tree, self.opened)
+        self.connections = [c.record for c in looked.connections]
         self.hooks.run("frozen", processes=[p.pid for p in self.tree])
-        return driver.Frozen(surroundings.page_guards(self.tree))
+        return driver.Frozen(surroundings.page_guards(self.tree), looked.unix_keys())
 
-    def _collect(self) -> tuple[list[FileRecord], list[ConnectionRecord]]:
-        """The files and connections of the frozen tree."""
-        records = files.collect(self.writer, self.config, self.opened, self.with_files, self.root, self.reporter)
-        return records, surroundings.connections(self.tree, self.opened, self.policy)
+    def _collect(self) -> list[FileRecord]:
+        """The files of the frozen tree."""
+        return files.collect(self.writer, self.config, self.opened, self.with_files, self.root, self.reporter)
 
     def commit(self, memory: list[PageImage]) -> None:
         """Inside post-dump: all pages and images are there.  Returning lets CRIU end (or thaw) the tree."""
@@ -267,6 +261,7 @@ class _Dump:
             self.session, state="checkpointed", store=self.config.store, checkpoint=self.manifest.id, boot_id=boot_id()
         )
         self.registry.put(replace(ended, lock_table=self.lock_table(), lock_kept=self.kept))
+        self.terminals.drop()
 
     def _store(self, manifest: Manifest) -> Manifest:
         """Make everything durable, then publish the manifest: THE commit point."""
@@ -287,10 +282,10 @@ class _Dump:
     def _describe(self, memory: list[PageImage]) -> Manifest:
         images = ImageSet(self.folder)
         links = remaps.collect(images, self.writer, self.root, self.entry)
-        file_records, connections = self.collected.result()
-        _veto_refused(connections)
-        self.kept = any(c.policy == "keep" and c.external for c in connections)
-        taken = Taken(self.tree, file_records, connections, links, self.external, self.entry)
+        file_records = self.collected.result()
+        self.kept = any(c.policy == "keep" and c.external and c.protocol == "tcp" for c in self.connections)
+        typed = self.terminals.take(self.tree, self.opened, self.writer)
+        taken = Taken(self.tree, file_records, self.connections, links, self.external, self.entry, typed)
         return describe(self.config, self.session, self.labels, taken, images, memory, self.writer)
 
     def ended(self) -> bool:
