@@ -171,10 +171,8 @@ def _at_rest(wire: Wire) -> None:
         raise CannotRebuild(f"{unread} bytes from the server have not been read by the program")
     if wire.closed():
         raise CannotRebuild("the server has closed the connection")
-    if wire.unsent():
-        raise CannotRebuild("a command is on its way to the server")
-    if look.unanswered(wire.sock):
-        raise CannotRebuild("a command has not been answered yet, or replies are turned off")
+    if wire.unsent() or look.unanswered(wire.sock):
+        raise CannotRebuild("a command has not been answered: it is on its way, or it blocks, or replies are turned off")
 
 
 def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
