@@ -1,0 +1,174 @@
+"""Asking the peers of frozen connections, many at a time, what they hold; nothing that goes wrong here harms a dump.
+
+Each question is asked over the program's own connection, by the application protocol, in a thread of its own, on a
+duplicate of the socket.  When the time is over whatever still asks is cut off: its duplicate is turned into
+``/dev/null`` under its hands, so that no late word of ours can reach the connection.
+
+What a question leaves behind matters as much as its answer.  If something was sent and its answer may yet come, the
+program would take that answer for its own; such a connection is shut down, which the program is told of by the kernel like
+of any end.  A protocol that raises `CannotRebuild` or `PeerAway` vouches that it has cleaned up itself.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import os
+import queue
+import socket
+import struct
+import termios
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.records import check_any
+from ..errors import CriuctlError
+from .protocols.base import ApplicationProtocol, Settings
+
+SECONDS = 3.0  # for all questions of one dump: the tree is frozen meanwhile
+GRACE = 5.5  # seconds more for the answer to a question that was already asked: leaving it unread would be worse
+_WORKERS = 64
+_BYTES_SENT = struct.Struct("=200xQ")  # of struct tcp_info, Linux 4.19
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One idle connection and who speaks its protocol."""
+
+    record: ConnectionRecord  # with PIDs as we see them
+    protocol: ApplicationProtocol
+    settings: Settings
+    borrow: Callable[[], socket.socket]  # the program's socket; closed here
+
+
+@dataclass(slots=True)
+class Answer:
+    """What was learned; with a `reason` it was nothing that a session could be built from."""
+
+    session: dict[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    shut: bool = False  # the connection had to be ended: a late answer would have reached the program
+
+
+@dataclass(slots=True)
+class _Task:
+    question: Question
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    sock: socket.socket | None = None
+    sent: int | None = 0
+    answer: Answer | None = None
+    over: bool = False
+
+
+def ask_all(questions: Sequence[Question], seconds: float = SECONDS, grace: float = GRACE) -> list[Answer]:
+    """An answer to each question, in their order, after `seconds` and `grace` at most."""
+    deadline = time.monotonic() + seconds
+    tasks = [_Task(question) for question in questions]
+    waiting: queue.SimpleQueue[_Task] = queue.SimpleQueue()
+    for task in tasks:
+        waiting.put(task)
+    workers = [
+        threading.Thread(target=_work, args=(waiting, deadline), name="criuctl-inspect", daemon=True)
+        for _ in range(min(_WORKERS, len(tasks)))
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(max(0.0, deadline + grace - time.monotonic()))
+    return [_collect(task) for task in tasks]
+
+
+def _work(waiting: queue.SimpleQueue[_Task], deadline: float) -> None:
+    while time.monotonic() < deadline:
+        try:
+            task = waiting.get_nowait()
+        except queue.Empty:
+            return
+        _ask(task, deadline)
+
+
+def _ask(task: _Task, deadline: float) -> None:
+    question = task.question
+    try:
+        sock = question.borrow()
+    except OSError as error:
+        task.answer = Answer(reason=f"the socket cannot be reached: {error.strerror}")
+        return
+    with task.lock:
+        if task.over:
+            sock.close()
+            return
+        task.sock, task.sent = sock, _sent(sock)
+    shut = False
+    try:
+        session = question.protocol.inspect(sock, question.record, question.settings, deadline)
+        answer = Answer(check_any(dict(session), question.protocol.name))
+        if unread(sock):
+            answer = Answer(reason="the peer has sent something of its own accord")
+    except CriuctlError as error:
+        answer = Answer(reason=error.message)
+    except BaseException as error:  # whatever a protocol does wrong, the dump goes on
+        with task.lock:
+            shut = not task.over and _shut_if_asked(task)
+        answer = Answer(reason=f"looking at the session failed: {type(error).__name__}", shut=shut)
+    with task.lock:
+        if not task.over:
+            task.answer = answer
+            sock.close()
+            task.sock = None
+
+
+def _collect(task: _Task) -> Answer:
+    with task.lock:
+        task.over = True
+        if task.answer is not None:
+            return task.answer
+        if task.sock is None:
+            return Answer(reason="there was no time to look at the session")
+        shut = _shut_if_asked(task)
+        # Not closed: the number must stay taken as long as the thread may use it.
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), task.sock.fileno(), inheritable=False)
+        return Answer(reason="the peer did not answer in time", shut=shut)
+
+
+def _shut_if_asked(task: _Task) -> bool:
+    """End the connection unless nothing was sent."""
+    assert task.sock is not None
+    now = _sent(task.sock)
+    if now is not None and now == task.sent:
+        return False
+    with contextlib.suppress(OSError):
+        task.sock.shutdown(socket.SHUT_RDWR)
+    return True
+
+
+def _sent(sock: socket.socket) -> int | None:
+    """Bytes that ever were sent; None where the kernel does not count."""
+    if sock.family == socket.AF_UNIX:
+        return None
+    try:
+        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_SENT.size)
+    except OSError:
+        return None
+    queued = _count(sock, termios.TIOCOUTQ)
+    return _BYTES_SENT.unpack(raw)[0] + queued if len(raw) == _BYTES_SENT.size else None
+
+
+def unread(sock: socket.socket) -> int:
+    """Bytes that have come and nobody has read."""
+    return _count(sock, termios.FIONREAD)
+
+
+def _count(sock: socket.socket, request: int) -> int:
+    count = array.array("i", [0])
+    try:
+        fcntl.ioctl(sock.fileno(), request, count)
+    except OSError:
+        return 0
+    return count[0]

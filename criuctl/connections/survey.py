@@ -1,0 +1,255 @@
+"""The connections of a tree on the way into a checkpoint: looked at, decided, waited for, asked about.
+
+Two moments.  `Survey.ahead`, while the tree runs: names are resolved, peers that give nothing away are probed (over
+connections of our own), refused connections stop the dump, busy ones are waited for.  `Survey.frozen`: the record that the
+manifest gets, every decision made again on what is there now, and the sessions of connections that are to be
+reconnected learned from their peers.  The first is optional: `criuctl connections` stops half way through it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from ..checkpoint.manifest import ConnectionRecord
+from ..config import Config
+from ..errors import Vetoed
+from ..proc.descriptors import Descriptor, descriptors
+from ..proc.sockdiag import namespace_socket
+from ..proc.syscalls import borrow_socket
+from ..proc.tree import Process, read_tree
+from ..report import Reporter
+from . import detect
+from .drain import Key, wait_idle
+from .inspecting import Answer, Question, ask_all
+from .protocols import find
+from .record import Connection, Look, look
+from .rules import TRANSPORTS, Decision, Rules, decide, endpoint, parse
+
+_RESOLVE_SECONDS = 2.0  # for all host names together
+_PROBE_TCP_ONLY = "tcp"  # what a peer speaks whom nobody understands
+
+
+class Survey:
+    """One tree's connections, seen from a dump."""
+
+    def __init__(
+        self, config: Config, reporter: Reporter, *, wish: str | None = None, drain: float = 0.0, rules: Rules | None = None
+    ) -> None:
+        self.rules = rules if rules is not None else parse(config)
+        self.reporter = reporter
+        self.wish = wish
+        self.drain = drain
+        self._addresses: dict[str, frozenset[str]] = {}
+        self._spoken: dict[str, str] = {}  # peer -> application protocol, as probed
+        self._before: Look | None = None
+        self._busy: dict[Key, float] = {}  # seconds to wait for each
+
+    # -- before the freeze
+
+    def look(self, root: int, *, details: bool = True) -> list[Connection]:
+        """What the running tree holds, each external connection with the decision for it; probes what has to be known."""
+        tree, found = self._seen(root, details=details)
+        self._resolve()
+        self._probe(found, tree)
+        return [Connection(self._decided(c, tree)[0], c.held) for c in found.connections]
+
+    def ahead(self, root: int) -> None:
+        """Everything that can be found out before the freeze.  `Vetoed` for a connection that may not be given up."""
+        tree, found = self._seen(root, details=False)
+        self._resolve()
+        self._probe(found, tree)
+        for c in found.external:
+            record, decision = self._decided(c, tree)
+            refuse(record)
+            seconds = max(self.drain, decision.drain)
+            if seconds and record.type != "dgram":
+                self._busy[c.held.pid, c.held.fd] = seconds
+
+    def wait(self, root: int) -> None:
+        """Wait for the connections that are to be idle, just before the freeze."""
+        if self._busy:
+            began = time.monotonic()
+            self._wait(root, {key: began + seconds for key, seconds in self._busy.items()})
+
+    def _seen(self, root: int, *, details: bool) -> tuple[list[Process], Look]:
+        tree = read_tree(root)
+        opened = {p.pid: descriptors(p.pid) for p in tree if not p.zombie}
+        self._before = look(tree, opened, before=self._before, details=details)
+        return tree, self._before
+
+    def _wait(self, root: int, deadlines: Mapping[Key, float]) -> None:
+        self.reporter.step("drain", connections=len(deadlines))
+
+        def now() -> dict[Key, ConnectionRecord]:
+            _tree, found = self._seen(root, details=True)
+            return {(c.held.pid, c.held.fd): c.record for c in found.external}
+
+        for record in wait_idle(now, deadlines):
+            text = f"PID {record.pid} fd {record.fd}: the connection to {record.peer or 'its peer'} did not become idle in time"
+            self.reporter.warning(text, "What is under way on it is cut off, unless the connection is kept.")
+
+    def _resolve(self) -> None:
+        """The addresses of every host name in the rules, asked all at once and once only."""
+        names = [name for name in self.rules.hosts if name not in self._addresses]
+        if not names:
+            return
+        found: dict[str, frozenset[str]] = {}
+
+        def ask(name: str) -> None:
+            try:
+                infos = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            except OSError:
+                return
+            found[name] = frozenset(str(address[0]) for *_, address in infos)
+
+        # Daemon threads: a resolver that hangs is left behind.
+        threads = [threading.Thread(target=ask, args=(name,), daemon=True) for name in names]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + _RESOLVE_SECONDS
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._addresses.update({name: found.get(name, frozenset()) for name in names})
+        for name in names:
+            if name not in found:
+                self.reporter.warning(
+                    f"the host name {name!r} of connection_rules cannot be resolved; rules with it do not match"
+                )
+
+    def _probe(self, found: Look, tree: Sequence[Process]) -> None:
+        """Ask the peers of which it matters what they speak."""
+        peers: dict[str, detect.Dial] = {}
+        for c in found.external:
+            if c.record.type != "stream" or c.record.direction != "initiated" or c.held.waiting:
+                continue
+            _record, decision = self._decided(c, tree)
+            unknown = not decision.application and c.record.peer not in self._spoken
+            if unknown and (decision.policy == "reconnect" or self._speech_matters(c.record)):
+                dial = _dial(c)
+                if dial is not None:
+                    peers[c.record.peer] = dial
+        self._spoken.update(detect.probe(peers))
+
+    def _speech_matters(self, record: ConnectionRecord) -> bool:
+        return any(p not in TRANSPORTS for rule in self.rules.rules for p in rule.match.protocols)
+
+    # -- when the tree is frozen
+
+    def frozen(self, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> Look:
+        """The connections of the frozen tree as the manifest gets them.  `Vetoed`, as in `ahead`."""
+        found = look(tree, opened, before=self._before)
+        self._probe(found, tree)  # of connections that are newer than the first look
+        decided = [self._decided(c, tree) for c in found.connections]
+        for record, _decision in decided:
+            refuse(record)
+        answers = self._inspect(found.connections, decided)
+        for number, ((record, decision), c) in enumerate(zip(decided, found.connections, strict=True)):
+            answer = answers.get(number)
+            if answer is not None:
+                record = self._answered(record, decision, answer)
+                refuse(record)
+            c.record = record
+        return found
+
+    def _inspect(
+        self, connections: Sequence[Connection], decided: Sequence[tuple[ConnectionRecord, Decision]]
+    ) -> dict[int, Answer]:
+        """An answer for each connection that is to be reconnected by a protocol of ours."""
+        answers: dict[int, Answer] = {}
+        asked: list[int] = []
+        questions: list[Question] = []
+        for number, (record, decision) in enumerate(decided):
+            protocol = find(decision.application) if record.external and decision.policy == "reconnect" else None
+            if protocol is None:
+                continue
+            if connections[number].held.waiting:
+                answers[number] = Answer(reason="the peer has not accepted it yet")
+            elif record.rqueue or record.wqueue:
+                answers[number] = Answer(
+                    reason=f"it is not idle: {record.rqueue} bytes are not read, {record.wqueue} bytes not acknowledged"
+                )
+            else:
+                held = connections[number].held
+                asked.append(number)
+                questions.append(
+                    Question(
+                        replace(record, pid=held.pid, holders=held.holders),
+                        protocol,
+                        decision.settings,
+                        _borrower(held.pid, held.fd),
+                    )
+                )
+        if questions:
+            self.reporter.step("inspect", connections=len(questions))
+            answers.update(zip(asked, ask_all(questions), strict=True))
+        return answers
+
+    def _answered(self, record: ConnectionRecord, decision: Decision, answer: Answer) -> ConnectionRecord:
+        if answer.shut:
+            text = f"PID {record.pid} fd {record.fd}: the peer {record.peer} did not answer, so the connection was ended"
+            self.reporter.warning(text, "A late answer to criuctl's question would have reached the program.")
+        if answer.reason:
+            return replace(record, policy=decision.on_failure, reason=answer.reason)
+        return replace(record, session=answer.session)
+
+    # -- deciding
+
+    def _decided(self, c: Connection, tree: Sequence[Process]) -> tuple[ConnectionRecord, Decision]:
+        """The record with its policy, and all that was decided; listening and internal sockets have no policy."""
+        record = c.record
+        if not record.external:
+            return record, Decision("")
+        spoken = self._spoken.get(record.peer, "") if record.direction == "initiated" else ""
+        application = record.application or detect.by_appearance(record) or spoken
+        commands = {p.ns_pid: p.command for p in tree}
+        record = replace(record, application=application, policy="", reason="")
+        decision = decide(record, self.rules, self.wish, commands=commands, addresses=self._addresses)
+        if decision.policy == "reconnect" and not decision.application:
+            decision = replace(decision, application=_PROBE_TCP_ONLY if record.peer in self._spoken else "")
+        made = replace(
+            record, policy=decision.policy, application=decision.application, host=decision.host, reason=decision.reason
+        )
+        return made, decision
+
+
+def refuse(record: ConnectionRecord) -> None:
+    """Policy ``refuse``: a tree with such a connection is not dumped now."""
+    if not record.external or record.policy != "refuse":
+        return
+    why = f": {record.reason}" if record.reason else ""
+    raise Vetoed(
+        f"PID {record.pid} fd {record.fd}: the connection {record.local or record.family} -> {record.peer or '(unnamed)'}"
+        f" may not be given up{why}",
+        hint="Wait until it is closed, or dump with --connections hangup or keep.",
+        pid=record.pid,
+        fd=record.fd,
+    )
+
+
+def _borrower(pid: int, fd: int) -> Callable[[], socket.socket]:
+    def borrow() -> socket.socket:
+        pidfd = os.pidfd_open(pid)
+        try:
+            return borrow_socket(pidfd, fd)
+        finally:
+            os.close(pidfd)
+
+    return borrow
+
+
+def _dial(c: Connection) -> detect.Dial | None:
+    """How to reach the peer of a connection from where the tree is."""
+    record, pid = c.record, c.held.pid
+    if record.family == "unix":
+        if not record.peer:
+            return None
+        path = "\0" + record.peer[1:] if record.peer.startswith("@") else f"/proc/{pid}/root{record.peer}"
+        return (lambda: namespace_socket(pid, socket.AF_UNIX, socket.SOCK_STREAM)), path
+    host, port = endpoint(record.peer)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return (lambda: namespace_socket(pid, family, socket.SOCK_STREAM)), (host, port)
