@@ -175,6 +175,41 @@ class ExternalFile(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class TerminalRecord(Record):
+    """A terminal of the tree and what its line discipline held; PIDs and groups are the tree's own numbers."""
+
+    path: str  # "" if no descriptor of it was open
+    rdev: int = 0
+    dev: int = 0
+    master: Literal["outside", "inside"] = "inside"
+    holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor), those of /dev/tty included
+    leader: int = 0  # the session leader in the tree that it controls; 0 for none
+    led_outside: bool = False  # it controls the root, whose session leader is not in the tree
+    foreground: int = 0  # its foreground process group, if that is in the tree
+    rows: int = 0
+    columns: int = 0
+    xpixel: int = 0
+    ypixel: int = 0
+    canonical: bool = True
+    echo: bool = True
+    stopped: bool = False  # output was stopped (^S)
+    queued: int = 0  # bytes of `input` that the line discipline had processed; the rest waited in front of it
+    input: StreamRef | None = None  # what was typed and not yet read: as secret as memory
+
+    def check(self, where: str) -> None:
+        if self.path:
+            check_path(self.path, f"{where}.path")
+        for name in ("rdev", "dev", "queued"):
+            check_range(getattr(self, name), 0, (1 << 63) - 1, f"{where}.{name}")
+        for name in ("rows", "columns", "xpixel", "ypixel"):
+            check_range(getattr(self, name), 0, (1 << 16) - 1, f"{where}.{name}")
+        for name in ("leader", "foreground"):
+            check_range(getattr(self, name), 0, 1 << 31, f"{where}.{name}")
+        if self.queued > (self.input.size if self.input is not None else 0):
+            raise damaged(f"{where}.queued", "is more than there is")
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionRecord(Record):
     """A connected or listening socket of the tree and what is to become of it."""
 
@@ -223,7 +258,7 @@ class Manifest(Record):
     images: tuple[ImageFile, ...] = ()
     image_data: StreamRef = field(default_factory=StreamRef)
     memory: tuple[MemoryImage, ...] = ()
-    terminals: tuple[dict[str, Any], ...] = ()
+    terminals: tuple[TerminalRecord, ...] = ()
     connections: tuple[ConnectionRecord, ...] = ()
     files: tuple[FileRecord, ...] = ()
     links: tuple[LinkRecord, ...] = ()
@@ -277,6 +312,7 @@ class Manifest(Record):
             found += [image.entries, image.data]
         found += [f.data for f in self.files if f.data is not None]
         found += [link.data for link in self.links]
+        found += [t.input for t in self.terminals if t.input is not None]
         return found
 
 

@@ -30,6 +30,7 @@ _MESSAGES = {
     "PSTREE": ("pstree_pb2", "pstree_entry"),
     "REMAP_FPATH": ("remap_file_path_pb2", "remap_file_path_entry"),
     "STATS": ("stats_pb2", "stats_entry"),
+    "TTY_INFO": ("tty_pb2", "tty_info_entry"),
 }
 
 

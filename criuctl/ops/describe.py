@@ -18,6 +18,7 @@ from ..checkpoint.manifest import (
     MemoryImage,
     ProcessRecord,
     SessionRef,
+    TerminalRecord,
 )
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
@@ -55,7 +56,7 @@ class DumpResult:
             "total_ms": m.timings.get("total_ms"),
             "bytes": dict(m.bytes),
             "connections": [c.to_dict() for c in m.connections if c.state != "listen"],
-            "terminals": list(m.terminals),
+            "terminals": [t.to_dict() for t in m.terminals],
             "hooks": self.hooks,
             "warnings": self.warnings,
         }
@@ -71,6 +72,7 @@ class Taken:
     links: Sequence[LinkRecord]
     external: Mapping[str, Descriptor]  # CRIU's key -> what it could not reach by path
     entry: NamespacePlan
+    terminals: Sequence[TerminalRecord] = ()
 
 
 def describe(
@@ -100,6 +102,7 @@ def describe(
         images=image_files,
         image_data=writer.stream("images"),
         memory=memory_images,
+        terminals=tuple(taken.terminals),
         connections=tuple(taken.connections),
         files=tuple(taken.files),
         links=tuple(taken.links),

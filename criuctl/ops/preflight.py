@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable
 from ..config import Config
 from ..errors import CriuctlError
 from ..report import Finding
-from .checks.connections import check_sockets, check_terminals
+from .checks.connections import check_sockets
 from .checks.files import check_descriptors, check_program_mounts
 from .checks.host import check_host
 from .checks.memory import check_mappings, check_programs
 from .checks.processes import check_processes
 from .checks.scene import Scene, collect
 from .checks.spaces import check_freezer, check_namespaces, check_proc_mount
+from .checks.terminals import check_terminals
 from .target import Target
 
 Check = Callable[[Scene], Iterable[Finding]]

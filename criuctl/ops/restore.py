@@ -21,11 +21,12 @@ from ..checkpoint.manifest import Manifest
 from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.repository import Repository
 from ..config import Config
+from ..connections import rules
 from ..criu import binary, driver
 from ..criu.images import ImageSet
 from ..criu.lazy import LazyImage, LazyPages
 from ..criu.options import RestoreOptions
-from ..errors import PreflightRefused, RestoreFailed
+from ..errors import RestoreFailed
 from ..hooks import Hooks
 from ..proc.namespaces import pid_in
 from ..proc.privatens import PrivateNamespaces
@@ -40,6 +41,7 @@ from .netlock import ConnectionLock
 from .plan import RestorePlan, Wishes, make_plan, observe
 from .putback import Applied, Policy
 from .registry import Registry, boot_id, check_name, exclusive_session, forget_stale_locks
+from .terminals import RestoredTerminals
 
 
 def restore(
@@ -50,6 +52,7 @@ def restore(
     new_name: str | None = None,
     pids: str = "auto",
     connections: str | None = None,
+    connections_deadline: float | None = None,
     files: Policy | None = None,
     lazy: bool = False,
     dry_run: bool = False,
@@ -83,15 +86,16 @@ def restore(
         stack.callback(os.close, folder)
         materialise.write_images(manifest, reader, folder)
         images = ImageSet(folder)
-        wishes = Wishes(pids, new_name is not None, connections, files or config.file_conflicts)
+        terminals = RestoredTerminals(manifest, images)
+        wishes = Wishes(
+            pids, new_name is not None, connections, files or config.file_conflicts, rules.parse(config), connections_deadline
+        )
         remains = arrival.remains_of(manifest)
         plan = make_plan(manifest, observe(manifest, images.reserved_ids(), remains, wishes), wishes)
         if dry_run:
             return plan
         if plan.errors:
-            raise PreflightRefused(
-                "; ".join(str(f) for f in plan.errors), hint=plan.errors[0].hint, findings=[f.to_dict() for f in plan.errors]
-            )
+            raise arrival.refusal(plan.errors)
         for finding in plan.findings:
             reporter.finding(finding)
 
@@ -127,7 +131,7 @@ def restore(
             registry.put(replace(here, store=config.store, checkpoint=manifest.id, lock_table="", lock_kept=False))
 
         copy = new_name is not None
-        work = _Restore(config, reporter, manifest, plan, images, folder, reader, register, pages, hooks, copy=copy)
+        work = _Restore(config, reporter, manifest, plan, images, terminals, folder, reader, register, pages, hooks, copy=copy)
         try:
             root = work.run(criu)
         except BaseException as error:
@@ -156,7 +160,7 @@ def restore(
         connections=work.connections,
         files=[{"path": path, "newer_copy": aside} for path, aside in work.aside],
         warnings=list(reporter.warnings),
-        degraded=hooks.degraded,
+        degraded=hooks.degraded or any(c["outcome"] == "failed" for c in work.connections),
         hooks=hooks.records(),
     )
 
@@ -170,6 +174,7 @@ class _Restore:
     manifest: Manifest
     plan: RestorePlan
     images: ImageSet
+    terminals: RestoredTerminals
     folder: int
     reader: CheckpointReader
     register: Callable[[int], None]  # the root's PID, before it runs
@@ -188,10 +193,7 @@ class _Restore:
         """Restore and let it run; returns the root's PID as we see it."""
         manifest, plan = self.manifest, self.plan
         self.inner_root = self.images.pids()[0]
-        hung_up = {key for key, policy in plan.policies.items() if policy == "hangup"}
-        ids = {s.entry.id for s in self.images.external_connections() if hung_up & set(s.holders)}
-        if ids:
-            self.images.close_connections(ids)
+        self.images.give_up(handback.endings(plan.connections))
         judged = {j.record.path for j in plan.files if j.verdict in ("grown", "moved-on")}
         if judged:
             self.images.forget_sizes(judged)
@@ -223,7 +225,7 @@ class _Restore:
                 on = arrival.mount_point()
                 prefix += [*arrival.PRIVATE_ROOT, on]
             stack.callback(lambda: arrival.kill_tree(self.placed))
-            inherit = self._open_external(stack)
+            inherit = self._open_external(stack) | self.terminals.open(stack)
             self.reporter.step("restore")
             options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), inherit=inherit, root=on)
             mend.arm_timers(self.images)
@@ -255,8 +257,11 @@ class _Restore:
         self.placed = ProcessIdentity.of(root)
         pids = handback.outer_pids(root)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
-        self.connections = handback.hand_back(self.manifest, self.plan.policies, root)
+        if self.plan.connections:
+            self.reporter.step("connections")
+        self.connections = handback.HandBack(self.config, self.plan.connections, pids).run()
         self._rejoin_groups(pids)
+        self.terminals.replant(self.reader)
         self.hooks.run("post-restore", pid=root, connections=self.connections)
         if self.following is not None:
             self.following.watch(self.placed)

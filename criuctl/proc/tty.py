@@ -41,6 +41,7 @@ class Terminal:
     controls: tuple[int, ...]  # PIDs whose controlling terminal it is
     masters: tuple[tuple[int, int], ...]  # (PID, fd) of its master inside the tree
     session_leader: int | None  # the PID of the tree's session leader that has it as controlling terminal
+    aliases: tuple[tuple[int, int, int], ...] = ()  # (PID, fd, st_dev) of /dev/tty where it is what that means
 
     @property
     def master_inside(self) -> bool:
@@ -48,9 +49,10 @@ class Terminal:
         return bool(self.masters)
 
     @property
-    def external_key(self) -> str:
-        """CRIU's name of it as an external resource."""
-        return f"tty[{self.rdev:x}:{self.dev:x}]"
+    def external_keys(self) -> set[str]:
+        """CRIU's names of it as an external resource: its own, and those of ``/dev/tty``."""
+        own = {f"tty[{self.rdev:x}:{self.dev:x}]"} if self.holders else set()
+        return own | {f"tty[{_DEV_TTY:x}:{dev:x}]" for _pid, _fd, dev in self.aliases}
 
 
 def decode_tty_nr(tty_nr: int) -> int:
@@ -83,9 +85,16 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
     slaves: dict[tuple[int, int], list[tuple[int, int]]] = {}
     paths: dict[tuple[int, int], str] = {}
     masters: dict[int, list[tuple[int, int]]] = {}
+    aliases: dict[int, list[tuple[int, int, int]]] = {}
+    controlling = {process.pid: decode_tty_nr(process.tty_nr) for process in tree}
     for pid, opened in descriptors.items():
         for descriptor in opened:
-            if descriptor.kind != "tty" or descriptor.rdev == _DEV_TTY:
+            if descriptor.kind != "tty":
+                continue
+            if descriptor.rdev == _DEV_TTY:
+                # Who lost its terminal since holds one that has hung up: CRIU knows what to do with it.
+                if controlling.get(pid):
+                    aliases.setdefault(controlling[pid], []).append((pid, descriptor.fd, descriptor.device))
                 continue
             if descriptor.rdev == _PTMX:
                 index = master_index(descriptor)
@@ -117,6 +126,7 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
                 controls=tuple(process.pid for process in under),
                 masters=tuple(masters.get(index, ())) if index is not None else (),
                 session_leader=next((process.pid for process in under if process.pid == process.sid), None),
+                aliases=tuple(aliases.get(rdev, ())),
             )
         )
     return found

@@ -75,17 +75,8 @@ class Guard:
         """The tree is about to be ended: nobody else shall read what `take` has seen."""
         self._ask("drop")
 
-    def back(self) -> None:
-        """The tree goes on after all."""
-        self._ask("back")
-
-    def done(self) -> None:
-        """The tree has ended."""
-        with contextlib.suppress(OSError):
-            self._channel.sendall(b"done\n")
-
     def close(self) -> None:
-        """Let the guard end; if something is dropped and the tree still lives after a while, it puts it back first."""
+        """Let the guard end; if something was dropped and the tree still lives after a while, it puts that back first."""
         with contextlib.suppress(OSError):
             self._answers.close()
             self._channel.close()

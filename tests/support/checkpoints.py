@@ -22,6 +22,7 @@ from criuctl.checkpoint.manifest import (
     MemoryImage,
     ProcessRecord,
     SessionRef,
+    TerminalRecord,
 )
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
@@ -117,7 +118,7 @@ def fill(
         images=tuple(ImageFile(name, len(data)) for name, data in content.images.items()),
         image_data=writer.stream("images"),
         memory=(MemoryImage("task", 7, -(-len(content.memory) // 4096), writer.stream("entries"), writer.stream("memory")),),
-        terminals=({"path": "/dev/pts/1"},),
+        terminals=(TerminalRecord("/dev/pts/1", 34817, 22, "outside", holders=((7, 0),)),),
         connections=(
             ConnectionRecord(7, 3, holders=((7, 3),), family="inet", local="1.2.3.4:5", peer="6.7.8.9:10", external=True),
         ),

@@ -1,4 +1,4 @@
-"""Sockets and terminals: everything that has another end."""
+"""Sockets: everything whose other end may be elsewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from ...errors import NoSuchProcess
 from ...proc.procfs import reading
 from ...proc.sockets import Peer, TreeSocket, outside_holders
 from ...proc.syscalls import borrow_socket
-from ...proc.tty import master_index, path_holders
 from ...report import Finding
 from .scene import Scene
 
@@ -210,53 +209,3 @@ def _unix_outside(scene: Scene, s: TreeSocket, owner: tuple[int, int] | None) ->
         f"a unix {kernel.type} socket is connected to{name} of {who}, outside the tree; CRIU cannot save half a connection",
         f"{hint}; or dump a tree that holds both ends.",
     )
-
-
-def check_terminals(scene: Scene) -> Iterator[Finding]:
-    """Terminals of which only one side is in the tree."""
-    for terminal in scene.terminals:
-        if terminal.kind != "pts" or terminal.master_inside:
-            continue
-        name = terminal.path or f"/dev/pts/{terminal.index}"
-        if terminal.holders:
-            pid, fd = terminal.holders[0]
-            yield Finding(
-                "error",
-                "terminal-outside",
-                f"the program works on the terminal {name}, which is held from outside the tree (by sshd, tmux, a window); "
-                "a restore has no such terminal to give",
-                "Start it without one: `setsid program </dev/null >log 2>&1 &`.",
-                pid=pid,
-                fd=fd,
-            )
-        else:
-            yield Finding(
-                "info",
-                "terminal-controls",
-                f"the terminal {name} controls the tree, though no descriptor of it is open; a restore comes without",
-                pid=scene.root.pid,
-            )
-    yield from _masters_alone(scene)
-
-
-def _masters_alone(scene: Scene) -> Iterator[Finding]:
-    """Masters in the tree whose slaves are held by others: as long as they are, the number of the terminal is taken."""
-    inside = {terminal.index for terminal in scene.terminals if terminal.holders}
-    alone = {
-        index: (process.pid, descriptor.fd)
-        for process, descriptor in scene.descriptors()
-        if (index := master_index(descriptor)) is not None and index not in inside
-    }
-    if not alone:
-        return
-    for index, holder in path_holders({f"/dev/pts/{index}": index for index in alone}, scene.by_pid).items():
-        pid, fd = alone[index]
-        yield Finding(
-            "warning",
-            "terminal-slave-outside",
-            f"the terminal /dev/pts/{index}, whose master is here, is open in process {scene.command_of(holder)}, "
-            "outside the tree; while it is, a restore cannot have its number",
-            "End that process after the dump, or dump a tree that holds both.",
-            pid=pid,
-            fd=fd,
-        )

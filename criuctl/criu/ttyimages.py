@@ -1,0 +1,77 @@
+"""Terminals held from outside the tree, in CRIU's images: which descriptors are of them, and where they are to come from.
+
+CRIU restores every descriptor of an *external* terminal (type ``EXT_TTY``) as a duplicate of the one that it inherits
+for the key ``tty[RDEV:DEV]``: one description for all, whatever flags each had, and the terminal's session as
+the first process that had it open saw it, which sees none if the terminal does not control *it*.  So before a
+restore each such file gets a key of its own (a device number that no device has), and the session and foreground
+group that criuctl found at the dump.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .images import ImageSet, read, write
+
+_EXTERNAL = 5  # TtyType: EXT_TTY
+_NO_DEVICE = 0xFFFFF  # as st_dev of the made-up keys
+_IMAGE = "tty-info.img"
+
+
+@dataclass(frozen=True, slots=True)
+class TtyFile:
+    """One open file description of an external terminal."""
+
+    id: int
+    info: int
+    flags: int
+    rdev: int
+    dev: int
+    holders: list[tuple[int, int]] = field(default_factory=list)  # (PID, fd) in the tree's numbers
+
+    @property
+    def key(self) -> str:
+        """The key under which `place` lets it be inherited."""
+        return f"tty[{self.info:x}:{_NO_DEVICE:x}]"
+
+
+def external_files(images: ImageSet) -> list[TtyFile]:
+    """Every open file description of an external terminal."""
+    if _IMAGE not in images.names():
+        return []
+    infos = {e.id: e for e in read(images.folder, _IMAGE, "TTY_INFO") if e.type == _EXTERNAL}
+    holders = images.holders()
+    found = []
+    for entry in images.files():
+        info = infos.get(entry.tty.tty_info_id) if entry.HasField("tty") else None
+        if info is not None:
+            found.append(TtyFile(entry.id, info.id, entry.tty.flags, info.rdev, info.dev, holders.get(entry.id, [])))
+    return found
+
+
+def place(images: ImageSet, sessions: dict[int, tuple[int, int]]) -> None:
+    """Give each external file its own key; `sessions`: info id -> (session leader or 0, foreground group)."""
+    entries = read(images.folder, _IMAGE, "TTY_INFO")
+    for entry in entries:
+        if entry.type == _EXTERNAL:
+            entry.sid, entry.pgrp = sessions.get(entry.id, (0, 0))
+            entry.rdev, entry.dev = entry.id, _NO_DEVICE
+    write(images.folder, _IMAGE, "TTY_INFO", entries)
+
+
+def groups(images: ImageSet) -> dict[int, int]:
+    """Process group -> session, of every process of the tree."""
+    return {entry.pgid: entry.sid for entry in read(images.folder, "pstree.img", "PSTREE")}
+
+
+def lead_session(images: ImageSet) -> None:
+    """Make the root the leader of its session, whose leader was outside the tree, and of its group if that was."""
+    entries = read(images.folder, "pstree.img", "PSTREE")
+    root = entries[0]
+    session, group = root.sid, root.pgid
+    for entry in entries:
+        if entry.sid == session:
+            entry.sid = root.pid
+            if entry.pgid == group:
+                entry.pgid = root.pid
+    write(images.folder, "pstree.img", "PSTREE", entries)

@@ -1,0 +1,71 @@
+"""Terminals of which only one side is in the tree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...proc.tty import Terminal, master_index, path_holders
+from ...report import Finding
+from .scene import Scene
+
+
+def check_terminals(scene: Scene) -> Iterator[Finding]:
+    """Every pseudo-terminal whose master is not in the tree, and every master whose slave is not."""
+    outside = [t for t in scene.terminals if t.kind == "pts" and not t.master_inside]
+    for terminal in outside:
+        name = terminal.path or f"/dev/pts/{terminal.index}"
+        if terminal.holders or terminal.aliases:
+            yield Finding(
+                "info",
+                "terminal-outside",
+                f"the terminal {name} is held from outside the tree (by sshd, tmux, a window, a holder); "
+                "a restore gives the tree a new one",
+                pid=(terminal.holders[0] if terminal.holders else terminal.aliases[0])[0],
+            )
+        elif terminal.session_leader is None:
+            yield Finding(
+                "info",
+                "terminal-controls",
+                f"the terminal {name} controls the tree, though no descriptor of it is open; a restore comes without",
+                pid=scene.root.pid,
+            )
+    yield from _several_meanings(scene, outside)
+    yield from _masters_alone(scene)
+
+
+def _several_meanings(scene: Scene, outside: list[Terminal]) -> Iterator[Finding]:
+    """/dev/tty is one name to CRIU, whatever terminal each process means by it."""
+    inside = [t for t in scene.terminals if t.aliases and t.master_inside]
+    if inside and any(t.aliases for t in outside):
+        pid, fd, _dev = inside[0].aliases[0]
+        yield Finding(
+            "error",
+            "terminal-names",
+            "/dev/tty is open for a terminal held from outside the tree and for one held inside; CRIU cannot tell them apart",
+            "Have one of the programs open its terminal by its own name, or dump while only one has /dev/tty open.",
+            pid=pid,
+            fd=fd,
+        )
+
+
+def _masters_alone(scene: Scene) -> Iterator[Finding]:
+    """Masters in the tree whose slaves are held by others: as long as they are, the number of the terminal is taken."""
+    inside = {terminal.index for terminal in scene.terminals if terminal.holders}
+    alone = {
+        index: (process.pid, descriptor.fd)
+        for process, descriptor in scene.descriptors()
+        if (index := master_index(descriptor)) is not None and index not in inside
+    }
+    if not alone:
+        return
+    for index, holder in path_holders({f"/dev/pts/{index}": index for index in alone}, scene.by_pid).items():
+        pid, fd = alone[index]
+        yield Finding(
+            "warning",
+            "terminal-slave-outside",
+            f"the terminal /dev/pts/{index}, whose master is here, is open in process {scene.command_of(holder)}, "
+            "outside the tree; while it is, a restore cannot have its number",
+            "End that process after the dump, or dump a tree that holds both.",
+            pid=pid,
+            fd=fd,
+        )

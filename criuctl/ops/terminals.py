@@ -1,0 +1,193 @@
+"""Terminals through a dump and a restore.
+
+At the dump: a terminal whose master is outside the tree (sshd, tmux, a window, criuctl's holder) is an external
+resource to CRIU.  What was typed and not yet read is taken as the last thing before the manifest is written,
+because taking it means reading it: `criuctl.proc.linediscipline` tells how that loses nothing.
+
+At the restore: each such terminal becomes a fresh pseudo-terminal.  Every description of it is opened anew
+with its own flags; CRIU sets modes, window size, controlling terminal and foreground group from the images, after
+those have been told what criuctl saw (see `criuctl.criu.ttyimages`).  In post-restore what was typed is put back.
+A tree whose session was led from outside, a shell's job, becomes a session of its own, led by its root.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+
+from ..checkpoint.chunks import StreamRef
+from ..checkpoint.manifest import Manifest, TerminalRecord
+from ..checkpoint.reader import CheckpointReader
+from ..checkpoint.writer import CheckpointWriter
+from ..criu import ttyimages
+from ..criu.images import ImageSet
+from ..errors import RestoreFailed
+from ..proc import linediscipline
+from ..proc.descriptors import Descriptor, descriptors
+from ..proc.linediscipline import Held
+from ..proc.procfs import read_text
+from ..proc.tree import Process, read_tree
+from ..proc.tty import Terminal, terminals
+from ..session.terminal import Guard, Pty, window_size
+
+
+class DumpedTerminals:
+    """The terminals of a tree that is to be dumped; opened, with their guard, while it still runs."""
+
+    def __init__(self, root: int, stack: ExitStack) -> None:
+        tree = [process for process in read_tree(root) if not process.zombie]
+        self._outside: list[tuple[Terminal, int]] = []
+        for terminal in terminals(tree, {process.pid: descriptors(process.pid) for process in tree}):
+            if terminal.kind != "pts" or terminal.master_inside:
+                continue
+            slave = open_terminal(terminal)
+            if slave is not None:
+                stack.callback(os.close, slave)
+                self._outside.append((terminal, slave))
+        self._guard: Guard | None = None
+        if self._outside:
+            self._guard = stack.enter_context(Guard(root, [slave for _, slave in self._outside]))
+
+    @property
+    def external(self) -> list[str]:
+        """CRIU's keys of the terminals held from outside."""
+        return sorted({key for terminal, _ in self._outside for key in terminal.external_keys})
+
+    def take(
+        self, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]], writer: CheckpointWriter
+    ) -> list[TerminalRecord]:
+        """The records of the frozen tree's terminals; what was typed goes into the checkpoint and stays in place."""
+        slaves = {(terminal.rdev, terminal.dev): slave for terminal, slave in self._outside}
+        held = dict(zip(slaves, self._guard.take(), strict=True)) if self._guard is not None else {}
+        records = []
+        for terminal in terminals(tree, opened):
+            if terminal.kind != "pts":
+                continue
+            key = (terminal.rdev, terminal.dev)
+            typed = held.get(key, Held())
+            stream = None
+            if typed.queued or typed.raw:
+                name = ("terminal", *key)
+                writer.add_bytes(name, typed.queued + typed.raw)
+                stream = writer.stream(name)
+            records.append(_record(terminal, tree, typed, slaves.get(key), stream))
+        return records
+
+    def drop(self) -> None:
+        """The checkpoint exists, the tree is about to be ended; should it go on all the same, the guard puts things right."""
+        if self._guard is not None:
+            self._guard.drop()
+
+
+def open_terminal(terminal: Terminal) -> int | None:
+    """The slave, opened without blocking and not as controlling terminal; None if it has hung up or cannot be reached."""
+    flags = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+    # The link of a descriptor leads to the very node, in whatever mount namespace that is.
+    paths = [f"/proc/{pid}/fd/{fd}" for pid, fd in terminal.holders]
+    paths += [f"/proc/{pid}/root/dev/pts/{terminal.index}" for pid in terminal.controls]
+    for path in paths:
+        try:
+            fd = os.open(path, flags)
+        except OSError:
+            continue
+        if os.fstat(fd).st_rdev == terminal.rdev:
+            return fd
+        os.close(fd)
+    return None
+
+
+def _record(
+    terminal: Terminal, tree: Sequence[Process], typed: Held, slave: int | None, stream: StreamRef | None
+) -> TerminalRecord:
+    inner = {process.pid: process.ns_pid for process in tree}
+    holders = [*terminal.holders, *((pid, fd) for pid, fd, _ in terminal.aliases)]
+    root = tree[0]
+    size = (0, 0, 0, 0)
+    if slave is not None:
+        with suppress(OSError):
+            size = window_size(slave)
+    return TerminalRecord(
+        path=terminal.path,
+        rdev=terminal.rdev,
+        dev=terminal.dev,
+        master="inside" if terminal.master_inside else "outside",
+        holders=tuple((inner.get(pid, pid), fd) for pid, fd in holders),
+        leader=inner.get(terminal.session_leader or 0, 0),
+        led_outside=root.pid in terminal.controls and all(process.pid != root.sid for process in tree),
+        foreground=_foreground(terminal, tree),
+        rows=size[0],
+        columns=size[1],
+        xpixel=size[2],
+        ypixel=size[3],
+        canonical=typed.canonical,
+        echo=typed.echo,
+        stopped=typed.stopped,
+        queued=len(typed.queued),
+        input=stream,
+    )
+
+
+def _foreground(terminal: Terminal, tree: Sequence[Process]) -> int:
+    """The terminal's foreground group in the tree's own numbers; 0 if no process of the tree is in it."""
+    for pid in terminal.controls:
+        group = int(read_text(pid, "stat").rpartition(")")[2].split()[5])
+        for process in tree:
+            if process.pgid == group and not process.zombie:
+                for line in read_text(process.pid, "status").split("\n"):
+                    if line.startswith("NSpgid:"):
+                        return int(line.split()[-1])
+        return 0
+    return 0
+
+
+class RestoredTerminals:
+    """Fresh terminals for a tree that is restored; its images are told of them."""
+
+    def __init__(self, manifest: Manifest, images: ImageSet) -> None:
+        """Tells the images who leads the session; before anybody asks them which numbers have to be free."""
+        self._images = images
+        self.records = [t for t in manifest.terminals if t.master == "outside"]
+        self.ptys: list[tuple[TerminalRecord, Pty]] = []
+        self._files = ttyimages.external_files(images) if self.records else []
+        self._led = any(t.led_outside and t.holders for t in self.records)
+        if self._led:
+            ttyimages.lead_session(images)
+
+    def open(self, stack: ExitStack) -> dict[str, int]:
+        """Make the terminals; returns what CRIU inherits: key -> descriptor, closed with `stack`."""
+        if not self._files:
+            return {}
+        inherited: dict[str, int] = {}
+        for record in self.records:
+            if record.holders:
+                pty = Pty(record.rows, record.columns, record.xpixel, record.ypixel)
+                stack.callback(pty.close)
+                self.ptys.append((record, pty))
+        groups = ttyimages.groups(self._images)
+        root = self._images.pids()[0]
+        sessions = {}
+        for file in self._files:
+            found = next(((r, p) for r, p in self.ptys if set(file.holders) & set(r.holders)), None)
+            if found is None:
+                raise RestoreFailed(
+                    f"the checkpoint does not tell which terminal descriptor {file.holders[:1]} is of",
+                    hint="It was made by another version of criuctl, or is damaged.",
+                )
+            record, pty = found
+            leader = root if record.led_outside else record.leader
+            foreground = record.foreground if groups.get(record.foreground) == leader else leader
+            sessions[file.info] = (leader, foreground) if leader else (0, 0)
+            inherited[file.key] = fd = pty.open_slave(file.flags)
+            stack.callback(os.close, fd)
+        ttyimages.place(self._images, sessions)
+        return inherited
+
+    def replant(self, reader: CheckpointReader) -> None:
+        """Put back what was typed; the tree is in place and has not run."""
+        for record, pty in self.ptys:
+            data = reader.read(record.input) if record.input is not None else b""
+            if data or record.stopped:
+                held = Held(data[: record.queued], data[record.queued :], record.stopped)
+                linediscipline.give(pty.slave, held, pty.master)
+            pty.close_slave()

@@ -1,0 +1,322 @@
+"""What a terminal's line discipline holds: taken out, put back; also a program: ``python linediscipline.py FD ROOT TTY...``.
+
+What was typed and not yet read sits in the kernel, a half-typed line included, and no call shows it: it can only
+be read, as if by the program, with canonical mode switched off.  So whoever looks has to put it back, and a
+process that is killed between the two would lose what somebody typed.  Therefore the looking is done by a small
+process of its own, the *guard*, which outlives criuctl's death by ``kill -9``:
+
+- ``take``: reads what every terminal holds and puts it back at once, while the tree is frozen; answers with it.
+- ``drop``: the checkpoint exists, the tree is about to be ended: takes away what ``take`` had seen (and only
+  that), lest the shell that gets the terminal back reads it.
+- ``ready``: only answers.
+
+When the channel ends, so does the guard; but if the tree lives on after ``drop``, it puts back first what it has.
+
+*Queued* is what the line discipline has processed (lines edited, echoed); it is put back with echo, editing and
+signals off, so that the program reads exactly these bytes.  *Raw* is what still waits in front of a full line
+discipline; it is typed again.  A NUL in a canonical queue is an end of file (^D).
+
+TIOCSTI puts bytes in like a keyboard, and at once; it holds for terminals whose master nobody knows.  Stopped
+output (^S) shows as a terminal that takes no output though its master has nothing to read.
+
+It imports nothing of criuctl and little of the standard library: it runs as a program of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import termios
+from dataclasses import dataclass
+
+_MODES = struct.Struct("4IB19s")  # the kernel's struct termios
+_TCGETS, _TCSETS, _TIOCSTI, _FIONREAD, _TIOCGPTPEER = 0x5401, 0x5402, 0x5412, 0x541B, 0x5441
+_VERASE, _VKILL, _VEOF, _VTIME, _VMIN, _VSTART, _VSTOP = 2, 3, 4, 5, 6, 8, 9
+_VREPRINT, _VWERASE, _VLNEXT = 12, 14, 15
+_MAPPING = termios.ICRNL | termios.INLCR | termios.IGNCR | termios.ISTRIP | 0o1000 | termios.PARMRK  # 0o1000: IUCLC
+_ROOM = 4095  # bytes that a line discipline holds
+_LIMIT = 1 << 20
+_ENDING = 3.0  # seconds that a tree may take to end after its checkpoint is made
+
+
+@dataclass(frozen=True)
+class Modes:
+    """A terminal's modes as the kernel has them."""
+
+    iflag: int
+    oflag: int
+    cflag: int
+    lflag: int
+    line: int
+    cc: bytes
+
+    @property
+    def canonical(self) -> bool:
+        """Whether it is read line by line."""
+        return bool(self.lflag & termios.ICANON)
+
+    @property
+    def echo(self) -> bool:
+        """Whether what is typed is shown."""
+        return bool(self.lflag & termios.ECHO)
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one terminal held."""
+
+    queued: bytes = b""
+    raw: bytes = b""
+    stopped: bool = False  # output is stopped (^S)
+    canonical: bool = True
+    echo: bool = True
+
+
+def get_modes(fd: int) -> Modes:
+    """The modes now."""
+    return Modes(*_MODES.unpack(fcntl.ioctl(fd, _TCGETS, bytes(_MODES.size))))
+
+
+def set_modes(fd: int, modes: Modes) -> None:
+    """Set all modes at once."""
+    packed = _MODES.pack(modes.iflag, modes.oflag, modes.cflag, modes.lflag, modes.line, modes.cc)
+    fcntl.ioctl(fd, _TCSETS, packed)
+
+
+def _readable(fd: int) -> bool:
+    """Whether there is input; the kernel first hands what has just been typed to the line discipline."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def take(fd: int) -> Held:
+    """Take out all that is held; the slave `fd` does not block and is the controlling terminal of somebody else."""
+    modes = get_modes(fd)
+    _readable(fd)
+    quiet = modes.lflag & ~(termios.ICANON | termios.ECHO | termios.ISIG | termios.IEXTEN)
+    cc = bytearray(modes.cc)
+    cc[_VMIN], cc[_VTIME] = 1, 0
+    set_modes(fd, Modes(modes.iflag & ~_MAPPING, modes.oflag, modes.cflag, quiet, modes.line, bytes(cc)))
+    try:
+        (count,) = struct.unpack("i", fcntl.ioctl(fd, _FIONREAD, bytes(4)))
+        found = bytearray()
+        while _readable(fd) and len(found) < _LIMIT:
+            try:
+                found += os.read(fd, 65536)
+            except BlockingIOError:
+                break
+    finally:
+        set_modes(fd, modes)
+    return Held(bytes(found[:count]), bytes(found[count:]), False, modes.canonical, modes.echo)
+
+
+def give(fd: int, held: Held, master: int | None = None) -> None:
+    """Put back what `take` took from this terminal (or from another one whose modes this one has)."""
+    modes = get_modes(fd)
+    if held.queued:
+        set_modes(fd, _plain(modes, held))
+        try:
+            _type(fd, _queued_bytes(modes, held.queued))
+        finally:
+            set_modes(fd, modes)
+    if held.raw:
+        _type_raw(fd, held.raw, master)
+    if held.stopped and modes.iflag & termios.IXON and modes.cc[_VSTOP]:
+        _type(fd, modes.cc[_VSTOP : _VSTOP + 1])
+
+
+def _end_of_file(modes: Modes, queued: bytes) -> int:
+    """A byte that can stand for ^D because it occurs nowhere in `queued`."""
+    taken = {*queued, 0, 10, *modes.cc}
+    return next((byte for byte in range(1, 256) if byte not in taken), modes.cc[_VEOF])
+
+
+def _plain(modes: Modes, held: Held) -> Modes:
+    """Modes in which bytes go into the queue as they are, in lines if the terminal is canonical."""
+    cc = bytearray(modes.cc)
+    for special in (_VERASE, _VKILL, _VREPRINT, _VWERASE, _VLNEXT):
+        cc[special] = 0
+    cc[_VEOF] = _end_of_file(modes, held.queued)
+    iflag = modes.iflag & ~_MAPPING
+    if {modes.cc[_VSTART], modes.cc[_VSTOP]} & set(held.queued):
+        iflag &= ~termios.IXON
+    lflag = modes.lflag & ~(termios.ECHO | termios.ECHONL | termios.ISIG)
+    return Modes(iflag, modes.oflag, modes.cflag, lflag, modes.line, bytes(cc))
+
+
+def _queued_bytes(modes: Modes, queued: bytes) -> bytes:
+    if modes.canonical and modes.cc[_VEOF]:
+        return queued.replace(b"\0", bytes([_end_of_file(modes, queued)]))
+    return queued
+
+
+def _type(fd: int, data: bytes) -> None:
+    for byte in data:
+        fcntl.ioctl(fd, _TIOCSTI, bytes([byte]))
+
+
+def _type_raw(fd: int, data: bytes, master: int | None) -> None:
+    """What the line discipline had no room for goes to the master, where it waits again."""
+    found = master if master is not None else find_master(fd)
+    if found is None:
+        _type(fd, data[:_ROOM])
+        return
+    try:
+        os.write(found, data)
+    finally:
+        if master is None:
+            os.close(found)
+
+
+def find_master(fd: int) -> int | None:
+    """A duplicate of the master of this slave, from whoever holds it; None when that cannot be found."""
+    wanted = os.fstat(fd)
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            numbers = os.listdir(f"/proc/{name}/fd")
+        except OSError:
+            continue
+        for number in numbers:
+            try:
+                if not os.readlink(f"/proc/{name}/fd/{number}").endswith("ptmx"):
+                    continue
+                found = _duplicate(int(name), int(number))
+            except OSError:
+                continue
+            if _is_master_of(found, wanted):
+                return found
+            os.close(found)
+    return None
+
+
+def _duplicate(pid: int, number: int) -> int:
+    import ctypes
+
+    pidfd = os.pidfd_open(pid)
+    try:
+        found = ctypes.CDLL(None, use_errno=True).syscall(438, pidfd, number, 0)  # pidfd_getfd
+    finally:
+        os.close(pidfd)
+    if found < 0:
+        raise OSError(ctypes.get_errno(), "pidfd_getfd")
+    return int(found)
+
+
+def _is_master_of(master: int, wanted: os.stat_result) -> bool:
+    try:
+        peer = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    status = os.fstat(peer)
+    os.close(peer)
+    return (status.st_rdev, status.st_dev) == (wanted.st_rdev, wanted.st_dev)
+
+
+def output_stopped(fd: int) -> bool:
+    """Whether output is stopped by flow control."""
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    if poller.poll(0):
+        return False
+    master = find_master(fd)
+    if master is None:
+        return False
+    try:
+        return not _readable(master) and not poller.poll(0)  # else it is merely full
+    finally:
+        os.close(master)
+
+
+class _Guard:
+    """The program; see the module's text."""
+
+    def __init__(self, channel: socket.socket, root: int, terminals: list[int]) -> None:
+        self.channel = channel
+        self.root = os.pidfd_open(root)
+        self.terminals = terminals
+        self.seen = {fd: Held() for fd in terminals}
+        self.dropped: dict[int, Held] = {}
+
+    def take(self) -> list[Held]:
+        for fd in self.terminals:
+            try:
+                stopped = output_stopped(fd)
+                held = take(fd)
+                give(fd, held)
+                self.seen[fd] = Held(held.queued, held.raw, stopped, held.canonical, held.echo)
+            except OSError:
+                self.seen[fd] = Held()  # hung up meanwhile: nothing can be read from it any more
+        return [self.seen[fd] for fd in self.terminals]
+
+    def drop(self) -> None:
+        for fd, seen in self.seen.items():
+            amount = len(seen.queued) + len(seen.raw)
+            if not amount:
+                continue
+            try:
+                held = take(fd)
+                everything = held.queued + held.raw
+                self.dropped[fd] = Held(everything[:amount])
+                give(fd, Held(everything[amount:]))
+            except OSError:
+                continue
+
+    def serve(self) -> None:
+        for line in self.channel.makefile("rb"):
+            word = line.strip()
+            if word == b"take":
+                answer = [
+                    [_text(h.queued), _text(h.raw), h.stopped, h.canonical, h.echo]  # never leaves this machine's memory
+                    for h in self.take()
+                ]
+                self.channel.sendall(json.dumps(answer).encode() + b"\n")
+            else:
+                if word == b"drop":
+                    self.drop()
+                self.channel.sendall(b"[]\n")
+
+    def settle(self) -> None:
+        """Put back what was dropped, unless the tree has ended or does so now."""
+        if not self.dropped:
+            return
+        poller = select.poll()
+        poller.register(self.root, select.POLLIN)
+        if poller.poll(_ENDING * 1000):
+            return
+        for fd, held in self.dropped.items():
+            try:
+                newer = take(fd)
+                give(fd, Held(held.queued + newer.queued, newer.raw))
+            except OSError:
+                continue
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def main() -> int:
+    """Serve until the channel ends."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU):
+        signal.signal(number, signal.SIG_IGN)
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    guard = _Guard(channel, int(sys.argv[2]), [int(word) for word in sys.argv[3:]])
+    with contextlib.suppress(OSError):  # criuctl is gone in the middle of an answer
+        guard.serve()
+    guard.settle()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
