@@ -73,6 +73,7 @@ class _State:
     """A job's way to its result."""
 
     job: Job
+    number: int
     deadline: float
     attempts: int = 0
     last: str = "it was not tried"
@@ -81,12 +82,11 @@ class _State:
 
 
 class Engine:
-    """Gives `jobs` back; `seconds` bounds all of them together."""
+    """Gives `jobs` back, all at the same time."""
 
-    def __init__(self, jobs: Sequence[Job], seconds: float) -> None:
+    def __init__(self, jobs: Sequence[Job]) -> None:
         self.began = time.monotonic()
-        self.deadline = self.began + seconds
-        self.states = [_State(job, min(self.deadline, self.began + job.seconds)) for job in jobs]
+        self.states = [_State(job, number, self.began + job.seconds) for number, job in enumerate(jobs)]
         self._changed = threading.Condition()
         self._due = [(self.began, number) for number in range(len(self.states))]  # a heap
         self._open = len(self.states)  # without a result
@@ -140,7 +140,7 @@ class Engine:
             with self._changed:
                 state.borrowed = None
                 if pause is not None and not self._stopped:
-                    heapq.heappush(self._due, (time.monotonic() + pause, self.states.index(state)))
+                    heapq.heappush(self._due, (time.monotonic() + pause, state.number))
                 else:
                     self._open -= 1
                 self._changed.notify_all()
@@ -163,6 +163,7 @@ class Engine:
                 with self._changed:
                     state.borrowed = sock
                 try:
+                    dialling.disconnect(sock)
                     facts = self._connect(job, sock, min(state.deadline, time.monotonic() + _TRY))
                     state.result = self._result(state, "", facts)
                     return None
@@ -170,7 +171,7 @@ class Engine:
                     state.last = _told(error)
                     pause = self._pause(state) if isinstance(error, PeerAway) or error.errno in _AWAY else None
                     if pause is not None:
-                        _reset(sock)
+                        dialling.disconnect(sock)
                         return pause
                 except CannotRebuild as error:
                     state.last = error.message
@@ -218,7 +219,6 @@ class Engine:
             finally:
                 os.close(target)
             return
-        dialling.disconnect(sock)
         host, port = endpoint(record.peer)
         addresses = self._addresses(record.host or host, port, sock.family)
         for number, address in enumerate(addresses, 1):
@@ -243,11 +243,6 @@ class Engine:
                 raise PeerAway(f"the name {host} is not known: {error.strerror}") from error
             self._names[key] = known
         return known[1]
-
-
-def _reset(sock: socket.socket) -> None:
-    """Fresh for the next try; a unix stream that has been connected cannot be."""
-    dialling.disconnect(sock)
 
 
 def _told(error: PeerAway | OSError) -> str:

@@ -13,10 +13,16 @@ images hold then, all of it in files.img, entries with ``usk``:
   entry: a restore ends with "Peer unresolved".  (With data in its queue, CRIU refuses the dump.)
 - A datagram socket whose peer has a name needs nothing: CRIU connects it to that name again.
 
-So a stream, a seqpacket socket, or a datagram socket whose peer has no name, is restored with state 7 and ``peer`` 0.  Its
-own ``name``, ``name_dir`` and ``file_perms`` must go as well: CRIU *unlinks* the path that any socket of the images is
-bound to (an accepted one bears its listener's), and with state 7 would bind it.  Data that was not read stays unrestored
-in sk-queues.img, as nobody sends it.  Shutdown flags are CRIU's to restore: 0 there, or connecting again ends in EPIPE.
+What a restore makes of them (`ImageSet.give_up`):
+
+- To be connected again, a stream or seqpacket socket becomes state 7 with ``peer`` 0 and no shutdown flags: a socket that
+  was never connected.  Data that was not read stays unrestored in sk-queues.img, as nobody sends it.
+- To be hung up, it stays state 1, with ``peer`` 0 and both shutdown flags: CRIU makes a pair of sockets for such a one,
+  fills its queue from the other end and closes that.  The program reads what it had not read, then EOF.
+- A datagram socket gets ``peer`` 0; whatever becomes of it is done when it is there.
+
+The ``name``, ``name_dir`` and ``file_perms`` of a stream must go in both cases: CRIU *unlinks* the path that any socket of
+the images is bound to (an accepted one bears its listener's), and with state 7 would bind it.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +39,8 @@ from . import schema
 
 _IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 TCP_ESTABLISHED, TCP_CLOSE, TCP_LISTEN = 1, 7, 10
-_AF_INET, _AF_INET6, _SOCK_STREAM = 2, 10, 1
+_AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM = 2, 10, 1, 2
+_SHUTDOWN_NONE, _SHUTDOWN_BOTH = 0, 3
 _REMAP_LINKED = 0
 
 
@@ -114,6 +121,18 @@ def _endpoint(family: int, words: Iterable[int], port: int) -> tuple[int, bytes,
     return (family, address[:4] if family == _AF_INET else address[:16], port)
 
 
+def _give_up_unix(entry: Any, ended: bool) -> None:
+    entry.peer = 0
+    if entry.type == _SOCK_DGRAM:
+        return
+    entry.state = TCP_ESTABLISHED if ended else TCP_CLOSE
+    entry.shutdown = _SHUTDOWN_BOTH if ended else _SHUTDOWN_NONE
+    entry.name = b""
+    entry.ClearField("name_dir")
+    entry.ClearField("file_perms")
+    entry.ClearField("deleted")
+
+
 class ImageSet:
     """One checkpoint's metadata images in a folder."""
 
@@ -188,13 +207,26 @@ class ImageSet:
         ends = {(s.local, s.peer) for s in sockets}
         return [s for s in sockets if (s.peer, s.local) not in ends]
 
-    def close_connections(self, socket_ids: set[int]) -> None:
-        """Make these sockets come back unconnected: same descriptors, options and epoll entries, no peer."""
+    def give_up(self, endings: Mapping[tuple[int, int], bool]) -> None:
+        """Take the peers from these sockets, named by any (PID, descriptor) that holds them.
+
+        They come back with the same descriptors, options and epoll entries.  True: it is over, and a unix stream reads
+        its end; False, and every internet socket: unconnected, for somebody to connect it again or hang it up.
+        """
+        if not endings:
+            return
+        held = self.holders()
+        ends = {file_id: endings[holder] for file_id in held for holder in held[file_id] if holder in endings}
 
         def edit(entry: Any) -> None:
-            if entry.HasField("isk") and entry.isk.id in socket_ids:
+            if entry.id not in ends:
+                return
+            if entry.HasField("isk"):
                 entry.isk.state = TCP_CLOSE
                 entry.isk.src_port = entry.isk.dst_port = 0
+                entry.isk.ClearField("shutdown")
+            elif entry.HasField("usk"):
+                _give_up_unix(entry.usk, ends[entry.id])
 
         self.edit_files(edit)
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..criu import driver
-from ..errors import Conflict, CriuctlError, NoSuchProcess, RestoreFailed
+from ..errors import Conflict, CriuctlError, NoSuchProcess, PreflightRefused, RestoreFailed, Vetoed
 from ..proc.tree import ProcessIdentity, read_tree, wait_ended
+from ..report import Finding
 from .registry import Registry, SessionRecord, boot_id
 
 _GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
@@ -82,6 +84,12 @@ def check_not_running(registry: Registry, name: str, *, copy: bool) -> None:
         f"session {name!r} is running here as PID {record.pid}",
         hint="Choose another name." if copy else "End it first, or restore a copy beside it with --as NEW-NAME.",
     )
+
+
+def refusal(errors: Sequence[Finding]) -> CriuctlError:
+    """The plan's errors as one: nothing was touched.  Only policies in the way is a veto."""
+    kind = Vetoed if all(f.code == "connection-refuse" for f in errors) else PreflightRefused
+    return kind("; ".join(str(f) for f in errors), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
 
 
 def remains_of(manifest: Manifest) -> list[ProcessIdentity]:

@@ -1,22 +1,34 @@
 """Giving external connections back, while the restored tree has not run one instruction yet.
 
-A TCP connection to outside the tree has its other half in another kernel.  With policy ``keep`` CRIU has
-restored it as it was.  With ``hangup`` its socket was restored unconnected; shutting it down here makes the
-program see the end at once: EOF on read, EPIPE on write, EPOLLHUP on poll, never a hang.  The socket is
-reached through pidfd_getfd: it is the very socket, so duplicates and epoll registrations see the same.
+A connection to outside the tree has its other half in another kernel.  With policy ``keep`` CRIU has restored it as
+it was.  With ``reconnect`` and ``hangup`` its socket was restored without a peer (`ImageSet.give_up`): the same
+descriptor numbers, duplicates, children's copies and epoll registrations.  Here that very socket is reached through
+pidfd_getfd, and connected again, or shut down so that the program sees the end at once: EOF on read, EPIPE on
+write, EPOLLHUP on poll, never a hang.
+
+The report is what was found out, not what was planned: a connection is called kept when its socket has its peer.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
-from contextlib import suppress
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any
 
-from ..checkpoint.manifest import ConnectionRecord, Manifest
+from ..checkpoint.manifest import ConnectionRecord
+from ..config import Config
+from ..connections import sockopts
+from ..errors import CriuctlError, RestoreFailed
+from ..proc import dialling
 from ..proc.syscalls import borrow_socket
 from ..proc.tree import read_tree
+from .connectionplan import ConnectionPlan, about
+
+LOST = "{} bytes that had come and were not read are lost with it"
 
 
 def outer_pids(root: int) -> dict[int, int]:
@@ -24,25 +36,132 @@ def outer_pids(root: int) -> dict[int, int]:
     return {p.ns_pid: p.pid for p in read_tree(root)}
 
 
-def hand_back(manifest: Manifest, policies: Mapping[tuple[int, int], str], root: int) -> list[dict[str, Any]]:
-    """Carry out the policies in the restored tree; returns one report per external connection."""
-    pids = outer_pids(root)
-    report = []
-    for c in manifest.connections:
-        policy = policies.get((c.pid, c.fd))
-        if policy is None:
-            continue
-        outcome = "kept" if policy == "keep" else _hang_up(c, pids)
-        report.append({"pid": c.pid, "fd": c.fd, "local": c.local, "peer": c.peer, "policy": policy, "outcome": outcome})
-    return report
+def endings(plans: Sequence[ConnectionPlan]) -> dict[tuple[int, int], bool]:
+    """Which sockets CRIU shall restore without their peer, for `ImageSet.give_up`."""
+    gone = [c for c in plans if c.policy in ("reconnect", "hangup")]
+    return {(c.record.pid, c.record.fd): c.policy == "hangup" for c in gone}
 
 
-def _hang_up(connection: ConnectionRecord, pids: Mapping[int, int]) -> str:
-    pidfd = os.pidfd_open(pids[connection.pid])
+@dataclass(slots=True)
+class HandBack:
+    """All external connections of one restore."""
+
+    config: Config
+    plans: Sequence[ConnectionPlan]
+    pids: Mapping[int, int]  # the tree's PIDs -> ours
+    _pidfds: dict[int, int] = field(default_factory=dict)
+
+    def run(self) -> list[dict[str, Any]]:
+        """Carry out the plan; one report for each connection.  `RestoreFailed` when a rule says that it must be back."""
+        with ExitStack() as stack:
+            for pid in {c.record.pid for c in self.plans}:
+                self._pidfds[pid] = os.pidfd_open(self.pids[pid])
+                stack.callback(os.close, self._pidfds[pid])
+            reports = {id(c): self._settle(c) for c in self.plans if c.policy != "reconnect"}
+            reports |= self._reconnect([c for c in self.plans if c.policy == "reconnect"])
+        return [reports[id(c)] for c in self.plans]
+
+    def borrow(self, record: ConnectionRecord) -> socket.socket:
+        """The program's socket; the caller closes it."""
+        return borrow_socket(self._pidfds[record.pid], record.fd)
+
+    def _settle(self, plan: ConnectionPlan) -> dict[str, Any]:
+        """What needs no peer: kept, or hung up."""
+        began = time.monotonic()
+        record, reason = plan.record, plan.decision.reason
+        try:
+            with self.borrow(record) as sock:
+                if plan.policy == "keep":
+                    why = _not_kept(sock, record)
+                    return _report(plan, "failed" if why else "kept", why or reason, seconds=time.monotonic() - began)
+                if sock.family != socket.AF_UNIX or sock.type == socket.SOCK_DGRAM:  # CRIU has ended a unix stream
+                    dialling.hang_up(sock)
+                    reason = _and(reason, LOST.format(record.rqueue) if record.rqueue else "")
+        except OSError as error:
+            raise RestoreFailed(
+                f"PID {record.pid} fd {record.fd}: its connection to {record.peer} cannot be given back: {error.strerror}",
+                pid=record.pid,
+                fd=record.fd,
+            ) from error
+        return _report(plan, "hangup", reason, seconds=time.monotonic() - began)
+
+    def _reconnect(self, plans: Sequence[ConnectionPlan]) -> dict[int, dict[str, Any]]:
+        if not plans:
+            return {}
+        from ..connections.protocols.known import find
+        from ..connections.reconnect import Engine, Job
+
+        jobs = []
+        for plan in plans:
+            decided, record = plan.decision, plan.record
+            jobs.append(
+                Job(
+                    record=record,
+                    protocol=find(self.config, decided.application) if decided.application else None,
+                    settings=decided.settings,
+                    seconds=decided.deadline,
+                    borrow=lambda record=record: self.borrow(record),  # type: ignore[misc]  # bound now, not when called
+                    pid=self.pids[record.pid],
+                )
+            )
+        reports = {}
+        for plan, result in zip(plans, Engine(jobs).run(), strict=True):
+            reason, details = result.reason, dict(result.facts)
+            if result.connected:
+                reason = _and(plan.decision.reason, self._after(plan.record, details))
+            elif plan.decision.on_failure == "refuse":
+                raise RestoreFailed(
+                    f"PID {plan.record.pid} fd {plan.record.fd}: the connection to {plan.record.peer} is not back: {reason}",
+                    hint="The rule for it says on_failure: refuse. Restore when the peer is there, or with --connections hangup.",
+                    pid=plan.record.pid,
+                    fd=plan.record.fd,
+                )
+            else:
+                reason = f"{reason}; hung up"
+            outcome = "reconnected" if result.connected else "failed"
+            reports[id(plan)] = _report(plan, outcome, reason, result.attempts, result.seconds, details)
+        return reports
+
+    def _after(self, record: ConnectionRecord, details: dict[str, Any]) -> str:
+        """A connected socket's last touches: options that CRIU does not know; what was in its queues is told."""
+        try:
+            with self.borrow(record) as sock:
+                refused = sockopts.apply(sock, record.options)
+        except (OSError, CriuctlError):
+            refused = sorted(record.options)
+        if refused:
+            details["options_lost"] = refused
+        return LOST.format(record.rqueue) if record.rqueue else ""
+
+
+def _not_kept(sock: socket.socket, record: ConnectionRecord) -> str:
+    """Why a connection that was to be kept is not; "" for one that is."""
     try:
-        with borrow_socket(pidfd, connection.fd) as sock, suppress(OSError):
-            # ENOTCONN is what an unconnected socket answers; it is marked as shut down all the same.
-            sock.shutdown(socket.SHUT_RDWR)
-    finally:
-        os.close(pidfd)
-    return "hangup"
+        sock.getpeername()
+    except OSError as error:
+        return f"CRIU has restored its socket without {record.peer}: {error.strerror}"
+    return ""
+
+
+def _and(*texts: str) -> str:
+    return "; ".join(text for text in texts if text)
+
+
+def _report(
+    plan: ConnectionPlan,
+    outcome: str,
+    reason: str,
+    attempts: int = 0,
+    seconds: float = 0.0,
+    details: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    return {
+        **about(plan.record),
+        "policy": plan.policy,
+        "outcome": outcome,
+        "reason": reason,
+        "application": plan.decision.application,
+        "attempts": attempts,
+        "seconds": round(seconds, 3),
+        "details": dict(details or {}),
+    }

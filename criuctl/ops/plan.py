@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..checkpoint.manifest import ConnectionRecord, Manifest
+from ..connections.rules import Rules, endpoint
 from ..proc.sockdiag import sockets
 from ..proc.tree import ProcessIdentity, wait_gone
 from ..report import Finding
+from .connectionplan import ConnectionPlan, plan_connections
 from .putback import Judgement, Policy, judge_all
 
 PidMode = Literal["same", "private", "init"]
@@ -33,6 +35,8 @@ class Wishes:
     copy: bool = False  # --as: beside a live original
     connections: str | None = None
     files: Policy = "restore"
+    rules: Rules = field(default_factory=Rules)  # of this host's configuration
+    deadline: float | None = None  # seconds for connections to be back, instead of what the rules say
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ class HostFacts:
     users: frozenset[int]
     files: tuple[Judgement, ...]
     findings: tuple[Finding, ...] = ()
+    open_pairs: frozenset[tuple[str, str]] = frozenset()  # (local, peer) of connections that are open here
+    missing_peers: frozenset[str] = frozenset()  # paths of unix datagram sockets that are not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +64,14 @@ class RestorePlan:
     pids: PidMode
     net: NetMode
     net_source: str
-    policies: dict[tuple[int, int], str]  # (PID, fd) of each external connection -> keep | hangup
+    connections: tuple[ConnectionPlan, ...]
     files: tuple[Judgement, ...]
     findings: tuple[Finding, ...] = field(default=())
+
+    @property
+    def policies(self) -> dict[tuple[int, int], str]:
+        """(PID, fd) of each external connection -> keep | reconnect | hangup | refuse."""
+        return {(c.record.pid, c.record.fd): c.policy for c in self.connections}
 
     @property
     def errors(self) -> list[Finding]:
@@ -73,7 +84,7 @@ class RestorePlan:
             "ok": not self.errors,
             "pids": self.pids,
             "net": self.net,
-            "connections": [{"pid": pid, "fd": fd, "policy": policy} for (pid, fd), policy in self.policies.items()],
+            "connections": [c.to_dict() for c in self.connections],
             "files": [{"path": j.record.path, "verdict": j.verdict, "why": j.why} for j in self.files if j.verdict != "same"],
             "findings": [f.to_dict() for f in self.findings],
         }
@@ -117,10 +128,11 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
 
     net = _net(manifest, wishes.copy)
     listening: dict[str, int] = {}
+    pairs: set[tuple[str, str]] = set()
     if net[0] == "host":
-        listening = {
-            f"{s.protocol} {s.local}": s.inode for s in sockets(None) if s.local and (s.listening or s.protocol == "udp")
-        }
+        here = sockets(None)
+        listening = {f"{s.protocol} {s.local}": s.inode for s in here if s.local and (s.listening or s.protocol == "udp")}
+        pairs = {(str(s.local), str(s.peer)) for s in here if s.local and s.peer and s.connected}
     uids = {p.uid for p in manifest.processes}
     users = frozenset(uid for uid in uids if _known_user(uid))
     return HostFacts(
@@ -129,10 +141,12 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
         page_size=os.sysconf("SC_PAGE_SIZE"),
         taken_pids=tuple(wait_free(reserved, remains)),
         listening=listening,
-        local_addresses=frozenset(c.local for c in manifest.connections if c.external and _is_local(c)),
+        local_addresses=frozenset(c.local for c in manifest.connections if _is_local(c)),
         netns=net,
         users=users,
         files=tuple(judge_all(manifest.files, wishes.files)),
+        open_pairs=frozenset(pairs),
+        missing_peers=_missing_peers(manifest),
     )
 
 
@@ -144,9 +158,19 @@ def _known_user(uid: int) -> bool:
     return True
 
 
+def _missing_peers(manifest: Manifest) -> frozenset[str]:
+    """What a tree with a root of its own sees is not known before it is there: nothing of that is missing."""
+    if manifest.namespaces.get("mnt", {}).get("mode", "host") != "host":
+        return frozenset()
+    wanted = {c.peer for c in manifest.connections if c.external and c.family == "unix" and c.type == "dgram"}
+    return frozenset(path for path in wanted if path.startswith("/") and not os.path.exists(path))
+
+
 def _is_local(connection: ConnectionRecord) -> bool:
-    """Whether the local address of a connection can be bound to on this host."""
-    host = connection.local.rpartition(":")[0].strip("[]")
+    """Whether the local address of an external connection can be bound to on this host."""
+    host = endpoint(connection.local)[0]
+    if not connection.external or not host:
+        return False
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         try:
@@ -177,9 +201,10 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
         findings.append(Finding("warning", "netns-new", text))
     if net == "private" and pids == "same":
         pids = "private"  # both namespaces are kept alive by the same PID 1
-    policies = _policies(manifest, facts, wishes, findings)
+    commands = {p.ns_pid: p.command for p in manifest.processes}
+    connections = plan_connections(manifest.connections, facts, wishes, commands, findings)
     findings += [f for j in facts.files if (f := j.finding()) is not None]
-    return RestorePlan(pids, net, source, policies, facts.files, tuple(findings))
+    return RestorePlan(pids, net, source, connections, facts.files, tuple(findings))
 
 
 def _platform(manifest: Manifest, facts: HostFacts, findings: list[Finding]) -> None:
@@ -215,27 +240,3 @@ def _pids(manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[F
         return "same"
     findings.append(Finding("info", "pids-private", f"PIDs {some} are taken: restored in a PID namespace of its own"))
     return "private"
-
-
-def _policies(manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[Finding]) -> dict[tuple[int, int], str]:
-    decided = {}
-    for c in manifest.connections:
-        if not c.external or c.protocol not in ("tcp", "mptcp"):
-            continue
-        policy = wishes.connections or c.policy or "hangup"
-        if policy == "refuse":
-            text = f"the connection {c.local} -> {c.peer} may not be given up"
-            findings.append(
-                Finding("error", "connection-refuse", text, "Restore with --connections hangup or keep.", c.pid, c.fd)
-            )
-        if policy == "reconnect":
-            text = f"{c.local} -> {c.peer}: no way to connect it again is known; hung up"
-            findings.append(Finding("warning", "reconnect-unknown", text, "", c.pid, c.fd))
-            policy = "hangup"
-        if policy == "keep" and c.local not in facts.local_addresses:
-            text = f"{c.local} is not an address of this host, so the connection to {c.peer} cannot be kept"
-            findings.append(
-                Finding("error", "address", text, "Move the address here, or restore with --connections hangup.", c.pid, c.fd)
-            )
-        decided[c.pid, c.fd] = policy
-    return decided

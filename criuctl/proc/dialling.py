@@ -138,18 +138,17 @@ def _abandon(sock: socket.socket) -> None:
         with suppress(OSError):  # what a peer said that was given up on: the program must not read it
             while sock.recv(1 << 16, socket.MSG_DONTWAIT):
                 pass
-    with socket.socket(socket.AF_UNIX, sock.type) as peer:
-        # By path, for an abstract name would be one of our net namespace; by the descriptor, for paths are short.
-        with tempfile.TemporaryDirectory(prefix="criuctl-") as folder:
-            top = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                peer.bind(f"/proc/self/fd/{top}/end")
-                if sock.type != socket.SOCK_DGRAM:
-                    peer.listen()
-                with _tolerant():  # EISCONN: it has had a peer
-                    connect(sock, f"/proc/self/fd/{top}/end", time.monotonic() + 1)
-            finally:
-                os.close(top)
+    # By path, for an abstract name would be one of our net namespace; by a descriptor of its folder, for paths are short.
+    with tempfile.TemporaryDirectory(prefix="criuctl-") as folder, socket.socket(socket.AF_UNIX, sock.type) as peer:
+        top = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            peer.bind(f"/proc/self/fd/{top}/end")
+            if sock.type != socket.SOCK_DGRAM:
+                peer.listen()
+            with _tolerant():  # EISCONN: it has had a peer
+                connect(sock, f"/proc/self/fd/{top}/end", time.monotonic() + 1)
+        finally:
+            os.close(top)
 
 
 @contextmanager

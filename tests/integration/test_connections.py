@@ -92,7 +92,7 @@ def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
     first = restored.ask()["outcome"]
     assert "meanwhile" in first
     second = restored.ask()["outcome"]
-    assert "echo" in second or "3" in second
+    assert any(word in second for word in ("echo", "2", "3"))  # its echoes come in one piece or in two
     assert echo.ended == []
     assert b"".join(echo.lines) == b"1\n2\n3\n"
 

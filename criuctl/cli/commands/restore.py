@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import click
@@ -18,6 +18,8 @@ from .dump import POLICIES
 if TYPE_CHECKING:
     from ...ops.putback import Policy
 
+_ALIKE = 5  # connections that are told one by one, if all is the same with them
+
 
 def _outcome(result: Mapping[str, Any]) -> str:
     inner = result.get("inner_pid")
@@ -28,12 +30,31 @@ def _outcome(result: Mapping[str, Any]) -> str:
         f"{printable(result['session'])}: restored as {pid}, incarnation {result['incarnation']},"
         f" in {duration(result['elapsed_ms'])}{', memory follows on demand' if result.get('lazy') else ''}"
     ]
-    lines += [
-        f"  PID {c['pid']} fd {c['fd']}: {printable(c['local'])} -> {printable(c['peer'])} {printable(c['outcome'])}"
-        for c in result["connections"]
-    ]
+    lines += [f"  {line}" for line in _connections(result["connections"], "outcome")]
     lines += [f"  {printable(f['path'])} was put back, the newer copy is {printable(f['newer_copy'])}" for f in result["files"]]
     return "\n".join(lines)
+
+
+def _connections(told: Sequence[Mapping[str, Any]], key: str) -> list[str]:
+    """One line for each connection; many that are alike in all that counts become one."""
+    groups: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
+    for c in told:
+        groups.setdefault((c["peer"], c[key], c["application"], c["reason"]), []).append(c)
+    lines = []
+    for (peer, word, application, reason), alike in groups.items():
+        first = alike[0]
+        who = f"PID {first['pid']} fd {first['fd']}: {printable(first['local'] or '(no name)')}"
+        if len(alike) > _ALIKE:
+            who = f"{len(alike)} connections of PIDs {', '.join(str(p) for p in sorted({c['pid'] for c in alike})[:4])}"
+        how = f" ({printable(application)})" if application else ""
+        why = f": {printable(reason)}" if reason else ""
+        line = f" -> {printable(peer or '(no name)')} {printable(word)}{how}{why}"
+        lines += (
+            [who + line]
+            if len(alike) > _ALIKE
+            else [f"PID {c['pid']} fd {c['fd']}: {printable(c['local'] or '(no name)')}{line}" for c in alike]
+        )
+    return lines
 
 
 def _stay(pid: int) -> None:
@@ -55,7 +76,7 @@ def _plan(plan: Mapping[str, Any]) -> str:
     """A restore's plan for people: what will be done, then what stands in the way."""
     rows = [("PIDs", {"same": "the old ones", "private": "a PID namespace of its own"}.get(plan["pids"], plan["pids"]))]
     rows.append(("network", printable(plan["net"])))
-    rows += [("connection", f"PID {c['pid']} fd {c['fd']}: {printable(c['policy'])}") for c in plan["connections"]]
+    rows += [("connection", line) for line in _connections(plan["connections"], "policy")]
     rows += [("file", f"{printable(f['path'])}: {printable(f['verdict'])}; {printable(f['why'])}") for f in plan["files"]]
     lines = [facts(rows), *(line for f in plan["findings"] for line in finding_lines(f))]
     return "\n".join([*lines, "can be restored" if plan["ok"] else "cannot be restored here now"])
@@ -94,7 +115,14 @@ def _plan(plan: Mapping[str, Any]) -> str:
 @click.option(
     "--connections",
     type=POLICIES,
-    help="What becomes of TCP connections to outside the tree.  [default: as recorded in the checkpoint]",
+    help="What becomes of connections to outside the tree.  [default: the configuration's rules, else as recorded in the"
+    " checkpoint]",
+)
+@click.option(
+    "--connections-deadline",
+    type=click.FloatRange(min=0, max=86400),
+    metavar="SECONDS",
+    help="Time for connections to be back; what is not is hung up.  [default: the rules', else 30]",
 )
 @click.option(
     "--files",
@@ -122,6 +150,7 @@ def restore(
     lazy: bool,
     pids: str,
     connections: str | None,
+    connections_deadline: float | None,
     files: str | None,
     dry_run: bool,
     take_over: bool,
@@ -146,6 +175,7 @@ def restore(
             new_name=new_name,
             pids=pids,
             connections=connections,
+            connections_deadline=connections_deadline,
             files=cast("Policy | None", files),
             lazy=lazy,
             dry_run=dry_run,

@@ -84,7 +84,7 @@ def test_a_taken_port_is_an_error_and_gives_a_copy_a_network_of_its_own() -> Non
         ("keep", "hangup", False, "hangup", [], []),
         ("hangup", "keep", True, "keep", [], []),
         ("refuse", None, True, "refuse", ["connection-refuse"], []),
-        ("reconnect", None, True, "hangup", [], ["reconnect-unknown"]),
+        ("reconnect", None, True, "reconnect", [], []),
     ],
 )
 def test_policies(recorded: str, wished: str | None, here: bool, policy: str, errors: list[str], warnings: list[str]) -> None:

@@ -1,0 +1,136 @@
+"""What becomes of each external connection of a checkpoint on this host: the restore's part of the decision.
+
+`criuctl.connections.rules` says what is wished (command line, rule, what the dump decided, default); here it meets the
+host.  A kept internet connection needs its local address, and nobody else may hold the same pair of addresses.  A kept
+datagram socket needs no more than that, so without its address it is connected anew from another one; a unix
+datagram socket is kept where its peer's path is.  Pure, as the rest of the plan: it knows what `HostFacts` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoint.manifest import ConnectionRecord
+from ..connections.rules import Decision, decide
+from ..report import Finding
+
+if TYPE_CHECKING:
+    from .plan import HostFacts, Wishes
+
+_HALF_CLOSED = {
+    "close-wait": "the peer had closed it before the dump",
+    "fin-wait-1": "the program had closed its side before the dump",
+    "fin-wait-2": "the program had closed its side before the dump",
+    "last-ack": "both sides had closed it before the dump",
+    "closing": "both sides had closed it before the dump",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionPlan:
+    """One external connection and what is done with it."""
+
+    record: ConnectionRecord
+    decision: Decision
+
+    @property
+    def policy(self) -> str:
+        """keep | reconnect | hangup | refuse."""
+        return self.decision.policy
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``restore --dry-run`` tells it."""
+        return {
+            **about(self.record),
+            "policy": self.policy,
+            "application": self.decision.application,
+            "reason": self.decision.reason,
+            "rule": self.decision.rule,
+        }
+
+
+def about(record: ConnectionRecord) -> dict[str, Any]:
+    """What every report begins with."""
+    names = {"pid": record.pid, "fd": record.fd, "local": record.local, "peer": record.peer}
+    return {**names, "protocol": record.protocol or record.family}
+
+
+def plan_connections(
+    connections: tuple[ConnectionRecord, ...],
+    facts: HostFacts,
+    wishes: Wishes,
+    commands: Mapping[int, str],
+    findings: list[Finding],
+) -> tuple[ConnectionPlan, ...]:
+    """The plan for each external connection; what cannot be done is told in `findings`."""
+    made = []
+    for record in connections:
+        if not record.external or record.family not in ("inet", "inet6", "unix"):
+            continue
+        decided = decide(record, wishes.rules, wishes.connections, commands=commands)
+        if wishes.deadline is not None:
+            decided = replace(decided, deadline=wishes.deadline)
+        plan = ConnectionPlan(record, _here(record, decided, facts, asked=wishes.connections is not None))
+        _tell(plan, facts, findings)
+        made.append(plan)
+    return tuple(made)
+
+
+def _here(record: ConnectionRecord, decided: Decision, facts: HostFacts, *, asked: bool) -> Decision:
+    if record.type == "dgram":
+        return _datagram(record, decided, facts, asked=asked)
+    if decided.policy != "reconnect":
+        return decided
+    if record.state in _HALF_CLOSED:
+        return replace(decided, policy="hangup", reason=_HALF_CLOSED[record.state])
+    if record.family == "unix" and not record.peer:
+        return replace(decided, policy="hangup", reason="its peer has no name to connect to")
+    return replace(decided, application=decided.application or "tcp")
+
+
+def _datagram(record: ConnectionRecord, decided: Decision, facts: HostFacts, *, asked: bool) -> Decision:
+    """Nothing of it lives at the peer, so a new connection from another address is as good, where there is a name."""
+    if decided.policy not in ("keep", "reconnect"):
+        return decided
+    if record.family == "unix":
+        if not record.peer:
+            return replace(decided, policy="hangup", reason="its peer has no name to connect to")
+        missing = record.peer in facts.missing_peers
+        if decided.policy == "keep" and not missing:
+            return decided
+        return replace(decided, policy="reconnect", application="", reason=f"{record.peer} is not there yet" if missing else "")
+    why = _not_here(record, facts)
+    if decided.policy == "keep" and (not why or asked):
+        return decided
+    return replace(decided, policy="reconnect", application="", reason=why)
+
+
+def _not_here(record: ConnectionRecord, facts: HostFacts) -> str:
+    """Why the connection cannot be kept here; "" if it can."""
+    if record.local not in facts.local_addresses:
+        return f"{record.local} is not an address of this host"
+    if (record.local, record.peer) in facts.open_pairs:
+        return f"another socket of this host is {record.local} connected to {record.peer}"
+    return ""
+
+
+def _tell(plan: ConnectionPlan, facts: HostFacts, findings: list[Finding]) -> None:
+    record, decided = plan.record, plan.decision
+    name = f"{record.local} -> {record.peer}"
+    if decided.policy == "refuse":
+        why = f": {decided.reason}" if decided.reason else ""
+        hint = "Restore with --connections reconnect, hangup or keep."
+        text = f"the connection {name} may not be given up{why}"
+        findings.append(Finding("error", "connection-refuse", text, hint, record.pid, record.fd))
+    elif decided.policy == "keep" and record.family != "unix":
+        why = _not_here(record, facts)
+        if why:
+            code = "address" if record.local not in facts.local_addresses else "address-in-use"
+            hint = "Move the address here, or restore with --connections reconnect or hangup."
+            text = f"{why}, so the connection to {record.peer} cannot be kept"
+            findings.append(Finding("error", code, text, hint, record.pid, record.fd))
+    elif decided.policy == "hangup" and decided.reason:
+        text = f"{name} will be hung up: {decided.reason}"
+        findings.append(Finding("warning", "connection-hangup", text, "", record.pid, record.fd))
