@@ -8,15 +8,13 @@ that makes CRIU refuse, which is safe).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ..checkpoint.manifest import ConnectionRecord
 from ..config import Config
 from ..criu import binary
 from ..criu.pages import PageGuard
 from ..proc.descriptors import Descriptor, descriptors
-from ..proc.sockets import Peer, TreeSocket, sockets, tree_sockets
 from ..proc.tree import Process, mappings, read_process, read_tree
 
 _SLACK = 1 << 20  # a deleted file may grow by this much until the freeze
@@ -89,55 +87,3 @@ def criu_info(config: Config) -> dict[str, Any]:
     """The CRIU in use, for the manifest."""
     found = binary.find(config)
     return {"origin": found.origin, "version": found.recorded_version}
-
-
-def _direction(s: TreeSocket, listening: set[int]) -> str:
-    port = s.socket.local.port if s.socket.local else 0
-    return "accepted" if port in listening else "initiated"
-
-
-def _orphaned(s: TreeSocket) -> bool:
-    """Whether the other end was in this host's kernel and is closed: what it sent is queued here, nobody is there to lose."""
-    kernel = s.socket
-    if not s.loopback or kernel.state != "close-wait":
-        return False
-    others = sockets(s.pid)
-    return not any(o.inode and (o.local, o.peer) == (kernel.peer, kernel.local) for o in others)
-
-
-def connections(tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]], policy: str) -> list[ConnectionRecord]:
-    """Every connected or listening internet socket and every unix socket with an outside peer, with its policy.
-
-    PIDs are the tree's own.
-    """
-    inner = {p.pid: p.ns_pid for p in tree}
-    found = tree_sockets(opened)
-    listening = {s.socket.local.port for s in found if s.socket.listening and s.socket.local}
-    records = []
-    for s in found:
-        kernel = s.socket
-        external = s.where is Peer.OUTSIDE and kernel.connected and not _orphaned(s)
-        if kernel.family == "unix" and not external:
-            continue
-        if kernel.family not in ("inet", "inet6", "unix") or not (kernel.connected or kernel.listening):
-            continue
-        records.append(
-            ConnectionRecord(
-                pid=inner.get(s.pid, s.pid),
-                fd=s.fd,
-                holders=tuple((inner.get(pid, pid), fd) for pid, fd in s.holders),
-                family=kernel.family,
-                type=kernel.type,
-                protocol=kernel.protocol,
-                state=kernel.state,
-                inode=kernel.inode,
-                local=str(kernel.local) if kernel.local else kernel.name,
-                peer=str(kernel.peer) if kernel.peer and kernel.connected else s.peer_name,
-                external=external,
-                direction=_direction(s, listening) if kernel.connected else "",
-                rqueue=kernel.rqueue,
-                wqueue=kernel.wqueue,
-                policy=policy if external else "",
-            )
-        )
-    return records

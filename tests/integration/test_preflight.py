@@ -132,7 +132,7 @@ def test_tracer_is_named(tmp_path: Path) -> None:
 
 
 def test_other_end_of_unix_connection_is_named(tmp_path: Path) -> None:
-    outside = next(case for case in REFUSED if case.name == "unix-stream-outside")
+    outside = next(case for case in CASES if case.name == "unix-stream-outside")
     # The outer process keeps its own copies of both ends.
     with running(outside.program, tmp_path) as program:
         (finding,) = [f for f in _findings(program.pid) if f.code == "unix-peer-outside"]

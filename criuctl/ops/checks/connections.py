@@ -26,7 +26,7 @@ def _error(s: TreeSocket, code: str, text: str, hint: str) -> Finding:
 def check_sockets(scene: Scene) -> Iterator[Finding]:
     """Every socket that the tree holds, once, under its first holder."""
     strangers = [s for s in scene.sockets if s.socket.family == "unix" and s.where is Peer.OUTSIDE]
-    owners = outside_holders([s.socket.peer_inode for s in strangers], scene.by_pid) if strangers else {}
+    owners = outside_holders([s.peer_inode or s.socket.peer_inode for s in strangers], scene.by_pid) if strangers else {}
     for s in scene.sockets:
         kernel = s.socket
         if kernel.family not in _FAMILIES:
@@ -154,13 +154,13 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
         yield _foreign_namespace(s)
         return
     if s.where is Peer.OUTSIDE:
-        yield from _unix_outside(scene, s, owners.get(kernel.peer_inode))
+        yield from _unix_outside(scene, s, owners.get(s.peer_inode or kernel.peer_inode))
     elif s.where is Peer.NONE and kernel.state == "established" and kernel.type != "dgram" and not kernel.shutdown:
-        # Its other end has no descriptor anywhere: it waits in the queue of a listener that is not in the tree.
+        # Its other end has no descriptor anywhere: it waits in the queue of a listener in another net namespace.
         yield _error(
             s,
             "unix-peer-outside",
-            f"a unix {kernel.type} socket waits to be accepted by a listener outside the tree; CRIU cannot save it",
+            f"a unix {kernel.type} socket waits to be accepted by a listener in another net namespace; CRIU cannot save it",
             _TRANSIENT,
         )
     if s.where is Peer.QUEUED and kernel.wqueue:
@@ -191,7 +191,21 @@ def _unix_outside(scene: Scene, s: TreeSocket, owner: tuple[int, int] | None) ->
     kernel = s.socket
     who = f"process {scene.command_of(owner[0])}, fd {owner[1]}" if owner else "the kernel or a process that cannot be seen"
     name = f" {s.peer_name}" if s.peer_name else ""
-    if kernel.type == "dgram" and s.peer_name:
+    if s.waiting and kernel.wqueue:
+        yield _error(
+            s,
+            "unix-not-accepted",
+            f"data was sent on a connection to{name} that {who} has not accepted yet; CRIU cannot save it",
+            _TRANSIENT,
+        )
+    elif not s.peer_inode:
+        yield _error(
+            s,
+            "unix-peer-outside",
+            f"a unix {kernel.type} socket is connected to one of another net namespace; CRIU cannot save half a connection",
+            "Have the program close it before the dump, or dump a tree that holds both ends.",
+        )
+    elif kernel.type == "dgram" and s.peer_name:
         yield Finding(
             "info",
             "unix-datagram-outside",
@@ -199,13 +213,13 @@ def _unix_outside(scene: Scene, s: TreeSocket, owner: tuple[int, int] | None) ->
             pid=s.pid,
             fd=s.fd,
         )
-        return
-    hint = "Have the program close it before the dump"
-    if any(word in s.peer_name for word in ("dbus", "bus", "systemd", "journal", "X11", "wayland", "docker", "gpg", "ssh")):
-        hint += ", or start it without that service"
-    yield _error(
-        s,
-        "unix-peer-outside",
-        f"a unix {kernel.type} socket is connected to{name} of {who}, outside the tree; CRIU cannot save half a connection",
-        f"{hint}; or dump a tree that holds both ends.",
-    )
+    else:
+        yield Finding(
+            "info",
+            "unix-peer-outside",
+            f"a unix {kernel.type} socket is connected to{name} of {who}, outside the tree; only this half is saved, and after a "
+            "restore the program sees the end of the connection, unless it is reconnected",
+            "See `criuctl connections`; a rule in connection_rules, or --connections, says what becomes of it.",
+            pid=s.pid,
+            fd=s.fd,
+        )
