@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from .postgresql import PostgresServer, postgresql
 from .radosgw import RadosGateway, radosgw
 from .rclone import RcloneServer, rclone
 
@@ -21,4 +22,11 @@ def radosgw_server() -> Iterator[RadosGateway]:
 def rclone_server() -> Iterator[RcloneServer]:
     """The weak server; tests keep apart by bucket or prefix."""
     with rclone() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """The database; a test that stops or changes it puts it back."""
+    with postgresql() as server:
         yield server

@@ -1,7 +1,8 @@
 """PostgreSQL: a program's idle session is looked at over its own connection, and set up again on a new one.
 
 Options of a rule: ``user`` and ``database`` (for the second login that `postgresql_rest` may need; the restore takes them
-from the session), ``tls: false`` (vouches that the session is not encrypted).  `postgresql_state` tells what is
+from the session), ``tls: false`` (vouches that the session is not encrypted), ``settings: [app.user]`` (settings of the
+application's own making, which a server does not list).  `postgresql_state` tells what is
 rebuilt and what makes it impossible.  After a hand-back the client's copy of the cancel key is stale: a cancel request of the
 program is ignored by the server.  Notifications sent between dump and restore are lost, as they are for a client that
 was away.
@@ -25,7 +26,7 @@ from .postgresql_wire import SYNC, Conversation, ServerError
 from .wire import Wire
 
 _READY = b"Z\0\0\0\5"
-_GRACE = 5.0  # more seconds for the answer to a question once asked: leaving it unread would be worse
+_GRACE = 1.0  # more seconds for the answer to a question once asked: leaving it unread would be worse
 _KEY_NOTE = "the cancel key is a new one: the program's cancel requests have no effect"
 
 
@@ -52,7 +53,7 @@ class PostgreSQL:
         wire.deadline += _GRACE
         talk = Conversation(wire)
         try:
-            state = read_state(talk)
+            state = read_state(talk, _names(settings))
         except ServerError as error:
             raise CannotRebuild(f"the server does not tell what the session holds: {error}") from None
         except PeerAway as error:
@@ -76,16 +77,16 @@ class PostgreSQL:
         wire = Wire(sock, deadline, _name(sock, record))
         talk = Conversation(wire)
         warnings: list[str] = []
-        encoding = codec(state["encoding"])
-        login = Login(
-            user=state["user"].encode(encoding),
-            database=state["database"].encode(encoding),
-            password=lambda: _password(
-                wire, record, settings, state.get("password_file", ""), state["database"], state["user"], warnings
-            ),
-            parameters=[(name.encode(encoding), value.encode(encoding)) for name, value in state["startup"].items()],
-        )
         try:
+            encoding = codec(state["encoding"])
+            login = Login(
+                user=state["user"].encode(encoding),
+                database=state["database"].encode(encoding),
+                password=lambda: _password(
+                    wire, record, settings, state.get("password_file", ""), state["database"], state["user"], warnings
+                ),
+                parameters=[(name.encode(encoding), value.encode(encoding)) for name, value in state["startup"].items()],
+            )
             log_in(talk, login)
             rebuild(talk, state, warnings)
         except ServerError as error:
@@ -111,6 +112,11 @@ class PostgreSQL:
             "notes": [_KEY_NOTE],
             "warnings": warnings,
         }
+
+
+def _names(settings: Settings) -> list[str]:
+    names = settings.options.get("settings", [])
+    return [str(name) for name in (names if isinstance(names, list | tuple) else [names])]
 
 
 def _require_ready(wire: Wire) -> None:

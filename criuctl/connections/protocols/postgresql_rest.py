@@ -46,7 +46,7 @@ FROM pg_catalog.pg_stat_activity a JOIN pg_catalog.pg_stat_ssl s USING (pid)
 LEFT JOIN pg_catalog.pg_stat_gssapi g USING (pid)
 WHERE pg_catalog.host(a.client_addr) = $1 AND a.client_port = $2::integer
 """
-_TLS_HINT = "Connect without TLS (sslmode=disable), or say `tls: false` in the rule's options if the session is surely plain."
+_REMEDY = "; connect with sslmode=disable, or say `tls: false` in the rule's options if it surely does not"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +134,10 @@ def require_plain(wire: Wire, record: ConnectionRecord, vouched: bool, login: Ca
             return "the server has no TLS"
         beside = login(environment)
         if beside is None:
-            raise CannotRebuild(f"the server offers {offered}, and the session may use it", hint=_TLS_HINT)
+            raise CannotRebuild(f"the server offers {offered}, and the session may use it{_REMEDY}")
         return _ask_beside(wire, record, beside, offered)
     except PeerAway as error:
-        raise CannotRebuild(f"whether the session is encrypted cannot be found out: {error.message}", hint=_TLS_HINT) from error
+        raise CannotRebuild(f"whether the session is encrypted cannot be found out: {error.message}{_REMEDY}") from error
 
 
 def _offers(wire: Wire, record: ConnectionRecord, request: bytes) -> bool:
@@ -163,12 +163,12 @@ def _ask_beside(wire: Wire, record: ConnectionRecord, login: Login, offered: str
             found = rows(talk.carry_out(batch, "looking for the session"))
             talk.wire.send(TERMINATE)
         except (CriuctlError, ServerError) as error:
-            raise CannotRebuild(f"{unknown}: {getattr(error, 'message', error)}", hint=_TLS_HINT) from error
+            raise CannotRebuild(f"{unknown}: {getattr(error, 'message', error)}{_REMEDY}") from error
     if len(found) != 1 or None in found[0]:
-        raise CannotRebuild(f"{unknown}: user {login.user.decode(errors='replace')} does not see it there", hint=_TLS_HINT)
+        raise CannotRebuild(f"{unknown}: user {login.user.decode(errors='replace')} does not see it there{_REMEDY}")
     tls, gss, state = ((value or b"").decode() for value in found[0])
     if tls != "false" or gss != "false":
-        raise CannotRebuild(f"the session is encrypted ({'TLS' if tls != 'false' else 'GSSAPI'})", hint=_TLS_HINT)
+        raise CannotRebuild(f"the session is encrypted ({'TLS' if tls != 'false' else 'GSSAPI'})")
     require_idle(state)
     return "the server says so"
 

@@ -3,7 +3,8 @@
 Everything is asked in one question (`QUESTION`), answered as one JSON text, so that a freeze costs few round trips.
 `read_state` turns it into the record or says what cannot be rebuilt; `rebuild` plays it into a fresh session.
 
-What a server does not tell, nobody can rebuild: the unnamed prepared statement, `currval` and `lastval`, the random
+What a server does not tell, nobody can rebuild: settings that no extension defined (``app.user``; the rule's option
+``settings: [app.user]`` names those to be taken along), the unnamed prepared statement, `currval` and `lastval`, the random
 seed, how often an advisory lock is held, and what extensions keep (PL/pgSQL has nothing, PL/Python's GD does).
 """
 
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections.abc import Sequence
 from typing import Any
 
 from .base import CannotRebuild
-from .postgresql_wire import SYNC, Conversation, bind, close_statement, execute, parse, rows
+from .postgresql_wire import SYNC, Conversation, Row, bind, close_statement, execute, parse, rows
 
 REPORTED = (  # what clients are told of and rely on
     "server_encoding", "client_encoding", "application_name", "default_transaction_read_only", "in_hot_standby", "is_superuser",
@@ -26,6 +29,8 @@ _CODECS = {
     "UTF8": "utf-8", "BIG5": "big5", "GBK": "gbk", "GB18030": "gb18030", "SJIS": "cp932", "UHC": "cp949", "JOHAB": "johab",
     "SHIFT_JIS_2004": "shift_jis_2004",
 }  # fmt: skip
+_LOCK_SECONDS = 2.0  # the server may need a moment to notice that the old session's client is gone
+_CUSTOM = re.compile(r"[a-z_][a-z0-9_$]*(\.[a-z_][a-z0-9_$]*)+", re.IGNORECASE)
 _PREPARE = re.compile(r"(\s+|--[^\n]*(\n|$)|/\*.*?\*/)*prepare\b", re.IGNORECASE | re.DOTALL)
 
 QUESTION = """
@@ -64,12 +69,21 @@ def codec(encoding: str) -> str:
     return _CODECS.get(encoding, "latin-1")
 
 
-def read_state(talk: Conversation) -> dict[str, Any]:
-    """What the session holds, for the record; `CannotRebuild` if that cannot be set up again.  `ServerError`."""
-    (encoding_rows, answer_rows) = talk.ask([b"SHOW client_encoding", QUESTION.encode()])
-    encoding = (encoding_rows[0][0] or b"").decode("ascii", "replace")
+def read_state(talk: Conversation, custom: Sequence[str] = ()) -> dict[str, Any]:
+    """What the session holds, for the record; `CannotRebuild` if that cannot be set up again.  `ServerError`.
+
+    `custom` are names of settings that the server does not list.
+    """
+    for name in custom:
+        if not _CUSTOM.fullmatch(name):
+            raise CannotRebuild(f"the rule's option settings: {name!r} is not the name of a setting such as app.user")
+    extra = [f"SELECT pg_catalog.current_setting('{name}', true)".encode() for name in custom]
+    answers = talk.ask([b"SHOW client_encoding", QUESTION.encode(), *extra])
+    encoding = (_one(answers[0]) or b"").decode("ascii", "replace")
     try:
-        told = json.loads((answer_rows[0][0] or b"").decode(codec(encoding)))
+        told = json.loads((_one(answers[1]) or b"").decode(codec(encoding)))
+        values = {name: _one(found) for name, found in zip(custom, answers[2:], strict=True)}
+        taken = {name: value.decode(codec(encoding)) for name, value in values.items() if value}
     except ValueError:
         raise CannotRebuild(f"the session's state cannot be read in its client encoding {encoding}") from None
     if told["temporary"]:
@@ -93,12 +107,18 @@ def read_state(talk: Conversation) -> dict[str, Any]:
         "since": activity["backend_start"],
         "seen_from": [activity.get("address"), activity.get("port")],
         "startup": startup,
-        "settings": session,
+        "settings": session | taken,
         "reported": told["reported"],
         "prepared": prepared,
         "channels": sorted(told["channels"] or []),
         "locks": [[lock["classid"], lock["objid"], lock["objsubid"], lock["mode"]] for lock in told["locks"] or []],
     }
+
+
+def _one(found: list[Row]) -> bytes | None:
+    if len(found) != 1 or len(found[0]) != 1:
+        raise CannotRebuild("the server's answer does not fit the question")
+    return found[0][0]
 
 
 def _settings(found: list[dict[str, Any]]) -> tuple[dict[str, str], dict[str, str]]:
@@ -177,7 +197,8 @@ def _once(statement: bytes, *values: bytes) -> bytes:
 
 def _set(talk: Conversation, name: str, value: str, encoding: str) -> None:
     batch = _once(b"SELECT pg_catalog.set_config($1, $2, false)", name.encode(encoding), value.encode(encoding))
-    talk.carry_out(batch, f"SET {name}")
+    if len(rows(talk.carry_out(batch, f"SET {name}"))) != 1:
+        raise CannotRebuild(f"SET {name}: the server's answer does not fit the question")
 
 
 def _prepare(talk: Conversation, items: list[dict[str, Any]], encoding: str) -> None:
@@ -210,10 +231,18 @@ def _locks(talk: Conversation, locks: list[list[Any]]) -> None:
             arguments = f"{key - (1 << 64) if key >> 63 else key}::bigint"
         else:
             arguments = ", ".join(f"{part - (1 << 32) if part >> 31 else part}::integer" for part in (high, low))
-        batch = _once(f"SELECT pg_catalog.pg_try_advisory_lock{shared}({arguments})".encode())
-        got = rows(talk.carry_out(batch, f"advisory lock ({arguments})"))
-        if not got or got[0][0] != b"t":
+        _lock(talk, f"pg_catalog.pg_try_advisory_lock{shared}({arguments})", arguments)
+
+
+def _lock(talk: Conversation, call: str, arguments: str) -> None:
+    until = min(time.monotonic() + _LOCK_SECONDS, talk.wire.deadline)
+    while True:
+        got = rows(talk.carry_out(_once(f"SELECT {call}".encode()), f"advisory lock ({arguments})"))
+        if got and got[0][0] == b"t":
+            return
+        if time.monotonic() > until:
             raise CannotRebuild(
                 f"the advisory lock ({arguments}) is held by another session",
                 hint="It may be the old session, as long as the server has not noticed that its client is gone.",
             )
+        time.sleep(0.05)
