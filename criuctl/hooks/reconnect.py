@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import Config
-from .contract import RECONNECT, VERSION, BadAnswer, decode
+from .contract import RECONNECT, STDERR_TAIL, VERSION, BadAnswer, decode
 from .runner import execute, find_hook
 
 SOCKET_FD = 3
@@ -124,6 +124,9 @@ def _secret_pipe(secret: str) -> int:
 
 def _without(answer: dict[str, Any], secret: str | None) -> dict[str, Any]:
     """The answer with the secret crossed out of its texts, should the hook have repeated it."""
+    secret = (secret or "").strip()
+    if secret and len(answer["stderr"]) == STDERR_TAIL:
+        answer["stderr"] = answer["stderr"][len(secret) :]  # it may begin in the middle of one
 
     def clean(value: Any) -> Any:
         if isinstance(value, str):
