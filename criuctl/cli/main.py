@@ -38,6 +38,7 @@ COMPLETE_VARIABLE = "_CRIUCTL_COMPLETE"
 _HERE = "criuctl.cli.commands"
 COMMANDS: dict[str, Entry] = {
     "check": Entry(f"{_HERE}.check:check", "Tell whether a process tree can be dumped.", "Checkpoints"),
+    "connections": Entry(f"{_HERE}.connections:connections", "List a process tree's connections.", "Checkpoints"),
     "dump": Entry(f"{_HERE}.dump:dump", "Store a live process tree as a checkpoint.", "Checkpoints"),
     "restore": Entry(f"{_HERE}.restore:restore", "Bring a checkpoint back to life.", "Checkpoints"),
     "snapshot": Entry(f"{_HERE}.snapshot:snapshot", "Dump several trees and leave them running.", "Checkpoints"),

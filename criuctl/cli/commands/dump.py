@@ -46,7 +46,7 @@ def outcome_line(result: Mapping[str, Any]) -> str:
         ("Take the database files along as they are at this moment:", "criuctl dump 4711 --name db --with-files /srv/db"),
     ],
     exits=[3, 4, 5, 7, 8, 9, 10, 11, 12, 13],
-    see_also=["check", "restore", "snapshot", "show"],
+    see_also=["check", "connections", "restore", "snapshot", "show"],
 )
 @click.argument("target", shell_complete=complete.target, help="A PID, a session's name, unit:NAME or cgroup:PATH.")
 @click.option(
@@ -76,8 +76,16 @@ def outcome_line(result: Mapping[str, Any]) -> str:
 @click.option(
     "--connections",
     type=POLICIES,
-    help="What a restore does with TCP connections to outside the tree: keep them alive, reconnect where a way is known, let the"
-    " program see a hang-up; or refuse to dump.  [default: the configuration's, else hangup]",
+    help="What a restore does with connections to outside the tree, all of them: keep them alive, connect them again, let the"
+    " program see a hang-up; or refuse to dump.  [default: by the configuration's rules; else its policy, else hangup, and"
+    " datagram sockets are kept]",
+)
+@click.option(
+    "--drain",
+    metavar="SECONDS",
+    type=click.FloatRange(0, 86400),
+    default=0.0,
+    help="Before the freeze, wait up to this long until connections to outside are idle.  [default: by the rules, else 0]",
 )
 @pass_app
 def dump(
@@ -88,6 +96,7 @@ def dump(
     labels: dict[str, str],
     with_files: tuple[str, ...],
     connections: str | None,
+    drain: float,
 ) -> int:
     """Freezes the process tree under TARGET, writes a complete image of it into the store, and then ends the tree,
     or lets it run on with --leave-running. The options that CRIU needs for this very tree are found by criuctl.
@@ -96,6 +105,10 @@ def dump(
     that the store can be written and that the key is the right one. The tree is ended only after the
     checkpoint is complete and durable in the store. Whatever fails, the tree goes on running, or a complete
     checkpoint exists.
+
+    With --connections reconnect, or a rule that says so, the peers of idle connections are asked, when the tree is
+    frozen, what they hold for the session; a connection whose session cannot be set up again is hung up at the
+    restore (or refused, by the rule), and the reason is in the checkpoint. See `criuctl connections`.
 
     What the store holds already, from an earlier dump of the same tree say, is not stored again.
     """
@@ -111,6 +124,7 @@ def dump(
             labels=labels,
             with_files=with_files,
             connections=connections,
+            drain=drain,
         )
     body = result.to_dict()
     app.emit(body, lambda: outcome_line(body), brief=lambda: str(body["checkpoint"]))

@@ -51,14 +51,10 @@ def _namespaces(body: Body) -> str:
 
 
 def _connections(body: Body, *, all_: bool = True) -> str:
-    columns = [Column("pid", right=True), Column("fd", right=True)]
-    columns += [Column(name) for name in ("protocol", "state", "local", "peer", "policy")]
-    rows = []
-    for c in body["connections"]:
-        if all_ or c["external"]:
-            policy = c["policy"] if c["external"] else "inside the tree"
-            rows.append([printable(c[key]) for key in ("pid", "fd", "protocol", "state", "local", "peer")] + [printable(policy)])
-    return table(columns, rows) if rows else "none" if all_ else "none to outside the tree"
+    from .connections import COLUMNS, rows
+
+    shown = rows(c for c in body["connections"] if all_ or c["external"])
+    return table(COLUMNS, shown) if shown else "none" if all_ else "none to outside the tree"
 
 
 def _files(body: Body, *, all_: bool = True) -> str:

@@ -1,0 +1,88 @@
+"""``criuctl connections``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+from .. import complete
+from ..app import App, pass_app
+from ..pages import page
+from ..text import Column, printable
+from .dump import POLICIES
+
+COLUMNS = (
+    Column("pid", right=True),
+    Column("fd", right=True),
+    Column("protocol"),
+    Column("state"),
+    Column("direction"),
+    Column("local"),
+    Column("peer"),
+    Column("policy"),
+    Column("why"),
+)
+
+
+def rows(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Records of connections as rows of `COLUMNS`."""
+    found = []
+    for c in records:
+        behind = f"  {c['peer_process']}" if c.get("peer_process") else ""
+        policy = c["policy"]
+        if policy == "reconnect" and c.get("application"):
+            policy += f" ({c['application']})"
+        elif not c["external"]:
+            policy = "" if c["state"] == "listen" else "inside the tree"
+        others = len(c.get("holders", ())) - 1
+        protocol = c["protocol"] or f"{c['family']} {c['type']}"
+        fd = f"{c['fd']}" + (f" +{others}" if others > 0 else "")
+        cells = (str(c["pid"]), fd, protocol, c["state"], c["direction"], c["local"], f"{c['peer']}{behind}", policy)
+        found.append(tuple(printable(cell) for cell in (*cells, c.get("reason", ""))))
+    return found
+
+
+@page(
+    examples=[
+        ("Which connections has process 4711 with its descendants?", "criuctl connections 4711"),
+        ("Could they all be connected again?", "criuctl connections 4711 --connections reconnect"),
+        ("The peers outside, for a script:", "criuctl connections web --json | jq -r '.[] | select(.external) | .peer'"),
+    ],
+    exits=[3, 13],
+    see_also=["check", "dump", "show"],
+)
+@click.argument("target", shell_complete=complete.target, help="A PID, a session's name, unit:NAME or cgroup:PATH.")
+@click.option(
+    "--connections",
+    "wish",
+    type=POLICIES,
+    help="Show what this policy for all would do, rules set aside.  [default: by the rules]",
+)
+@pass_app
+def connections(app: App, target: str, wish: str | None) -> int:
+    """Lists the sockets of the process tree under TARGET that have, or wait for, another end: TCP and UDP, and unix
+    sockets whose other end is outside the tree; with what a dump now would decide for them by the rules of the
+    configuration (connection_rules, connections).
+
+    \b
+    keep       comes back established, if its address is there
+    reconnect  is connected again, its session set up by (the protocol)
+    hangup     the program sees the end of the connection
+    refuse     there is no dump as long as it is open
+
+    A number behind the descriptor tells how many more descriptors share the socket. The tree is not stopped, nothing
+    is sent on its connections. Where a reconnect is asked for and the peer's protocol cannot be told from its port
+    or program, the peer is asked over a new connection.
+    """
+    from ...ops.connections import connections as look
+    from ...ops.registry import Registry
+    from ...ops.target import resolve_target
+
+    registry = Registry(app.config)
+    resolved = resolve_target(target, registry.lookup, registry.session_of)
+    with app.reporting() as reporter:
+        found = [record.to_dict() for record in look(app.config, resolved, reporter=reporter, wish=wish)]
+    app.emit_table(found, COLUMNS, rows(found), empty="no connections", brief=lambda: "")
+    return 0
