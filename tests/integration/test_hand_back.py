@@ -1,0 +1,224 @@
+"""Connections to the outside are given back on a restore: connected again or hung up, as the rules say, on the same sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from urllib.request import urlopen
+
+import pytest
+from support.command import Criuctl, Home
+from support.echo import Echo
+from support.keeper import wait_until
+from support.pauses import paused
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.integration
+
+Server = Callable[..., Echo]
+
+
+@pytest.fixture
+def server(home: Home) -> Iterator[Server]:
+    """Makes servers; kinds of unix sockets get a path in the test's folder."""
+    made: list[Echo] = []
+
+    def make(kind: str, host: str = "127.0.0.1") -> Echo:
+        made.append(Echo(kind, f"{host}:0" if kind in ("tcp", "udp") else str(home.path / "outside.sock")))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()
+
+
+@pytest.mark.parametrize("way", ["blocking", "select", "epoll"])
+@pytest.mark.parametrize(("kind", "host"), [("tcp", "127.0.0.1"), ("tcp", "[::1]"), ("unix", ""), ("seqpacket", "")])
+def test_connected_again(kind: str, host: str, way: str, server: Server, zoo: Zoo, trip: Trip) -> None:
+    """The server has been restarted meanwhile; the client's next question is answered on the socket it has always had."""
+    echo = server(kind, host)
+    animal = zoo.launch("caller.py", way, kind, echo.address)
+    assert animal.ask()["answered"] == 1
+    told = trip.dump(animal, "--connections", "hangup")
+    echo.stop()
+    echo.start()
+    restored = trip.restore(told, animal, "--connections", "reconnect", equal=False)
+    (connection,) = restored.answer["connections"]
+    assert (connection["policy"], connection["outcome"], connection["peer"]) == ("reconnect", "reconnected", echo.address)
+    report = restored.ask()
+    assert report["answered"] == 1
+    assert report["events"] == [["question 1\n", "question 2\n"]]
+    assert report["nonblocking"] == ([2048] if way == "epoll" else [0])
+    if kind == "tcp":
+        assert (report["user_timeouts"], report["nodelay"]) == ([34567], [1])
+
+
+@pytest.mark.parametrize("way", ["blocking", "select", "epoll"])
+@pytest.mark.parametrize("kind", ["tcp", "udp", "unix", "seqpacket", "unix-dgram"])
+def test_hung_up(kind: str, way: str, server: Server, zoo: Zoo, trip: Trip) -> None:
+    """Every reader sees the end at once, whatever the socket and however it waits; writing is an error, never a hang."""
+    echo = server(kind)
+    animal = zoo.launch("caller.py", way, kind, echo.address)
+    assert animal.ask()["answered"] == 1
+    restored = trip.restore(trip.dump(animal), animal, "--connections", "hangup", equal=False)
+    assert [c["outcome"] for c in restored.answer["connections"]] == ["hangup"]
+    report = restored.ask()
+    assert report["events"][0][-1] == "send BrokenPipeError"
+    assert ("hup" if way == "epoll" else "eof") in report["events"][0]
+    assert report["seconds"] < 5
+
+
+@pytest.mark.parametrize("kind", ["udp", "unix-dgram"])
+def test_datagrams_are_kept_by_default(kind: str, server: Server, zoo: Zoo, trip: Trip) -> None:
+    """Nothing of them lives elsewhere, so they are what they were."""
+    echo = server(kind)
+    animal = zoo.launch("caller.py", "epoll", kind, echo.address)
+    told = trip.dump(animal)
+    echo.stop()
+    echo.start()
+    restored = trip.restore(told, animal, equal=False)
+    assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [("keep", "kept")]
+    assert restored.ask()["answered"] == 1
+
+
+def test_one_socket_of_many_holders(server: Server, zoo: Zoo, trip: Trip) -> None:
+    """A duplicate and a child's copy are still the same connection afterwards: one server side serves all three."""
+    echo = server("tcp")
+    animal = zoo.launch("caller.py", "shared", "tcp", echo.address)
+    assert animal.ask()["answers"] == ["parent\n", "parent\n", "child\n"]
+    told = trip.dump(animal, "--connections", "reconnect")
+    echo.stop()
+    echo.start()
+    restored = trip.restore(told, animal, equal=False)
+    assert [c["outcome"] for c in restored.answer["connections"]] == ["reconnected"]
+    assert restored.ask()["answers"] == ["parent\n", "parent\n", "child\n"]
+    assert echo.accepted == 1
+
+
+def test_accepted_connections_end_and_the_listener_goes_on(zoo: Zoo, trip: Trip) -> None:
+    """Only a client can connect again, so its old connection ends; a new one is served."""
+    animal = zoo.launch("server.py", quiet=False)
+    port = int((animal.folder / "port").read_text())
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"GET /hit HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(9) == b"HTTP/1.1 "
+        told = trip.dump(animal)
+        restored = trip.restore(told, animal, "--connections", "reconnect", equal=False)
+        outcomes = [(c["outcome"], "accepted" in c["reason"]) for c in restored.answer["connections"]]
+        assert outcomes == [("hangup", True)]
+    assert urlopen(f"http://127.0.0.1:{port}/hit", timeout=10).read() == b"2"
+
+
+def test_the_server_is_away_for_a_while(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """The restore waits for it, with the tree held, and tries again until it is there."""
+    echo = server("tcp")
+    animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
+    told = trip.dump(animal, "--connections", "reconnect")
+    echo.stop()
+    began = time.monotonic()
+    returned = echo.later(lambda: time.monotonic() - began > 4)
+    restored = trip.restore(told, animal, equal=False)
+    returned.join()
+    (connection,) = restored.answer["connections"]
+    assert connection["outcome"] == "reconnected"
+    assert connection["attempts"] > 1
+    assert restored.ask()["answered"] == 1
+
+
+def test_the_server_never_comes_back(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Within the deadline it is given up: hung up and told so, exit 11; or, if the rule says so, nothing is restored."""
+    echo = server("tcp")
+    animal = zoo.launch("caller.py", "epoll", "tcp", echo.address)
+    told = trip.dump(animal, "--connections", "reconnect")
+    echo.stop()
+    rule = [{"match": {"protocol": "tcp"}, "policy": "reconnect", "on_failure": "refuse", "deadline": 0.5}]
+    config = criuctl.home.path / "refuse.yaml"
+    config.write_text(json.dumps({"connection_rules": rule}))
+    refused = criuctl("--config", config, "restore", told["checkpoint"], check=False)
+    assert refused["exit_code"] == 6
+    assert echo.address in refused["error"]["message"]
+    assert zoo.find(animal) == []
+    began = time.monotonic()
+    answer = criuctl("restore", told["checkpoint"], "--connections-deadline", "1", check=False)
+    assert time.monotonic() - began < 20
+    assert answer["exit_code"] == 11
+    (connection,) = answer["connections"]
+    assert connection["outcome"] == "failed"
+    assert "refused" in connection["reason"]
+    assert zoo.adopt(answer["pid"], animal).ask()["answered"] == 0
+    echo.start()
+
+
+def test_refused(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """``refuse`` at the restore: exit 10, nothing is started; the plan says so before."""
+    echo = server("tcp")
+    animal = zoo.launch("caller.py", "epoll", "tcp", echo.address)
+    told = trip.dump(animal, "--connections", "hangup")
+    plan = criuctl("restore", told["checkpoint"], "--connections", "refuse", "--dry-run", check=False)
+    assert [c["policy"] for c in plan["connections"]] == ["refuse"]
+    assert criuctl("restore", told["checkpoint"], "--connections", "refuse", check=False)["exit_code"] == 10
+    assert zoo.find(animal) == []
+
+
+def test_a_copy_beside_the_original(server: Server, zoo: Zoo, trip: Trip) -> None:
+    """The original keeps its connection, the copy gets one of its own; with ``keep`` it would be the same: refused."""
+    echo = server("tcp")
+    animal = zoo.launch("caller.py", "epoll", "tcp", echo.address, quiet=False)
+    told = trip.snapshot(animal)
+    refused = trip.criuctl("restore", told["checkpoint"], "--as", "kept", "--connections", "keep", check=False)
+    assert refused["exit_code"] == 4
+    copy = trip.restore(told, animal, "--as", "copy", "--connections", "reconnect", equal=False)
+    assert [c["outcome"] for c in copy.answer["connections"]] == ["reconnected"]
+    assert copy.ask()["answered"] == 1
+    assert animal.ask()["answered"] == 1
+    assert echo.accepted == 2
+
+
+def test_five_hundred(server: Server, zoo: Zoo, trip: Trip) -> None:
+    """Many connections of one tree are given back at the same time."""
+    echo = server("tcp")
+    animal = zoo.launch("caller.py", "epoll", "tcp", echo.address, "500")
+    told = trip.dump(animal, "--connections", "reconnect")
+    assert len(told["connections"]) == 500
+    restored = trip.restore(told, animal, equal=False)
+    connections = restored.answer["connections"]
+    assert {c["outcome"] for c in connections} == {"reconnected"}
+    seconds = max(c["seconds"] for c in connections)
+    print(f"500 connections handed back in {seconds:.2f} s")
+    assert seconds < 10
+    assert restored.ask()["answered"] == 500
+
+
+@pytest.mark.crash
+def test_killed_while_handing_back(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """kill -9 or ^C in the middle of it leaves nothing, and the next restore does it all."""
+    echo = server("tcp")
+    animal = zoo.launch("caller.py", "epoll", "tcp", echo.address)
+    told = trip.dump(animal, "--connections", "reconnect")
+    echo.stop()
+    arguments = ("restore", told["checkpoint"])
+    with paused(criuctl, "connections", *arguments) as held:
+        held.kill()
+    held.wait_settled(restoring=animal)
+    assert zoo.find(animal) == []
+    with paused(criuctl, "connections", *arguments) as held:
+        held.go_on()
+        wait_until(lambda: "criuctl-reconnect" in threads_of(held.command.process.pid), 20, "tries to connect")
+        held.kill(signal.SIGINT)
+        began = time.monotonic()
+        held.wait_settled(restoring=animal)
+        assert time.monotonic() - began < 20  # the peer is away: it would wait for 30 s
+    assert held.command.process.wait(0) == 130
+    assert zoo.find(animal) == []
+    echo.start()
+    assert trip.restore(told, animal, equal=False).ask()["answered"] == 1
+
+
+def threads_of(pid: int) -> str:
+    """How many threads, and a mark when there are several."""
+    return "criuctl-reconnect" if len(os.listdir(f"/proc/{pid}/task")) > 1 else ""
