@@ -33,6 +33,7 @@ _RULE_KEYS = ("match", "policy", "application", "secret", "options", "on_failure
 _MATCH_KEYS = ("peer", "port", "host", "protocol", "process", "direction", "path")
 _SECRET_KEYS = ("env", "file", "command")
 _MOST_SECONDS = 86400.0
+_ALIVE = ("established", "syn-sent", "syn-recv")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,8 @@ def _possible(record: ConnectionRecord, decided: Decision, *, asked: bool) -> De
     if decided.policy != "reconnect":
         # What the dump found out about a wish that it could not grant is still the reason.
         return replace(decided, reason=record.reason) if decided.policy == record.policy else decided
+    if record.state and record.state not in _ALIVE:
+        return replace(decided, policy="hangup", reason=f"one side has closed it already ({record.state})")
     if record.direction == "accepted":
         return replace(decided, policy="hangup", reason="it was accepted: only the client outside can connect again")
     if record.family == "unix" and not record.peer:
