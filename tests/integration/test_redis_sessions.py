@@ -159,6 +159,18 @@ def test_a_user_with_a_password(server: RedisServer, program: Make, tmp_path: Pa
     assert client("ACL", "WHOAMI") == "app"
 
 
+def test_a_session_does_not_gain_the_rights_of_the_rules_user(server: RedisServer, program: Make, monkeypatch: Any) -> None:
+    monkeypatch.setenv("REDIS_SECRET", "pw")
+    with server.client() as admin:
+        admin.execute_command("ACL", "SETUSER", "other", "on", ">pw", "~*", "+@all")
+    client = program(secret={"env": "REDIS_SECRET"}, user="other")
+    assert client.move()["user"] == "default"
+    assert client("ACL", "WHOAMI") == "default"
+    session = {**client.inspect(), "user": "retired"}  # an account that the operator has replaced by another
+    assert "user_changed" in client.reconnect(session)
+    assert client("ACL", "WHOAMI") == "other"
+
+
 def test_a_password_that_the_server_does_not_want_any_more(program: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDIS_SECRET", "whatever")
     client = program(secret={"env": "REDIS_SECRET"})

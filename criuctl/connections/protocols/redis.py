@@ -42,6 +42,7 @@ _OPTIONS: dict[str, type | tuple[str, ...]] = {
 }
 _AWAY = frozenset({"LOADING", "MASTERDOWN", "BUSY", "TRYAGAIN", "CLUSTERDOWN"})
 _NO_PASSWORD_SET = ("without any password configured", "no password is set")
+_NO_SUCH_COMMAND = "ERR unknown command"
 _STATES = {
     "x": "a transaction is open (MULTI)",
     "d": "WATCH is in force, and a watched key has changed",
@@ -125,23 +126,10 @@ class Redis:
         if tracking and not settings.options.get("stale_cache"):
             raise _stale()
         resp = Resp(Wire(sock, deadline, f"the server {record.peer}".rstrip()))
-        user = str(settings.options.get("user", "" if user == "default" else user))
-        server = _enter(resp, user, _secret(settings.secret, deadline), protocol)
-        facts: dict[str, Any] = {"server": server, "db": db, "resp": protocol, "user": user or "default"}
+        facts = self._log_in(resp, user, protocol, settings, deadline)
         if db:
             _must(resp, "SELECT", db)
-        left_out = []
-        name, lib_name, lib_ver = (_field(session, key, str, "") for key in ("name", "lib_name", "lib_ver"))
-        optional: list[tuple[bool, tuple[str, ...]]] = [
-            (bool(name), ("CLIENT", "SETNAME", name)),
-            (bool(lib_name), ("CLIENT", "SETINFO", "LIB-NAME", lib_name)),
-            (bool(lib_ver), ("CLIENT", "SETINFO", "LIB-VER", lib_ver)),
-            (session.get("no_evict") is True, ("CLIENT", "NO-EVICT", "ON")),
-            (session.get("no_touch") is True, ("CLIENT", "NO-TOUCH", "ON")),
-        ]
-        for wanted, words in optional:
-            if wanted and isinstance(answer := resp.ask(*words), ErrorReply):
-                left_out.append(f"{' '.join(words[:2])}: {answer.text}")
+        facts |= _adorn(resp, session)
         if session.get("readonly") is True:
             _must(resp, "READONLY")
         if tracking:
@@ -150,12 +138,26 @@ class Redis:
         alive = resp.ask("PING")
         if isinstance(alive, ErrorReply) and alive.code != "NOPERM":
             raise _refusal(alive, "PING")
-        before = session.get("server")
-        role = before.get("role") if isinstance(before, dict) else None
-        if role and server.get("role") and role != server["role"]:
-            facts["role_changed"] = f"the server was {role} and is {server['role']} now"
-        if left_out:
-            facts["left_out"] = left_out
+        before, now = session.get("server"), facts["server"].get("role")
+        was = before.get("role") if isinstance(before, dict) else None
+        if was and now and was != now:
+            facts["role_changed"] = f"the server was {was} and is {now} now"
+        return {**facts, "db": db, "resp": protocol}
+
+    def _log_in(self, resp: Resp, user: str, protocol: int, settings: Settings, deadline: float) -> dict[str, Any]:
+        """As the session's user, or as the rule's if that is another."""
+        known = str(settings.options.get("user", user))
+        password = _secret(settings.secret, deadline)
+        server: dict[str, Any] | None = None
+        if user == "default" and known != "default":
+            # The rule knows another user's password; a session that had no need of it shall not gain that user's rights.
+            server = _as_default(resp, protocol)
+            known = "default" if server is not None else known
+        if server is None:
+            server = _enter(resp, known if known != "default" else "", password, protocol)
+        facts = {"server": server, "user": known}
+        if known != user:
+            facts["user_changed"] = f"it was {user} and is {known} now, as the rule says"
         return facts
 
 
@@ -249,9 +251,34 @@ def _enter(resp: Resp, user: str, password: str | None, protocol: int) -> dict[s
         if isinstance(answer, ErrorReply) and not any(words in answer.text for words in _NO_PASSWORD_SET):
             raise _refusal(answer, "AUTH")
     server, error = look.about_server(resp, protocol)
-    if error is not None and not (protocol == 2 and error.text.startswith("ERR unknown command")):  # Redis 5 has no HELLO
+    if error is not None and not (protocol == 2 and error.text.startswith(_NO_SUCH_COMMAND)):  # Redis 5 has no HELLO
         raise _refusal(error, f"HELLO {protocol}")
     return server
+
+
+def _adorn(resp: Resp, session: Mapping[str, Any]) -> dict[str, Any]:
+    """What no program depends on: told, where the server does not have or allow it."""
+    name, lib_name, lib_ver = (_field(session, key, str, "") for key in ("name", "lib_name", "lib_ver"))
+    wishes: list[tuple[bool, tuple[str, ...]]] = [
+        (bool(name), ("CLIENT", "SETNAME", name)),
+        (bool(lib_name), ("CLIENT", "SETINFO", "LIB-NAME", lib_name)),
+        (bool(lib_ver), ("CLIENT", "SETINFO", "LIB-VER", lib_ver)),
+        (session.get("no_evict") is True, ("CLIENT", "NO-EVICT", "ON")),
+        (session.get("no_touch") is True, ("CLIENT", "NO-TOUCH", "ON")),
+    ]
+    answers = [(words, resp.ask(*words)) for wanted, words in wishes if wanted]
+    refused = [f"{' '.join(words[:2])}: {answer.text}" for words, answer in answers if isinstance(answer, ErrorReply)]
+    return {"left_out": refused} if refused else {}
+
+
+def _as_default(resp: Resp, protocol: int) -> dict[str, Any] | None:
+    """What the server says of itself to whoever comes without a password; None if it wants one, or cannot tell (Redis 5)."""
+    server, error = look.about_server(resp, protocol)
+    if error is None:
+        return server
+    if error.code == "NOAUTH" or error.text.startswith(_NO_SUCH_COMMAND):
+        return None
+    raise _refusal(error, f"HELLO {protocol}")
 
 
 def _must(resp: Resp, *words: str | int) -> None:
