@@ -31,12 +31,16 @@ class ConnectionLock:
         """Lock; CRIU unlocks.  `enter` is the command that enters the namespace."""
         pairs = self.images.connections()
         run_id = self.images.run_id()
-        if not pairs or run_id is None:
+        if run_id is None:
             return
         table = netfilter.criu_table(run_id)
-        # The dump's own lock still stands while a connection is to be kept.
-        if self.fresh or table not in netfilter.tables(self._socket):
-            netfilter.lock_connections(table, pairs, enter=enter)
+        # The dump's own lock still stands while a connection is to be kept.  It is on all connections of the dump, and one
+        # that is connected anew might get its old port again: the lock becomes one on the kept ones, at no moment none.
+        stands = not self.fresh and table in netfilter.tables(self._socket)
+        if pairs:
+            netfilter.lock_connections(table, pairs, enter=enter, replace=stands)
+        elif stands:
+            netfilter.delete_table(table, self._socket)
 
     def remove(self) -> None:
         """Take the lock down, which a restore that fails leaves behind."""

@@ -94,16 +94,20 @@ def tables(make_socket: SocketMaker = socket.socket) -> list[str]:
     return found
 
 
-def lock_connections(name: str, pairs: Iterable[tuple[Endpoint, Endpoint]], *, enter: Sequence[str] = ()) -> None:
+def lock_connections(
+    name: str, pairs: Iterable[tuple[Endpoint, Endpoint]], *, enter: Sequence[str] = (), replace: bool = False
+) -> None:
     """Make table `name` (as CRIU makes it at a dump), which drops every packet of these connections.
 
-    `enter` runs ``nft`` in another net namespace.  Raises `CommandFailed`.
+    `enter` runs ``nft`` in another net namespace; `replace` puts it into the place of the one that is there, in one
+    transaction.  Raises `CommandFailed`.
     """
     elements: dict[int, list[str]] = {socket.AF_INET: [], socket.AF_INET6: []}
     for (family, local, local_port), (_family, peer, peer_port) in pairs:
         here, there = socket.inet_ntop(family, local), socket.inet_ntop(family, peer)
         elements[family] += [f"{here} . {local_port} . {there} . {peer_port}", f"{there} . {peer_port} . {here} . {local_port}"]
-    lines = [f"create table inet {name}"]
+    lines = [f"delete table inet {name}"] if replace else []
+    lines.append(f"create table inet {name}")
     lines += [f"add chain inet {name} {hook} {{ type filter hook {hook} priority 0; }}" for hook in ("output", "input")]
     lines += [f"add rule inet {name} {hook} meta mark {_CRIU_MARK} accept" for hook in ("output", "input")]
     for family, set_name, kind, header in (

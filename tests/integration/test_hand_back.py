@@ -222,3 +222,20 @@ def test_killed_while_handing_back(server: Server, zoo: Zoo, trip: Trip, criuctl
 def threads_of(pid: int) -> str:
     """How many threads, and a mark when there are several."""
     return "criuctl-reconnect" if len(os.listdir(f"/proc/{pid}/task")) > 1 else ""
+
+
+def test_kept_and_connected_again_together(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Rules decide connection by connection; the lock on the kept one does not stand in the way of the other."""
+    kept, anew = server("tcp"), server("tcp")
+    animal = zoo.launch("caller.py", "epoll", "tcp", f"{kept.address},{anew.address}", "2")
+    assert animal.ask()["answered"] == 2
+    port = int(anew.address.rpartition(":")[2])
+    config = criuctl.home.path / "rules.yaml"
+    config.write_text(json.dumps({"connection_rules": [{"match": {"port": port}, "policy": "reconnect"}]}))
+    told = trip.dump(animal, "--connections", "keep")
+    plan = criuctl("--config", config, "restore", told["checkpoint"], "--dry-run")
+    assert {c["peer"]: c["policy"] for c in plan["connections"]} == {kept.address: "keep", anew.address: "reconnect"}
+    answer = criuctl("--config", config, "restore", told["checkpoint"])
+    assert {c["peer"]: c["outcome"] for c in answer["connections"]} == {kept.address: "kept", anew.address: "reconnected"}
+    assert zoo.adopt(answer["pid"], animal).ask()["answered"] == 2
+    assert (kept.accepted, anew.accepted) == (1, 2)

@@ -22,7 +22,7 @@ count = int(sys.argv[5]) if len(sys.argv) > 5 else 1
 KINDS = {"unix": socket.SOCK_STREAM, "seqpacket": socket.SOCK_SEQPACKET, "unix-dgram": socket.SOCK_DGRAM}
 
 
-def connect() -> socket.socket:
+def connect(address: str) -> socket.socket:
     """One connection, with an option and a flag of its own that must survive."""
     if kind in KINDS:
         made = socket.socket(socket.AF_UNIX, KINDS[kind])
@@ -40,7 +40,8 @@ def connect() -> socket.socket:
     return made
 
 
-connections = [connect() for _ in range(count)]
+addresses = address.split(",")  # taken in turn
+connections = [connect(addresses[n % len(addresses)]) for n in range(count)]
 seen: list[list[str]] = [[] for _ in connections]
 news = threading.Condition()
 
