@@ -1,8 +1,9 @@
-"""PID 1 of a private PID namespace: a program of its own, run as ``python -I -S nsinit.py FD LAST_PID [net]``.
+"""PID 1 of a private PID namespace: a program of its own, ``python nsinit.py FD LAST_PID [net] [ipc] [bind FROM TO]``.
 
-A restored tree whose old PIDs are taken gets a PID and mount namespace of its own, with its own /proc.  A
-namespace lives only while its PID 1 does, so this process is that PID 1: it reaps orphans and ends when the
-last process of the namespace has, with the exit status of the first one (the tree's root).
+A session, and a restored tree whose old PIDs are taken, get a PID and mount namespace of their own, with its own
+/proc.  A namespace lives only while its PID 1 does, so this process is that PID 1: it reaps orphans, and ends
+with the exit status of the tree's root: when that ends, or, if nobody named a root, when the namespace is empty.
+What is left in the namespace then is ended by the kernel.
 
 CRIU is a guest of the namespace for a while and needs PIDs of its own there: numbering begins behind LAST_PID,
 so that its numbers are none of the tree's.
@@ -12,21 +13,25 @@ one of it stays in memory per restored tree.
 
 The protocol on FD, a socket whose other end is criuctl (`criuctl.proc.privatens`): the helper that made the
 namespaces sends ``pid <N>`` (as criuctl sees it) and ends; PID 1 sends ``ready``, or ``error <text>``; when
-criuctl answers ``go`` the namespace stands on its own.  Until then it ends with criuctl: the end of the
-stream makes PID 1 exit, and the kernel kills whatever is in the namespace.
+criuctl answers, the namespace stands on its own: ``go``; ``go <ROOT>`` with the PID of the tree's root inside; or
+``run <JSON>``, {argv, env, groups, umask}: PID 1 starts the root as the leader of a session of its own, in these control groups'
+files, and answers ``root <PID>``.  Until then it ends with criuctl: the end of the stream makes PID 1 exit, and
+the kernel kills whatever is in the namespace.  ``bind`` shows the folder FROM at TO inside.
 """
 
 from __future__ import annotations
 
 import ctypes
 import fcntl
+import json
 import os
 import signal
 import socket
 import struct
 import sys
 
-_NEWNS, _NEWPID, _NEWNET = 0x00020000, 0x20000000, 0x40000000
+_NEWNS, _NEWIPC, _NEWPID, _NEWNET = 0x00020000, 0x08000000, 0x20000000, 0x40000000
+_MS_BIND = 0x1000
 _MS_NOSUID_NODEV_NOEXEC, _MS_SLAVE_REC = 0x2 | 0x4 | 0x8, 0x80000 | 0x4000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _PR_SET_NAME = 15
@@ -47,12 +52,16 @@ def _loopback_up() -> None:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags | _IFF_UP))
 
 
-def _prepare(last_pid: int, net: bool) -> None:
+def _prepare(last_pid: int, net: bool, bind: list[str]) -> None:
     """Inside the new namespaces: own /proc, host mounts still arrive but ours never leave."""
     _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_SLAVE_REC), None), "making mounts private")
     _check(_libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(_MS_NOSUID_NODEV_NOEXEC), None), "mounting /proc")
-    with open("/proc/sys/kernel/ns_last_pid", "w") as file:
-        file.write(str(last_pid))
+    if bind:
+        source, target = (os.fsencode(path) for path in bind)
+        _check(_libc.mount(source, target, None, ctypes.c_ulong(_MS_BIND), None), f"mounting {bind[1]}")
+    if last_pid > 1:
+        with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+            file.write(str(last_pid))
     if net:
         _loopback_up()
 
@@ -70,51 +79,95 @@ def _close_all_but(kept: int) -> None:
     os.set_inheritable(kept, False)
 
 
-def _reap_all() -> int:
-    """Reap until there is nobody left; the exit status of the first process that ended as our direct heir."""
+def _reap(root: int) -> int:
+    """Reap until the root ends, or for root 0 until there is nobody left; the exit status of who ended last."""
     status = 0
     while True:
         try:
-            _, ended = os.wait()
+            pid, ended = os.wait()
         except ChildProcessError:
             return status
         except InterruptedError:
             continue
         status = os.waitstatus_to_exitcode(ended)
+        if pid == root:
+            return status
 
 
-def _init(channel: socket.socket, last_pid: int, net: bool) -> int:
+def _start(order: bytes) -> int:
+    """Start the tree's root; its PID."""
+    wish = json.loads(order)
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        for path in wish["groups"]:
+            with open(path, "w") as file:
+                file.write("0")
+        os.setsid()
+        for number in signal.valid_signals():
+            if number not in (signal.SIGKILL, signal.SIGSTOP):
+                signal.signal(number, signal.SIG_DFL)
+        os.umask(wish["umask"])
+        os.execve(wish["argv"][0], wish["argv"], wish["env"])
+    finally:
+        os._exit(127)
+
+
+def _line(channel: socket.socket) -> bytes:
+    """One line, without its end; empty when criuctl is gone."""
+    received = b""
+    while not received.endswith(b"\n"):
+        piece = channel.recv(1 << 16)
+        if not piece:
+            return b""
+        received += piece
+    return received[:-1]
+
+
+def _init(channel: socket.socket, last_pid: int, net: bool, bind: list[str]) -> int:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _libc.prctl(_PR_SET_NAME, b"criuctl-init", 0, 0, 0)
     try:
-        _prepare(last_pid, net)
+        _prepare(last_pid, net, bind)
         _close_all_but(channel.fileno())
         os.chdir("/")
     except OSError as error:
         channel.sendall(f"error {error}\n".encode())
         return 1
     channel.sendall(b"ready\n")
-    if channel.recv(16) != b"go\n":
+    word, _, rest = _line(channel).partition(b" ")
+    if word == b"run":
+        root = _start(rest)
+        channel.sendall(f"root {root}\n".encode())
+    elif word == b"go":
+        root = int(rest or 0)
+    else:
         return 1
     channel.close()
-    status = _reap_all()
+    status = _reap(root)
     return status if status >= 0 else 128 - status
 
 
 def main() -> int:
     """Make the namespaces, fork PID 1, tell its PID, leave."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    last_pid, net = int(sys.argv[2]), "net" in sys.argv[3:]
+    last_pid, words = int(sys.argv[2]), sys.argv[3:]
+    bind: list[str] = []
+    if "bind" in words:
+        at = words.index("bind")
+        words, bind = words[:at], words[at + 1 : at + 3]
+    kinds = _NEWPID | _NEWNS | (_NEWNET if "net" in words else 0) | (_NEWIPC if "ipc" in words else 0)
     try:
-        _check(_libc.unshare(_NEWPID | _NEWNS | (_NEWNET if net else 0)), "making namespaces")
+        _check(_libc.unshare(kinds), "making namespaces")
     except OSError as error:
         channel.sendall(f"error {error}\n".encode())
         return 1
     child = os.fork()
     if child == 0:
-        os._exit(_init(channel, last_pid, net))
+        os._exit(_init(channel, last_pid, "net" in words, bind))
     channel.sendall(f"pid {child}\n".encode())
     return 0
 

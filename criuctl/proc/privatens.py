@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -17,6 +18,9 @@ from .tree import ProcessIdentity, wait_gone
 
 _GUESTS = 200  # PIDs that CRIU and its helpers may need
 _TIMEOUT = 20.0  # seconds to make the namespaces
+
+Starter = Callable[[list[str], int], None]
+"""Starts a program with a descriptor of ours, under the same number; whose child PID 1 becomes is the starter's doing."""
 
 
 def _room_behind(reserved: Iterable[int]) -> int:
@@ -35,11 +39,21 @@ def _room_behind(reserved: Iterable[int]) -> int:
 class PrivateNamespaces:
     """Fresh namespaces with a PID 1 of ours; they vanish on leaving the ``with`` unless `keep` was called.
 
-    `reserved` are the PIDs that the tree will have: whoever enters before it gets other ones.
+    `reserved` are the PIDs that the tree will have: whoever enters before it gets other ones.  `bind` shows a folder
+    (the first) at another one's place inside.  `start` starts PID 1 in another way than as a child of ours.
     """
 
-    def __init__(self, *, net: bool = False, reserved: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        *,
+        net: bool = False,
+        ipc: bool = False,
+        reserved: Iterable[int] = (),
+        bind: tuple[str, str] | None = None,
+        start: Starter | None = None,
+    ) -> None:
         self.net = net
+        self.ipc = ipc
         self.kept = False
         ours, theirs = socket.socketpair()
         self._channel = ours
@@ -47,10 +61,18 @@ class PrivateNamespaces:
         try:
             with theirs:
                 script = Path(__file__).with_name("nsinit.py")
-                arguments = [str(theirs.fileno()), str(_room_behind(reserved)), *(["net"] if net else [])]
-                helper = command.spawn(
-                    [sys.executable, "-I", "-S", "-E", str(script), *arguments], pass_fds=[theirs.fileno()], new_session=True
-                )
+                arguments = [
+                    str(theirs.fileno()),
+                    str(_room_behind(reserved)),
+                    *(["net"] if net else []),
+                    *(["ipc"] if ipc else []),
+                ]
+                argv = [sys.executable, "-I", "-S", "-E", str(script), *arguments, *(["bind", *bind] if bind else [])]
+                helper = None
+                if start is not None:
+                    start(argv, theirs.fileno())
+                else:
+                    helper = command.spawn(argv, pass_fds=[theirs.fileno()], new_session=True)
             words: dict[str, str] = {}
             pending = b""
             while "pid" not in words or "ready" not in words:
@@ -60,7 +82,8 @@ class PrivateNamespaces:
                 words.update((line.decode() + " ").split(" ", 1) for line in lines)  # type: ignore[misc]  # pairs by construction
                 if "error" in words or not received:
                     raise PlatformError(f"private namespaces cannot be made: {words.get('error', 'the helper died').strip()}")
-            helper.wait(_TIMEOUT)
+            if helper is not None:
+                helper.wait(_TIMEOUT)
             self.init = ProcessIdentity.of(int(words["pid"]))
             self.pid_namespace = namespaces(self.init.pid)["pid"]
         except TimeoutError as error:
@@ -80,11 +103,25 @@ class PrivateNamespaces:
         """The argv prefix that runs a command in the net namespace alone."""
         return entry_prefix(self.init.pid, {"net"})
 
-    def keep(self) -> None:
-        """The tree is in; from now on the namespaces end with it, not with us."""
-        self._channel.sendall(b"go\n")
+    def keep(self, root: int = 0) -> None:
+        """The tree is in; from now on the namespaces end with it, or with its `root` (the PID inside), not with us."""
+        self._channel.sendall(f"go {root}\n".encode() if root else b"go\n")
         self.kept = True
         self._channel.close()
+
+    def run(self, argv: Sequence[str], env: Mapping[str, str], *, groups: Sequence[str] = (), umask: int = 0o022) -> int:
+        """Start the tree's root (argv[0] is a path), whose end is the namespaces'; its PID inside.
+
+        It leads a session of its own without a terminal, in the control groups with these ``cgroup.procs`` files.
+        """
+        order = {"argv": list(argv), "env": dict(env), "groups": list(groups), "umask": umask}
+        self._channel.sendall(b"run " + json.dumps(order).encode() + b"\n")
+        answer = self._channel.recv(64).split()
+        if len(answer) != 2 or answer[0] != b"root":
+            raise PlatformError("the first process of the private namespaces could not be started")
+        self.kept = True
+        self._channel.close()
+        return int(answer[1])
 
     def discard(self) -> None:
         """End PID 1, and with it everything inside; returns when it is gone."""

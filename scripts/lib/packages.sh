@@ -5,7 +5,8 @@
 #   python3-venv  the interpreter and an environment of criuctl's own
 #   nftables      removes the firewall rules that CRIU leaves on the source of a moved connection
 #   iproute2      network namespaces by name
-RUNTIME_PACKAGES="python3-venv nftables iproute2"
+#   tini          the init inside of a session, root of the tree that is dumped
+RUNTIME_PACKAGES="python3-venv nftables iproute2 tini"
 
 # Sets os_id, os_codename and os_name from os-release.
 read_os() {
@@ -19,12 +20,12 @@ read_os() {
 # Says what to install by hand on a system that set-up does not know how to prepare, and ends.
 advise_and_exit() {
     case " $os_id $os_like " in
-    *" ubuntu "*) advice="apt-get install python3-venv nftables iproute2; criu and python3-pycriu >= 4.2 from CRIU's own PPA (ppa:criu/ppa)" ;;
-    *" fedora "* | *" rhel "*) advice="dnf install python3 criu python3-criu nftables iproute util-linux" ;;
-    *" arch "*) advice="pacman -S --needed python criu nftables iproute2 util-linux" ;;
-    *" alpine "*) advice="apk add python3 criu nftables iproute2 util-linux" ;;
-    *" suse "* | *" opensuse "*) advice="zypper install python3 criu nftables iproute2 util-linux" ;;
-    *) advice="Python >= 3.11 with venv, CRIU, nft (nftables), ip (iproute2), nsenter (util-linux)" ;;
+    *" ubuntu "*) advice="apt-get install python3-venv nftables iproute2 tini; criu and python3-pycriu >= 4.2 from CRIU's own PPA (ppa:criu/ppa)" ;;
+    *" fedora "* | *" rhel "*) advice="dnf install python3 criu python3-criu nftables iproute util-linux tini" ;;
+    *" arch "*) advice="pacman -S --needed python criu nftables iproute2 util-linux tini" ;;
+    *" alpine "*) advice="apk add python3 criu nftables iproute2 util-linux tini" ;;
+    *" suse "* | *" opensuse "*) advice="zypper install python3 criu nftables iproute2 util-linux tini" ;;
+    *) advice="Python >= 3.11 with venv, CRIU, nft (nftables), ip (iproute2), nsenter (util-linux), tini" ;;
     esac
     die "-$EX_PLATFORM" "set-up prepares Debian 12 and 13 only; this is $os_name" \
         "Install by hand: $advice" \
