@@ -57,6 +57,7 @@ class Config:
     hook_env: tuple[str, ...] = ()  # names of environment variables that hooks are given, beyond PATH, HOME, LANG and the like
     hook_failure: dict[str, str] = field(default_factory=dict, hash=False)  # by phase: what a failed hook is: veto, warn, ignore
     detach_key: str = "C-]"  # leaves an attached session
+    scrollback_mib: int = 16  # output of a session that is kept, on disk
 
     sources: tuple[str, ...] = field(default=(), compare=False)  # the files that were read, for doctor
 

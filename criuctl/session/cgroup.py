@@ -137,3 +137,18 @@ def _parent(mount: str, version: int) -> str:
     if os.path.basename(own).startswith("criuctl-") and own.endswith(".scope"):
         return os.path.join(mount, own.lstrip("/"))
     return os.path.join(mount, "criuctl")
+
+
+def leave_launchers() -> None:
+    """Leave the launcher's groups, so that ending them (a cron job, a container's exec) does not end the holder.
+
+    In a systemd scope of our own there is nothing to leave; elsewhere the kernel's freezer and version 2 are what others kill by.
+    """
+    for mount, version in _hierarchies():
+        parent = _parent(mount, version)
+        if parent != os.path.join(mount, "criuctl"):
+            continue
+        with suppress(OSError):
+            os.makedirs(os.path.join(parent, "holders"), 0o755, exist_ok=True)
+            with open(os.path.join(parent, "holders", "cgroup.procs"), "w") as file:
+                file.write("0")

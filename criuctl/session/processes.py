@@ -13,7 +13,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import termios
 from collections.abc import Callable, Collection, Iterable
 
 from ..errors import CriuctlError
@@ -21,6 +20,7 @@ from ..proc.tree import ProcessIdentity, children
 from .cgroup import SessionGroup
 
 _MAX_WALKS = 50
+_TIOCSIG = 0x40045436  # _IOW("T", 0x36, int); not in the termios module
 _STOPPED = ("T", "t")
 
 
@@ -124,7 +124,7 @@ def signal_foreground(master: int, number: int) -> int:
     try:
         group = os.tcgetpgrp(master)
         if group > 0:
-            fcntl.ioctl(master, termios.TIOCSIG, number)  # by the terminal itself: the group of this very moment
+            fcntl.ioctl(master, _TIOCSIG, number)  # by the terminal itself: the group of this very moment
     except OSError:
         return 0
     return group

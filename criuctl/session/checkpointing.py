@@ -1,0 +1,188 @@
+"""A holder's part in dumps and restores: standing by while the tree is frozen, letting it go, taking it back.
+
+Between `begin` and its end input is kept, output that was printed before the freeze is read to the last byte, and the
+end of the tree is not the session's end: a dump ends the tree by SIGKILL, and only afterwards says ``done``.  A connection
+that is lost in between means that the dump was not completed, unless it had already said that the checkpoint is
+``committed``: then a tree that is killed within moments was checkpointed, and one that lives on was not.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CriuctlError
+from ..proc.tree import ProcessIdentity
+from .connection import Connection
+from .lease import Operator, Refused
+from .loop import Timer
+
+if TYPE_CHECKING:
+    from .holder import Holder
+
+_SIGKILL = 9
+_UNCERTAIN_SECONDS = 10.0
+_RESTORED_KEYS = ("host", "checkpoint", "created", "dropped", "text")
+
+
+class Checkpointing:
+    """The state of the dump that is being made, if one is."""
+
+    def __init__(self, holder: Holder) -> None:
+        self._holder = holder
+        self._connection: Connection | None = None
+        self._committed = ""  # id of the checkpoint that exists, whatever becomes of the tree
+        self._end: tuple[int | None, int | None] | None = None  # how the tree ended meanwhile
+        self._uncertain: Timer | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether a dump is being made."""
+        return self._connection is not None or self._uncertain is not None
+
+    # -- the dump ---------------------------------------------------------------------------------
+
+    def begin(self, connection: Connection, by: Operator) -> dict[str, Any]:
+        """The tree is frozen: record what it printed, hold input back, tell all that a restore needs."""
+        holder = self._holder
+        if self.active:
+            raise Refused("busy", "a checkpoint of this session is being made")
+        if holder.state not in ("running", "paused"):
+            raise Refused("state", f"the session is {holder.state}", state=holder.state)
+        self._connection, self._committed, self._end = connection, "", None
+        holder.master.hold(True)
+        holder.master.drain()
+        holder.audit.write("checkpoint-begin", {**by.who(), "pid": connection.pid}, holder.identity.incarnation)
+        holder.emit("checkpoint-begin", by=by.who(), offset=holder.log.end)
+        master = holder.master
+        status = holder.status()
+        pending = [{**c.who, "base64": base64.b64encode(c.data[c.at :]).decode()} for c in master.queue]
+        return {
+            **{key: status[key] for key in ("offset", "base", "rows", "cols", "modes", "operators", "lease", "state", "command")},
+            "xpixel": master.xpixel,
+            "ypixel": master.ypixel,
+            "roles": [[kind, name, role] for (kind, name), role in holder.authority.ceilings.items()],
+            "events": holder.sequence,
+            "audit": holder.audit.sequence,
+            "pending_input": pending,
+        }
+
+    def commit(self, connection: Connection, checkpoint: str) -> None:
+        """The checkpoint exists and its maker is about to end the tree."""
+        self._check(connection)
+        self._committed = checkpoint
+
+    def done(self, connection: Connection, checkpoint: str, ended: bool) -> None:
+        """The dump is complete."""
+        self._check(connection)
+        self._connection = None
+        if ended:
+            self._let_go(checkpoint)
+        else:
+            self._holder.checkpoint_id = checkpoint
+            self._holder.emit("checkpoint", checkpoint=checkpoint, ended=False, offset=self._holder.log.end)
+            self._go_on()
+
+    def abort(self, connection: Connection) -> None:
+        """The dump came to nothing."""
+        self._check(connection)
+        self._connection = None
+        self._holder.emit("checkpoint-aborted")
+        self._go_on()
+
+    def lost(self, connection: Connection) -> None:
+        """A connection was lost; was it the one that makes the dump?"""
+        if connection is not self._connection:
+            return
+        self._connection = None
+        if self._committed and self._end is None:
+            self._uncertain = self._holder.loop.after(_UNCERTAIN_SECONDS, self._survived)
+        elif self._committed and self._end is not None and self._end[1] == _SIGKILL:
+            self._let_go(self._committed)
+        else:
+            self._holder.emit("checkpoint-aborted")
+            self._go_on()
+
+    def takes_the_end(self, code: int | None, number: int | None) -> bool:
+        """The tree ended; True when that is a matter of the checkpoint and not the session's end."""
+        if self._uncertain is not None and number in (_SIGKILL, None):
+            self._uncertain.cancel()
+            self._uncertain = None
+            self._let_go(self._committed)
+            return True
+        if self._connection is not None:
+            self._end = (code, number)
+            return True
+        return self._holder.state == "checkpointed"
+
+    def _check(self, connection: Connection) -> None:
+        if self._connection is not connection:
+            raise Refused("state", "this connection has not begun a checkpoint", state=self._holder.state)
+
+    def _let_go(self, checkpoint: str) -> None:
+        """The tree is in the store now and nowhere else."""
+        holder = self._holder
+        holder.checkpoint_id = checkpoint
+        holder.master.close()
+        holder.tree.thaw()
+        holder.paused_by = None
+        holder.emit("checkpointed", checkpoint=checkpoint, offset=holder.log.end)
+        holder.set_state("checkpointed")
+
+    def _go_on(self) -> None:
+        end, self._end = self._end, None
+        if end is not None:
+            self._holder.finish("exited" if end[0] is not None else "lost", *end)
+        else:
+            self._holder.master.hold(False)
+
+    def _survived(self) -> None:
+        self._uncertain = None
+        self._holder.emit("checkpoint-aborted")
+        self._go_on()
+
+    # -- the restore ------------------------------------------------------------------------------
+
+    def adopt(self, connection: Connection, by: Operator, message: dict[str, Any]) -> None:
+        """A restored tree is the session's from now on."""
+        holder = self._holder
+        fds = connection.take_fds()
+        try:
+            if holder.state != "checkpointed":
+                raise Refused("state", f"the session is {holder.state}, it has a tree or needs none", state=holder.state)
+            if message.get("master", True) and len(fds) != 1:
+                raise Refused("bad-request", "adopt needs the terminal's master as the one descriptor")
+            root = _identity(message)
+            restored = message.get("restored")
+            facts = {key: restored[key] for key in _RESTORED_KEYS if key in restored} if isinstance(restored, dict) else {}
+            holder.own(root, fds.pop() if message.get("master", True) else -1)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        if holder.tree.group is not None:
+            for identity in holder.tree.members():
+                holder.tree.group.add(identity.pid)
+        held = holder.master.queued
+        if message.get("input") == "drop":
+            holder.requests.refuse_dropped(holder.master.drop(lambda chunk: False))
+        holder.identity.incarnation = int(message["incarnation"])
+        holder.identity.restored = {**facts, "at": round(time.time(), 3)}
+        holder.audit.write("adopt", {**by.who(), "pid": connection.pid}, holder.identity.incarnation, tree=root.pid, **facts)
+        holder.emit("restored", **facts, offset=holder.log.end, held_input=held)
+        holder.set_state("running")
+        holder.master.hold(False)
+
+
+def _identity(message: dict[str, Any]) -> ProcessIdentity:
+    pid, start_time = message.get("pid"), message.get("start_time")
+    if not isinstance(pid, int) or pid <= 0 or not isinstance(message.get("incarnation"), int):
+        raise Refused("bad-request", "adopt needs pid and incarnation")
+    try:
+        root = ProcessIdentity.of(pid)
+    except CriuctlError as error:
+        raise Refused("not-found", str(error)) from None
+    if start_time is not None and start_time != root.start_time:
+        raise Refused("not-found", f"PID {pid} is another process by now")
+    return root

@@ -1,0 +1,483 @@
+"""The holder: one small process per session, outside its tree, that owns terminal, output log and socket.
+
+It starts the tree (or waits for one that a restore gives it), reads the terminal into the log whether or not anybody
+looks, serves any number of clients (`requests` has the operations), reaps, and keeps the exit status until
+somebody collected it, and in its state file for longer.  One thread, nothing blocks but a freeze; it
+imports little, because there is one for every session.
+
+State: ``running`` · ``paused`` (frozen by an operator) · ``checkpointed`` (the tree is in a store, and may come back
+here) · ``exited`` · ``lost`` (the tree ended in a way nobody saw).  Every change is an event and is in the state file.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..errors import CriuctlError
+from ..proc.syscalls import set_child_subreaper
+from ..proc.tree import ProcessIdentity
+from . import cgroup, names, protocol
+from .audit import AuditLog
+from .bytelog import OutputLog
+from .connection import Connection, Wait
+from .lease import Authority, Operator
+from .loop import HANGUP, READ, WRITE, Loop, Timer
+from .master import Chunk, Master
+from .modes import Modes
+from .processes import Tree, exit_code, reap
+
+_MAX_CONNECTIONS = 256
+_REMEMBERED_EVENTS = 1000
+_FORGOTTEN_OPERATORS = 64  # of those who left, this many may still come back
+_MAX_LOOKS, _LOOK_PAUSE = 100, 0.02
+DEFAULT_LINGER = 3600.0  # seconds that a status nobody collected keeps the holder
+
+
+@dataclass
+class Identity:
+    """Who the session is; all of it survives re-exec and restore."""
+
+    name: str
+    id: str
+    incarnation: int = 1
+    command: list[str] = field(default_factory=list)
+    created: float = 0.0
+    labels: dict[str, str] = field(default_factory=dict)
+    restored: dict[str, Any] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+class Holder:
+    """Everything that one holder process knows and does; made by `starting` or by `reexec`."""
+
+    def __init__(
+        self, identity: Identity, run_folder: Path, state_folder: Path, log: OutputLog, modes: Modes, audit: int
+    ) -> None:
+        from .checkpointing import Checkpointing
+        from .requests import Requests
+
+        self.identity, self.run_folder, self.state_folder = identity, run_folder, state_folder
+        self.loop = Loop()
+        self.log, self.modes = log, modes
+        self.audit = AuditLog(state_folder / "audit.jsonl", audit)
+        self.authority = Authority()
+        self.master = Master(self.loop, log, modes)
+        self.master.on_output = self._on_output
+        self.master.on_begun = self._on_input_begun
+        self.master.on_written = self._on_input_written
+        self.master.on_broken = self._on_terminal_gone
+        self.tree = Tree(cgroup.create(f"{identity.name}-{identity.id[:8]}"))
+        self.state, self.since = "checkpointed", time.time()
+        self.exit: tuple[int | None, int | None] = (None, None)  # code, signal
+        self.collected = False
+        self.paused_by: dict[str, Any] | None = None
+        self.checkpoint_id = ""
+        self.linger = DEFAULT_LINGER
+        self.sequence = 0
+        self.events: deque[tuple[int, bytes]] = deque(maxlen=_REMEMBERED_EVENTS)
+        self.connections: dict[int, Connection] = {}
+        self.waits: list[Wait] = []
+        self.kills = 0  # under way
+        self.helpers: dict[int, Callable[[int], None]] = {}  # PID -> what to call with its wait status
+        self.listener: socket.socket | None = None
+        self.checkpointing = Checkpointing(self)
+        self.requests = Requests(self)
+        self._lease_timer: Timer | None = None
+        self._root_fd = -1
+        self._looks = 0
+        self._wake: tuple[int, int] = (-1, -1)
+
+    # -- life -------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Become fit to be a parent: reaper of orphans, told of ended children, untouched by a terminal's signals."""
+        set_child_subreaper(True)
+        self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # a session ends by its own will or by `kill`
+        self.loop.watch(self._wake[0], READ, self._on_child)
+
+    def listen(self) -> None:
+        """Take clients."""
+        path = self.run_folder / "socket"
+        path.unlink(missing_ok=True)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+        before = os.umask(0o177)
+        try:
+            with names.socket_address(path) as address:
+                listener.bind(address)
+        finally:
+            os.umask(before)
+        listener.listen(64)
+        self.take_listener(listener)
+
+    def take_listener(self, listener: socket.socket) -> None:
+        """Take clients from a socket that listens already."""
+        self.listener = listener
+        self.loop.watch(listener.fileno(), READ, self._on_accept)
+
+    def own(self, root: ProcessIdentity, master: int) -> None:
+        """The tree of `root` is the session's, `master` (-1: it has none) its terminal."""
+        self.tree.root = root
+        self.watch_root()
+        if master >= 0:
+            self.master.open(master)
+
+    def watch_root(self) -> None:
+        """Be told when the tree's first process ends, whoever's child it is."""
+        assert self.tree.root is not None
+        try:
+            self._root_fd = self.tree.root.open_pidfd()
+        except CriuctlError:
+            self.loop.soon(lambda: self._ended(None, None))
+            return
+        self._looks = 0
+        self.loop.watch(self._root_fd, READ, self._on_root)
+
+    def run(self) -> None:
+        """Serve until told to end; afterwards only the state file, the output and the audit log are left."""
+        gc.collect()
+        gc.freeze()
+        self.write_state()
+        self._on_child(0)  # whoever ended before we could be told
+        self.loop.run()
+        for connection in list(self.connections.values()):
+            connection.closing = True
+            connection.pump()
+            connection.close("the holder ends")
+        (self.run_folder / "socket").unlink(missing_ok=True)
+        if self.tree.group is not None and not self.tree.members():
+            self.tree.group.remove()
+        self.master.close()
+        self.write_state(ended=True)
+        self.log.close()
+
+    # -- what others are told ---------------------------------------------------------------------
+
+    def emit(self, event: str, **facts: Any) -> None:
+        """Tell every subscriber, and remember for those who come back."""
+        self.sequence += 1
+        head = {"event": event, "sequence": self.sequence, "time": round(time.time(), 6)}
+        frame = protocol.json_frame({**head, "incarnation": self.identity.incarnation, "session": self.identity.id, **facts})
+        self.events.append((self.sequence, frame))
+        for connection in list(self.connections.values()):
+            if connection.subscribed and not connection.dead:
+                connection.event(frame, self.log.end)
+
+    def set_state(self, state: str) -> None:
+        """Change the state, in the file too."""
+        if state != self.state:
+            self.state, self.since = state, time.time()
+            self.write_state()
+            self.answer_waits()
+
+    def status(self) -> dict[str, Any]:
+        """As in the protocol."""
+        identity, root, now = self.identity, self.tree.root, time.monotonic()
+        attached = {c.operator.id: c for c in self.connections.values() if c.operator is not None and not c.dead}
+        operators = []
+        for operator in self.authority.operators.values():
+            if operator.id in attached:
+                position = attached[operator.id].position
+                place = {"attached": position is not None, "lag": 0 if position is None else self.log.end - position}
+                operators.append({**operator.who(), "role": operator.role, "since": operator.since, **place})
+        return {
+            "session": identity.name,
+            "id": identity.id,
+            "state": self.state,
+            "incarnation": identity.incarnation,
+            "pid": root.pid if root is not None else None,
+            "start_time": root.start_time if root is not None else None,
+            "exit_code": self.exit[0],
+            "exit_signal": self.exit[1],
+            "since": self.since,
+            "created": identity.created,
+            "command": identity.command,
+            "host": os.uname().nodename,
+            "rows": self.master.rows,
+            "cols": self.master.cols,
+            "offset": self.log.end,
+            "base": self.log.base,
+            "modes": self.modes.to_dict(),
+            "operators": operators,
+            "lease": self.lease(now),
+            "paused_by": self.paused_by,
+            "held_input": self.master.queued if self.master.held else 0,
+            "labels": identity.labels,
+            "checkpoint": self.checkpoint_id or None,
+            "checkpointing": self.checkpointing.active,
+            "audit": str(self.audit.path),
+            "log_error": self.log.broken or None,
+            "freezer": self.tree.group.method if self.tree.group is not None else "SIGSTOP",
+            "holder_pid": os.getpid(),
+            "version": __version__,
+            "restored": identity.restored,
+            "facts": identity.facts,
+        }
+
+    def lease(self, now: float) -> dict[str, Any] | None:
+        """The lease of somebody who is here."""
+        holder = self.authority.operators.get(self.authority.holder)
+        return self.authority.lease(now, time.time()) if holder is not None and holder.connected else None
+
+    def write_state(self, ended: bool = False) -> None:
+        """What `ls` and `status` know when there is no holder to ask."""
+        try:
+            mine = ProcessIdentity.of(os.getpid())
+        except CriuctlError:  # no /proc: then nobody can check it either
+            mine = ProcessIdentity(os.getpid(), 0)
+        status = self.status()
+        kept = ("session", "id", "state", "incarnation", "pid", "start_time", "exit_code", "exit_signal", "since", "created")
+        body = {key: status[key] for key in (*kept, "command", "labels", "checkpoint", "rows", "cols")}
+        body |= {"pid_namespace": self._pid_namespace(), "socket": str(self.run_folder / "socket")}
+        body |= {"holder": None if ended else asdict(mine), "boot_id": _boot_id(), "log": str(self.log.path)}
+        temporary = self.run_folder / ".state"
+        with suppress(OSError):  # a full disk must not end a session
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+                json.dump(body, file)
+            temporary.replace(self.run_folder / "state.json")
+
+    def _pid_namespace(self) -> int | None:
+        """Inode of the tree's PID namespace, if it has one of its own: how a process inside knows where it is."""
+        if self.tree.root is not None:
+            with suppress(OSError):
+                inode = os.stat(f"/proc/{self.tree.root.pid}/ns/pid").st_ino
+                return inode if inode != os.stat("/proc/self/ns/pid").st_ino else None
+        return None
+
+    def answer_waits(self) -> None:
+        """Answer every `wait` whose time has come."""
+        for wait in list(self.waits):
+            answer = self.requests.wait_answer(wait)
+            if answer is not None:
+                self.waits.remove(wait)
+                wait.connection.send({"id": wait.request, **answer})
+
+    # -- the terminal -----------------------------------------------------------------------------
+
+    def _on_output(self) -> None:
+        for connection in list(self.connections.values()):
+            if connection.position is not None and not connection.blocked and not connection.dead:
+                connection.pump()
+        if self.waits:
+            self.answer_waits()
+
+    def _on_input_begun(self, chunk: Chunk, hidden: bool) -> None:
+        facts: dict[str, Any] = {"offset": chunk.offset, "bytes": len(chunk.data)}
+        if hidden:
+            facts["hidden"] = True
+        else:
+            facts["text"] = chunk.data[:4096].decode(errors="replace")
+        self.audit.write("input", chunk.who, self.identity.incarnation, **facts)
+
+    def _on_input_written(self, chunk: Chunk) -> None:
+        connection = self.connections.get(chunk.connection)
+        if chunk.request and not chunk.answered and connection is not None:
+            connection.send({"id": chunk.request, "ok": True, "offset": chunk.offset, "sequence": self.audit.sequence})
+
+    def _on_terminal_gone(self) -> None:
+        self.master.close()
+
+    # -- the tree ---------------------------------------------------------------------------------
+
+    def _on_child(self, events: int) -> None:
+        with suppress(BlockingIOError):
+            while events and os.read(self._wake[0], 4096):
+                pass
+        reap(self._on_reaped)
+
+    def _on_reaped(self, pid: int, status: int) -> None:
+        if self.tree.root is not None and pid == self.tree.root.pid:
+            self._ended(*exit_code(status))
+        elif pid in self.helpers:
+            self.tree.helpers.discard(pid)
+            self.helpers.pop(pid)(status)
+
+    def _on_root(self, events: int) -> None:
+        """The root has ended; if it is our child the reaping tells how, else the kernel may."""
+        reap(self._on_reaped)
+        if self._root_fd < 0:
+            return
+        code, number = _exit_by_pidfd(self._root_fd)
+        if code is None and self._looks < _MAX_LOOKS:
+            # Somebody else's child, and not reaped yet: only then does the kernel tell.
+            self._looks += 1
+            self.loop.unwatch(self._root_fd)
+            self.loop.after(_LOOK_PAUSE, lambda: self._on_root(0))
+        else:
+            self._ended(code, number)
+
+    def _ended(self, code: int | None, number: int | None) -> None:
+        if self._root_fd >= 0:
+            self.loop.unwatch(self._root_fd)
+            os.close(self._root_fd)
+            self._root_fd = -1
+        if self.state in ("exited", "lost") or self.checkpointing.takes_the_end(code, number):
+            return
+        self.finish("exited" if code is not None else "lost", code, number)
+
+    def finish(self, state: str, code: int | None, number: int | None) -> None:
+        """The session is over."""
+        self.master.close()
+        self.exit, self.paused_by = (code, number), None
+        self.tree.thaw()
+        self.emit("exit", exit_code=code, exit_signal=number, offset=self.log.end)
+        self.collected = self.collected or any(c.position is not None for c in self.connections.values())
+        self.set_state(state)
+        self.loop.after(self.linger, self.end_lingering)
+        self.end_if_done()
+
+    def end_if_done(self) -> None:
+        """A session that is over, whose status is collected and whose clients have left, needs no holder."""
+        if self.state in ("exited", "lost") and self.collected and not self.connections:
+            self.loop.running = False
+
+    def end_lingering(self) -> None:
+        """Nobody will collect the status any more."""
+        self.collected = True
+        self.end_if_done()
+
+    # -- clients ----------------------------------------------------------------------------------
+
+    def _on_accept(self, events: int) -> None:
+        assert self.listener is not None
+        try:
+            sock, _ = self.listener.accept()
+        except OSError:
+            return  # gone again, or no descriptors left: those who are here go on
+        pid, uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid not in (0, os.getuid()) or len(self.connections) >= _MAX_CONNECTIONS:
+            sock.close()
+            return
+        connection = self.add_connection(sock, pid)
+        connection.out += protocol.preface(f"criuctl-holder/{__version__}")
+        connection.pump()
+
+    def add_connection(self, sock: socket.socket, pid: int) -> Connection:
+        """A client, new or from before a re-exec."""
+        connection = Connection(sock, self.log, pid, self._on_lost, self._want)
+        self.connections[sock.fileno()] = connection
+        self._want(connection)
+        return connection
+
+    def _want(self, connection: Connection) -> None:
+        fd = connection.sock.fileno()
+        events = (READ if connection.reading else 0) | (WRITE if connection.blocked else 0)
+        if events != connection.interest:
+            connection.interest = events
+            self.loop.watch(fd, events, lambda got: self._on_client(connection, got))
+
+    def _on_client(self, connection: Connection, events: int) -> None:
+        if events & HANGUP and not events & READ:
+            connection.close("closed")  # its last requests are not read while it does not take our answers
+        elif events & WRITE:
+            connection.blocked = False
+            connection.pump()
+        if events & READ and not connection.dead and connection.receive():
+            self.requests.process(connection)
+
+    def _on_lost(self, connection: Connection, why: str) -> None:
+        fd = connection.sock.fileno()
+        self.loop.unwatch(fd)
+        self.connections.pop(fd, None)
+        self.waits = [wait for wait in self.waits if wait.connection is not connection]
+        for chunk in self.master.queue:
+            if chunk.connection == fd:
+                chunk.connection = -1
+        self.checkpointing.lost(connection)
+        if connection.operator is not None:
+            self.operator_left(connection.operator, "left" if why == "bye" else "lost")
+        self.end_if_done()
+
+    def operator_left(self, operator: Operator, how: str) -> None:
+        """An operator has no connection any more."""
+        operator.connected = False
+        self.audit.write(how, {**operator.who(), "pid": operator.pid}, self.identity.incarnation)
+        self.emit("operator", **operator.who(), role=operator.role, how=how)
+        authority = self.authority
+        if authority.holder == operator.id:
+            self.emit("lease", lease=None, how="lost", **{"from": operator.who()})
+            if how == "left" or authority.queue:
+                authority.release(operator)
+                self.lease_is_free()
+        if how == "left":
+            authority.operators.pop(operator.id, None)
+        gone = [o.id for o in authority.operators.values() if not o.connected and o.id != authority.holder]
+        for identifier in gone[:-_FORGOTTEN_OPERATORS]:
+            del authority.operators[identifier]
+
+    # -- the lease --------------------------------------------------------------------------------
+
+    def lease_changed(self, how: str, by: Operator, **facts: Any) -> None:
+        """Tell who writes now, and watch over its time."""
+        self.audit.write(f"lease-{how}", {**by.who(), "pid": by.pid}, self.identity.incarnation, **facts)
+        self.emit("lease", lease=self.lease(time.monotonic()), how=how, by=by.who(), **facts)
+        self.watch_lease()
+
+    def watch_lease(self) -> None:
+        """Set the timer for the end of the lease, if there is one."""
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+            self._lease_timer = None
+        if self.authority.holder:
+            self._lease_timer = self.loop.after(max(0.0, self.authority.expires - time.monotonic()), self._lease_due)
+
+    def lease_is_free(self) -> None:
+        """Give the lease to who waits for it."""
+        heir = self.authority.next_in_queue(time.monotonic())
+        if heir is not None:
+            self.lease_changed("request", heir)
+        self.answer_waits()
+
+    def _lease_due(self) -> None:
+        self._lease_timer = None
+        expired = self.authority.expired(time.monotonic())
+        if expired is not None:
+            self.lease_changed("expired", expired)
+            self.lease_is_free()
+        else:
+            self.watch_lease()  # it was prolonged meanwhile
+
+
+def _boot_id() -> str:
+    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+    return ""
+
+
+def _exit_by_pidfd(fd: int) -> tuple[int | None, int | None]:
+    """How the process behind a pidfd ended, if this kernel tells (Linux 6.15) and it has been reaped."""
+    import fcntl
+
+    request, info_exit = 0xC040FF0B, 1 << 3  # PIDFD_GET_INFO with the first version of its structure
+    buffer = bytearray(struct.pack("=Q", info_exit).ljust(64, b"\0"))
+    try:
+        fcntl.ioctl(fd, request, buffer)
+    except OSError:
+        return None, None
+    if not struct.unpack_from("=Q", buffer)[0] & info_exit:
+        return None, None
+    return exit_code(struct.unpack_from("=i", buffer, 60)[0])
+
+
+def main() -> None:
+    """The program: ``entry.py NAME (fresh FD | reexec FD | check FORMAT) RUN_FOLDER``."""
+    from . import reexec, starting
+
+    {"fresh": starting.start, "reexec": reexec.resume, "check": reexec.check}[sys.argv[2]](int(sys.argv[3]))

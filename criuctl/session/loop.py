@@ -1,0 +1,97 @@
+"""The holder's event loop: epoll and one-shot timers, one thread, no time-out while there is nothing to wait for.
+
+A holder that nobody uses sleeps in ``epoll_wait`` without a deadline: two hundred of them cost nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import select
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+READ, WRITE, HANGUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+
+
+@dataclass(order=True, slots=True)
+class Timer:
+    """Something to do once at a time of the monotonic clock."""
+
+    due: float
+    order: int
+    action: Callable[[], None] = field(compare=False)
+    cancelled: bool = field(default=False, compare=False)
+
+    def cancel(self) -> None:
+        """Do not do it."""
+        self.cancelled = True
+
+
+class Loop:
+    """Descriptors with their handlers, and timers."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._timers: list[Timer] = []
+        self._orders = itertools.count()
+        self._soon: list[Callable[[], None]] = []
+        self.running = False
+
+    def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
+        """Call `handler` with the events of `fd` as they come."""
+        if fd in self._handlers:
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
+        self._handlers[fd] = handler
+
+    def unwatch(self, fd: int) -> None:
+        """Forget `fd`, before it is closed."""
+        if self._handlers.pop(fd, None) is not None:
+            with suppress(OSError):
+                self._epoll.unregister(fd)
+
+    def after(self, seconds: float, action: Callable[[], None]) -> Timer:
+        """Call `action` once, `seconds` from now."""
+        timer = Timer(time.monotonic() + seconds, next(self._orders), action)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def soon(self, action: Callable[[], None]) -> None:
+        """Call `action` when the handlers of this round are through."""
+        self._soon.append(action)
+
+    def run(self) -> None:
+        """Go on until `running` is made False."""
+        self.running = True
+        while self.running:
+            for fd, events in self._poll():
+                handler = self._handlers.get(fd)
+                if handler is not None:  # the handler of another one may have closed it
+                    handler(events)
+            while self._timers and (self._timers[0].cancelled or self._timers[0].due <= time.monotonic()):
+                timer = heapq.heappop(self._timers)
+                if not timer.cancelled:
+                    timer.action()
+            soon, self._soon = self._soon, []
+            for action in soon:
+                action()
+
+    def close(self) -> None:
+        """Give the epoll descriptor back."""
+        self._epoll.close()
+
+    def _poll(self) -> list[tuple[int, int]]:
+        while self._timers and self._timers[0].cancelled:
+            heapq.heappop(self._timers)
+        if self._soon:
+            timeout = 0.0
+        elif self._timers:
+            timeout = max(0.0, self._timers[0].due - time.monotonic())
+        else:
+            timeout = -1
+        return self._epoll.poll(timeout)

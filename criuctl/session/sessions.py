@@ -1,0 +1,74 @@
+"""The sessions of this host by what their holders left in the run folder: without asking anybody, and after a holder's end.
+
+`inside` answers whether this very process runs inside a session, by ancestry and not by an environment variable, which
+anybody may change: its PID namespace is a session's own, or one of its ancestors is a session's first process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CriuctlError
+from ..proc.procfs import read_bytes
+from ..proc.tree import ProcessIdentity
+from . import names
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+
+def read_state(run_folder: Path) -> dict[str, Any] | None:
+    """The state file, with ``holder_alive``; a tree whose holder is gone without a word is ``lost``.  None: there is none."""
+    try:
+        state = json.loads((run_folder / "state.json").read_text())
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        holder = state.get("holder")
+        alive = bool(holder) and state.get("boot_id") == boot and ProcessIdentity(**holder).alive()
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    state["holder_alive"] = alive
+    if not alive and state.get("state") in ("running", "paused"):
+        state["state"] = "lost"
+    return dict(state)
+
+
+def state_of(config: Config, name: str) -> dict[str, Any] | None:
+    """`read_state` of the session `name`."""
+    return read_state(names.run_folder(config.run_dir, name))
+
+
+def all_states(config: Config) -> list[dict[str, Any]]:
+    """The states of all sessions that have, or had, a holder here since the boot, by name."""
+    folder = Path(config.run_dir or names.DEFAULT_RUN_DIR) / "holders"
+    try:
+        found = sorted(name for name in os.listdir(folder) if names.valid_name(name))
+    except FileNotFoundError:
+        return []
+    return [state for name in found if (state := read_state(folder / name)) is not None]
+
+
+def inside(config: Config) -> str | None:
+    """The name of the session in which this process runs, None for none."""
+    states = [state for state in all_states(config) if state["holder_alive"]]
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    for state in states:
+        if state.get("pid_namespace") == namespace:
+            return str(state["session"])
+    roots = {(s["pid"], s["start_time"]): str(s["session"]) for s in states if s.get("pid") and not s.get("pid_namespace")}
+    holders = {s["holder"]["pid"]: str(s["session"]) for s in states}
+    pid = os.getpid()
+    while pid > 1:
+        try:
+            identity = ProcessIdentity.of(pid)
+            fields = read_bytes(pid, "stat").rpartition(b")")[2].split()
+        except CriuctlError:
+            return None
+        if (identity.pid, identity.start_time) in roots:
+            return roots[identity.pid, identity.start_time]
+        pid = int(fields[1])
+        if pid in holders:
+            return holders[pid]  # a daemon of the session, whom its holder adopted
+    return None

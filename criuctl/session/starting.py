@@ -1,0 +1,104 @@
+"""A holder's first minute: it reads its specification, starts the tree, listens, and tells its launcher so.
+
+The specification is one JSON object on a socket from `launch.start_holder`, with the keys of `launch.HolderSpec`; the answer
+is one JSON object, ``{"pid", "holder_pid", ...}`` or ``{"error": {"errno", "message"}}``, and the end of the stream.  The
+socket is listening before the tree is started, so nobody who knows of the tree finds no holder.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..errors import CriuctlError
+from ..proc.tree import ProcessIdentity
+from . import cgroup
+from .bytelog import DEFAULT_CAPACITY, OutputLog
+from .children import Spawned, SpawnRequest
+from .holder import DEFAULT_LINGER, Holder, Identity
+from .modes import Modes
+
+
+def start(channel: int) -> None:
+    """Run a new holder; returns when it has ended."""
+    with socket.socket(fileno=channel) as launcher:
+        launcher.set_inheritable(False)
+        with launcher.makefile("rb") as file:
+            spec = json.loads(file.read())
+        try:
+            holder = _prepare(spec)
+        except (OSError, CriuctlError) as error:
+            number = error.errno if isinstance(error, OSError) else None
+            text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+            launcher.sendall(json.dumps({"error": {"errno": number, "message": text}}).encode())
+            return
+        root = holder.tree.root
+        answer: dict[str, Any] = {
+            "holder_pid": os.getpid(),
+            "socket": str(holder.run_folder / "socket"),
+            "id": holder.identity.id,
+        }
+        if root is not None:
+            answer |= {"pid": root.pid, "start_time": root.start_time, "facts": holder.identity.facts}
+        holder.write_state()
+        with suppress(OSError):  # a launcher that is gone needs no answer
+            launcher.sendall(json.dumps(answer).encode())
+    holder.run()
+
+
+def _prepare(spec: dict[str, Any]) -> Holder:
+    cgroup.leave_launchers()
+    identity = Identity(**{key: spec[key] for key in asdict(Identity("", "")) if key in spec})
+    run_folder, state_folder = Path(spec["run_folder"]), Path(spec["state_folder"])
+    log = OutputLog(state_folder / "output", int(spec.get("scrollback") or DEFAULT_CAPACITY), base=int(spec.get("base", 0)))
+    holder = Holder(identity, run_folder, state_folder, log, Modes.from_dict(spec.get("modes") or {}), int(spec.get("audit", 0)))
+    holder.linger = float(spec.get("linger", DEFAULT_LINGER))
+    holder.sequence = int(spec.get("events", 0))
+    holder.checkpoint_id = str(spec.get("checkpoint", ""))
+    holder.authority.ceilings = {(kind, name): role for kind, name, role in spec.get("roles", ())}
+    if spec.get("log_fd") is not None:
+        with open(int(spec["log_fd"]), "rb") as file:
+            while piece := file.read(1 << 20):
+                log.append(piece)
+        log.flush()
+    holder.prepare()
+    holder.listen()
+    try:
+        if spec.get("spawner"):
+            spawned = _spawn(spec, holder)
+            identity.facts |= spawned.facts
+            holder.own(ProcessIdentity.of(spawned.pid), spawned.master)
+            holder.state = "running"
+        else:
+            holder.master.resize(int(spec["rows"]), int(spec["cols"]), 0, 0)
+            holder.master.hold(True)
+    except BaseException:
+        (run_folder / "socket").unlink(missing_ok=True)
+        if holder.tree.group is not None:
+            holder.tree.group.remove()
+        raise
+    return holder
+
+
+def _spawn(spec: dict[str, Any], holder: Holder) -> Spawned:
+    module, _, function = str(spec["spawner"]).partition(":")
+    request = SpawnRequest(
+        argv=tuple(spec["argv"]),
+        env=spec["env"],
+        cwd=spec["cwd"],
+        rows=int(spec["rows"]),
+        cols=int(spec["cols"]),
+        name=holder.identity.name,
+        id=holder.identity.id,
+        incarnation=holder.identity.incarnation,
+        cgroup_procs=(holder.tree.group.procs,) if holder.tree.group is not None else (),
+        options=spec.get("options") or {},
+    )
+    spawned: Spawned = getattr(importlib.import_module(module), function)(request)
+    return spawned

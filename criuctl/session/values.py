@@ -1,0 +1,50 @@
+"""Values of requests, checked: what a client sends is of the right kind and in range, or refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .lease import Refused
+
+Message = dict[str, Any]
+
+
+def integer(message: Message, key: str, least: int, most: int, default: int | None = None) -> int:
+    """An integer from `least` to `most`."""
+    value = message.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise Refused("bad-request", f"{key!r} must be an integer from {least} to {most}")
+    return value
+
+
+def number(message: Message, key: str, least: float, most: float, default: float) -> float:
+    """A number from `least` to `most`."""
+    value = message.get(key, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
+        raise Refused("bad-request", f"{key!r} must be a number from {least:g} to {most:g}")
+    return float(value)
+
+
+def text(message: Message, key: str, most: int = 256) -> str:
+    """Text of at most `most` characters."""
+    value = message.get(key)
+    if not isinstance(value, str) or not value or len(value) > most:
+        raise Refused("bad-request", f"{key!r} must be text of 1 to {most} characters")
+    return value
+
+
+def one_of(message: Message, key: str, choices: Sequence[str], default: str | None = None) -> str:
+    """One of `choices`."""
+    value = message.get(key, default)
+    if not isinstance(value, str) or value not in choices:
+        raise Refused("bad-request", f"{key!r} must be one of {', '.join(choices)}")
+    return value
+
+
+def boolean(message: Message, key: str) -> bool:
+    """A boolean, False when it is not there."""
+    value = message.get(key, False)
+    if not isinstance(value, bool):
+        raise Refused("bad-request", f"{key!r} must be true or false")
+    return value
