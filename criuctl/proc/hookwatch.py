@@ -23,7 +23,9 @@ import sys
 import time
 from typing import Any, NoReturn
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _GRACE = 1.0  # seconds between SIGTERM and SIGKILL; less than the grace that criuctl gives this process
 _GIVE_UP = 10.0  # seconds after SIGKILL for a process that the kernel does not let go
 
@@ -84,6 +86,7 @@ def _become(path: str, numbers: dict[int, int], failed: int) -> NoReturn:
     """The hook's side of the fork."""
     try:
         os.setsid()
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # should somebody kill this watcher, the hook goes too
         for number in range(1, signal.NSIG):
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 try:
@@ -152,7 +155,7 @@ def main() -> int:
     split = sys.argv.index("--")
     life, status, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     numbers = {int(a): int(b) for a, _, b in (word.partition("=") for word in sys.argv[4:split])}
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    if _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         return 1
     os.set_inheritable(life, False)
     os.set_inheritable(status, False)

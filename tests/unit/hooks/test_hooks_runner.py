@@ -231,3 +231,11 @@ def test_an_interrupt_ends_the_hook(hooks: HookFolder, config: Config) -> None:
     thread.join()
     assert start_time(int(noted.read_text())) is None
     assert children(os.getpid()) == []
+
+
+def test_a_hook_that_kills_its_watcher_goes_with_it(hooks: HookFolder, config: Config) -> None:
+    noted = hooks.path / "pid"
+    hooks.sh("post-commit", "hook", f"echo $$ > {noted}; kill -9 $PPID; while :; do sleep 0.1; done")
+    result = run(config)
+    assert "watcher" in result.error
+    wait_until(lambda: start_time(int(noted.read_text())) is None, 20, "the hook is gone")
