@@ -23,6 +23,7 @@ from ..checkpoint.manifest import ConnectionRecord, FileRecord, Manifest
 from ..checkpoint.repository import Repository
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
+from ..connections.farewell import Farewell
 from ..connections.survey import Survey
 from ..criu import binary, driver
 from ..criu.images import ImageSet
@@ -37,7 +38,7 @@ from ..proc.sockdiag import socket_inside
 from ..proc.tree import Process, read_tree, wait_ended
 from ..report import Reporter
 from ..store import open_store
-from . import files, hooking, remaps, surroundings
+from . import files, hooking, insidereport, remaps, surroundings
 from .describe import DumpResult, Taken, describe
 from .host import host_id
 from .namespaces import NamespacePlan, plan_entry
@@ -121,6 +122,7 @@ def dump(
             hooks=hooks,
         )
         stack.callback(os.close, work.folder)
+        stack.callback(work.farewell.drop)
         stack.enter_context(_handlers_restored())
         hooks.run("pre-dump")
         try:
@@ -136,6 +138,7 @@ def dump(
         hooks.done = True
         if not leave_running:
             work.end_tree()
+            insidereport.sweep(config)
             try:
                 leases.release(repository, session.name, host=host_id())
             except CriuctlError as error:
@@ -197,6 +200,7 @@ class _Dump:
     frozen_at: float = 0.0
     frozen_ms: float = 0.0
     manifest: Manifest | None = None
+    farewell: Farewell = field(default_factory=Farewell)
     kept: bool = False  # an external connection is to be kept: the firewall lock stays
 
     def net_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
@@ -236,6 +240,8 @@ class _Dump:
         # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
         looked = self.survey.frozen(self.tree, self.opened)
         self.connections = [c.record for c in looked.connections]
+        if not self.leave_running:
+            self.farewell.hold(looked.external)
         self.hooks.run("frozen", processes=[p.pid for p in self.tree])
         return driver.Frozen(surroundings.page_guards(self.tree), looked.unix_keys())
 
@@ -308,6 +314,7 @@ class _Dump:
         remaps.clean(self.manifest.links if self.manifest else ())
         if not self.kept:
             self.forget_lock()
+        self.farewell.say()
 
     def lock_table(self) -> str:
         """The firewall table in which CRIU has locked the tree's connections."""

@@ -34,7 +34,7 @@ from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..store import open_store
-from . import arrival, cgroups, handback, hooking, materialise, mend, remaps
+from . import arrival, cgroups, handback, hooking, insidereport, materialise, mend, remaps
 from .arrival import RestoreResult
 from .host import host_id
 from .netlock import ConnectionLock
@@ -66,6 +66,7 @@ def restore(
     with ExitStack() as stack:
         reporter.step("resolve", ref=ref)
         forget_stale_locks(config)
+        insidereport.sweep(config)
         criu = binary.find(config)
         store = open_store(config.store, config)
         stack.callback(store.close)
@@ -129,12 +130,15 @@ def restore(
             identity = ProcessIdentity.of(root)
             here = replace(session, state="running", pid=root, start_time=identity.start_time, boot_id=boot_id())
             registry.put(replace(here, store=config.store, checkpoint=manifest.id, lock_table="", lock_kept=False))
+            names = {"session": name, "incarnation": session.incarnation, "checkpoint": manifest.id}
+            insidereport.publish(config, root, names, work.connections, reporter)
 
         copy = new_name is not None
         work = _Restore(config, reporter, manifest, plan, images, terminals, folder, reader, register, pages, hooks, copy=copy)
         try:
             root = work.run(criu)
         except BaseException as error:
+            insidereport.sweep(config)
             if before is None:
                 registry.forget(name)
             else:

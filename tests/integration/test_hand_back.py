@@ -192,6 +192,8 @@ def test_five_hundred(server: Server, zoo: Zoo, trip: Trip) -> None:
     print(f"500 connections handed back in {seconds:.2f} s")
     assert seconds < 10
     assert restored.ask()["answered"] == 500
+    restored.end()
+    trip.criuctl("restore", told["checkpoint"], "--dry-run")  # takes the dead tree's report away
 
 
 @pytest.mark.crash
@@ -239,3 +241,24 @@ def test_kept_and_connected_again_together(server: Server, zoo: Zoo, trip: Trip,
     assert {c["peer"]: c["outcome"] for c in answer["connections"]} == {kept.address: "kept", anew.address: "reconnected"}
     assert zoo.adopt(answer["pid"], animal).ask()["answered"] == 2
     assert (kept.accepted, anew.accepted) == (1, 2)
+
+
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_the_tree_can_read_what_became_of_it(pids: str, server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """From inside, also in a PID namespace of its own and in a child; never of an earlier life, and gone with the tree."""
+    echo = server("tcp")
+    env = {"CRIUCTL_RUN_DIR": str(criuctl.home.run)}
+    animal = zoo.launch("caller.py", "shared", "tcp", echo.address, env=env)
+    assert animal.ask()["inside"] is None
+    told = trip.dump(animal, "--connections", "reconnect", "--name", "caller")
+    restored = trip.restore(told, animal, "--pids", pids, equal=False)
+    inside = restored.ask()["inside"]
+    assert (inside["session"], inside["incarnation"], inside["checkpoint"]) == ("caller", 2, told["checkpoint"])
+    assert inside["pid"] == animal.pid
+    (connection,) = inside["connections"]
+    assert (connection["peer"], connection["outcome"]) == (echo.address, "reconnected")
+    (left,) = criuctl.home.run.glob("inside/*.json")
+    assert left.stat().st_mode & 0o777 == 0o644
+    restored.end()
+    criuctl("restore", "caller", "--dry-run")
+    assert list(criuctl.home.run.glob("inside/*")) == []
