@@ -1,0 +1,66 @@
+"""Telling peers that a connection is over when the tree that held it has been dumped and ended.
+
+CRIU leaves the sockets of a tree that it ends in repair mode, in which they vanish without a word: a server would keep
+the session, with its locks and its place among the permitted connections, until it has something to say.  So a dump that
+ends the tree holds a duplicate of each connection that is not to be kept, and closes it in order once the
+tree is gone, the checkpoint is complete and the firewall lock is taken down.
+
+A duplicate changes nothing while the tree lives: when the dump fails it is simply closed, and the connection stays with the tree.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import termios
+from collections.abc import Iterable
+from fcntl import ioctl
+
+from ..proc.syscalls import borrow_socket
+from .record import Connection
+
+_TCP_REPAIR = 19
+_ABORT, _NO_WAIT = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
+
+
+class Farewell:
+    """The connections of one dump whose peers are to be told."""
+
+    def __init__(self) -> None:
+        self._held: list[socket.socket] = []
+
+    def hold(self, connections: Iterable[Connection]) -> None:
+        """Borrow every TCP connection that is not to be kept; one that cannot be reached ends without a word."""
+        pidfds: dict[int, int] = {}
+        try:
+            for c in connections:
+                if c.record.protocol != "tcp" or c.record.policy == "keep" or c.held.waiting:
+                    continue
+                try:
+                    if c.held.pid not in pidfds:
+                        pidfds[c.held.pid] = os.pidfd_open(c.held.pid)
+                    self._held.append(borrow_socket(pidfds[c.held.pid], c.held.fd))
+                except OSError:
+                    continue
+        finally:
+            for fd in pidfds.values():
+                os.close(fd)
+
+    def say(self) -> None:
+        """Close them as a program would that ends; the tree must be gone."""
+        for sock in self._held:
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
+                unsent = struct.unpack("i", ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
+                # What the peer has not taken must not reach it now: the restored program may say it again.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT if unsent else _NO_WAIT)
+            except OSError:
+                pass  # it is closed already: the peer was faster
+        self.drop()
+
+    def drop(self) -> None:
+        """Let go of the duplicates; whoever else holds the connections keeps them."""
+        for sock in self._held:
+            sock.close()
+        self._held.clear()
