@@ -12,8 +12,8 @@ What differs between servers decides how this module talks to them:
   are off, for they do not cover the reading of bodies).  A server that has never answered is given up on after
   about ten seconds: a wrong address is likelier than a passing fault.
 - A HEAD's failure has no body, so 404 might be the bucket or the key: the error is asked for again by GET.
-- Bodies are sent under a signature of their SHA-256, small ones (which include all conditional ones) with Content-MD5 too,
-  for servers that look at no signature; all with it once a server asks, as one with object lock does.  What comes is
+- Bodies are signed over http, see `s3_client`; small ones (all conditional ones are) go with Content-MD5 too, for
+  servers that look at no signature, and all of them once a server asks, as one with object lock does.  What comes is
   received into the caller's memory.
 
 boto3 is imported by this module, and this module only when an S3 store is opened.

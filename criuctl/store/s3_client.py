@@ -1,6 +1,7 @@
 """Making boto3's client: how requests are signed, how long they may take, and answers that are acknowledged at once.
 
-- A body's SHA-256 is part of the signature, so what the server stores is what was sent; a third of the cost of MD5.
+- Over http a body's SHA-256 is part of the signature, so what the server stores is what was sent, at a third of the
+  cost of MD5.  Over https TLS sees to that.
 - Some servers write an answer's head and its body in two pieces and wait, as Nagle has it, for the first one's
   acknowledgement before they send the second; the kernel delays that by 40 ms.  So before an answer is read the
   connection is told to acknowledge at once (TCP_QUICKACK, which lasts for one turn only).
@@ -48,14 +49,14 @@ def make_client(config: Config) -> Any:
     AWSHTTPSConnectionPool.ConnectionCls = PromptTLSConnection
     session = boto3.session.Session()
 
-    return session.client(
+    client = session.client(
         "s3",
         endpoint_url=config.s3_endpoint or None,
         # A server of one's own has no regions, but a signature names one.
         region_name=config.s3_region or session.region_name or "us-east-1",
         config=BotoConfig(
             signature_version="s3v4",
-            s3={"addressing_style": "path", "payload_signing_enabled": True},
+            s3={"addressing_style": "path"},
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             connect_timeout=min(_CONNECT_SECONDS, config.s3_timeout),
@@ -65,3 +66,5 @@ def make_client(config: Config) -> Any:
             tcp_keepalive=True,
         ),
     )
+    client.meta.config.s3["payload_signing_enabled"] = not client.meta.endpoint_url.startswith("https:")
+    return client

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import os
 import signal
 import socket
@@ -10,8 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from servers import FaultProxy, RadosGateway, RcloneServer
 from support.places import Place
 
@@ -117,7 +120,7 @@ def test_a_byte_changed_on_the_way_is_noticed_and_sent_again(size: int, through:
     assert proxy.spoiled() == "x"
     assert gateway.open().get("o") == content
     _, store = through(PUT="x" * 20)
-    with pytest.raises(StoreUnreachable, match="BadDigest|SHA256Mismatch"):
+    with pytest.raises(StoreUnreachable, match=r"BadDigest|SHA256Mismatch"):
         store.put("p", content)
     with pytest.raises(ObjectMissing):
         gateway.open().get("p")
@@ -131,8 +134,8 @@ def test_answers_are_acknowledged_at_once(gateway: Place) -> None:
 
     told: list[tuple[int, ...]] = []
 
-    class Listener:
-        def setsockopt(self, *arguments: int) -> None:
+    class Listener(socket.socket):
+        def setsockopt(self, *arguments: Any) -> None:
             told.append(arguments)
 
     store = gateway.open()
@@ -143,7 +146,24 @@ def test_answers_are_acknowledged_at_once(gateway: Place) -> None:
         connection.sock = Listener()
         with pytest.raises(http.client.HTTPException):
             connection.getresponse()  # nothing was asked
+        connection.sock.close()
     assert told == [(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)] * 2
+
+
+@pytest.mark.parametrize(("scheme", "signed"), [("http", True), ("https", False)])
+def test_a_body_is_signed_where_nothing_else_protects_it(scheme: str, signed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from criuctl.store.s3_client import make_client
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    client = make_client(Config(s3_endpoint=f"{scheme}://127.0.0.1:1"))
+    seen: list[bytes] = []
+    client.meta.events.register(
+        "before-send.s3.PutObject", lambda request, **_: seen.append(request.headers["X-Amz-Content-SHA256"])
+    )
+    with pytest.raises(EndpointConnectionError):
+        client.put_object(Bucket="bucket", Key="key", Body=io.BytesIO(b"x"))
+    assert [text != b"UNSIGNED-PAYLOAD" for text in seen] == [signed]
 
 
 # -- creating only if absent, with lost answers ------------------------------------------------------
