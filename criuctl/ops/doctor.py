@@ -57,6 +57,7 @@ def doctor(config: Config) -> list[Finding]:
     checks: tuple[Callable[[Config], Iterator[Finding]], ...] = (
         _rights,
         _criu,
+        _hooks,
         _kernel,
         _programs,
         _memory,
@@ -147,6 +148,18 @@ def _criu(config: Config) -> Iterator[Finding]:
             f"{path} exists; criuctl makes CRIU ignore it, while criu on the command line obeys it",
             "No action is needed.",
         )
+
+
+def _hooks(config: Config) -> Iterator[Finding]:
+    from ..hooks.contract import policies
+    from ..hooks.find import all_hooks
+
+    policies(config)  # raises for what the configuration cannot mean
+    for hook in all_hooks(config):
+        if hook.refused:
+            yield Finding(
+                "warning", "hook-refused", f"the {hook.phase} hook {hook.name!r} will not be run: {hook.refused}", hook.hint
+            )
 
 
 def _kernel(_config: Config) -> Iterator[Finding]:
