@@ -169,7 +169,7 @@ class Survey:
                 continue
             if connections[number].held.waiting:
                 answers[number] = Answer(reason="the peer has not accepted it yet")
-            elif record.rqueue or record.wqueue:
+            elif (record.rqueue or record.wqueue) and not getattr(protocol, "any_time", False):
                 answers[number] = Answer(
                     reason=f"it is not idle: {record.rqueue} bytes are not read, {record.wqueue} bytes not acknowledged"
                 )

@@ -19,6 +19,7 @@ class External:
     """The hook `name` as an `ApplicationProtocol`."""
 
     connects = True  # by itself
+    any_time = True  # what was under way is in the record (rqueue, wqueue): the hook knows whether its protocol can go on
 
     def __init__(self, config: Config, name: str) -> None:
         self.config = config
