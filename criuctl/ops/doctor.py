@@ -157,9 +157,8 @@ def _hooks(config: Config) -> Iterator[Finding]:
     policies(config)  # raises for what the configuration cannot mean
     for hook in all_hooks(config):
         if hook.refused:
-            yield Finding(
-                "warning", "hook-refused", f"the {hook.phase} hook {hook.name!r} will not be run: {hook.refused}", hook.hint
-            )
+            text = f"the {hook.phase} hook {hook.name!r} will not be run: {hook.refused}"
+            yield Finding("warning", "hook-refused", text, hook.hint)
 
 
 def _kernel(_config: Config) -> Iterator[Finding]:

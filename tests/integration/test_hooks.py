@@ -170,6 +170,8 @@ def test_refused_before_anything_is_touched(hooks: HookFolder, zoo: Zoo, criuctl
     answer = criuctl("dump", animal.pid, check=False)
     assert (answer["exit_code"], answer["error"]["hint"]) == (10, f"chmod go-w {path}")
     assert str(path) in answer["error"]["message"]
+    (finding,) = [f for f in criuctl("doctor", check=False)["findings"] if f["code"] == "hook-refused"]
+    assert (finding["level"], finding["hint"]) == ("warning", f"chmod go-w {path}")
     (listed,) = [h for h in criuctl("hooks", "list") if h["origin"] == "configured"]
     assert (listed["phase"], listed["name"], listed["hint"]) == ("pre-dump", "open", f"chmod go-w {path}")
     criuctl.extra["CRIUCTL_HOOK_FAILURE"] = "post-commit=veto"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import signal
 import threading
@@ -9,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 from support.hooking import HookFolder
 from support.keeper import start_time, wait_until
@@ -101,6 +104,19 @@ def test_a_file_that_is_no_program(hooks: HookFolder, config: Config) -> None:
     assert "#! line" in run(config).error
     hooks.file("post-commit", "hook", "#!/nonesuch\n")
     assert "could not be run" in run(config).error
+
+
+def test_results_are_what_the_manifest_s_schema_says(hooks: HookFolder, config: Config) -> None:
+    schema = json.loads((Path(__file__).parents[3] / "images" / "manifest.schema.json").read_text())
+    for name, script in {"1": "true", "2": "echo e >&2; exit 3", "3": "exit 10", "4": 'echo \'{"warnings": ["w"]}\''}.items():
+        hooks.sh("frozen", name, script)
+        asked = Hooks(config, Reporter())
+        with contextlib.suppress(Vetoed):
+            asked.run("frozen")
+        for record in asked.records():
+            assert set(record) <= set(schema["$defs"]["hook"]["properties"])
+            jsonschema.validate(record, schema["$defs"]["hook"])
+        (hooks.path / "frozen" / name).unlink()
 
 
 def test_output_is_kept_in_bounds(hooks: HookFolder, config: Config) -> None:
