@@ -16,7 +16,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,26 +41,36 @@ class CriuBinary:
     recorded_version: str = ""  # as scripts/setup found it; `version` asks CRIU itself
 
     @contextlib.contextmanager
-    def swrk(self, *, enter: Sequence[str] = (), pass_fds: Sequence[int] = (), stderr: int | None = None) -> Iterator[Swrk]:
+    def swrk(
+        self,
+        *,
+        enter: Sequence[str] = (),
+        pass_fds: Sequence[int] = (),
+        stderr: int | None = None,
+        start: command.Starter | None = None,
+    ) -> Iterator[Swrk]:
         """A running ``criu swrk``; `enter` is an argv prefix that puts it into other namespaces.
 
+        `start` starts it as somebody else's child, who then is the parent of what it restores.
         On leaving, our end is closed and CRIU is waited for: it ends by itself, having rolled back what it
         had not finished.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                child = command.spawn(
-                    [*enter, *self.argv, "--no-default-config", "swrk", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno(), *pass_fds],
-                    stderr=stderr,
-                    new_session=True,  # a ^C at the terminal is ours to handle, never CRIU's
-                )
+                argv = [*enter, *self.argv, "--no-default-config", "swrk", str(theirs.fileno())]
+                fds = [theirs.fileno(), *pass_fds]
+                # A session of its own: a ^C at the terminal is ours to handle, never CRIU's.
+                wait: Callable[[], object]
+                if start is None:
+                    wait = command.spawn(argv, pass_fds=fds, stderr=stderr, new_session=True).wait
+                else:
+                    wait = command.waiter(start(argv, fds))
             try:
                 yield Swrk(ours)
             finally:
                 ours.close()
-                child.wait()
+                wait()
         finally:
             ours.close()
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import CriuctlError
+from ..proc.command import Starter
 from .binary import CriuBinary
 from .options import LOG_NAME, DumpOptions, RestoreOptions, dump_options, restore_options
 from .pages import B, PageGuard, PageImage, PageReceiver, PageSink, socket_pair
@@ -125,10 +126,12 @@ def restore(
     *,
     enter: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
+    start: Starter | None = None,
 ) -> int:
     """Restore a tree from `folder`; `placed` is called with the root's PID before anything executes.
 
-    Returns the root's PID in CRIU's PID namespace.  Raises what `placed` raised, else `CriuFailed`; nothing
+    `start` starts CRIU as somebody else's child: the tree's root is that one's too.  Returns the root's PID in CRIU's
+    PID namespace.  Raises what `placed` raised, else `CriuFailed`; nothing
     of the tree is left then.
     """
 
@@ -138,7 +141,7 @@ def restore(
         return True
 
     try:
-        with criu.swrk(enter=enter, pass_fds=[folder, *pass_fds, *options.inherit.values()]) as swrk:
+        with criu.swrk(enter=enter, pass_fds=[folder, *pass_fds, *options.inherit.values()], start=start) as swrk:
             response = swrk.call("RESTORE", restore_options(folder_path(folder), options), notify)
             return int(response.restore.pid)
     except (CriuRefused, CriuGone) as error:

@@ -243,7 +243,7 @@ class _Restore:
             driver.restore(criu, self.folder, options, lambda pid: self._placed(pid, private), enter=prefix)
             self.running_at = time.monotonic()
             if fresh is not None:
-                fresh.keep()
+                fresh.keep(self.inner_root)
             assert self.placed is not None  # CRIU has passed post-restore, or the driver raised
             root = self.placed.pid  # it may have ended already: that is no failure of the restore
             if self.following is not None:

@@ -43,6 +43,9 @@ _GRACE = 2.0  # seconds between SIGTERM and SIGKILL
 
 Argv = Sequence[str | os.PathLike[str]]
 
+Starter = Callable[[Sequence[str], Sequence[int]], int]
+"""Starts a program, with descriptors of ours under the same numbers, as somebody else's child; its PID."""
+
 
 @dataclass(frozen=True, slots=True)
 class Completed:
@@ -345,6 +348,22 @@ def run(
     if check and done.returncode != 0:
         raise failure(done)
     return done
+
+
+def waiter(pid: int) -> Callable[[], object]:
+    """What waits for the end of a process that is somebody else's child."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return lambda: None
+
+    def wait() -> None:
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        poller.poll()
+        os.close(pidfd)
+
+    return wait
 
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:

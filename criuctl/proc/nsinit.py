@@ -2,8 +2,8 @@
 
 A session, and a restored tree whose old PIDs are taken, get a PID and mount namespace of their own, with its own
 /proc.  A namespace lives only while its PID 1 does, so this process is that PID 1: it reaps orphans, and ends
-with the exit status of the tree's root: when that ends, or, if nobody named a root, when the namespace is empty.
-What is left in the namespace then is ended by the kernel.
+with the exit status of the tree's root.  A session ends with its root: the kernel kills what is left in the
+namespace.  Another restored tree ends when nobody is left.
 
 CRIU is a guest of the namespace for a while and needs PIDs of its own there: numbering begins behind LAST_PID,
 so that its numbers are none of the tree's.
@@ -12,11 +12,15 @@ It is not part of the dumped tree.  It imports nothing of criuctl and little of 
 one of it stays in memory per restored tree.
 
 The protocol on FD, a socket whose other end is criuctl (`criuctl.proc.privatens`): the helper that made the
-namespaces sends ``pid <N>`` (as criuctl sees it) and ends; PID 1 sends ``ready``, or ``error <text>``; when
-criuctl answers, the namespace stands on its own: ``go``; ``go <ROOT>`` with the PID of the tree's root inside; or
-``run <JSON>``, {argv, env, groups, umask}: PID 1 starts the root as the leader of a session of its own, in these control groups'
-files, and answers ``root <PID>``.  Until then it ends with criuctl: the end of the stream makes PID 1 exit, and
-the kernel kills whatever is in the namespace.  ``bind`` shows the folder FROM at TO inside.
+namespaces sends ``pid <N>`` (as criuctl sees it) and ends; PID 1 sends ``ready``, or ``error <text>``.  When
+criuctl answers, the namespace stands on its own:
+
+- ``go <ROOT>``: the tree's root has this PID inside; end with it.   ``wait <ROOT>``: end when nobody is left.
+- ``run <JSON>``, {argv, env, groups, umask}: start the root as the leader of a session of its own, in the control groups
+  with these ``cgroup.procs`` files; PID 1 answers ``root <PID>``, and ends with it.
+
+Until then it ends with criuctl: the end of the stream makes PID 1 exit, and the kernel kills whatever is in
+the namespace.  ``bind`` shows the folder FROM at TO inside.
 """
 
 from __future__ import annotations
@@ -79,8 +83,8 @@ def _close_all_but(kept: int) -> None:
     os.set_inheritable(kept, False)
 
 
-def _reap(root: int) -> int:
-    """Reap until the root ends, or for root 0 until there is nobody left; the exit status of who ended last."""
+def _reap(root: int, *, with_root: bool) -> int:
+    """Reap until there is nobody left, or only until the root ends; the root's exit status."""
     status = 0
     while True:
         try:
@@ -89,9 +93,10 @@ def _reap(root: int) -> int:
             return status
         except InterruptedError:
             continue
-        status = os.waitstatus_to_exitcode(ended)
         if pid == root:
-            return status
+            status = os.waitstatus_to_exitcode(ended)
+            if with_root:
+                return status
 
 
 def _start(order: bytes) -> int:
@@ -142,12 +147,12 @@ def _init(channel: socket.socket, last_pid: int, net: bool, bind: list[str]) -> 
     if word == b"run":
         root = _start(rest)
         channel.sendall(f"root {root}\n".encode())
-    elif word == b"go":
-        root = int(rest or 0)
+    elif word in (b"go", b"wait"):
+        root = int(rest)
     else:
         return 1
     channel.close()
-    status = _reap(root)
+    status = _reap(root, with_root=word != b"wait")
     return status if status >= 0 else 128 - status
 
 

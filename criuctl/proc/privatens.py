@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -18,9 +18,6 @@ from .tree import ProcessIdentity, wait_gone
 
 _GUESTS = 200  # PIDs that CRIU and its helpers may need
 _TIMEOUT = 20.0  # seconds to make the namespaces
-
-Starter = Callable[[list[str], int], None]
-"""Starts a program with a descriptor of ours, under the same number; whose child PID 1 becomes is the starter's doing."""
 
 
 def _room_behind(reserved: Iterable[int]) -> int:
@@ -50,7 +47,7 @@ class PrivateNamespaces:
         ipc: bool = False,
         reserved: Iterable[int] = (),
         bind: tuple[str, str] | None = None,
-        start: Starter | None = None,
+        start: command.Starter | None = None,
     ) -> None:
         self.net = net
         self.ipc = ipc
@@ -70,7 +67,7 @@ class PrivateNamespaces:
                 argv = [sys.executable, "-I", "-S", "-E", str(script), *arguments, *(["bind", *bind] if bind else [])]
                 helper = None
                 if start is not None:
-                    start(argv, theirs.fileno())
+                    start(argv, [theirs.fileno()])
                 else:
                     helper = command.spawn(argv, pass_fds=[theirs.fileno()], new_session=True)
             words: dict[str, str] = {}
@@ -103,9 +100,9 @@ class PrivateNamespaces:
         """The argv prefix that runs a command in the net namespace alone."""
         return entry_prefix(self.init.pid, {"net"})
 
-    def keep(self, root: int = 0) -> None:
-        """The tree is in; from now on the namespaces end with it, or with its `root` (the PID inside), not with us."""
-        self._channel.sendall(f"go {root}\n".encode() if root else b"go\n")
+    def keep(self, root: int, *, ends_with_root: bool = False) -> None:
+        """The tree is in, `root` is its root's PID inside; from now on the namespaces end with it, not with us."""
+        self._channel.sendall(f"{'go' if ends_with_root else 'wait'} {root}\n".encode())
         self.kept = True
         self._channel.close()
 
