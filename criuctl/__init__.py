@@ -1,5 +1,21 @@
 """criuctl keeps live executions alive: checkpoint, store, move and restore Linux process trees."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .session.client import Session
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["Session", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """`Session` is imported when somebody asks for it: start-up is counted in milliseconds."""
+    if name == "Session":
+        from .session.client import Session
+
+        return Session
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 _MAX_CARRY = 512  # a title longer than this is not a title
+_SMALL = 4096  # bytes that may be copied to be joined with what was carried over
 _SEQUENCE = re.compile(
     rb"\x1b(?:"
     rb"\[(?:\?([0-9;]{1,64})([hl])|(!p)|([23])J)"  # DECSET and DECRST, DECSTR, ED
@@ -44,13 +45,12 @@ class Modes:
         """Output came: `data`, whose first byte has this offset in the log."""
         if self.carry:
             carried, self.carry = self.carry, b""
-            joined = carried + bytes(data[:_MAX_CARRY])
-            match = _SEQUENCE.match(joined)
-            if match is not None:
-                self._apply(match, offset - len(carried))
-            elif len(data) < _MAX_CARRY and len(joined) < _MAX_CARRY and _BEGINNING.match(joined):
-                self.carry = joined
-                return
+            if len(data) < _SMALL:
+                data, offset = memoryview(carried + data), offset - len(carried)
+            else:
+                for match in _SEQUENCE.finditer(carried + data[:_MAX_CARRY]):
+                    if match.start() < len(carried):
+                        self._apply(match, offset - len(carried))
         for match in _SEQUENCE.finditer(data):
             self._apply(match, offset)
         tail = bytes(data[-_MAX_CARRY:])
