@@ -5,7 +5,9 @@ the session, with its locks and its place among the permitted connections, until
 ends the tree holds a duplicate of each connection that is not to be kept, and closes it in order once the
 tree is gone, the checkpoint is complete and the firewall lock is taken down.
 
-A duplicate changes nothing while the tree lives: when the dump fails it is simply closed, and the connection stays with the tree.
+Accepted connections are reset instead: an orderly end would leave their port taken for a while, and the restored
+listener wants it.  A duplicate changes nothing while the tree lives: when the dump fails it is simply closed, and the
+connection stays with the tree.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class Farewell:
     """The connections of one dump whose peers are to be told."""
 
     def __init__(self) -> None:
-        self._held: list[socket.socket] = []
+        self._held: list[tuple[socket.socket, bool]] = []  # and whether it is to be reset
 
     def hold(self, connections: Iterable[Connection]) -> None:
         """Borrow every TCP connection that is not to be kept; one that cannot be reached ends without a word."""
@@ -40,7 +42,8 @@ class Farewell:
                 try:
                     if c.held.pid not in pidfds:
                         pidfds[c.held.pid] = os.pidfd_open(c.held.pid)
-                    self._held.append(borrow_socket(pidfds[c.held.pid], c.held.fd))
+                    sock = borrow_socket(pidfds[c.held.pid], c.held.fd)
+                    self._held.append((sock, c.record.direction == "accepted"))
                 except OSError:
                     continue
         finally:
@@ -49,18 +52,18 @@ class Farewell:
 
     def say(self) -> None:
         """Close them as a program would that ends; the tree must be gone."""
-        for sock in self._held:
+        for sock, reset in self._held:
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
                 unsent = struct.unpack("i", ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
                 # What the peer has not taken must not reach it now: the restored program may say it again.
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT if unsent else _NO_WAIT)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT if unsent or reset else _NO_WAIT)
             except OSError:
                 pass  # it is closed already: the peer was faster
         self.drop()
 
     def drop(self) -> None:
         """Let go of the duplicates; whoever else holds the connections keeps them."""
-        for sock in self._held:
+        for sock, _reset in self._held:
             sock.close()
         self._held.clear()
