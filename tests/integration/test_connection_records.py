@@ -1,0 +1,324 @@
+"""What a dump finds out about connections, decides and waits for: on real sockets, before and at the freeze."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.command import Criuctl, Home
+from support.echo import Echo
+from support.keeper import wait_until
+from support.obstacles import running
+from support.trip import Trip
+from support.zoo import Animal, Zoo
+
+from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.connections import sockopts
+from criuctl.connections.record import Look, look
+from criuctl.proc.descriptors import descriptors
+from criuctl.proc.tree import read_tree
+
+pytestmark = pytest.mark.integration
+
+ME = f"{os.getpid()} ({Path('/proc/self/comm').read_text().strip()})"
+
+
+def _look(pid: int) -> Look:
+    tree = read_tree(pid)
+    return look(tree, {p.pid: descriptors(p.pid) for p in tree if not p.zombie})
+
+
+def _external(pid: int) -> ConnectionRecord:
+    (only,) = _look(pid).external
+    return only.record
+
+
+# -- the record -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_connection_that_was_made(host: str, tmp_path: Path) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
+        port = listener.getsockname()[1]
+        text = (
+            f"s = socket.create_connection(({host!r}, {port}))\n"
+            "s.setsockopt(6, socket.TCP_NODELAY, 1); s.setsockopt(1, socket.SO_KEEPALIVE, 1)\n"
+            "s.setsockopt(1, socket.SO_LINGER, struct.pack('ii', 1, 7)); s.sendall(b'12345'); d = os.dup(s.fileno())\n"
+            "child(lambda: None)"
+        )
+        with running(text, tmp_path) as program:
+            with listener.accept()[0] as peer:
+                assert peer.recv(9) == b"12345"
+                peer.sendall(b"unread")
+                wait_until(lambda: _external(program.pid).rqueue == 6, 10, "the answer")
+                record = _external(program.pid)
+                local = peer.getpeername()
+            child = next(p.pid for p in read_tree(program.pid) if p.pid != program.pid)
+    brackets = "[{}]:{}" if ":" in host else "{}:{}"
+    assert record.peer == brackets.format(host, port)
+    assert record.local == brackets.format(*local[:2])
+    assert (record.family, record.type, record.protocol) == ("inet6" if ":" in host else "inet", "stream", "tcp")
+    assert (record.state, record.direction, record.wqueue) == ("established", "initiated", 0)
+    assert record.peer_process == ME
+    assert {pid for pid, _fd in record.holders} == {program.pid, child}
+    assert len(record.holders) == 4  # two descriptors, in parent and child
+    assert record.options["TCP_NODELAY"] == 1
+    assert record.options["SO_KEEPALIVE"] == 1
+    assert record.options["SO_LINGER"] == [1, 7]
+    assert record.tcp["bytes_received"] == 6
+    assert record.tcp["mss"] > 500
+
+
+def test_a_connection_that_was_accepted(tmp_path: Path) -> None:
+    text = (
+        "s = socket.create_server(('127.0.0.1', 0)); open(TMP + '/port', 'w').write(str(s.getsockname()[1])); ready()\n"
+        "a = s.accept()[0]; open(TMP + '/accepted', 'w').close()"
+    )
+    with running(text, tmp_path) as program:
+        wait_until((tmp_path / "port").exists, 10, "the port")
+        with socket.create_connection(("127.0.0.1", int((tmp_path / "port").read_text()))) as client:
+            wait_until((tmp_path / "accepted").exists, 10, "accept")
+            found = _look(program.pid)
+            assert [c.record.state for c in found.connections] == ["listen", "established"]
+            (only,) = found.external
+            assert (only.record.direction, only.record.peer_process) == ("accepted", ME)
+            assert only.record.peer.endswith(f":{client.getsockname()[1]}")
+
+
+def test_datagrams(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        udp.bind(("127.0.0.1", 0))
+        log.bind(str(tmp_path / "log"))
+        text = (
+            f"u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); u.connect(('127.0.0.1', {udp.getsockname()[1]}))\n"
+            "l = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); l.connect(TMP + '/log')"
+        )
+        with running(text, tmp_path) as program:
+            inet, unix = (c.record for c in _look(program.pid).external)
+    assert (inet.protocol, inet.type, inet.direction) == ("udp", "dgram", "initiated")
+    assert (unix.family, unix.type, unix.peer, unix.peer_process) == ("unix", "dgram", f"{tmp_path}/log", ME)
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
+@pytest.mark.parametrize("accepted", [True, False])
+def test_unix_connections(kind: socket.SocketKind, accepted: bool, tmp_path: Path) -> None:
+    place = str(tmp_path / "outside.sock")
+    with socket.socket(socket.AF_UNIX, kind) as listener:
+        listener.bind(place)
+        listener.listen()
+        with running(f"s = socket.socket(socket.AF_UNIX, {int(kind)}); s.connect({place!r})", tmp_path) as program:
+            peer = listener.accept()[0] if accepted else None
+            found = _look(program.pid)
+            (only,) = found.external
+            assert (only.record.peer, only.record.direction, only.record.peer_process) == (place, "initiated", ME)
+            assert only.held.waiting == (not accepted)
+            assert found.unix_keys() == ([f"unix[{only.record.inode}]"] if accepted else [])
+            if peer is not None:
+                peer.close()
+
+
+def test_a_connection_inside_the_tree_is_internal(tmp_path: Path) -> None:
+    text = "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); a = s.accept()[0]"
+    with running(text, tmp_path) as program:
+        found = _look(program.pid)
+    assert found.external == []
+    assert sorted(c.record.direction for c in found.connections) == ["", "accepted", "initiated"]
+
+
+def test_options_are_put_on_another_socket() -> None:
+    with socket.socket() as one, socket.socket() as other:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 77)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, (3).to_bytes(8, "little") + bytes(8))
+        found = sockopts.changed(one)
+        assert found == {"TCP_KEEPIDLE": 77, "SO_RCVTIMEO": [3, 0]}
+        assert sockopts.changed(other) == {}
+        assert sockopts.apply(other, json.loads(json.dumps(found))) == []
+        assert sockopts.changed(other) == found
+        odd: dict[str, Any] = {"SO_NONSENSE": 1, "SO_LINGER": "x", "TCP_NODELAY": [1], "SO_RCVTIMEO": [1]}
+        assert sorted(sockopts.apply(other, odd)) == sorted(odd)
+
+
+# -- criuctl connections --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def echo(home: Home) -> Iterator[Echo]:
+    server = Echo("tcp")
+    yield server
+    server.stop()
+
+
+def _rules(criuctl: Criuctl, *rules: dict[str, Any]) -> None:
+    criuctl.extra["CRIUCTL_CONNECTION_RULES"] = json.dumps(rules)
+
+
+def test_they_are_listed_with_what_would_become_of_them(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
+    animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
+    animal.remember()
+    (default,) = criuctl("connections", animal.pid)
+    assert (default["peer"], default["policy"], default["pid"]) == (echo.address, "hangup", animal.pid)
+    assert default["options"]["TCP_USER_TIMEOUT"] == 34567
+    port = int(echo.address.rpartition(":")[2])
+    _rules(criuctl, {"match": {"port": port, "process": "python*"}, "policy": "reconnect", "application": "tcp"})
+    (ruled,) = criuctl("connections", animal.pid)
+    assert (ruled["policy"], ruled["application"]) == ("reconnect", "tcp")
+    (wished,) = criuctl("connections", animal.pid, "--connections", "refuse")
+    assert wished["policy"] == "refuse"
+    shown = criuctl.start("connections", animal.pid, json_output=False)
+    assert shown.process.wait(60) == 0
+    assert echo.address in shown.out.read_text()
+    assert "reconnect (tcp)" in shown.out.read_text()
+    assert animal.differences(animal) == []
+    assert animal.ask()["answered"] == 1
+
+
+def test_a_rule_that_makes_no_sense_is_told_before_anything(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
+    animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
+    _rules(criuctl, {"match": {"prot": 1}})
+    for words in (("connections", animal.pid), ("dump", animal.pid)):
+        answer = criuctl(*words, check=False)
+        assert answer["exit_code"] == 2
+        assert "connection_rules[1].match: unknown key 'prot'" in answer["error"]["message"]
+    assert animal.ask()["answered"] == 1
+
+
+# -- refuse and drain -----------------------------------------------------------------------------------------------
+
+
+def test_refused_by_a_rule(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
+    """Exit 10, naming the connection; nothing is touched.  The command line has the last word."""
+    animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
+    _rules(criuctl, {"match": {"peer": "127.0.0.0/8", "protocol": "tcp"}, "policy": "refuse"})
+    animal.remember()
+    answer = criuctl("dump", animal.pid, check=False)
+    assert answer["exit_code"] == 10
+    assert echo.address in answer["error"]["message"]
+    assert answer["error"]["fd"] is not None
+    assert animal.differences(animal) == []
+    told = criuctl("dump", animal.pid, "--leave-running", "--connections", "hangup")
+    assert [c["policy"] for c in told["connections"]] == ["hangup"]
+    assert animal.ask()["answered"] == 1
+
+
+@pytest.mark.parametrize("by", ["option", "rule"])
+def test_a_busy_connection_is_waited_for(by: str, zoo: Zoo, criuctl: Criuctl) -> None:
+    """The peer keeps sending for a while; the dump begins when all is read and nothing comes any more."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        text = f"import socket; s = socket.create_connection(('127.0.0.1', {port}))\nwhile s.recv(64): pass"
+        animal = _program(zoo, text)
+        with listener.accept()[0] as peer:
+            over = threading.Event()
+
+            def talk() -> None:
+                for _ in range(20):
+                    peer.sendall(b"x")
+                    over.wait(0.05)
+                over.set()
+
+            talking = threading.Thread(target=talk)
+            talking.start()
+            try:
+                if by == "rule":
+                    _rules(criuctl, {"match": {"port": port}, "drain": 60})
+                told = criuctl("dump", animal.pid, "--leave-running", *(["--drain", "60"] if by == "option" else []))
+                assert over.is_set()
+            finally:
+                talking.join()
+            (record,) = told["connections"]
+            assert (record["tcp"]["bytes_received"], record["rqueue"]) == (20, 0)
+            assert told["warnings"] == []
+
+
+def test_who_does_not_become_idle_is_told(zoo: Zoo, criuctl: Criuctl) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        animal = _program(zoo, f"import signal, socket; s = socket.create_connection(('127.0.0.1', {port})); signal.pause()")
+        with listener.accept()[0] as peer:
+            peer.sendall(b"nobody reads this")
+            told = criuctl("dump", animal.pid, "--leave-running", "--drain", "0.3")
+    assert len(told["warnings"]) == 1
+    assert "did not become idle" in told["warnings"][0]
+    assert told["connections"][0]["rqueue"] == 17
+
+
+def _program(zoo: Zoo, text: str) -> Animal:
+    """A tree of one process that runs `text`; it is not waited for."""
+    import sys
+
+    return zoo.launch([sys.executable, "-c", text], name="program", ready=False, quiet=False)
+
+
+# -- unix sockets with an outside peer ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["unix", "seqpacket", "unix-dgram"])
+def test_an_outside_unix_peer_does_not_fail_a_dump(kind: str, home: Home, zoo: Zoo, trip: Trip) -> None:
+    """The tree that goes on has its connection still; so has a pair of which the other half is outside."""
+    echo = Echo(kind, str(home.path / "outside.sock"))
+    try:
+        animal = zoo.launch("caller.py", "blocking", kind, echo.address)
+        assert animal.ask()["answered"] == 1
+        told = trip.snapshot(animal)
+        (record,) = told["connections"]
+        assert (record["peer"], record["external"]) == (echo.address, True)
+        assert record["policy"] == ("keep" if kind == "unix-dgram" else "hangup")
+        assert animal.ask()["answered"] == 1
+        assert told["warnings"] == []
+    finally:
+        echo.stop()
+
+
+def test_a_client_that_waits_in_an_outside_queue_is_dumped(home: Home, zoo: Zoo, trip: Trip) -> None:
+    place = str(home.path / "outside.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place)
+        listener.listen()
+        animal = zoo.launch("peer.py", "unix-stream", place)
+        told = trip.snapshot(animal)
+        assert [(c["peer"], c["policy"]) for c in told["connections"]] == [(place, "hangup")]
+        with listener.accept()[0] as peer:
+            assert animal.ask()["outcome"] == "sent"
+            assert peer.recv(64) == b"1\n"
+
+
+# -- asking the peer ------------------------------------------------------------------------------------------------
+
+
+def test_a_peer_that_is_silent_does_not_fail_the_dump(zoo: Zoo, criuctl: Criuctl) -> None:
+    """A 'PostgreSQL' that says nothing: the policy is a hang-up, the reason is told, and the dump is done."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        text = f"import signal, socket; s = socket.create_connection(('127.0.0.1', {port})); signal.pause()"
+        animal = _program(zoo, text)
+        with listener.accept()[0]:
+            _rules(criuctl, {"match": {"port": port}, "policy": "reconnect", "application": "postgresql"})
+            told = criuctl("dump", animal.pid)
+    (record,) = told["connections"]
+    assert (record["policy"], record["session"]) == ("hangup", {})
+    assert record["reason"]
+    wait_until(lambda: not animal.alive(), 10, "the end of the tree")
+
+
+def test_what_cannot_be_rebuilt_is_refused_if_the_rule_says_so(zoo: Zoo, criuctl: Criuctl) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        text = f"import signal, socket; s = socket.create_connection(('127.0.0.1', {port})); signal.pause()"
+        animal = _program(zoo, text)
+        with listener.accept()[0] as peer:
+            peer.sendall(b"half an answer")
+            rule = {"match": {"port": port}, "policy": "reconnect", "application": "redis", "on_failure": "refuse"}
+            _rules(criuctl, rule)
+            answer = criuctl("dump", animal.pid, check=False)
+            assert answer["exit_code"] == 10
+            assert "not idle" in answer["error"]["message"]
+            assert animal.alive()
+            os.kill(animal.pid, signal.SIGKILL)
