@@ -173,7 +173,7 @@ def _at_rest(wire: Wire) -> None:
         raise CannotRebuild(f"{unread} bytes from the server have not been read by the program")
     if wire.closed():
         raise CannotRebuild("the server has closed the connection")
-    if wire.unsent() or look.unanswered(wire.sock):
+    if wire.unsent() or wire.unanswered():
         raise CannotRebuild("a command has not been answered: it is on its way, or it blocks, or replies are turned off")
 
 

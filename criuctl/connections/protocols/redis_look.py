@@ -21,7 +21,6 @@ import fcntl
 import os
 import re
 import socket
-import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +34,6 @@ from .redis_wire import ErrorReply, Resp, as_map
 from .wire import Wire
 
 _SIOCGSKNS = 0x894C
-_TCP_INFO = 160
 #: Bytes that the headers of strings and their rounding may make a client's memory differ by; a watched key takes 56 or more.
 _NOISE = 24
 
@@ -235,19 +233,6 @@ def look_own(own: Resp, server: dict[str, Any]) -> Sight:
     if "resp" not in row.fields:
         row = Row({**row.fields, "resp": "3" if own.kind == "=" else "2"})
     return Sight(row, server)
-
-
-def unanswered(sock: socket.socket) -> bool:
-    """Whether the last that happened on a TCP connection is that we sent, a tick or more ago, and nothing came back.
-
-    True for a request in flight, and for a session whose replies are turned off (CLIENT REPLY OFF).
-    """
-    if sock.family == socket.AF_UNIX:
-        return False
-    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO).ljust(_TCP_INFO, b"\0")
-    sent, _, received = struct.unpack_from("=III", info, 44)  # tcpi_last_data_sent, last_ack_sent, last_data_recv; ms ago
-    (segments,) = struct.unpack_from("=I", info, 156)  # tcpi_data_segs_out; none: no time of sending means anything
-    return bool(segments and sent < received)
 
 
 def watching(sight: Sight) -> bool | None:

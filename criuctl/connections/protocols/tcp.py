@@ -5,9 +5,12 @@ Options of a rule:
 - ``preamble``: text, or ``{base64: ...}``, sent on the new connection before the program goes on;
 - ``expect``: a regular expression (bytes, matched from the beginning) or ``{base64: ...}`` (exactly these bytes), which
   the peer must answer; whatever the peer says that is not part of it would be read by the program, so it is a failure;
-- ``within``: seconds for the answer (5).
+- ``within``: seconds for the answer (5);
+- ``one_way``: the program does not wait for answers to what it sends.
 
-There is no session, so there is nothing to inspect; that the program can go on without one is the rule's claim.
+There is no session, so there is nothing to ask; that the program can go on without one is the rule's claim.  But a program
+that waits for an answer would wait for ever on a new connection, so one that has sent last is not connected again
+unless it is ``one_way``.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from ...checkpoint.manifest import ConnectionRecord
 from .base import CannotRebuild, PeerAway, Settings
 from .wire import Wire
 
-_KNOWN = ("preamble", "expect", "within")
+_KNOWN = ("preamble", "expect", "within", "one_way")
 _LONGEST_ANSWER = 64 * 1024
 _WITHIN = 5.0
 
@@ -35,8 +38,14 @@ class Tcp:
     name = "tcp"
 
     def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
-        """See `base.ApplicationProtocol`; there is nothing to learn."""
+        """See `base.ApplicationProtocol`; all there is to learn is whether the program waits for an answer."""
         _options(settings.options)
+        stream = sock.type == socket.SOCK_STREAM
+        if stream and not settings.options.get("one_way") and Wire(sock, deadline, record.peer).unanswered():
+            raise CannotRebuild(
+                "the program has sent something that was not answered yet",
+                hint="If it does not wait for answers, say `one_way: true` in the options of the rule.",
+            )
         return {}
 
     def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
@@ -86,6 +95,8 @@ def _options(options: Mapping[str, Any]) -> tuple[bytes, re.Pattern[bytes] | byt
     within = options.get("within", _WITHIN)
     if isinstance(within, bool) or not isinstance(within, int | float) or within <= 0:
         raise CannotRebuild("the rule's option within must be a number of seconds")
+    if not isinstance(options.get("one_way", False), bool):
+        raise CannotRebuild("the rule's option one_way must be true or false")
     expect = options.get("expect")
     if isinstance(expect, str):
         try:

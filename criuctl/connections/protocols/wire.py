@@ -12,6 +12,7 @@ import array
 import fcntl
 import select
 import socket
+import struct
 import termios
 import time
 
@@ -19,6 +20,7 @@ from .base import PeerAway
 
 _NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _PEEK = 1 << 16
+_TCP_INFO = 160  # bytes of struct tcp_info that are looked at
 #: No answer that a protocol here asks for is larger; a peer that claims so is broken or hostile.
 LARGEST = 64 << 20
 
@@ -93,6 +95,18 @@ class Wire:
         poller = select.poll()
         poller.register(self.sock, select.POLLRDHUP)
         return any(flags & (select.POLLRDHUP | select.POLLHUP | select.POLLERR) for _, flags in poller.poll(0))
+
+    def unanswered(self) -> bool:
+        """Whether the last that happened on a TCP connection is that this side sent, a clock tick (1 to 10 ms) or more ago.
+
+        True for a request in flight.  Of what happened within one tick, and of unix sockets, nothing is known: False.
+        """
+        if self.sock.family == socket.AF_UNIX:
+            return False
+        info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO).ljust(_TCP_INFO, b"\0")
+        sent, _, received = struct.unpack_from("=III", info, 44)  # tcpi_last_data_sent, last_ack_sent, last_data_recv: ms ago
+        (segments,) = struct.unpack_from("=I", info, 156)  # tcpi_data_segs_out; none: no time of sending means anything
+        return bool(segments and sent < received)
 
     def arrives(self, seconds: float) -> bool:
         """Whether anything can be read within `seconds` (data or the end)."""
