@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -150,14 +151,33 @@ def test_a_datagram_socket_to_the_system_log(zoo: Zoo, trip: Trip) -> None:
 
 
 @pytest.mark.parametrize("when", ["accepted", "still waiting"])
-def test_half_of_a_unix_stream_is_refused_before_the_freeze(when: str, zoo: Zoo, criuctl: Criuctl) -> None:
-    """Its other half cannot be found again: said by the preflight, with descriptor and remedy, and the tree runs on."""
+def test_half_of_a_unix_stream(when: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Raw CRIU refuses it; here it is told, dumped, and its end is what the program sees after the restore."""
     place = str(zoo.home / "outside.sock")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(place)
         listener.listen()
         animal = zoo.launch("peer.py", "unix-stream", place)
-        accepted = listener.accept() if when == "accepted" else None
+        accepted = listener.accept()[0] if when == "accepted" else None
+        checked = criuctl("check", animal.pid)
+        assert [f["level"] for f in checked["findings"] if f["code"] == "unix-peer-outside"] == ["info"]
+        told = trip.dump(animal)
+        restored = trip.restore(told, animal, equal=False)
+        assert [(c["peer"], c["outcome"]) for c in restored.answer["connections"]] == [(place, "hangup")]
+        assert restored.ask()["outcome"] == "BrokenPipeError"
+        assert os.path.exists(place)  # it is not ours to remove
+        if accepted is not None:
+            accepted.close()
+
+
+def test_data_on_a_unix_stream_that_nobody_accepted_is_refused(zoo: Zoo, criuctl: Criuctl) -> None:
+    """CRIU cannot get it out of the queue: said by the preflight, with descriptor and remedy, and the tree runs on."""
+    place = str(zoo.home / "outside.sock")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(place)
+        listener.listen()
+        animal = zoo.launch("peer.py", "unix-stream", place)
+        assert animal.ask()["outcome"] == "sent"
         animal.remember()
         answer = criuctl("dump", animal.pid, check=False)
         assert answer["exit_code"] == 4
@@ -166,5 +186,3 @@ def test_half_of_a_unix_stream_is_refused_before_the_freeze(when: str, zoo: Zoo,
         assert any(f["level"] == "error" and f["pid"] == animal.pid and f["fd"] is not None for f in findings)
         assert animal.differences(animal) == []
         assert animal.ask()["outcome"] == "sent"
-        if accepted is not None:
-            accepted[0].close()
