@@ -21,7 +21,7 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -234,6 +234,13 @@ class Session:
     def kill(self, grace: float = protocol.DEFAULT_GRACE) -> int:
         """End every process of the session; returns when they are gone."""
         return int(self.request("kill", grace=grace, timeout=grace + ANSWER_TIMEOUT)["killed"])
+
+    def spawn(self, argv: Sequence[str], env: Mapping[str, str], fds: Sequence[int]) -> int:
+        """Start a program as the holder's child, with these descriptors of ours under their own numbers; its PID."""
+        self._last += 1
+        request = {"id": self._last, "op": "spawn", "argv": list(argv), "env": dict(env), "fds": list(fds)}
+        self._send(protocol.json_frame(request), fds)
+        return int(self._await(self._last, "spawn", ANSWER_TIMEOUT).body["pid"])
 
     # -- output -----------------------------------------------------------------------------------
 
