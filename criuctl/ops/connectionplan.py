@@ -26,6 +26,7 @@ _HALF_CLOSED = {
     "last-ack": "both sides had closed it before the dump",
     "closing": "both sides had closed it before the dump",
 }
+_ALONE = "the tree comes into a new network namespace, from which nobody outside can be reached"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +63,34 @@ def plan_connections(
     facts: HostFacts,
     wishes: Wishes,
     commands: Mapping[int, str],
+    net: str,
     findings: list[Finding],
 ) -> tuple[ConnectionPlan, ...]:
-    """The plan for each external connection; what cannot be done is told in `findings`."""
+    """The plan for each external connection; what cannot be done is told in `findings`.
+
+    In a `net` namespace that is ``private``, made for this tree, there is nobody to talk to.
+    """
     made = []
+    ended: dict[str, list[ConnectionRecord]] = {}
     for record in connections:
         if not record.external or record.family not in ("inet", "inet6", "unix"):
             continue
         decided = decide(record, wishes.rules, wishes.connections, commands=commands)
         if wishes.deadline is not None:
             decided = replace(decided, deadline=wishes.deadline)
-        plan = ConnectionPlan(record, _here(record, decided, facts, asked=wishes.connections is not None))
-        _tell(plan, facts, findings)
-        made.append(plan)
+        asked = wishes.connections is not None
+        decided = _here(record, decided, facts, asked=asked)
+        if net == "private" and not record.peer.startswith("/"):
+            decided = _alone(decided, asked=asked)
+        made.append(ConnectionPlan(record, decided))
+        if decided.policy == "hangup" and decided.reason:
+            ended.setdefault(decided.reason, []).append(record)
+        else:
+            _tell(record, decided, facts, net, findings)
+    for reason, alike in ended.items():
+        first = alike[0]
+        name = f"{first.local} -> {first.peer}" if len(alike) == 1 else f"{len(alike)} connections"
+        findings.append(Finding("warning", "connection-hangup", f"{name} will be hung up: {reason}", "", first.pid, first.fd))
     return tuple(made)
 
 
@@ -116,21 +132,23 @@ def _not_here(record: ConnectionRecord, facts: HostFacts) -> str:
     return ""
 
 
-def _tell(plan: ConnectionPlan, facts: HostFacts, findings: list[Finding]) -> None:
-    record, decided = plan.record, plan.decision
-    name = f"{record.local} -> {record.peer}"
+def _alone(decided: Decision, *, asked: bool) -> Decision:
+    """In a new network namespace, with only a loopback interface."""
+    if decided.policy == "reconnect" or (decided.policy == "keep" and not asked):
+        return replace(decided, policy=decided.on_failure, reason=_ALONE)
+    return decided
+
+
+def _tell(record: ConnectionRecord, decided: Decision, facts: HostFacts, net: str, findings: list[Finding]) -> None:
     if decided.policy == "refuse":
         why = f": {decided.reason}" if decided.reason else ""
         hint = "Restore with --connections reconnect, hangup or keep."
-        text = f"the connection {name} may not be given up{why}"
+        text = f"the connection {record.local} -> {record.peer} may not be given up{why}"
         findings.append(Finding("error", "connection-refuse", text, hint, record.pid, record.fd))
     elif decided.policy == "keep" and record.family != "unix":
-        why = _not_here(record, facts)
+        why = _ALONE if net == "private" else _not_here(record, facts)
         if why:
-            code = "address" if record.local not in facts.local_addresses else "address-in-use"
+            code = "address-in-use" if net != "private" and record.local in facts.local_addresses else "address"
             hint = "Move the address here, or restore with --connections reconnect or hangup."
             text = f"{why}, so the connection to {record.peer} cannot be kept"
             findings.append(Finding("error", code, text, hint, record.pid, record.fd))
-    elif decided.policy == "hangup" and decided.reason:
-        text = f"{name} will be hung up: {decided.reason}"
-        findings.append(Finding("warning", "connection-hangup", text, "", record.pid, record.fd))

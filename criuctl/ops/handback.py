@@ -15,8 +15,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..checkpoint.manifest import ConnectionRecord
@@ -49,21 +48,25 @@ class HandBack:
     config: Config
     plans: Sequence[ConnectionPlan]
     pids: Mapping[int, int]  # the tree's PIDs -> ours
-    _pidfds: dict[int, int] = field(default_factory=dict)
 
     def run(self) -> list[dict[str, Any]]:
         """Carry out the plan; one report for each connection.  `RestoreFailed` when a rule says that it must be back."""
-        with ExitStack() as stack:
-            for pid in {c.record.pid for c in self.plans}:
-                self._pidfds[pid] = os.pidfd_open(self.pids[pid])
-                stack.callback(os.close, self._pidfds[pid])
-            reports = {id(c): self._settle(c) for c in self.plans if c.policy != "reconnect"}
-            reports |= self._reconnect([c for c in self.plans if c.policy == "reconnect"])
+        reports = {id(c): self._settle(c) for c in self.plans if c.policy != "reconnect"}
+        reports |= self._reconnect([c for c in self.plans if c.policy == "reconnect"])
         return [reports[id(c)] for c in self.plans]
 
     def borrow(self, record: ConnectionRecord) -> socket.socket:
         """The program's socket; the caller closes it."""
-        return borrow_socket(self._pidfds[record.pid], record.fd)
+        pidfd = os.pidfd_open(self._pid(record))
+        try:
+            return borrow_socket(pidfd, record.fd)
+        finally:
+            os.close(pidfd)
+
+    def _pid(self, record: ConnectionRecord) -> int:
+        if record.pid not in self.pids:
+            raise RestoreFailed(f"PID {record.pid}, which holds a connection to {record.peer}, was not restored", pid=record.pid)
+        return self.pids[record.pid]
 
     def _settle(self, plan: ConnectionPlan) -> dict[str, Any]:
         """What needs no peer: kept, or hung up."""
@@ -101,7 +104,7 @@ class HandBack:
                     settings=decided.settings,
                     seconds=decided.deadline,
                     borrow=lambda record=record: self.borrow(record),  # type: ignore[misc]  # bound now, not when called
-                    pid=self.pids[record.pid],
+                    pid=self._pid(record),
                 )
             )
         reports = {}

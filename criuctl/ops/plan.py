@@ -202,7 +202,7 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     if net == "private" and pids == "same":
         pids = "private"  # both namespaces are kept alive by the same PID 1
     commands = {p.ns_pid: p.command for p in manifest.processes}
-    connections = plan_connections(manifest.connections, facts, wishes, commands, findings)
+    connections = plan_connections(manifest.connections, facts, wishes, commands, net, findings)
     findings += [f for j in facts.files if (f := j.finding()) is not None]
     return RestorePlan(pids, net, source, connections, facts.files, tuple(findings))
 

@@ -143,10 +143,13 @@ def _abandon(sock: socket.socket) -> None:
         top = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             peer.bind(f"/proc/self/fd/{top}/end")
-            if sock.type != socket.SOCK_DGRAM:
-                peer.listen()
-            with _tolerant():  # EISCONN: it has had a peer
+            if sock.type == socket.SOCK_DGRAM:
                 connect(sock, f"/proc/self/fd/{top}/end", time.monotonic() + 1)
+                return
+            peer.listen()
+            with suppress(OSError):  # EISCONN: it has had a peer
+                connect(sock, f"/proc/self/fd/{top}/end", time.monotonic() + 1)
+                peer.accept()[0].close()  # not accepted, it would be ECONNRESET
         finally:
             os.close(top)
 

@@ -262,3 +262,64 @@ def test_the_tree_can_read_what_became_of_it(pids: str, server: Server, zoo: Zoo
     restored.end()
     criuctl("restore", "caller", "--dry-run")
     assert list(criuctl.home.run.glob("inside/*")) == []
+
+
+@pytest.mark.parametrize("kind", ["unix", "seqpacket"])
+def test_what_had_come_is_read_before_the_end(kind: str, server: Server, zoo: Zoo, trip: Trip) -> None:
+    """A unix connection that is hung up gives the program first what it had not read yet."""
+    echo = server(kind)
+    animal = zoo.launch("caller.py", "late", kind, echo.address)
+    wait_until(lambda: echo.accepted, 10, "accepted")
+    for connection in echo.connected.values():
+        connection.sendall(b"last words")
+    told = trip.dump(animal)
+    assert [c["rqueue"] > 0 for c in trip.criuctl("show", told["checkpoint"])["connections"]] == [True]
+    assert trip.restore(told, animal, equal=False).ask()["read"] == "last words"
+
+
+def test_a_unix_server_loses_its_client_and_takes_the_next(home: Home, zoo: Zoo, trip: Trip) -> None:
+    """The accepted connection bears the listener's name: ending it must not touch the listener's path."""
+    address = str(home.path / "inside.sock")
+    animal = zoo.launch("caller.py", "accept", "unix", address)
+    with socket.socket(socket.AF_UNIX) as client, socket.socket(socket.AF_UNIX) as second:
+        client.connect(address)
+        animal.ask()
+        client.sendall(b"hello")
+        restored = trip.restore(trip.dump(animal), animal, "--connections", "reconnect", equal=False)
+        assert [c["outcome"] for c in restored.answer["connections"]] == ["hangup"]
+        second.connect(address)
+        assert restored.ask()["read"] == "hello"
+
+
+def test_a_hook_connects_it(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """An application protocol that criuctl does not know is an executable of the operator's."""
+    echo = server("tcp")
+    animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
+    told = trip.dump(animal)
+    hooks = criuctl.home.path / "hooks"
+    (hooks / "reconnect").mkdir(parents=True)
+    hook = hooks / "reconnect" / "lines"
+    hook.write_text(HOOK)
+    hook.chmod(0o755)
+    config = criuctl.home.path / "hook.yaml"
+    rule = {"match": {"protocol": "tcp"}, "policy": "reconnect", "application": "lines"}
+    config.write_text(json.dumps({"connection_rules": [rule], "hook_dirs": [str(hooks)]}))
+    echo.stop()
+    echo.start()
+    answer = criuctl("--config", config, "restore", told["checkpoint"])
+    (connection,) = answer["connections"]
+    assert (connection["outcome"], connection["application"]) == ("reconnected", "lines")
+    assert connection["details"]["said"] == "hi"
+    assert zoo.adopt(answer["pid"], animal).ask()["answered"] == 1
+
+
+HOOK = """#!/usr/bin/env python3
+import json, socket, sys
+
+asked = json.load(sys.stdin)
+host, port = asked["connection"]["peer"].rsplit(":", 1)
+sock = socket.socket(fileno=3)
+sock.connect((host, int(port)))
+sock.sendall(b"hi")
+print(json.dumps({"outcome": "reconnected", "data": {"said": sock.recv(2).decode()}}))
+"""

@@ -1,8 +1,9 @@
 """A client with many habits: ``caller.py FOLDER WAY KIND ADDRESS [COUNT]``; holds COUNT connections and says what they see.
 
 KIND is tcp, udp, unix, seqpacket or unix-dgram.  WAY is how it waits for answers: blocking (a thread for each connection
-sits in recv), select, epoll, or shared (the descriptor, a duplicate of it and a child's copy take turns).  Each question
-is one line, and a right answer is the same line.
+sits in recv), select, epoll, shared (the descriptor, a duplicate of it and a child's copy take turns), late (reads only
+when asked to, until the end) or accept (it is the server at ADDRESS: reads its last client until the end, then takes the
+next).  Each question is one line, and a right answer is the same line.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ def connect(address: str) -> socket.socket:
 
 
 addresses = address.split(",")  # taken in turn
+if way == "accept":
+    listener = socket.socket(socket.AF_UNIX, KINDS[kind])
+    listener.bind(address)
+    listener.listen()
+    count = 0
+clients: list[socket.socket] = []
 connections = [connect(addresses[n % len(addresses)]) for n in range(count)]
 seen: list[list[str]] = [[] for _ in connections]
 news = threading.Condition()
@@ -107,7 +114,7 @@ elif way == "blocking":
         threading.Thread(target=blocking, args=(each,), daemon=True).start()
 elif way == "select":
     threading.Thread(target=selecting, daemon=True).start()
-else:
+elif way == "epoll":
     epoll = select.epoll()
     for held in connections:
         held.setblocking(False)
@@ -136,6 +143,17 @@ def inside() -> object:
     return module.report()
 
 
+def late() -> str:
+    """What the one connection has to say until its end."""
+    said = b""
+    for one in connections or clients[-1:]:
+        while data := one.recv(4096):
+            said += data
+    if way == "accept":
+        clients.append(listener.accept()[0])
+    return said.decode()
+
+
 def check(found: Check) -> None:
     """Ask on every connection and wait for what comes; EOF and errors are answers too."""
     global asked_times
@@ -151,6 +169,9 @@ def check(found: Check) -> None:
         os.write(child[0], b"?")
         answers.append(os.read(child[1], 64).decode())
         found.facts |= {"answers": answers}
+        return
+    if way in ("late", "accept"):
+        found.facts |= {"read": late()}
         return
     for number in range(count):
         ask(number)

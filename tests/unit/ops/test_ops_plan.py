@@ -94,6 +94,56 @@ def test_policies(recorded: str, wished: str | None, here: bool, policy: str, er
     assert (codes(plan, "error"), codes(plan, "warning")) == (errors, warnings)
 
 
+UDP = CONNECTION.with_use(type="dgram", protocol="udp", peer="10.0.0.9:53")
+LOG = ConnectionRecord(pid=100, fd=6, family="unix", type="dgram", peer="/run/log", external=True)
+BUS = ConnectionRecord(pid=100, fd=7, family="unix", type="stream", state="established", peer="/run/bus", external=True)
+HERE = frozenset({CONNECTION.local})
+OPEN = frozenset({(CONNECTION.local, CONNECTION.peer), (UDP.local, UDP.peer)})
+
+
+@pytest.mark.parametrize(
+    ("record", "wished", "there", "policy", "reason", "errors"),
+    [
+        (UDP, None, {"local_addresses": HERE}, "keep", "", []),
+        (UDP, None, {}, "reconnect", "not an address of this host", []),
+        (UDP, None, {"local_addresses": HERE, "open_pairs": OPEN}, "reconnect", "another socket", []),
+        (UDP, "keep", {}, "keep", "", ["address"]),
+        (LOG, None, {}, "keep", "", []),
+        (LOG, None, {"missing_peers": frozenset({"/run/log"})}, "reconnect", "not there yet", []),
+        (LOG.with_use(peer=""), None, {}, "hangup", "no name", []),
+        (BUS, "keep", {}, "hangup", "cannot be kept", []),
+        (BUS, "reconnect", {}, "reconnect", "", []),
+        (BUS.with_use(peer=""), "reconnect", {}, "hangup", "no name", []),
+        (CONNECTION.with_use(state="close-wait"), "reconnect", {}, "hangup", "closed", []),
+        (CONNECTION.with_use(direction="accepted"), "reconnect", {}, "hangup", "accepted", []),
+        (CONNECTION, "keep", {"local_addresses": HERE, "open_pairs": OPEN}, "keep", "", ["address-in-use"]),
+    ],
+)
+def test_what_there_is_of_a_wish(
+    record: ConnectionRecord, wished: str | None, there: dict[str, object], policy: str, reason: str, errors: list[str]
+) -> None:
+    plan = make_plan(manifest(connections=(record,)), facts(**there), Wishes(connections=wished))
+    (made,) = plan.connections
+    assert made.policy == policy
+    assert reason in made.decision.reason
+    assert codes(plan, "error") == errors
+
+
+@pytest.mark.parametrize(("wished", "policy", "errors"), [(None, "hangup", []), ("keep", "keep", ["address"])])
+def test_nobody_is_reached_from_a_new_network(wished: str | None, policy: str, errors: list[str]) -> None:
+    record = CONNECTION.with_use(policy="reconnect")
+    there = facts(netns=("private", ""), local_addresses=HERE)
+    plan = make_plan(manifest(connections=(record,)), there, Wishes(connections=wished))
+    assert (plan.policies, codes(plan, "error")) == ({(100, 5): policy}, errors)
+
+
+def test_many_hang_ups_are_one_warning() -> None:
+    many = tuple(CONNECTION.with_use(fd=fd, direction="accepted") for fd in range(10, 40))
+    plan = make_plan(manifest(connections=many), facts(), Wishes(connections="reconnect"))
+    assert codes(plan, "warning") == ["connection-hangup"]
+    assert "30 connections" in plan.findings[0].text
+
+
 def test_another_machine() -> None:
     other = facts(kernel_arch="aarch64", page_size=65536, cpu_flags=frozenset())
     assert codes(make_plan(manifest(), other, Wishes()), "error") == ["arch", "page-size"]
