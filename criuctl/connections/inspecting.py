@@ -76,11 +76,15 @@ def ask_all(questions: Sequence[Question], seconds: float = SECONDS, grace: floa
         threading.Thread(target=_work, args=(waiting, deadline), name="criuctl-inspect", daemon=True)
         for _ in range(min(_WORKERS, len(tasks)))
     ]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(max(0.0, deadline + grace - time.monotonic()))
-    return [_collect(task) for task in tasks]
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(max(0.0, deadline + grace - time.monotonic()))
+    finally:
+        # Interrupted or not: nobody speaks on a connection whose program may be running again.
+        answers = [_collect(task) for task in tasks]
+    return answers
 
 
 def _work(waiting: queue.SimpleQueue[_Task], deadline: float) -> None:
@@ -108,7 +112,7 @@ def _ask(task: _Task, deadline: float) -> None:
     try:
         session = question.protocol.inspect(sock, question.record, question.settings, deadline)
         answer = Answer(check_any(dict(session), question.protocol.name))
-        if unread(sock):
+        if unread(sock) and not getattr(question.protocol, "any_time", False):
             answer = Answer(reason="the peer has sent something of its own accord")
     except CriuctlError as error:
         answer = Answer(reason=error.message)

@@ -13,11 +13,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..config import Config
-from ..errors import Vetoed
+from ..errors import NoSuchProcess, Vetoed
 from ..proc.descriptors import Descriptor, descriptors
 from ..proc.sockdiag import namespace_socket
 from ..proc.syscalls import borrow_socket
@@ -78,7 +79,11 @@ class Survey:
 
     def _seen(self, root: int, *, details: bool) -> tuple[list[Process], Look]:
         tree = read_tree(root)
-        opened = {p.pid: descriptors(p.pid) for p in tree if not p.zombie}
+        opened: dict[int, list[Descriptor]] = {}
+        for process in tree:
+            if not process.zombie:
+                with suppress(NoSuchProcess):  # it runs, so a child may end while we look
+                    opened[process.pid] = descriptors(process.pid)
         self._before = look(tree, opened, before=self._before, details=details)
         return tree, self._before
 

@@ -6,8 +6,10 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,13 @@ from support.trip import Trip
 from support.zoo import Animal, Zoo
 
 from criuctl.checkpoint.manifest import ConnectionRecord
+from criuctl.config import Config
 from criuctl.connections import sockopts
 from criuctl.connections.record import Look, look
+from criuctl.connections.survey import Survey
 from criuctl.proc.descriptors import descriptors
 from criuctl.proc.tree import read_tree
+from criuctl.report import Reporter
 
 pytestmark = pytest.mark.integration
 
@@ -144,6 +149,21 @@ def test_options_are_put_on_another_socket() -> None:
         assert sockopts.changed(other) == found
         odd: dict[str, Any] = {"SO_NONSENSE": 1, "SO_LINGER": "x", "TCP_NODELAY": [1], "SO_RCVTIMEO": [1]}
         assert sorted(sockopts.apply(other, odd)) == sorted(odd)
+
+
+def test_a_process_that_ends_while_we_look_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        text = f"s = socket.create_connection(('127.0.0.1', {listener.getsockname()[1]}))"
+        with running(text, tmp_path) as program:
+            gone = subprocess.Popen(["true"])
+            gone.wait()
+            tree = read_tree(program.pid)
+            seen = [*tree, replace(tree[0], pid=gone.pid, ns_pid=gone.pid)]
+            monkeypatch.setattr("criuctl.connections.survey.read_tree", lambda pid: seen)
+            survey = Survey(Config(), Reporter())
+            survey.ahead(program.pid)
+            (only,) = survey.look(program.pid)
+            assert (only.record.pid, only.record.policy) == (program.pid, "hangup")
 
 
 # -- criuctl connections --------------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ class ApplicationProtocol(Protocol):
     def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
         """What the peer holds for this session, as JSON for the record; the tree is frozen, the socket is connected.
 
+        The PIDs of this `record` are ours, not the tree's: they may be looked up in /proc.
         Raises `CannotRebuild` with the reason (a transaction is open, a query is in flight, TLS).  `deadline` is
         of `time.monotonic`.  Nothing about the session may be changed by it: the tree may go on.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import socket
 import threading
 import time
@@ -117,6 +118,27 @@ def test_who_hangs_is_left_behind(says: bytes) -> None:
         if not says:
             program.sendall(b"mine")
         assert peer.recv(99) == (says or b"mine")
+
+
+def test_an_interrupt_leaves_nobody_asking() -> None:
+    """The tree goes on when the dump is given up: no word of ours may come between its own."""
+    go_on, late = threading.Event(), threading.Event()
+
+    def inspect(sock: socket.socket, _deadline: float) -> dict[str, Any]:
+        _thread.interrupt_main()
+        go_on.wait(30)
+        try:
+            sock.sendall(b"late word")
+        except OSError:
+            late.set()
+        return {}
+
+    program, peer = _pair()
+    with program, peer:
+        with pytest.raises(KeyboardInterrupt):
+            ask_all([question(inspect, program)], seconds=60)
+        go_on.set()
+        assert late.wait(10)
 
 
 def test_a_hundred_who_hang_take_no_longer_than_one() -> None:
