@@ -40,6 +40,7 @@ class OutputLog:
         self._view = memoryview(self._ring)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self.broken = ""  # why the file was given up
+        os.pwrite(self._fd, _HEADER.pack(_MAGIC, self.capacity, base, base), 0)
 
     @classmethod
     def reopen(cls, path: Path, ring: int = RING) -> OutputLog:
@@ -143,7 +144,7 @@ class OutputLog:
 
 
 def _read_header(fd: int) -> tuple[int, int, int]:
-    magic, capacity, base, end = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
+    magic, capacity, base, end = _HEADER.unpack(os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
     if magic != _MAGIC or not capacity or not 0 <= end - base <= capacity:
         raise ValueError("not an output log")
     return capacity, base, end

@@ -100,7 +100,12 @@ def _state(holder: Holder) -> dict[str, Any]:
         "sequence": holder.sequence,
         "audit": holder.audit.sequence,
         "events": [[sequence, _text(frame)] for sequence, frame in holder.events],
-        "log": {"capacity": log.capacity, "base": log.base, "broken": _text(log.read(log.base, log.end)) if log.broken else None},
+        "log": {
+            "capacity": log.capacity,
+            "base": log.base,
+            "end": log.end,
+            "broken": _text(log.read(log.base, log.end)) if log.broken else None,
+        },
         "modes": [holder.modes.to_dict(), _text(holder.modes.carry)],
         "root": asdict(root) if root is not None else None,
         "stopped": [asdict(identity) for identity in holder.tree.stopped],
@@ -127,12 +132,7 @@ def resume(memory: int) -> None:
         file.seek(0)
         state = json.load(file)
     run_folder, state_folder = map(Path, state["folders"])
-    path = state_folder / "output"
-    if state["log"]["broken"] is None:
-        log = OutputLog.reopen(path)
-    else:
-        log = OutputLog(path, state["log"]["capacity"], base=state["log"]["base"])
-        log.append(_bytes(state["log"]["broken"]))
+    log = _resume_log(state_folder / "output", state["log"])
     modes = Modes.from_dict(state["modes"][0])
     modes.carry = _bytes(state["modes"][1])
     holder = Holder(Identity(**state["identity"]), run_folder, state_folder, log, modes, state["audit"])
@@ -150,6 +150,21 @@ def resume(memory: int) -> None:
         holder.loop.after(holder.linger, holder.end_lingering)
     holder.loop.soon(holder.answer_waits)
     holder.run()
+
+
+def _resume_log(path: Path, state: dict[str, Any]) -> OutputLog:
+    if state["broken"] is None:
+        try:
+            log = OutputLog.reopen(path)
+            if log.end == state["end"]:
+                return log
+            log.close()
+        except (OSError, ValueError):
+            pass  # somebody removed it; the scrollback is lost, the session is not
+        return OutputLog(path, state["capacity"], base=state["end"])
+    log = OutputLog(path, state["capacity"], base=state["base"])
+    log.append(_bytes(state["broken"]))
+    return log
 
 
 def _resume_authority(holder: Holder, state: dict[str, Any]) -> None:
