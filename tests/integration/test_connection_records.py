@@ -158,7 +158,7 @@ def test_a_process_that_ends_while_we_look_is_left_out(tmp_path: Path, monkeypat
             gone = subprocess.Popen(["true"])
             gone.wait()
             tree = read_tree(program.pid)
-            seen = [*tree, replace(tree[0], pid=gone.pid, ns_pid=gone.pid)]
+            seen = [*tree, replace(tree[0], pid=gone.pid, ns_pids=(gone.pid,))]
             monkeypatch.setattr("criuctl.connections.survey.read_tree", lambda pid: seen)
             survey = Survey(Config(), Reporter())
             survey.ahead(program.pid)
