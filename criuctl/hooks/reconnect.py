@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..config import Config
-from .contract import RECONNECT, STDERR_TAIL, VERSION, BadAnswer, decode
-from .runner import execute, find_hook
+from .contract import RECONNECT, STDERR_TAIL, BadAnswer, decode
+from .runner import execute, find_hook, request
 
 SOCKET_FD = 3
 SECRET_FD = 4
@@ -52,7 +52,8 @@ def run_reconnect(
     timeout = min(config.hook_timeout, deadline - time.monotonic())
     if timeout <= 0:
         return _failed(f"no time is left for the hook {name!r}", retry=True)
-    body = {"version": VERSION, "phase": RECONNECT, **(facts or {}), "connection": dict(record), "options": dict(options or {})}
+    told = {key: value for key, value in (facts or {}).items() if key != "connections"}
+    body = request(RECONNECT, told | {"connection": dict(record), "options": dict(options or {})}, name)
     flags = fcntl.fcntl(sock_fd, fcntl.F_GETFL)
     fds = {SOCKET_FD: sock_fd}
     if secret is not None:

@@ -48,6 +48,7 @@ class HandBack:
     config: Config
     plans: Sequence[ConnectionPlan]
     pids: Mapping[int, int]  # the tree's PIDs -> ours
+    facts: Mapping[str, Any]  # about the restore, as hooks are told them
 
     def run(self) -> list[dict[str, Any]]:
         """Carry out the plan; one report for each connection.  `RestoreFailed` when a rule says that it must be back."""
@@ -100,7 +101,7 @@ class HandBack:
             jobs.append(
                 Job(
                     record=record,
-                    protocol=find(self.config, decided.application) if decided.application else None,
+                    protocol=find(self.config, decided.application, self.facts) if decided.application else None,
                     settings=decided.settings,
                     seconds=decided.deadline,
                     borrow=lambda record=record: self.borrow(record),  # type: ignore[misc]  # bound now, not when called

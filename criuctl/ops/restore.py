@@ -36,6 +36,7 @@ from ..report import Reporter
 from ..store import open_store
 from . import arrival, cgroups, handback, hooking, insidereport, materialise, mend, remaps
 from .arrival import RestoreResult
+from .holders import RestoredHolder
 from .host import host_id
 from .netlock import ConnectionLock
 from .plan import RestorePlan, Wishes, make_plan, observe
@@ -134,7 +135,8 @@ def restore(
             insidereport.publish(config, root, names, work.connections, reporter)
 
         copy = new_name is not None
-        work = _Restore(config, reporter, manifest, plan, images, terminals, folder, reader, register, pages, hooks, copy=copy)
+        holder = RestoredHolder(config, manifest, session)
+        work = _Restore(config, reporter, manifest, plan, images, terminals, holder, folder, reader, register, pages, hooks, copy=copy)
         try:
             root = work.run(criu)
         except BaseException as error:
@@ -179,6 +181,7 @@ class _Restore:
     plan: RestorePlan
     images: ImageSet
     terminals: RestoredTerminals
+    holder: RestoredHolder
     folder: int
     reader: CheckpointReader
     register: Callable[[int], None]  # the root's PID, before it runs
@@ -209,6 +212,7 @@ class _Restore:
             self.reporter.step("files")
             applied.apply(plan.files)
             stack.enter_context(remaps.provided(manifest.links, self.reader))
+            self.holder.prepare(self.reader, stack, private=plan.pids == "private")
             private: PrivateNamespaces | None = None  # whose PIDs CRIU will speak of
             prefix: list[str] = []
             if plan.net in ("named", "existing"):
@@ -217,7 +221,13 @@ class _Restore:
                 prefix = ["nsenter", f"--net={plan.net_source}", "--"]
             fresh: PrivateNamespaces | None = None
             if plan.pids == "private" or plan.net == "private":
-                fresh = stack.enter_context(PrivateNamespaces(net=plan.net == "private", reserved=self.images.reserved_ids()))
+                spaces = PrivateNamespaces(
+                    net=plan.net == "private",
+                    reserved=self.images.reserved_ids(),
+                    bind=self.holder.shown,
+                    start=self.holder.starter,
+                )
+                fresh = stack.enter_context(spaces)
                 # A tree that is PID 1 makes its own PID namespace: CRIU must stay outside of any other.
                 private = None if plan.pids == "init" else fresh
                 prefix += fresh.net_entry if private is None else fresh.entry
@@ -240,10 +250,11 @@ class _Restore:
                 stack.callback(early.stop)
             if self.lazy:
                 self.following = stack.enter_context(LazyPages(criu, self.folder, self.lazy, prefix))
-            driver.restore(criu, self.folder, options, lambda pid: self._placed(pid, private), enter=prefix)
+            start = self.holder.starter if private is None else None
+            driver.restore(criu, self.folder, options, lambda pid: self._placed(pid, private), enter=prefix, start=start)
             self.running_at = time.monotonic()
             if fresh is not None:
-                fresh.keep(self.inner_root)
+                fresh.keep(self.inner_root, ends_with_root=self.holder.ends_with_root)
             assert self.placed is not None  # CRIU has passed post-restore, or the driver raised
             root = self.placed.pid  # it may have ended already: that is no failure of the restore
             if self.following is not None:
@@ -263,13 +274,14 @@ class _Restore:
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         if self.plan.connections:
             self.reporter.step("connections")
-        self.connections = handback.HandBack(self.config, self.plan.connections, pids).run()
+        self.connections = handback.HandBack(self.config, self.plan.connections, pids, self.hooks.facts | {"pid": root}).run()
         self._rejoin_groups(pids)
         self.terminals.replant(self.reader)
         self.hooks.run("post-restore", pid=root, connections=self.connections)
         if self.following is not None:
             self.following.watch(self.placed)
         self.register(root)
+        self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys)
         self.reporter.step("resume")
 
     def _rejoin_groups(self, pids: dict[int, int]) -> None:

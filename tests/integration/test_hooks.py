@@ -290,6 +290,9 @@ told = json.load(sys.stdin)
 host, _, port = told["connection"]["peer"].rpartition(":")
 sock = socket.socket(fileno=3)
 sock.connect((host, int(port)))
+if not told.get("trial"):
+    assert told["recorded"][0]["data"] == {"from": "frozen"}, told
+    assert (told["session"], told["connections"] if "connections" in told else None) == ("peer", None), told
 sock.sendall(told["options"]["greeting"].encode())
 assert sock.recv(7) == b"welcome"
 print(json.dumps({"outcome": "reconnected", "data": {"secret": open(4).read().strip() == "s3cret"}}))
@@ -302,6 +305,7 @@ def test_a_connection_handed_to_a_hook(
     """First by hand, on a new socket beside the program's; then for real: the program talks on over the very socket."""
     address, heard = greeter
     hooks.python("reconnect", "greet", RECONNECT)
+    hooks.sh("frozen", "greet", "echo '{\"data\": {\"from\": \"frozen\"}}'")
     secret = home.path / "secret"
     secret.write_text("s3cret\n")
     secret.chmod(0o600)
@@ -314,7 +318,7 @@ def test_a_connection_handed_to_a_hook(
     assert (trial["results"][0]["outcome"], trial["results"][0]["data"]) == ("reconnected", {"secret": True})
     assert heard == [b"hello\n", b"again"]
     assert animal.ask()["outcome"] == "echo"
-    told = trip.dump(animal)
+    told = trip.dump(animal, "--name", "peer")
     restored = trip.restore(told, animal, equal=False)
     assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [("reconnect", "reconnected")]
     assert heard == [b"hello\n", b"again", b"again"]

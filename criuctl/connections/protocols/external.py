@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from ...checkpoint.manifest import ConnectionRecord
@@ -21,9 +22,10 @@ class External:
     connects = True  # by itself
     any_time = True  # what was under way is in the record (rqueue, wqueue): the hook knows whether its protocol can go on
 
-    def __init__(self, config: Config, name: str) -> None:
+    def __init__(self, config: Config, name: str, facts: Mapping[str, Any]) -> None:
         self.config = config
         self.name = name
+        self.facts = facts  # about the restore, as hooks of every phase are told them
 
     def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
         """See `base.ApplicationProtocol`; what a hook wants to know it finds out in its phase ``frozen``."""
@@ -45,6 +47,7 @@ class External:
             options=settings.options,
             secret=secret,
             deadline=deadline,
+            facts=self.facts,
         )
         if answer["outcome"] != "reconnected":
             kind = PeerAway if answer["retry"] else CannotRebuild

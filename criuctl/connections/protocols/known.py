@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from typing import cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from ...config import Config
 from .base import ApplicationProtocol
@@ -11,10 +12,10 @@ from .base import ApplicationProtocol
 BUILT_IN = ("postgresql", "redis", "tcp")
 
 
-def find(config: Config, name: str) -> ApplicationProtocol:
-    """The protocol `name`; whether a hook of that name exists is found out when it is run."""
+def find(config: Config, name: str, facts: Mapping[str, Any] | None = None) -> ApplicationProtocol:
+    """The protocol `name`; whether a hook of that name exists is found out when it is run, which is then told `facts`."""
     if name in BUILT_IN:
         return cast("ApplicationProtocol", importlib.import_module(f"{__package__}.{name}").PROTOCOL)
     from .external import External
 
-    return External(config, name)
+    return External(config, name, facts or {})
