@@ -20,7 +20,7 @@ from ...checkpoint.manifest import ConnectionRecord
 from ..secrets import SecretUnavailable, resolve
 from .base import CannotRebuild, PeerAway, Settings
 from .postgresql_auth import Login, PasswordFile, from_password_file, log_in
-from .postgresql_rest import Title, environment_of, require_plain, require_quiet, title_of, user_name
+from .postgresql_rest import Title, environment_of, require_plain, require_quiet, user_name
 from .postgresql_state import codec, read_state, rebuild
 from .postgresql_wire import SYNC, Conversation, ServerError
 from .wire import Wire
@@ -39,8 +39,7 @@ class PostgreSQL:
         """What the session holds; `CannotRebuild` with the reason if it cannot be set up again."""
         wire = Wire(sock, deadline, _name(sock, record))
         try:
-            title = title_of(record)
-            require_quiet(wire, title)
+            title = require_quiet(wire, record)
             plain = require_plain(
                 wire,
                 record,
@@ -65,6 +64,7 @@ class PostgreSQL:
                 _shut(sock)
             raise
         state["plain"] = plain
+        state["direct"] = sock.family == socket.AF_UNIX or state["port"] == sock.getsockname()[1]
         state["password_file"] = _password_file_path(record.pid)
         state["notifications"] = [[n.channel, n.payload, n.pid] for n in talk.notifications]
         return state
@@ -95,6 +95,8 @@ class PostgreSQL:
             raise CannotRebuild(f"the record of the session is not one of this version ({type(error).__name__})") from error
         if wire.unread() and wire.peek(1) not in (b"A", b"N", b"S"):
             raise CannotRebuild(f"{wire.peer} sends what nobody asked for")
+        if not state.get("direct", True):
+            warnings.append("an address translation or a pooler is in between; of a pooler's, one session was looked at")
         lost = [f"{channel}: {payload}" for channel, payload, _pid in state.get("notifications", [])]
         lost += [f"{n.channel}: {n.payload}" for n in talk.notifications]
         if lost:

@@ -10,7 +10,7 @@ restore) and look into `pg_stat_ssl` and `pg_stat_gssapi` for the session with o
 proved to be plain counts as encrypted, unless the rule's option ``tls: false`` vouches for it.  GSSAPI encryption needs a
 Kerberos configuration on the client's side; where there is none, the question does not arise.
 
-In flight.  Queues must be empty.  A local server process tells in its title; a session that we found in
+In flight.  Queues must be empty.  A local server process tells in its title, once it had time to; a session that we found in
 `pg_stat_activity` tells there; else TCP knows whether something was sent after the last that came.  Its clock is coarse
 (a tick), so in doubt we wait a moment for an answer to arrive.  Left open is a query that runs longer than that and was
 sent within a tick of the previous answer, at a server that is not local: then its answer is found in front of ours,
@@ -81,24 +81,24 @@ def environment_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs if name}
 
 
-def require_quiet(wire: Wire, title: Title | None) -> None:
-    """`CannotRebuild` if anything says that a query is in flight."""
+def require_quiet(wire: Wire, record: ConnectionRecord) -> Title | None:
+    """`CannotRebuild` if anything says that a query is in flight; the title, where there is one."""
+    _require_empty(wire)
+    if wire.sock.family == socket.AF_UNIX:
+        wire.arrives(_SETTLE)
+    else:
+        info = wire.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
+        (sent,) = struct.unpack_from("=I", info, 44)
+        (received,) = struct.unpack_from("=I", info, 52)
+        # The tree is frozen: nothing is sent any more, and a pool of connections waits once, not each for itself.
+        wire.arrives(_SETTLE - sent / 1000)
+        if sent < received and not wire.unread():
+            raise CannotRebuild("a query is in flight")
+    title = title_of(record)
     if title is not None:
         require_idle(title.doing)
     _require_empty(wire)
-    if title is not None or wire.sock.family == socket.AF_UNIX:
-        # The kernel carries a unix message in one step: what was sent is there, and an answer shows within moments.
-        if title is None and wire.arrives(_SETTLE):
-            _require_empty(wire)
-        return
-    info = wire.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64)
-    (sent,) = struct.unpack_from("=I", info, 44)
-    (received,) = struct.unpack_from("=I", info, 52)
-    if sent < received:
-        raise CannotRebuild("a query is in flight")
-    # The tree is frozen: nothing is sent any more, and a pool of connections waits once, not each for itself.
-    if sent < _SETTLE * 1000 and wire.arrives(_SETTLE - sent / 1000):
-        _require_empty(wire)
+    return title
 
 
 def require_idle(state: str) -> None:

@@ -41,7 +41,7 @@ SELECT pg_catalog.json_build_object(
  'role', pg_catalog.current_setting('role'),
  'version', pg_catalog.current_setting('server_version_num'),
  'activity', (SELECT pg_catalog.row_to_json(x) FROM (
-   SELECT usename, backend_start::text, pg_catalog.host(client_addr) AS address, client_port AS port
+   SELECT usename, backend_start::text, client_port AS port
    FROM pg_catalog.pg_stat_activity WHERE pid = pg_catalog.pg_backend_pid()) x),
  'settings', (SELECT pg_catalog.json_agg(pg_catalog.row_to_json(x)) FROM (
    SELECT name, setting, source, boot_val, reset_val FROM pg_catalog.pg_settings
@@ -105,7 +105,7 @@ def read_state(talk: Conversation, custom: Sequence[str] = ()) -> dict[str, Any]
         "server_version": int(told["version"]),
         "backend": told["pid"],
         "since": activity["backend_start"],
-        "seen_from": [activity.get("address"), activity.get("port")],
+        "port": activity.get("port"),
         "startup": startup,
         "settings": session | taken,
         "reported": told["reported"],
