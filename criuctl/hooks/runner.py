@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from ..errors import CommandFailed, ConfigError, CriuctlError, PlatformError, Vetoed
+from ..errors import CommandFailed, ConfigError, CriuctlError, TimedOut, Vetoed
 from ..proc import command, hookwatch
 from ..report import Reporter
 from .contract import (
@@ -36,6 +36,7 @@ from .contract import (
 )
 from .find import Hook, executables
 
+_LONGEST = 86400  # seconds
 _SPARE = 30.0  # seconds beyond a hook's own time in which its watcher must have ended it
 
 
@@ -48,6 +49,17 @@ class Ended:
     stdout: bytes
     stderr: str
     seconds: float
+
+
+def check(config: Config) -> None:
+    """`ConfigError` for what the configuration says of hooks and cannot mean."""
+    policies(config)
+    for key in ("hook_timeout", "hook_timeout_frozen"):
+        if not 0 < getattr(config, key) < _LONGEST:
+            raise ConfigError(f"{key} must be a number of seconds from 0 to {_LONGEST}, not {getattr(config, key)}")
+    for folder in config.hook_dirs:
+        if not os.path.isabs(folder):
+            raise ConfigError(f"hook_dirs: {folder!r} is no absolute path")
 
 
 def phase_timeout(config: Config, phase: str) -> float:
@@ -82,10 +94,10 @@ def execute(config: Config, hook: Hook, body: Mapping[str, Any], timeout: float,
             max_stdout=MAX_OUTPUT,
         )
         told = os.pread(status, 4096, 0)
-    except PlatformError:
-        raise
-    except CommandFailed:
+    except command.TooMuchOutput:
         return Ended(f"it printed more than {MAX_OUTPUT >> 20} MiB", False, b"", "", time.monotonic() - began)
+    except (CommandFailed, TimedOut) as error:
+        return Ended(f"it could not be watched: {error.message}", False, b"", "", time.monotonic() - began)
     finally:
         for fd in (life, ours, status):
             os.close(fd)
@@ -150,7 +162,7 @@ class Hooks:
     done: bool = False  # the operation has succeeded: `telling` is silent from here on
 
     def __post_init__(self) -> None:
-        policies(self.config)  # a bad configuration is told before anything is touched
+        check(self.config)  # a bad configuration is told before anything is touched
 
     def run(self, phase: str, **facts: Any) -> None:
         """Run the hooks of `phase`, all told `facts` (which later phases are told, too); raises `Vetoed`."""

@@ -151,10 +151,10 @@ def _criu(config: Config) -> Iterator[Finding]:
 
 
 def _hooks(config: Config) -> Iterator[Finding]:
-    from ..hooks.contract import policies
     from ..hooks.find import all_hooks
+    from ..hooks.runner import check
 
-    policies(config)  # raises for what the configuration cannot mean
+    check(config)  # raises for what the configuration cannot mean
     for hook in all_hooks(config):
         if hook.refused:
             text = f"the {hook.phase} hook {hook.name!r} will not be run: {hook.refused}"

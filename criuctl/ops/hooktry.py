@@ -21,7 +21,7 @@ from ..hooks import PHASES, Hooks
 from ..hooks.contract import RECONNECT, HookResult, policies
 from ..hooks.find import all_hooks, executables
 from ..hooks.reconnect import run_reconnect
-from ..hooks.runner import find_hook, request, run_hook
+from ..hooks.runner import check, find_hook, request, run_hook
 from ..proc.descriptors import descriptors
 from ..proc.sockdiag import namespace_socket
 from ..proc.tree import read_process, read_tree
@@ -60,6 +60,7 @@ class _Subject:
 
 def list_hooks(config: Config) -> list[dict[str, Any]]:
     """Every hook by phase, in the order in which they run."""
+    check(config)
     policy = policies(config)
     found = []
     for phase in PHASES:
@@ -79,6 +80,7 @@ def try_hooks(
     fd: tuple[int | None, int] | None = None,
 ) -> Trial:
     """Run the executables of `phase` (only `name`, if given) against a running tree or a checkpoint."""
+    check(config)
     if phase not in PHASES:
         raise UsageError(f"there is no phase {phase!r}", hint=f"Phases: {', '.join(PHASES)}.")
     if name is not None and any(h.name == name and h.origin == "built-in" for h in all_hooks(config, phase)):

@@ -80,6 +80,10 @@ def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     return env
 
 
+class TooMuchOutput(CommandFailed):
+    """A helper printed more than it was allowed, and was ended."""
+
+
 class Child:
     """A running child process, followed by its pidfd.  See the module's text for who ends it."""
 
@@ -313,7 +317,7 @@ def run(
     """Run a helper to its end and return what it said.
 
     With `check` an exit code other than 0 is `CommandFailed`, with the tail of stderr in the message.  One that
-    prints more than `max_stdout` bytes (default: `MAX_STDOUT`) is ended: `CommandFailed` too.
+    prints more than `max_stdout` bytes (default: `MAX_STDOUT`) is ended: `TooMuchOutput`.
     After `timeout` seconds the helper's process group is ended and reaped: `TimedOut`.
     """
     process: subprocess.Popen[bytes] | None = None
@@ -452,4 +456,4 @@ def _drain(fd: int, into: bytearray, stderr_fd: int, max_stdout: int) -> bool:
         if fd == stderr_fd:
             del into[:-STDERR_TAIL]
         elif len(into) > max_stdout:
-            raise CommandFailed(f"a helper printed more than {max_stdout} bytes")
+            raise TooMuchOutput(f"a helper printed more than {max_stdout} bytes")

@@ -119,3 +119,18 @@ def test_webhook(
     result = run(config, "snapshot-failed", **FAILED)
     assert "cannot be reached" in result.error
     assert "secret-path" not in str(result)
+
+
+def test_the_contract_s_own_examples(hooks: HookFolder, config: Config, tmp_path: Path) -> None:
+    text = (EXAMPLES.parent / "README.md").read_text()
+    assert all(f"| `{phase}` |" in text for phase in PHASES)
+    text = text.replace("/run/", f"{tmp_path}/")
+    sh, python = (text.split(f"```{language}\n")[1].split("```")[0] for language in ("sh", "python"))
+    hooks.file("pre-dump", "50-nightly", sh)
+    hooks.file("post-restore", "50-announce", python)
+    assert run(config, "pre-dump").ok
+    (tmp_path / "nightly.lock").touch()
+    with pytest.raises(Vetoed, match="the nightly job is running"):
+        run(config, "pre-dump")
+    assert run(config, "post-restore", pid=4711, labels={"role": "web"}).data == {"announced": 4711}
+    assert (tmp_path / "web.pid").read_text() == "4711\n"

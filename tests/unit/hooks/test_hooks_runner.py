@@ -16,10 +16,11 @@ import pytest
 from support.hooking import HookFolder
 from support.keeper import start_time, wait_until
 
-from criuctl.config import Config
+from criuctl.config import Config, load
 from criuctl.errors import ConfigError, Vetoed
 from criuctl.hooks import PHASES, Hooks
 from criuctl.hooks.contract import HookResult
+from criuctl.hooks.runner import check
 from criuctl.proc.tree import children
 from criuctl.report import Reporter
 
@@ -255,3 +256,21 @@ def test_a_hook_that_kills_its_watcher_goes_with_it(hooks: HookFolder, config: C
     result = run(config)
     assert "watcher" in result.error
     wait_until(lambda: start_time(int(noted.read_text())) is None, 20, "the hook is gone")
+
+
+def test_the_configuration_s_keys(hooks: HookFolder, tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("hook_timeout: 7\nhook_env: [A, B]\nhook_failure: {frozen: veto}\n")
+    config = load(
+        str(file), {"HOME": str(tmp_path), "CRIUCTL_HOOK_DIRS": f"{hooks.path}:/etc/more", "CRIUCTL_HOOK_TIMEOUT_FROZEN": "2"}
+    )
+    assert (config.hook_timeout, config.hook_timeout_frozen, config.hook_env) == (7.0, 2.0, ("A", "B"))
+    assert (config.hook_failure, config.hook_dirs) == ({"frozen": "veto"}, (str(hooks.path), "/etc/more"))
+    check(config)
+    for bad in ("hook_failure: [frozen]", "hook_failure: {frozen: 1}", "hook_failure: frozen", "hook_timeout: soon"):
+        file.write_text(bad)
+        with pytest.raises(ConfigError, match="hook_"):
+            load(str(file), {"HOME": str(tmp_path)})
+    for wrong in ({"hook_timeout": 0.0}, {"hook_timeout_frozen": float("nan")}, {"hook_dirs": ("hooks",)}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            check(Config(**wrong))  # type: ignore[arg-type]  # of several kinds
