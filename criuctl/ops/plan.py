@@ -6,17 +6,19 @@ error findings is never carried out.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import pwd
 import socket
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..checkpoint.manifest import ConnectionRecord, Manifest
+from ..checkpoint.manifest import Manifest
 from ..connections.rules import Rules, endpoint
-from ..proc.sockdiag import sockets
+from ..proc.sockdiag import socket_inside, sockets
 from ..proc.tree import ProcessIdentity, wait_gone
 from ..report import Finding
 from .connectionplan import ConnectionPlan, plan_connections
@@ -141,7 +143,7 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
         page_size=os.sysconf("SC_PAGE_SIZE"),
         taken_pids=tuple(wait_free(reserved, remains)),
         listening=listening,
-        local_addresses=frozenset(c.local for c in manifest.connections if _is_local(c)),
+        local_addresses=_local_addresses(manifest, net),
         netns=net,
         users=users,
         files=tuple(judge_all(manifest.files, wishes.files)),
@@ -166,13 +168,22 @@ def _missing_peers(manifest: Manifest) -> frozenset[str]:
     return frozenset(path for path in wanted if path.startswith("/") and not os.path.exists(path))
 
 
-def _is_local(connection: ConnectionRecord) -> bool:
-    """Whether the local address of an external connection can be bound to on this host."""
-    host = endpoint(connection.local)[0]
-    if not connection.external or not host:
-        return False
+def _local_addresses(manifest: Manifest, net: tuple[NetMode, str]) -> frozenset[str]:
+    """The external connections' local ends that can be bound to in the network that the tree comes to."""
+    with ExitStack() as stack:
+        namespace: int | None = None
+        if net[0] in ("named", "existing"):
+            namespace = os.open(net[1], os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, namespace)
+        hosts = {c.local: endpoint(c.local)[0] for c in manifest.connections if c.external}
+        here = {host for host in set(hosts.values()) if host and _is_local(host, namespace)}
+    return frozenset(local for local, host in hosts.items() if host in here)
+
+
+def _is_local(host: str, namespace: int | None) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
+    made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
+    with made(family, socket.SOCK_STREAM, 0) as probe:
         try:
             probe.bind((host, 0))
         except OSError:

@@ -22,8 +22,11 @@ TYPES = {
 class Echo:
     """Answers on `address`, which stays the same when it is stopped and started again."""
 
-    def __init__(self, kind: str, address: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self, kind: str, address: str = "127.0.0.1:0", make: Callable[[int, int, int], socket.socket] = socket.socket
+    ) -> None:
         self.kind = kind
+        self.make = make  # may be one that makes it in another net namespace
         self.address = address
         self.heard: list[bytes] = []
         self.accepted = 0  # since the last start
@@ -42,7 +45,7 @@ class Echo:
         if self.kind in ("tcp", "udp"):
             host, port = self.address.rsplit(":", 1)
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            made = socket.socket(family, TYPES[self.kind])
+            made = self.make(family, TYPES[self.kind], 0)
             if self.kind == "tcp":
                 made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             made.bind((host.strip("[]"), int(port)))
