@@ -273,4 +273,4 @@ def test_the_configuration_s_keys(hooks: HookFolder, tmp_path: Path) -> None:
             load(str(file), {"HOME": str(tmp_path)})
     for wrong in ({"hook_timeout": 0.0}, {"hook_timeout_frozen": float("nan")}, {"hook_dirs": ("hooks",)}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
-            check(Config(**wrong))  # type: ignore[arg-type]  # of several kinds
+            check(Config(**wrong))
