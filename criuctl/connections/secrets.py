@@ -5,6 +5,7 @@
     secret: {command: [pass, show, db]}     # prints it; gets an allow-listed environment
 
 They are read when they are needed, at the restore again, so a credential that was changed meanwhile is the fresh one.
+Many connections with one rule ask at the same time: what a command printed serves all of them for some seconds.
 No value read here goes into an error text: not what a file holds, not what a command printed.
 """
 
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +22,9 @@ from ..errors import ConfigError, CriuctlError, TimedOut
 from ..proc import command
 
 _LARGEST = 64 * 1024
+_FRESH = 5.0  # seconds for which a command is not run again
+_asking = threading.Lock()
+_printed: dict[tuple[str, ...], tuple[float, str]] = {}
 _KINDS = ("env", "file", "command")
 
 
@@ -53,7 +59,7 @@ def resolve(reference: Mapping[str, Any], *, timeout: float = 10.0, environ: Map
         if value not in environ:
             raise SecretUnavailable(f"the environment variable {value} is not set", hint=f"Run criuctl with {value} set.")
         return environ[value]
-    return _of_file(value) if kind == "file" else _of_command(value, timeout)
+    return _of_file(value) if kind == "file" else _of_command(tuple(value), timeout)
 
 
 def _of_file(path: str) -> str:
@@ -77,7 +83,15 @@ def _of_file(path: str) -> str:
         os.close(descriptor)
 
 
-def _of_command(argv: list[str], timeout: float) -> str:
+def _of_command(argv: tuple[str, ...], timeout: float) -> str:
+    with _asking:
+        known = _printed.get(argv)
+        if known is None or time.monotonic() - known[0] > _FRESH:
+            known = _printed[argv] = (time.monotonic(), _run(argv, timeout))
+        return known[1]
+
+
+def _run(argv: tuple[str, ...], timeout: float) -> str:
     name = argv[0]  # its arguments may be telling
     try:
         done = command.run(argv, timeout=max(timeout, 0.1), check=False)

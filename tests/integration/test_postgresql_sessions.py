@@ -151,6 +151,18 @@ def test_types_that_users_made(server: PostgresServer, client: Any) -> None:
         hand.reconnect()
 
 
+def test_a_statement_that_the_server_does_not_understand_any_more(server: PostgresServer, client: Any) -> None:
+    """It was of no use before either: a warning, and all others are there."""
+    client.execute("CREATE TABLE passing (a int)")
+    for statement in ("SELECT %s + 1", "INSERT INTO passing VALUES (%s)", "SELECT %s + 2"):
+        client.execute(statement, (1,))
+    client.execute("PREPARE old AS SELECT * FROM passing")
+    server.execute("DROP TABLE passing")
+    facts = Handback(PROTOCOL, client.fileno()).round()
+    assert len([text for text in facts["warnings"] if '"passing" does not exist' in text]) == 2
+    assert (value(client, "SELECT %s + 1", 1), value(client, "SELECT %s + 2", 1)) == (2, 3)
+
+
 OBSTACLES = [
     ("BEGIN", "a transaction is open"),
     ("CREATE TEMPORARY TABLE mine (a int)", "temporary objects: mine"),

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import pwd
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -160,7 +161,7 @@ def _password(
     wire: Wire, record: ConnectionRecord, settings: Settings, path: str, database: str, user: str, warnings: list[str]
 ) -> str | None:
     try:
-        found = resolve(settings.secret)
+        found = resolve(settings.secret, timeout=min(10.0, wire.deadline - time.monotonic()))
     except SecretUnavailable as error:
         raise CannotRebuild(error.message, hint=error.hint) from None
     if found is not None or not path:

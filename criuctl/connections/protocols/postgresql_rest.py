@@ -4,11 +4,12 @@ Two things would do harm.  A plain message into a session that is **encrypted** 
 flight** puts one ReadyForQuery too many behind its answer.  Neither can be asked of the session itself, so:
 
 Encryption.  Unix sockets have none.  For TCP a connection of our own asks the server whether it does TLS, before any
-login; most that say no settle it.  If it does, only the server knows about the session: we log in beside it (user of
-the rule's options, of the local server process's title or of the program's environment; the password as for the
-restore) and look into `pg_stat_ssl` and `pg_stat_gssapi` for the session with our address and port.  What is not
-proved to be plain counts as encrypted, unless the rule's option ``tls: false`` vouches for it.  GSSAPI encryption needs a
-Kerberos configuration on the client's side; where there is none, the question does not arise.
+login; a no settles it (but for a server whose TLS was turned off by a reload in the life of the session).  If it does,
+only the server knows about the session: we log in beside it (user of the rule's options, of the local server process's
+title or of the program's environment; the password as for the restore) and look into `pg_stat_ssl` and `pg_stat_gssapi`
+for the session with our address and port.  What is not proved to be plain counts as encrypted, unless the rule's option
+``tls: false`` vouches for it.  GSSAPI encryption needs a Kerberos configuration on the client's side; where there is
+none, the question does not arise.
 
 In flight.  Queues must be empty.  A local server process tells in its title, once it had time to; a session that we found in
 `pg_stat_activity` tells there; else TCP knows whether something was sent after the last that came.  Its clock is coarse
@@ -145,7 +146,9 @@ def _offers(wire: Wire, record: ConnectionRecord, request: bytes) -> bool:
         second = Wire(sock, wire.deadline, wire.peer)
         second.send(request)
         answer = second.receive(1)
-    if answer not in (b"S", b"N", b"G", b"E"):
+    if answer == b"E":
+        raise PeerAway(f"{wire.peer} has no place for a second connection")
+    if answer not in (b"S", b"N", b"G"):
         raise CannotRebuild(f"{wire.peer} does not speak PostgreSQL's protocol")
     return answer in b"SG"
 

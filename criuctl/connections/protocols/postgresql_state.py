@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .base import CannotRebuild
-from .postgresql_wire import SYNC, Conversation, Row, bind, close_statement, execute, parse, rows
+from .postgresql_wire import SYNC, Conversation, Row, ServerError, bind, close_statement, execute, parse, rows
 
 REPORTED = (  # what clients are told of and rely on
     "server_encoding", "client_encoding", "application_name", "default_transaction_read_only", "in_hot_standby", "is_superuser",
@@ -29,6 +29,7 @@ _CODECS = {
     "UTF8": "utf-8", "BIG5": "big5", "GBK": "gbk", "GB18030": "gb18030", "SJIS": "cp932", "UHC": "cp949", "JOHAB": "johab",
     "SHIFT_JIS_2004": "shift_jis_2004",
 }  # fmt: skip
+_NOT_UNDERSTOOD = ("42", "3F")  # syntax, undefined or forbidden objects; undefined schema
 _LOCK_SECONDS = 2.0  # the server may need a moment to notice that the old session's client is gone
 _CUSTOM = re.compile(r"[a-z_][a-z0-9_$]*(\.[a-z_][a-z0-9_$]*)+", re.IGNORECASE)
 _PREPARE = re.compile(r"(\s+|--[^\n]*(\n|$)|/\*.*?\*/)*prepare\b", re.IGNORECASE | re.DOTALL)
@@ -181,7 +182,7 @@ def rebuild(talk: Conversation, state: dict[str, Any], warnings: list[str]) -> N
     if state["role"] != "none":
         _set(talk, "role", state["role"], encoding)
     _types(talk, state["prepared"])
-    _prepare(talk, state["prepared"], encoding)
+    _prepare(talk, state["prepared"], encoding, warnings)
     for channel in state["channels"]:
         quoted = '"' + channel.replace('"', '""') + '"'
         talk.carry_out(_once(f"LISTEN {quoted}".encode(encoding)), f"LISTEN {quoted}")
@@ -201,15 +202,34 @@ def _set(talk: Conversation, name: str, value: str, encoding: str) -> None:
         raise CannotRebuild(f"SET {name}: the server's answer does not fit the question")
 
 
-def _prepare(talk: Conversation, items: list[dict[str, Any]], encoding: str) -> None:
-    """In the order in which they were made, all that belong to the protocol in one round trip."""
+def _prepare(talk: Conversation, items: list[dict[str, Any]], encoding: str, warnings: list[str]) -> None:
+    """All that belong to the protocol in one round trip; one by one if that fails, to know which.
+
+    A statement that the server does not understand any more (its table was dropped) was of no use in the old session
+    either: that is a warning.
+    """
     plain = [item for item in items if not item["from_sql"]]
-    batch = b"".join(parse(i["name"].encode(encoding), i["statement"].encode(encoding), i["oids"]) for i in plain)
-    if plain:
-        talk.carry_out(batch, f"preparing {_some([item['name'] for item in plain])}")
+    parsing = {id(i): parse(i["name"].encode(encoding), i["statement"].encode(encoding), i["oids"]) for i in plain}
+    if plain and _done(talk, b"".join(parsing.values())) is not None:
+        for item in plain:
+            fresh = close_statement(item["name"].encode(encoding))  # it may be one of those that did work
+            _tell(item["name"], _done(talk, fresh + parsing[id(item)]), warnings)
     for item in items:
         if item["from_sql"]:
-            talk.carry_out(_once(item["statement"].encode(encoding)), f"PREPARE {item['name']}")
+            _tell(item["name"], _done(talk, _once(item["statement"].encode(encoding))), warnings)
+
+
+def _done(talk: Conversation, batch: bytes) -> ServerError | None:
+    talk.begin(batch + SYNC)
+    return talk.until_ready()[1]
+
+
+def _tell(name: str, failed: ServerError | None, warnings: list[str]) -> None:
+    if failed is None:
+        return
+    if not failed.state.startswith(_NOT_UNDERSTOOD):
+        raise failed.mapped(f"preparing {name}")
+    warnings.append(f"the prepared statement {name} does not exist any more: {failed}")
 
 
 def _types(talk: Conversation, items: list[dict[str, Any]]) -> None:

@@ -73,6 +73,12 @@ def test_a_command_that_hangs() -> None:
     assert time.monotonic() - began < 20
 
 
+def test_a_command_is_run_once_for_many(tmp_path: Path) -> None:
+    argv = ["sh", "-c", f"echo x >> {tmp_path}/runs; echo many"]
+    assert {resolve({"command": argv}) for _ in range(5)} == {"many"}
+    assert (tmp_path / "runs").read_text() == "x\n"
+
+
 def test_a_variable_that_is_not_set() -> None:
     with pytest.raises(SecretUnavailable, match="NO_SUCH"):
         resolve({"env": "NO_SUCH"}, environ={})
