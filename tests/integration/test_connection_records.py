@@ -14,16 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers.postgresql import PostgresServer
+from servers.redis import redis_server
 from support.command import Criuctl, Home
 from support.echo import Echo
 from support.keeper import wait_until
-from support.obstacles import running
+from support.obstacles import DUMPABLE, running
 from support.trip import Trip
 from support.zoo import Animal, Zoo
 
 from criuctl.checkpoint.manifest import ConnectionRecord
 from criuctl.config import Config
 from criuctl.connections import sockopts
+from criuctl.connections.detect import Dial, probe
 from criuctl.connections.record import Look, look
 from criuctl.connections.survey import Survey
 from criuctl.proc.descriptors import descriptors
@@ -342,3 +345,50 @@ def test_what_cannot_be_rebuilt_is_refused_if_the_rule_says_so(zoo: Zoo, criuctl
             assert "not idle" in answer["error"]["message"]
             assert animal.alive()
             os.kill(animal.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "name", ["unix-pair-outside", "unix-datagram-pair-outside", "unix-stream-outside", "unix-waiting-outside"]
+)
+def test_obstacles_of_raw_criu_are_dumped(name: str, tmp_path: Path, criuctl: Criuctl) -> None:
+    case = next(case for case in DUMPABLE if case.name == name)
+    with running(case.program, tmp_path) as program:
+        told = criuctl("dump", program.pid, "--leave-running")
+        assert [(c["family"], c["external"]) for c in told["connections"]] == [("unix", True)]
+        assert told["connections"][0]["peer_process"].startswith(f"{program.outer} (")
+
+
+def test_clients_of_a_unix_server_in_the_tree(zoo: Zoo, trip: Trip, home: Home) -> None:
+    """The accepted end is hung up, the listening socket is intact and has its name."""
+    place = home.path / "inside.sock"
+    text = (
+        f"import socket; s = socket.socket(socket.AF_UNIX); s.bind({str(place)!r}); s.listen()\n"
+        "while True:\n a = s.accept()[0]; a.sendall(b'hello'); a.recv(1)"
+    )
+    animal = _program(zoo, text)
+    wait_until(place.exists, 10, "the server")
+    with _client(place) as client:
+        assert client.recv(9) == b"hello"
+        told = trip.dump(animal)
+        assert [(c["direction"], c["local"], c["policy"]) for c in told["connections"]] == [("accepted", str(place), "hangup")]
+        assert client.recv(9) == b""
+    trip.restore(told, animal, equal=False)
+    with _client(place) as client:
+        assert client.recv(9) == b"hello"
+
+
+def _client(place: Path) -> socket.socket:
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(20)
+    wait_until(lambda: client.connect_ex(str(place)) == 0, 10, "somebody who listens")
+    return client
+
+
+def test_real_servers_are_known_by_asking(postgres_server: PostgresServer) -> None:
+    """As it is for a server on another host, whose process nobody can see."""
+    with redis_server() as redis:
+        peers: dict[str, Dial] = {
+            "pg": (socket.socket, ("127.0.0.1", postgres_server.port)),
+            "redis": (socket.socket, ("127.0.0.1", redis.port)),
+        }
+        assert probe(peers, seconds=9.0) == {"pg": "postgresql", "redis": "redis"}
