@@ -210,6 +210,30 @@ class TerminalRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class HolderRecord(Record):
+    """What a session's holder passed on: all that the next one needs to go on in its place."""
+
+    private: bool = False  # the tree had PID and mount namespaces of its own, which end with its root
+    created: float = 0.0  # unix seconds
+    command: tuple[str, ...] = ()
+    labels: dict[str, str] = field(default_factory=dict)
+    rows: int = 24
+    columns: int = 80
+    base: int = 0  # offset of the first byte in `scrollback`
+    scrollback: StreamRef | None = None
+    modes: dict[str, Any] = field(default_factory=dict)  # of the terminal, as the protocol of holders has them
+    roles: tuple[tuple[str, ...], ...] = ()  # (kind, name, role): the ceilings of operators
+    events: int = 0  # sequence of the last event
+    audit: int = 0  # sequence of the last entry in the audit log
+
+    def check(self, where: str) -> None:
+        for name in ("base", "events", "audit"):
+            check_range(getattr(self, name), 0, 1 << 62, f"{where}.{name}")
+        for name in ("rows", "columns"):
+            check_range(getattr(self, name), 0, (1 << 16) - 1, f"{where}.{name}")
+
+
+@dataclass(frozen=True, slots=True)
 class ConnectionRecord(Record):
     """A connected or listening socket of the tree and what is to become of it."""
 
@@ -259,6 +283,7 @@ class Manifest(Record):
     image_data: StreamRef = field(default_factory=StreamRef)
     memory: tuple[MemoryImage, ...] = ()
     terminals: tuple[TerminalRecord, ...] = ()
+    holder: HolderRecord | None = None
     connections: tuple[ConnectionRecord, ...] = ()
     files: tuple[FileRecord, ...] = ()
     links: tuple[LinkRecord, ...] = ()
@@ -313,6 +338,8 @@ class Manifest(Record):
         found += [f.data for f in self.files if f.data is not None]
         found += [link.data for link in self.links]
         found += [t.input for t in self.terminals if t.input is not None]
+        if self.holder is not None and self.holder.scrollback is not None:
+            found.append(self.holder.scrollback)
         return found
 
 

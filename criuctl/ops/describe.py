@@ -12,6 +12,7 @@ from ..checkpoint.manifest import (
     ConnectionRecord,
     ExternalFile,
     FileRecord,
+    HolderRecord,
     ImageFile,
     LinkRecord,
     Manifest,
@@ -73,6 +74,7 @@ class Taken:
     external: Mapping[str, Descriptor]  # CRIU's key -> what it could not reach by path
     entry: NamespacePlan
     terminals: Sequence[TerminalRecord] = ()
+    holder: HolderRecord | None = None
 
 
 def describe(
@@ -103,6 +105,7 @@ def describe(
         image_data=writer.stream("images"),
         memory=memory_images,
         terminals=tuple(taken.terminals),
+        holder=taken.holder,
         connections=tuple(taken.connections),
         files=tuple(taken.files),
         links=tuple(taken.links),

@@ -40,6 +40,7 @@ from ..report import Reporter
 from ..store import open_store
 from . import files, hooking, insidereport, remaps, surroundings
 from .describe import DumpResult, Taken, describe
+from .holders import DumpedHolder
 from .host import host_id
 from .namespaces import NamespacePlan, plan_entry
 from .preflight import check_tree
@@ -116,6 +117,7 @@ def dump(
             entry=plan_entry(root.pid),
             external=surroundings.external_files(root.pid),
             terminals=DumpedTerminals(root.pid, stack),
+            holder=DumpedHolder(config, session, root, stack),
             net=net,
             folder=scratch.folder("images"),
             writer=stack.enter_context(repository.writer(reporter, patient=not leave_running)),
@@ -144,6 +146,7 @@ def dump(
             except CriuctlError as error:
                 reporter.warning(f"the lease of {session.name!r} could not be given back: {error.message}", error.hint)
         _remember(registry, config, work, manifest)
+        work.holder.done(manifest.id, manifest.number, ended=not leave_running)
     hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
     return DumpResult(manifest, store.url, list(reporter.warnings), hooks.degraded, hooks.records())
@@ -188,6 +191,7 @@ class _Dump:
     entry: NamespacePlan
     external: dict[str, Descriptor]
     terminals: DumpedTerminals
+    holder: DumpedHolder
     net: int  # descriptor of the tree's net namespace
     folder: int
     writer: CheckpointWriter
@@ -209,6 +213,7 @@ class _Dump:
 
     def run(self, criu: binary.CriuBinary) -> Manifest:
         """Freeze, take everything, commit; returns the manifest that is in the store."""
+        self.holder.read_ahead(self.writer)
         self.survey.wait(self.root)
         self.reporter.step("freeze")
         options = DumpOptions(
@@ -225,6 +230,7 @@ class _Dump:
             driver.dump(criu, self.folder, options, self.writer, steps, enter=self.entry.prefix)
         assert self.manifest is not None  # commit ran, or the driver raised
         if self.leave_running:
+            self.holder.thawed()
             exact = ImageSet(self.folder).frozen_us()
             timings = dict(self.manifest.timings, frozen_ms=round((exact or self.frozen_ms * 1000) / 1000, 1))
             self.manifest = self._store(replace(self.manifest, timings=timings))
@@ -267,6 +273,7 @@ class _Dump:
             self.session, state="checkpointed", store=self.config.store, checkpoint=self.manifest.id, boot_id=boot_id()
         )
         self.registry.put(replace(ended, lock_table=self.lock_table(), lock_kept=self.kept))
+        self.holder.commit(self.manifest.id)
         self.terminals.drop()
 
     def _store(self, manifest: Manifest) -> Manifest:
@@ -290,8 +297,9 @@ class _Dump:
         links = remaps.collect(images, self.writer, self.root, self.entry)
         file_records = self.collected.result()
         self.kept = any(c.policy == "keep" and c.external and c.protocol == "tcp" for c in self.connections)
+        holder = self.holder.begin(self.writer)
         typed = self.terminals.take(self.tree, self.opened, self.writer)
-        taken = Taken(self.tree, file_records, self.connections, links, self.external, self.entry, typed)
+        taken = Taken(self.tree, file_records, self.connections, links, self.external, self.entry, typed, holder)
         return describe(self.config, self.session, self.labels, taken, images, memory, self.writer)
 
     def ended(self) -> bool:

@@ -24,6 +24,7 @@ from ..config import Config
 from ..errors import Conflict
 from ..proc import netfilter
 from ..proc.tree import ProcessIdentity
+from ..session import sessions
 from ..session.names import check_name, valid_name
 
 __all__ = [
@@ -73,10 +74,28 @@ class Registry:
     """The sessions of this host."""
 
     def __init__(self, config: Config) -> None:
+        self._config = config
         self.folder = Path(config.state_dir) / "sessions"
 
     def get(self, name: str) -> SessionRecord | None:
-        """The record of `name`, None when there is none or it cannot be understood."""
+        """The record of `name`, None when there is none or it cannot be understood.
+
+        A holder knows its session better: what it runs is the session, whether or not it was ever dumped.
+        """
+        record = self._recorded(name)
+        if record is not None and record.alive():
+            return record
+        return self._held(name, record) or record
+
+    def _held(self, name: str, record: SessionRecord | None) -> SessionRecord | None:
+        state = sessions.state_of(self._config, name)
+        if state is None or not state["holder_alive"] or state["state"] not in ("running", "paused") or not state["pid"]:
+            return None
+        known = record if record is not None and record.id == state["id"] else SessionRecord(name, state["id"])
+        here = replace(known, state="running", incarnation=state["incarnation"], boot_id=state["boot_id"])
+        return replace(here, pid=state["pid"], start_time=state["start_time"])
+
+    def _recorded(self, name: str) -> SessionRecord | None:
         try:
             loaded: dict[str, Any] = json.loads((self.folder / f"{check_name(name)}.json").read_text())
             known = {f.name for f in fields(SessionRecord)}
@@ -86,9 +105,9 @@ class Registry:
 
     def all(self) -> list[SessionRecord]:
         """Every record, by name."""
-        if not self.folder.is_dir():
-            return []
-        records = (self.get(path.stem) for path in sorted(self.folder.glob("*.json")) if valid_name(path.stem))
+        names = {path.stem for path in self.folder.glob("*.json") if valid_name(path.stem)}
+        names |= {state["session"] for state in sessions.all_states(self._config)}
+        records = map(self.get, sorted(names))
         return [record for record in records if record is not None]
 
     def find(self, identity: ProcessIdentity) -> SessionRecord | None:

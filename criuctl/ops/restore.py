@@ -136,7 +136,9 @@ def restore(
 
         copy = new_name is not None
         holder = RestoredHolder(config, manifest, session)
-        work = _Restore(config, reporter, manifest, plan, images, terminals, holder, folder, reader, register, pages, hooks, copy=copy)
+        work = _Restore(
+            config, reporter, manifest, plan, images, terminals, holder, folder, reader, register, pages, hooks, copy=copy
+        )
         try:
             root = work.run(criu)
         except BaseException as error:
@@ -232,7 +234,7 @@ class _Restore:
                 private = None if plan.pids == "init" else fresh
                 prefix += fresh.net_entry if private is None else fresh.entry
             lock = ConnectionLock(self.images, self.reporter, self.net, fresh=plan.net == "private")
-            stack.callback(lock.remove)
+            stack.callback(lambda: lock.remove(failed=not done))
             lock.make(prefix)
             on: str | None = None
             if plan.pids == "init":

@@ -74,6 +74,11 @@ class Checkpointing:
         self._check(connection)
         self._committed = checkpoint
 
+    def thawed(self, connection: Connection) -> None:
+        """The tree goes on, though its checkpoint is not complete yet."""
+        self._check(connection)
+        self._holder.master.hold(False)
+
     def done(self, connection: Connection, checkpoint: str, ended: bool) -> None:
         """The dump is complete."""
         self._check(connection)
@@ -127,7 +132,7 @@ class Checkpointing:
         holder.checkpoint_id = checkpoint
         holder.master.close()
         holder.tree.thaw()
-        holder.paused_by = None
+        holder.paused_by, holder.halted = None, False
         holder.emit("checkpointed", checkpoint=checkpoint, offset=holder.log.end)
         holder.set_state("checkpointed")
 
@@ -157,6 +162,8 @@ class Checkpointing:
             root = _identity(message)
             restored = message.get("restored")
             facts = {key: restored[key] for key in _RESTORED_KEYS if key in restored} if isinstance(restored, dict) else {}
+            if isinstance(message.get("init"), int):
+                holder.identity.facts |= {"init": message["init"], "private": bool(message["init"])}
             holder.own(root, fds.pop() if message.get("master", True) else -1)
         finally:
             for fd in fds:

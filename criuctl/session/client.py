@@ -237,10 +237,7 @@ class Session:
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], fds: Sequence[int]) -> int:
         """Start a program as the holder's child, with these descriptors of ours under their own numbers; its PID."""
-        self._last += 1
-        request = {"id": self._last, "op": "spawn", "argv": list(argv), "env": dict(env), "fds": list(fds)}
-        self._send(protocol.json_frame(request), fds)
-        return int(self._await(self._last, "spawn", ANSWER_TIMEOUT).body["pid"])
+        return int(self.request("spawn", argv=list(argv), env=dict(env), numbers=list(fds), fds=fds)["pid"])
 
     # -- output -----------------------------------------------------------------------------------
 

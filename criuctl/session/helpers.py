@@ -24,7 +24,7 @@ def spawn(holder: Holder, connection: Connection, message: dict[str, Any]) -> di
     """The operation `spawn`."""
     fds = connection.take_fds()
     try:
-        argv, env, numbers = message.get("argv"), message.get("env", {}), message.get("fds", [])
+        argv, env, numbers = message.get("argv"), message.get("env", {}), message.get("numbers", [])
         if not isinstance(argv, list) or not argv or not all(isinstance(a, str) and "\0" not in a for a in argv):
             raise Refused("bad-request", "'argv' must be a list of texts")
         if not isinstance(env, dict) or not all(
@@ -32,13 +32,15 @@ def spawn(holder: Holder, connection: Connection, message: dict[str, Any]) -> di
         ):
             raise Refused("bad-request", "'env' must map names to texts")
         if not isinstance(numbers, list) or len(numbers) != len(fds) or len(set(map(str, numbers))) != len(numbers):
-            raise Refused("bad-request", "'fds' must name a number for each descriptor that was passed")
+            raise Refused("bad-request", "'numbers' must have one for each descriptor that was passed")
         if not all(isinstance(n, int) and 0 <= n < 1024 for n in numbers):
-            raise Refused("bad-request", "'fds' must be numbers below 1024")
+            raise Refused("bad-request", "'numbers' must be below 1024")
         cwd = message.get("cwd", "/")
         if not isinstance(cwd, str) or "\0" in cwd:
             raise Refused("bad-request", "'cwd' must be text")
         pid = start(argv, env, cwd, dict(zip(numbers, fds, strict=True)))
+    except FileNotFoundError as error:
+        raise Refused("not-found", str(error.strerror)) from None
     finally:
         for fd in fds:
             os.close(fd)

@@ -29,7 +29,7 @@ from typing import Any
 from .. import __version__
 from ..errors import CriuctlError
 from ..proc.syscalls import set_child_subreaper
-from ..proc.tree import ProcessIdentity
+from ..proc.tree import ProcessIdentity, children
 from . import cgroup, names, protocol
 from .audit import AuditLog
 from .bytelog import OutputLog
@@ -85,6 +85,7 @@ class Holder:
         self.exit: tuple[int | None, int | None] = (None, None)  # code, signal
         self.collected = False
         self.paused_by: dict[str, Any] | None = None
+        self.halted = False  # by `halt`, until `resume`
         self.checkpoint_id = ""
         self.linger = DEFAULT_LINGER
         self.sequence = 0
@@ -218,7 +219,9 @@ class Holder:
             "operators": operators,
             "lease": self.lease(now),
             "paused_by": self.paused_by,
+            "halted": self.halted,
             "held_input": self.master.queued if self.master.held else 0,
+            "queued_input": self.master.queued,
             "labels": identity.labels,
             "checkpoint": self.checkpoint_id or None,
             "checkpointing": self.checkpointing.active,
@@ -303,8 +306,11 @@ class Holder:
         reap(self._on_reaped)
 
     def _on_reaped(self, pid: int, status: int) -> None:
-        if self.tree.root is not None and pid == self.tree.root.pid:
-            self._ended(*exit_code(status))
+        if self.tree.root is not None and pid in (self.tree.root.pid, self.init):
+            code, number = exit_code(status)
+            if number is None and "init" in self.identity.facts and 128 < code <= 128 + signal.SIGRTMAX:
+                number = code - 128  # so the inits tell the signal that ended the command
+            self._ended(code, number)
         elif pid in self.helpers:
             self.tree.helpers.discard(pid)
             self.helpers.pop(pid)(status)
@@ -314,6 +320,9 @@ class Holder:
         reap(self._on_reaped)
         if self._root_fd < 0:
             return
+        if self.init in _own_children():
+            self.loop.unwatch(self._root_fd)  # its reaping will tell
+            return
         code, number = _exit_by_pidfd(self._root_fd)
         if code is None and self._looks < _MAX_LOOKS:
             # Somebody else's child, and not reaped yet: only then does the kernel tell.
@@ -322,6 +331,11 @@ class Holder:
             self.loop.after(_LOOK_PAUSE, lambda: self._on_root(0))
         else:
             self._ended(code, number)
+
+    @property
+    def init(self) -> int:
+        """PID of our child that ends with the root's exit status, where the root is not our child; else 0."""
+        return int(self.identity.facts.get("init") or 0)
 
     def _ended(self, code: int | None, number: int | None) -> None:
         if self._root_fd >= 0:
@@ -335,7 +349,7 @@ class Holder:
     def finish(self, state: str, code: int | None, number: int | None) -> None:
         """The session is over."""
         self.master.close()
-        self.exit, self.paused_by = (code, number), None
+        self.exit, self.paused_by, self.halted = (code, number), None, False
         self.tree.thaw()
         self.emit("exit", exit_code=code, exit_signal=number, offset=self.log.end)
         self.collected = self.collected or any(c.position is not None for c in self.connections.values())
@@ -459,6 +473,13 @@ def _boot_id() -> str:
     with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
     return ""
+
+
+def _own_children() -> list[int]:
+    try:
+        return children(os.getpid())
+    except CriuctlError:
+        return []
 
 
 def _exit_by_pidfd(fd: int) -> tuple[int | None, int | None]:

@@ -61,6 +61,7 @@ class Requests:
             "set-role": ("admin", self._set_role),
             "checkpoint-begin": ("admin", lambda c, o, m: holder.checkpointing.begin(c, o)),
             "checkpoint-commit": ("admin", lambda c, o, m: holder.checkpointing.commit(c, text(m, "checkpoint"))),
+            "checkpoint-thawed": ("admin", lambda c, o, m: holder.checkpointing.thawed(c)),
             "checkpoint-done": ("admin", self._checkpoint_done),
             "checkpoint-abort": ("admin", lambda c, o, m: holder.checkpointing.abort(c)),
             "adopt": ("admin", holder.checkpointing.adopt),
@@ -297,7 +298,9 @@ class Requests:
     # -- writing ----------------------------------------------------------------------------------
 
     def _claim(self, by: Operator, ttl: float, how: str) -> None:
-        """Make `by` the holder of the lease unless somebody else is."""
+        """Make `by` the holder of the lease unless somebody else is, or a human has halted the session."""
+        if self._holder.halted and by.kind != "human":
+            raise Refused("state", "the session is halted: until it is resumed only humans write", state=self._holder.state)
         if self._holder.authority.request(by, ttl, time.monotonic()):
             self._holder.lease_changed(how, by)
 
@@ -430,6 +433,7 @@ class Requests:
         self._needs("running", "paused")
         holder.tree.thaw()
         self._record("resume", by)
+        holder.halted = False
         if holder.state == "paused":
             holder.paused_by = None
             holder.emit("resumed", by=by.who())
@@ -438,6 +442,7 @@ class Requests:
     def _halt(self, connection: Connection, by: Operator, message: Message) -> Message:
         holder = self._holder
         answer = self._pause(connection, by, message)
+        holder.halted = True
         dropped = holder.master.drop(lambda chunk: chunk.kind == "human")
         self.refuse_dropped(dropped)
         count = sum(len(chunk.data) - chunk.at for chunk in dropped)

@@ -1,0 +1,242 @@
+"""A session's holder in a dump and in a restore: it stands by, passes on what it knows, and gets the tree back.
+
+At a dump the holder is told when the tree is frozen; it reads the terminal empty and holds input back until the
+tree goes on here or somewhere.  Its scrollback is read ahead while the tree runs, so that only the end of it is
+read in the freeze.  A connection that breaks is the holder's sign that the dump came to nothing.
+
+At a restore the terminal needs a holder: the one that still waits here with the session's operators, or a new one, which is
+told what the last one knew.  The holder starts what becomes the parent of the restored tree, so that it gets
+the exit status: CRIU itself, or PID 1 of the tree's namespaces.  A holder made for a restore that fails is ended.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from ..checkpoint.manifest import HolderRecord, Manifest, TerminalRecord
+from ..checkpoint.reader import CheckpointReader
+from ..checkpoint.writer import CheckpointWriter
+from ..config import Config
+from ..errors import Conflict, CriuctlError
+from ..proc import command, terminalkeeper
+from ..proc.tree import ProcessIdentity
+from ..session import sessions
+from ..session.client import Session
+from ..session.launch import HolderSpec, start_holder
+from ..session.spawn import Inside
+from ..session.terminal import Pty
+from .registry import SessionRecord
+
+_STREAM = ("scrollback",)
+
+
+class DumpedHolder:
+    """The holder of the session that is dumped, if it has one."""
+
+    def __init__(self, config: Config, session: SessionRecord, root: ProcessIdentity, stack: ExitStack) -> None:
+        self._session: Session | None = None
+        self._begun = False
+        state = sessions.state_of(config, session.name)
+        if state is None or not state["holder_alive"] or (state["pid"], state["start_time"]) != (root.pid, root.start_time):
+            return
+        connection = Session.connect(session.name, config=config, kind="service", operator="criuctl-dump", role="admin")
+        stack.callback(connection.close)
+        self._session = connection
+        self._base = self._end = -1
+
+    def read_ahead(self, writer: CheckpointWriter) -> None:
+        """Take most of the scrollback while the tree still runs."""
+        if self._session is not None:
+            self._read(writer, None)
+
+    def _read(self, writer: CheckpointWriter, end: int | None) -> None:
+        assert self._session is not None
+        found = self._session.read("start" if self._end < 0 else self._end, end)
+        if self._base < 0 or found.offset > self._end:  # all of it is new: what was read is not kept there any more
+            self._base = found.offset if self._base < 0 else self._base
+        if found.data:
+            writer.add_bytes(_STREAM, found.data)
+        self._end = found.end
+
+    def begin(self, writer: CheckpointWriter) -> HolderRecord | None:
+        """The tree is frozen; what it printed before is in the record, and no input reaches it until the end of the dump."""
+        if self._session is None:
+            return None
+        told = self._session.request("checkpoint-begin")
+        self._begun = True
+        self._read(writer, told["offset"])
+        status = self._session.status()
+        return HolderRecord(
+            private=bool(status.get("facts", {}).get("private")),
+            created=float(status["created"]),
+            command=tuple(status["command"]),
+            labels=dict(status["labels"]),
+            rows=told["rows"],
+            columns=told["cols"],
+            base=self._base,
+            scrollback=writer.stream(_STREAM) if self._end > self._base else None,
+            modes=told["modes"],
+            roles=tuple(map(tuple, told["roles"])),
+            events=told["events"],
+            audit=told["audit"],
+        )
+
+    def commit(self, checkpoint: str) -> None:
+        """The checkpoint exists and the tree is about to be ended: that will not be the session's end."""
+        if self._session is not None:
+            self._session.request("checkpoint-commit", checkpoint=checkpoint)
+
+    def thawed(self) -> None:
+        """The tree goes on, though its checkpoint is not stored yet: input reaches it again."""
+        if self._session is not None and self._begun:
+            self._session.request("checkpoint-thawed")
+
+    def done(self, checkpoint: str, number: int, *, ended: bool) -> None:
+        """The dump is complete."""
+        if self._session is not None and self._begun:
+            self._session.request("checkpoint-done", checkpoint=checkpoint, number=number, ended=ended)
+
+
+class RestoredHolder:
+    """The holder of a session that is restored; none for a tree that had neither a holder nor a terminal."""
+
+    def __init__(self, config: Config, manifest: Manifest, session: SessionRecord) -> None:
+        self._config, self._manifest, self._record = config, manifest, session
+        self._session: Session | None = None
+        self.shown: tuple[str, str] | None = None  # a folder, and where the tree's namespaces must show it
+        self._started = self._adopted = False
+
+    @property
+    def needed(self) -> bool:
+        """Whether the tree comes back under a holder."""
+        m = self._manifest
+        return m.holder is not None or any(t.master == "outside" and t.holders for t in m.terminals)
+
+    @property
+    def ends_with_root(self) -> bool:
+        """Whether private namespaces end with the root: so they do for a session, which is over then."""
+        return self._manifest.holder is not None
+
+    def prepare(self, reader: CheckpointReader, stack: ExitStack, *, private: bool) -> None:
+        """Find the holder that waits for the session, or start one; it ends with `stack` unless it has adopted the tree.
+
+        `private`: the tree gets PID and mount namespaces of its own.
+        """
+        if not self.needed:
+            return
+        name = self._record.name
+        state = sessions.state_of(self._config, name)
+        if state is not None and state["holder_alive"] and state["state"] in ("exited", "lost"):
+            self._dismiss(name)
+            state = None
+        if state is None or not state["holder_alive"]:
+            self._start(reader)
+            self._started = True
+        elif state["state"] != "checkpointed" or state["id"] != self._record.id:
+            raise Conflict(
+                f"there is another session {name!r} here ({state['state']})",
+                hint="End it first, or restore a copy beside it with --as NEW-NAME.",
+            )
+        self._session = self._connect(name)
+        stack.callback(self._leave)
+        self.shown = self._inside(private)
+
+    def _connect(self, name: str) -> Session:
+        return Session.connect(name, config=self._config, kind="service", operator="criuctl-restore", role="admin")
+
+    def _dismiss(self, name: str) -> None:
+        """A holder that only keeps the exit status of a tree that is about to come back."""
+        with suppress(CriuctlError), self._connect(name) as old:
+            old.request("shutdown")
+
+    def _start(self, reader: CheckpointReader) -> None:
+        m = self._manifest
+        held = m.holder or HolderRecord(command=m.root.argv if m.root is not None else ())
+        main = main_terminal(m.terminals)
+        memory = os.memfd_create("scrollback", os.MFD_CLOEXEC)
+        try:
+            if held.scrollback is not None:
+                for chunk in reader.chunks(held.scrollback):
+                    os.write(memory, chunk)
+                os.lseek(memory, 0, os.SEEK_SET)
+            spec = HolderSpec(
+                name=self._record.name,
+                id=self._record.id,
+                incarnation=self._record.incarnation,
+                created=held.created,
+                argv=held.command,
+                rows=main.rows if main is not None else held.rows,
+                cols=main.columns if main is not None else held.columns,
+                labels=held.labels,
+                spawner="",
+                log_fd=memory,
+                base=held.base,
+                modes=held.modes,
+                roles=[list(role) for role in held.roles],
+                events=held.events,
+                audit=held.audit,
+                checkpoint=m.id,
+            )
+            start_holder(self._config, spec)
+        finally:
+            os.close(memory)
+
+    def _inside(self, private: bool) -> tuple[str, str] | None:
+        """Write the folder that the session looks into; what its namespaces must show where."""
+        if self._manifest.holder is None:
+            return None
+        inside = Inside.of(self._config.run_dir, self._record.name, private=private)
+        restored = {"checkpoint": self._manifest.id, "host": self._manifest.host.name, "created": self._manifest.created}
+        inside.write(self._record.name, self._record.id, self._record.incarnation, restored)
+        return inside.bind if private else None
+
+    @property
+    def starter(self) -> command.Starter | None:
+        """What starts programs as the holder's children."""
+        return self._start_program if self._session is not None else None
+
+    def _start_program(self, argv: Sequence[str], fds: Sequence[int]) -> int:
+        assert self._session is not None
+        return self._session.spawn(argv, command.environment(), sorted(set(fds)))
+
+    def adopt(self, root: int, init: int, ptys: Sequence[tuple[TerminalRecord, Pty]]) -> None:
+        """The tree is in place and about to run: it is the holder's, with the master of its terminal."""
+        if self._session is None:
+            return
+        main = main_terminal([record for record, _ in ptys])
+        for record, pty in ptys:
+            if record is not main:
+                self._keep(pty)
+        identity = ProcessIdentity.of(root)
+        m = self._manifest
+        restored = {"host": m.host.name, "checkpoint": m.id, "created": m.created, "dropped": []}
+        masters = [pty.master for record, pty in ptys if record is main]
+        facts: dict[str, Any] = {"pid": root, "start_time": identity.start_time, "incarnation": self._record.incarnation}
+        self._session.request(
+            "adopt", fds=masters, master=bool(masters), restored=restored, init=init, private=bool(init), **facts
+        )
+        self._adopted = True
+
+    def _keep(self, pty: Pty) -> None:
+        """A terminal beside the main one: somebody has to read it, or the program would stand still."""
+        assert self._session is not None
+        program = [sys.executable, "-I", "-S", "-E", terminalkeeper.__file__, str(pty.master)]
+        self._session.spawn(program, command.environment(), [pty.master])
+
+    def _leave(self) -> None:
+        if self._session is None:
+            return
+        if self._started and not self._adopted:
+            with suppress(CriuctlError):
+                self._session.request("shutdown", force=True)
+        self._session.leave()
+
+
+def main_terminal(records: Sequence[TerminalRecord]) -> TerminalRecord | None:
+    """The terminal that the holder gets: one that controls a session of the tree, if there is any."""
+    outside = [r for r in records if r.master == "outside" and r.holders]
+    return next((r for r in outside if r.leader or r.led_outside), outside[0] if outside else None)
