@@ -200,7 +200,10 @@ class Survey:
             self.reporter.warning(text, "A late answer to criuctl's question would have reached the program.")
         if answer.reason:
             return replace(record, policy=decision.on_failure, reason=answer.reason)
-        return replace(record, session=answer.session)
+        session = dict(answer.session)
+        for text in session.pop("warnings", ()):  # for whoever dumps, not for the restore
+            self.reporter.warning(f"PID {record.pid} fd {record.fd}: {text}")
+        return replace(record, session=session)
 
     # -- deciding
 

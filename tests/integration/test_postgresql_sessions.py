@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import socket
@@ -464,6 +465,23 @@ def test_a_server_that_lies_at_the_dump(answers: tuple[bytes, ...]) -> None:
         with pytest.raises(CannotRebuild):
             PROTOCOL.inspect(sock, ConnectionRecord(pid=os.getpid(), fd=9), Settings(), began + 1)
         assert time.monotonic() - began < 11
+
+
+def test_a_notification_that_comes_between_is_told() -> None:
+    """It cannot be put back into the queue, so at least nobody has to guess."""
+    told = {
+        "pid": 7, "database": "d", "authorization": "u", "role": "none", "version": "150000", "activity": {"usename": "u"},
+        "settings": None, "reported": {}, "prepared": None, "channels": ["news"], "locks": None, "temporary": None, "cursors": None,
+    }  # fmt: skip
+    answers = b"".join(
+        message(b"D", struct.pack("!HI", 1, len(text)) + text) + message(b"C", b"SELECT 1\0")
+        for text in (b"UTF8", json.dumps(told).encode())
+    )
+    notification = message(b"A", struct.pack("!I", 99) + b"news\0stop the press\0")
+    with fake(READY, notification + answers + READY) as sock:
+        state = PROTOCOL.inspect(sock, ConnectionRecord(pid=os.getpid(), fd=9), Settings(), time.monotonic() + 5)
+    assert state["notifications"] == [["news", "stop the press", 99]]
+    assert "stop the press" in state["warnings"][0]
 
 
 def test_what_is_not_ours_is_left_in_the_queue() -> None:

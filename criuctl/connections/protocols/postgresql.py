@@ -68,6 +68,9 @@ class PostgreSQL:
         state["direct"] = sock.family == socket.AF_UNIX or state["port"] == sock.getsockname()[1]
         state["password_file"] = _password_file_path(record.pid)
         state["notifications"] = [[n.channel, n.payload, n.pid] for n in talk.notifications]
+        if talk.notifications:
+            texts = "; ".join(f"{n.channel}: {n.payload}" for n in talk.notifications)
+            state["warnings"] = [f"notifications came while the session was looked at, and do not reach the program: {texts}"]
         return state
 
     def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
