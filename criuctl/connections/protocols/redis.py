@@ -179,14 +179,14 @@ def _at_rest(wire: Wire) -> None:
 
 def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
     """`CannotRebuild` if the session holds what cannot be set up again; else how WATCH was judged."""
-    row, flags = sight.row, sight.row.text("flags")
+    row, flags = sight.row, sight.row.text("flags")  # `multi` means different things to different servers, the flag x does not
+    if not flags or not row.has("db"):
+        raise CannotRebuild("the server does not tell what state the connection is in")
     if "b" in flags or "u" in flags:
         raise CannotRebuild(f"a command blocks ({row.text('cmd')})")
     for flag, state in _STATES.items():
         if flag in flags:
             raise CannotRebuild(state)
-    if row.number("multi", -1) >= 0:
-        raise CannotRebuild(_STATES["x"])
     if channels := sum(row.number(name) for name in ("sub", "psub", "ssub")):
         raise CannotRebuild(f"it has {channels} subscriptions")
     if options.get("ask") != "own" and (row.number("qbuf") or row.number("argv-mem")):  # else it is our own question
