@@ -213,6 +213,22 @@ def test_a_rule_that_makes_no_sense_is_told_before_anything(echo: Echo, zoo: Zoo
     assert animal.ask()["answered"] == 1
 
 
+def test_host_names_of_rules_are_resolved_once(echo: Echo, zoo: Zoo) -> None:
+    """The name is in the record, where a restore finds it; a name that nobody knows is told and matches nothing."""
+    animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
+    raw: list[dict[str, Any]] = [
+        {"match": {"host": "nowhere.invalid"}, "policy": "refuse"},
+        {"match": {"host": ["other.invalid", "localhost"]}, "policy": "keep"},
+    ]
+    reporter = Reporter()
+    survey = Survey(Config(connection_rules=tuple(("here", rule) for rule in raw)), reporter)
+    survey.ahead(animal.pid)
+    (only,) = survey.look(animal.pid)
+    assert (only.record.policy, only.record.host) == ("keep", "localhost")
+    assert len(reporter.warnings) == 2
+    assert "nowhere.invalid" in reporter.warnings[0]
+
+
 # -- refuse and drain -----------------------------------------------------------------------------------------------
 
 
@@ -283,17 +299,17 @@ def _program(zoo: Zoo, text: str) -> Animal:
 # -- unix sockets with an outside peer ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["unix", "seqpacket", "unix-dgram"])
-def test_an_outside_unix_peer_does_not_fail_a_dump(kind: str, home: Home, zoo: Zoo, trip: Trip) -> None:
-    """The tree that goes on has its connection still; so has a pair of which the other half is outside."""
-    echo = Echo(kind, str(home.path / "outside.sock"))
+@pytest.mark.parametrize("kind", ["unix", "seqpacket", "unix-dgram", "udp"])
+def test_an_outside_peer_does_not_fail_a_dump(kind: str, home: Home, zoo: Zoo, trip: Trip) -> None:
+    """The tree that goes on has its connection still.  Nothing of a datagram socket is lost in another kernel: it is kept."""
+    echo = Echo(kind, "127.0.0.1:0" if kind == "udp" else str(home.path / "outside.sock"))
     try:
         animal = zoo.launch("caller.py", "blocking", kind, echo.address)
         assert animal.ask()["answered"] == 1
         told = trip.snapshot(animal)
         (record,) = told["connections"]
         assert (record["peer"], record["external"]) == (echo.address, True)
-        assert record["policy"] == ("keep" if kind == "unix-dgram" else "hangup")
+        assert record["policy"] == ("keep" if kind in ("unix-dgram", "udp") else "hangup")
         assert animal.ask()["answered"] == 1
         assert told["warnings"] == []
     finally:
