@@ -18,7 +18,13 @@ from ..proc.sockdiag import socket_inside
 from ..report import Reporter
 
 
-@dataclass(frozen=True, slots=True)
+def table_of(images: ImageSet) -> str:
+    """The name of the table that a restore from `images` will lock connections with; "" for none to lock."""
+    run_id = images.run_id()
+    return netfilter.criu_table(run_id) if run_id is not None and images.connections() else ""
+
+
+@dataclass(slots=True)
 class ConnectionLock:
     """The lock on the connections in `images`, in the net namespace that the tree comes to."""
 
@@ -26,6 +32,7 @@ class ConnectionLock:
     reporter: Reporter
     net: int | None = None  # descriptor of that namespace; None for ours
     fresh: bool = False  # a namespace made for the tree, which `net` does not lead to and which ends with it
+    stood: bool = False  # the dump's own lock was still there
 
     def make(self, enter: list[str]) -> None:
         """Lock; CRIU unlocks.  `enter` is the command that enters the namespace."""
@@ -36,16 +43,16 @@ class ConnectionLock:
         table = netfilter.criu_table(run_id)
         # The dump's own lock still stands while a connection is to be kept.  It is on all connections of the dump, and one
         # that is connected anew might get its old port again: the lock becomes one on the kept ones, at no moment none.
-        stands = not self.fresh and table in netfilter.tables(self._socket)
+        self.stood = not self.fresh and table in netfilter.tables(self._socket)
         if pairs:
-            netfilter.lock_connections(table, pairs, enter=enter, replace=stands)
-        elif stands:
+            netfilter.lock_connections(table, pairs, enter=enter, replace=self.stood)
+        elif self.stood:
             netfilter.delete_table(table, self._socket)
 
-    def remove(self) -> None:
-        """Take the lock down, which a restore that fails leaves behind."""
+    def remove(self, *, failed: bool) -> None:
+        """Take the lock down, which CRIU does only when all goes well; after a failure the dump's own stays for the next try."""
         run_id = self.images.run_id()
-        if run_id is None or self.fresh:
+        if run_id is None or self.fresh or (failed and self.stood):
             return
         try:
             netfilter.delete_table(netfilter.criu_table(run_id), self._socket)

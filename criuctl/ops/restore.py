@@ -38,7 +38,7 @@ from . import arrival, cgroups, handback, hooking, insidereport, materialise, me
 from .arrival import RestoreResult
 from .holders import RestoredHolder
 from .host import host_id
-from .netlock import ConnectionLock
+from .netlock import ConnectionLock, table_of
 from .plan import RestorePlan, Wishes, make_plan, observe
 from .putback import Applied, Policy
 from .registry import Registry, boot_id, check_name, exclusive_session, forget_stale_locks
@@ -125,12 +125,16 @@ def restore(
             raise RestoreFailed("memory for the images ran out", hint="The host has too little free memory for this checkpoint.")
 
         before = registry.get(name)
+        here = replace(session, state="checkpointed", boot_id=boot_id(), store=config.store, checkpoint=manifest.id)
+        here = replace(here, lock_table=table_of(images), lock_kept=False)
+        if here.lock_table and not (before and before.lock_kept):
+            registry.put(here)  # the next command takes the lock down, should this one be killed
 
         def register(root: int) -> None:
             """Known before it runs: a criuctl that is killed from here on leaves a session, not a stray tree."""
-            identity = ProcessIdentity.of(root)
-            here = replace(session, state="running", pid=root, start_time=identity.start_time, boot_id=boot_id())
-            registry.put(replace(here, store=config.store, checkpoint=manifest.id, lock_table="", lock_kept=False))
+            nonlocal here
+            here = replace(here, state="running", pid=root, start_time=ProcessIdentity.of(root).start_time)
+            registry.put(here)
             names = {"session": name, "incarnation": session.incarnation, "checkpoint": manifest.id}
             insidereport.publish(config, root, names, work.connections, reporter)
 
@@ -151,6 +155,8 @@ def restore(
                 raise arrival.explain(config, error, manifest) from error
             raise
         hooks.done = True
+        if here.lock_table:
+            registry.put(replace(here, lock_table=""))
         claim.keep()
         if not os.path.exists(f"/proc/{root}"):
             reporter.warning(f"PID {root}: the restored root has ended already")

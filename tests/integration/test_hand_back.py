@@ -6,8 +6,11 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -17,6 +20,9 @@ from support.keeper import wait_until
 from support.pauses import paused
 from support.trip import Trip
 from support.zoo import Zoo
+
+from criuctl.proc import netfilter
+from criuctl.proc.sockdiag import socket_inside
 
 pytestmark = pytest.mark.integration
 
@@ -28,8 +34,8 @@ def server(home: Home) -> Iterator[Server]:
     """Makes servers; kinds of unix sockets get a path in the test's folder."""
     made: list[Echo] = []
 
-    def make(kind: str, host: str = "127.0.0.1") -> Echo:
-        made.append(Echo(kind, f"{host}:0" if kind in ("tcp", "udp") else str(home.path / "outside.sock")))
+    def make(kind: str, host: str = "127.0.0.1", **more: Any) -> Echo:
+        made.append(Echo(kind, f"{host}:0" if kind in ("tcp", "udp") else str(home.path / "outside.sock"), **more))
         return made[-1]
 
     yield make
@@ -221,6 +227,42 @@ def test_killed_while_handing_back(server: Server, zoo: Zoo, trip: Trip, criuctl
     assert trip.restore(told, animal, equal=False).ask()["answered"] == 1
 
 
+@pytest.mark.crash
+@pytest.mark.parametrize("how", ["killed", "fails"])
+def test_what_is_kept_stays_locked_for_the_next_try(how: str, server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """The dump's firewall lock holds the peer off until a restore has come through; then it is gone."""
+    echo = server("tcp")
+    animal = zoo.launch("caller.py", "epoll", "tcp", echo.address)
+    before = set(netfilter.tables())
+    told = trip.dump(animal, "--connections", "keep")
+    (connection,) = echo.connected.values()
+    connection.sendall(b"news")  # answered by nobody: no reset either
+    with paused(criuctl, "connections", "restore", told["checkpoint"]) as held:
+        held.kill() if how == "killed" else held.kill_criu()
+    held.wait_settled(restoring=animal)
+    assert zoo.find(animal) == []
+    restored = trip.restore(told, animal, equal=False)
+    assert [c["outcome"] for c in restored.answer["connections"]] == ["kept"]
+    assert restored.ask()["answered"] == 1
+    assert set(netfilter.tables()) - before == set()
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("step", ["post-restore", "resume"])
+def test_a_killed_restore_leaves_no_lock(step: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Connections inside the tree are locked while it is restored; the next command of any kind clears up after a kill."""
+    animal = zoo.launch("sockets.py")
+    before = set(netfilter.tables())
+    told = trip.dump(animal)
+    with paused(criuctl, step, "restore", told["checkpoint"]) as held:
+        held.kill()
+    held.wait_settled(restoring=animal)
+    for left in zoo.find(animal):
+        left.end()
+    criuctl("restore", told["checkpoint"], "--dry-run", check=False)
+    assert set(netfilter.tables()) - before == set()
+
+
 def threads_of(pid: int) -> str:
     """How many threads, and a mark when there are several."""
     return "criuctl-reconnect" if len(os.listdir(f"/proc/{pid}/task")) > 1 else ""
@@ -311,6 +353,36 @@ def test_a_hook_connects_it(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuc
     assert (connection["outcome"], connection["application"]) == ("reconnected", "lines")
     assert connection["details"]["said"] == "hi"
     assert zoo.adopt(answer["pid"], animal).ask()["answered"] == 1
+
+
+@pytest.fixture
+def network(home: Home) -> Iterator[str]:
+    """A named net namespace with its loopback up, in which 10.20.30.40 is local, as it is nowhere else."""
+    subprocess.run(["ip", "netns", "add", home.token], check=True)
+    try:
+        subprocess.run(["ip", "-n", home.token, "link", "set", "lo", "up"], check=True)
+        subprocess.run(["ip", "-n", home.token, "address", "add", "10.20.30.40/32", "dev", "lo"], check=True)
+        yield f"/run/netns/{home.token}"
+    finally:
+        subprocess.run(["ip", "netns", "del", home.token], check=True)
+
+
+@pytest.mark.parametrize("policy", ["keep", "reconnect"])
+def test_in_the_network_of_the_tree(policy: str, network: str, server: Server, zoo: Zoo, trip: Trip) -> None:
+    """Addresses are looked for, and peers called, in the net namespace that the tree comes to."""
+    namespace = os.open(network, os.O_RDONLY)
+    try:
+        echo = server("tcp", "10.20.30.40", make=partial(socket_inside, namespace))
+        animal = zoo.launch("caller.py", "epoll", "tcp", echo.address, prefix=["nsenter", f"--net={network}", "--"])
+        told = trip.dump(animal, "--connections", policy)
+        if policy == "reconnect":
+            echo.stop()
+            echo.start()
+        restored = trip.restore(told, animal, equal=False)
+        assert [c["outcome"] for c in restored.answer["connections"]] == [{"keep": "kept", "reconnect": "reconnected"}[policy]]
+        assert restored.ask()["answered"] == 1
+    finally:
+        os.close(namespace)
 
 
 HOOK = """#!/usr/bin/env python3
