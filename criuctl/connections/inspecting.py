@@ -31,7 +31,7 @@ from ..errors import CriuctlError
 from .protocols.base import ApplicationProtocol, Settings
 
 SECONDS = 3.0  # for all questions of one dump: the tree is frozen meanwhile
-GRACE = 5.5  # seconds more for the answer to a question that was already asked: leaving it unread would be worse
+GRACE = 2.5  # seconds more for the answer to a question that was already asked: leaving it unread would be worse
 _WORKERS = 64
 _BYTES_SENT = struct.Struct("=200xQ")  # of struct tcp_info, Linux 4.19
 
