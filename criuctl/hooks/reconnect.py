@@ -64,7 +64,7 @@ def run_reconnect(
         fcntl.fcntl(sock_fd, fcntl.F_SETFL, flags)
         if secret is not None:
             os.close(fds[SECRET_FD])
-    answer = _answer(ended.stdout, ended.error)
+    answer = _answer(f"the hook {name!r}", ended.stdout, ended.error)
     if answer["outcome"] == "reconnected":
         lie = _not_connected(sock_fd)
         if lie:
@@ -79,20 +79,20 @@ def _failed(reason: str, *, retry: bool = False, hint: str = "") -> dict[str, An
     return {"outcome": "failed", "retry": retry, "reason": reason, "data": {}, "hint": hint}
 
 
-def _answer(stdout: bytes, error: str) -> dict[str, Any]:
+def _answer(who: str, stdout: bytes, error: str) -> dict[str, Any]:
     """What the hook said, brought into form; a crash or a time-out outweighs it."""
     try:
         body = decode(stdout)
     except BadAnswer as bad:
-        return _failed(error or bad.message)
+        return _failed(f"{who}: {error or bad.message}")
     reason, data = body.get("reason", ""), body.get("data", {})
     retry, outcome = body.get("retry", False), body.get("outcome")
     if not isinstance(reason, str) or not isinstance(data, dict) or not isinstance(retry, bool):
-        return _failed("its answer has a value of the wrong kind")
+        return _failed(f"{who}: its answer has a value of the wrong kind")
     if error:
-        return _failed(f"{error}: {reason}" if reason else error, retry=retry)
+        return _failed(f"{who}: {error}: {reason}" if reason else f"{who}: {error}", retry=retry)
     if outcome not in ("reconnected", "failed"):
-        return _failed("it did not answer with an outcome (reconnected or failed)")
+        return _failed(f"{who}: it did not answer with an outcome (reconnected or failed)")
     return {"outcome": outcome, "retry": retry, "reason": reason, "data": data, "hint": ""}
 
 

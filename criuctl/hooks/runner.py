@@ -111,7 +111,7 @@ def _failure(end: Mapping[str, Any], timeout: float) -> str:
         more = " (has it a #! line?)" if end["exec"] == os.strerror(8) else ""
         return f"it could not be run: {end['exec']}{more}"
     if "timeout" in end:
-        return f"it was ended after {timeout:g} s"
+        return f"it was ended after {timeout:.3g} s"
     if "signal" in end:
         return f"it was ended by signal {end['signal']}"
     return f"it ended with exit code {end['exit']}" if end["exit"] not in (0, VETO_EXIT) else ""

@@ -28,6 +28,32 @@ def hooks(home: Home, criuctl: Criuctl) -> HookFolder:
     return folder
 
 
+@pytest.fixture
+def greeter() -> Iterator[tuple[str, list[bytes]]]:
+    """A server that says welcome and notes the first line of each connection."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def talk(connection: socket.socket) -> None:
+            with connection:
+                heard.append(connection.recv(64))
+                connection.sendall(b"welcome")
+                while data := connection.recv(64):
+                    connection.sendall(data)
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                threading.Thread(target=talk, args=(connection,), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}", heard
+        listening.shutdown(socket.SHUT_RDWR)
+
+
 def hanging(hooks: HookFolder, phase: str) -> Path:
     """A hook that starts a process in a session of its own, notes both PIDs, and hangs."""
     noted = hooks.path / f"hangs-{phase}"
@@ -181,6 +207,25 @@ def test_refused_before_anything_is_touched(hooks: HookFolder, zoo: Zoo, criuctl
 
 
 @pytest.mark.crash
+def test_kill_9_while_a_connection_is_in_a_hook_s_hands(
+    greeter: tuple[str, list[bytes]], hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """The hook and the half-restored tree go with criuctl."""
+    rule = {"match": {"peer": "127.0.0.1"}, "policy": "reconnect", "application": "hangs"}
+    criuctl.extra["CRIUCTL_CONNECTION_RULES"] = json.dumps([rule])
+    animal = zoo.launch("peer.py", "tcp", greeter[0])
+    told = trip.dump(animal)
+    noted = hanging(hooks, "reconnect")
+    command = criuctl.start("restore", told["checkpoint"])
+    wait_until(noted.exists, 60, "the hook runs")
+    command.process.kill()
+    command.process.wait(30)
+    gone(noted)
+    assert zoo.find(animal) == []
+    assert criuctl("restore", told["checkpoint"], "--connections", "hangup", "--dry-run")["ok"]
+
+
+@pytest.mark.crash
 @pytest.mark.parametrize("phase", ["pre-dump", "frozen", "post-dump", "post-restore"])
 def test_kill_9_while_a_hook_runs(
     phase: str, hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath
@@ -258,32 +303,6 @@ def test_tried_by_hand(hooks: HookFolder, zoo: Zoo, criuctl: Criuctl) -> None:
     runs_on(animal)
 
 
-@pytest.fixture
-def greeter() -> Iterator[tuple[str, list[bytes]]]:
-    """A server that says welcome and notes the first line of each connection."""
-    heard: list[bytes] = []
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def talk(connection: socket.socket) -> None:
-            with connection:
-                heard.append(connection.recv(64))
-                connection.sendall(b"welcome")
-                while data := connection.recv(64):
-                    connection.sendall(data)
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listening.accept()
-                except OSError:
-                    return
-                threading.Thread(target=talk, args=(connection,), daemon=True).start()
-
-        threading.Thread(target=serve, daemon=True).start()
-        yield f"127.0.0.1:{listening.getsockname()[1]}", heard
-        listening.shutdown(socket.SHUT_RDWR)
-
-
 RECONNECT = """
 import json, socket, sys
 told = json.load(sys.stdin)
@@ -305,7 +324,7 @@ def test_a_connection_handed_to_a_hook(
     """First by hand, on a new socket beside the program's; then for real: the program talks on over the very socket."""
     address, heard = greeter
     hooks.python("reconnect", "greet", RECONNECT)
-    hooks.sh("frozen", "greet", "echo '{\"data\": {\"from\": \"frozen\"}}'")
+    hooks.sh("frozen", "greet", 'echo \'{"data": {"from": "frozen"}}\'')
     secret = home.path / "secret"
     secret.write_text("s3cret\n")
     secret.chmod(0o600)
@@ -324,6 +343,35 @@ def test_a_connection_handed_to_a_hook(
     assert heard == [b"hello\n", b"again", b"again"]
     assert restored.ask()["outcome"] == "echo"
     assert "s3cret" not in json.dumps([told, restored.answer, trial])
+
+
+BAD_HOOKS = {
+    "lies": ("print(json.dumps({'outcome': 'reconnected'}))", "but it is not connected"),
+    "crashes": ("os.kill(os.getpid(), 11)", "ended by signal 11"),
+    "garbage": ("print('done')", "not JSON"),
+    "hangs": ("time.sleep(1000)", "it was ended after"),
+}
+
+
+def test_hooks_that_do_not_connect(
+    greeter: tuple[str, list[bytes]], hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """The program sees the end of the connection, and the report says why; nothing is called reconnected that is not."""
+    rule = {"match": {"peer": "127.0.0.1"}, "policy": "reconnect", "application": "bad", "deadline": 2}
+    criuctl.extra |= {"CRIUCTL_CONNECTION_RULES": json.dumps([rule]), "CRIUCTL_HOOK_TIMEOUT": "2"}
+    animal = zoo.launch("peer.py", "tcp", greeter[0])
+    assert animal.ask()["outcome"] == "echo"
+    told = trip.dump(animal)
+    for how, (program, reason) in BAD_HOOKS.items():
+        hooks.python("reconnect", "bad", f"import json, os, time\n{program}")
+        answer = criuctl("restore", told["checkpoint"], check=False)
+        (connection,) = answer["connections"]
+        assert (how, answer["exit_code"], connection["outcome"]) == (how, 11, "failed")
+        assert reason in connection["reason"]
+        assert "the hook 'bad'" in connection["reason"]
+        restored = zoo.adopt(answer["pid"], animal)
+        assert restored.ask()["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
+        restored.end()
 
 
 def _tcp_descriptor(pid: int) -> int:

@@ -49,6 +49,7 @@ class Criuctl:
             "CRIUCTL_CACHE_DIR": str(self.home.path / "cache"),
             "CRIUCTL_KEY_DIR": str(self.home.path / "keys"),
             "CRIUCTL_RUN_DIR": str(self.home.run),
+            "CRIUCTL_HOOK_DIRS": str(self.home.path / "hooks"),
             **self.extra,
         }
 

@@ -9,6 +9,7 @@ signal are all that passes between test and program, so nothing of the test's ha
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -106,7 +107,8 @@ class Animal:
                 if started is None or start_time(pid) != started:
                     del known[pid]
                 elif oracle.stat_of(pid)[:1] != ["Z"]:
-                    os.kill(pid, signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                        os.kill(pid, signal.SIGKILL)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self!r} does not end: {known}")
             time.sleep(0.005)
