@@ -455,6 +455,8 @@ def test_a_server_that_lies_at_the_restore(name: str, tmp_path: Path) -> None:
         (message(b"Z", b"T"),),
         (READY, b"garbage"),
         (READY, READY),
+        (READY, 2 * (message(b"D", struct.pack("!HI", 1, 4) + b"null") + message(b"C", b"\0")) + READY),
+        (READY, 2 * (message(b"D", struct.pack("!HI", 1, 2) + b"{}") + message(b"C", b"\0")) + READY),
         (READY, message(b"D", b"\0\1\0\0\0\1x") + READY),
         (READY, message(b"E", b"SERROR\0C42601\0Mno\0\0") + READY, READY),
     ],
@@ -470,8 +472,9 @@ def test_a_server_that_lies_at_the_dump(answers: tuple[bytes, ...]) -> None:
 def test_a_notification_that_comes_between_is_told() -> None:
     """It cannot be put back into the queue, so at least nobody has to guess."""
     told = {
-        "pid": 7, "database": "d", "authorization": "u", "role": "none", "version": "150000", "activity": {"usename": "u"},
-        "settings": None, "reported": {}, "prepared": None, "channels": ["news"], "locks": None, "temporary": None, "cursors": None,
+        "pid": 7, "database": "d", "authorization": "u", "role": "none", "version": "150000", "settings": None,
+        "activity": {"usename": "u", "backend_start": "now"}, "reported": {}, "prepared": None,
+        "channels": ["news"], "locks": None, "temporary": None, "cursors": None,
     }  # fmt: skip
     answers = b"".join(
         message(b"D", struct.pack("!HI", 1, len(text)) + text) + message(b"C", b"SELECT 1\0")

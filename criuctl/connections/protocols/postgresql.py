@@ -54,6 +54,8 @@ class PostgreSQL:
         talk = Conversation(wire)
         try:
             state = read_state(talk, _names(settings))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CannotRebuild(f"the server's answer does not fit the question ({type(error).__name__})") from error
         except ServerError as error:
             raise CannotRebuild(f"the server does not tell what the session holds: {error}") from None
         except PeerAway as error:
