@@ -116,7 +116,7 @@ class Session:
         self.end = 0  # offset behind the newest output that was received; where to attach again
         try:
             sock.setblocking(True)
-            sock.sendall(protocol.preface(f"criuctl/{__version__}"))
+            self._send(protocol.preface(f"criuctl/{__version__}"))
             hello: dict[str, Any] = {"kind": kind, "name": operator or _user(), "role": role, "program": f"criuctl/{__version__}"}
             if resume is not None:
                 hello["operator"], hello["token"] = resume

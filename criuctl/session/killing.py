@@ -37,7 +37,7 @@ class Kill:
         holder = self._holder
         holder.tree.thaw()
         if holder.state == "paused":
-            holder.paused_by = None
+            holder.paused_by, holder.halted = None, False
             holder.set_state("running")
 
     def _look(self) -> None:

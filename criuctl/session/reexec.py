@@ -95,6 +95,7 @@ def _state(holder: Holder) -> dict[str, Any]:
         "state": [holder.state, holder.since, *holder.exit],
         "collected": holder.collected,
         "paused_by": holder.paused_by,
+        "halted": holder.halted,
         "checkpoint": holder.checkpoint_id,
         "linger": holder.linger,
         "sequence": holder.sequence,
@@ -139,6 +140,7 @@ def resume(memory: int) -> None:
     holder.state, holder.since, code, number = state["state"]
     holder.exit = (code, number)
     holder.collected, holder.paused_by, holder.linger = state["collected"], state["paused_by"], state["linger"]
+    holder.halted = state["halted"]
     holder.checkpoint_id, holder.sequence = state["checkpoint"], state["sequence"]
     holder.events.extend((sequence, _bytes(frame)) for sequence, frame in state["events"])
     holder.prepare()

@@ -1,0 +1,30 @@
+"""Output as plain text: `strip` takes the control sequences out of a stream of bytes, piece by piece.
+
+It emulates nothing: what a program overwrites or erases stays in the text.  Whoever wants to know what is
+*shown* uses `screen`.
+"""
+
+from __future__ import annotations
+
+import re
+
+_MAX_CARRY = 64 << 10  # a sequence longer than this is none
+
+_SEQUENCE = re.compile(
+    rb"\x1b\[[<-?]?[0-9:;]*[ -/]*[@-~]"
+    rb"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
+    rb"|\x1b[PX^_](?:[^\x1b]|\x1b(?!\\))*\x1b\\"
+    rb"|\x1b[()*+# %][ -~]|\x1b[0-OQ-WYZ\\`-~]"
+    rb"|[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]|\r(?=\n)"
+)
+_UNFINISHED = re.compile(rb"(?:\x1b(?:\[[<-?]?[0-9:;]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[()*+# %])?|\r)\Z")
+
+
+def strip(data: bytes) -> tuple[bytes, bytes]:
+    """Output without control sequences, lines ended by a newline alone; and the end of it that is not complete yet.
+
+    The second part belongs before what comes next.
+    """
+    tail = _UNFINISHED.search(data)
+    carry = tail[0] if tail is not None and len(tail[0]) < _MAX_CARRY else b""
+    return _SEQUENCE.sub(b"", data[: len(data) - len(carry)]), carry

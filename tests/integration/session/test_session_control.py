@@ -1,0 +1,284 @@
+"""Signals, standing still, ending, and the holder's part in checkpoints."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import Any
+
+import pytest
+from support.holding import TIMEOUT, Holders
+from support.keeper import wait_until
+
+from criuctl.errors import Conflict, CriuctlError, NotFound, UsageError, WrongState
+from criuctl.proc.tree import ProcessIdentity, read_tree
+from criuctl.session import cgroup
+from criuctl.session.children import SpawnRequest, spawn_plain
+from criuctl.session.client import Event, Session
+from criuctl.session.processes import Tree
+from criuctl.session.sessions import all_states, inside
+
+pytestmark = pytest.mark.integration
+
+COUNTER = "i=0; while :; do echo tick $i; i=$((i+1)); sleep 0.01; done"
+STUBBORN = "trap '' INT TERM HUP; setsid sh -c \"trap '' TERM HUP; echo deep; while :; do sleep 0.1; done\" & " + COUNTER
+
+
+def ticks(client: Session) -> int:
+    return client.read("start").data.count(b"tick")
+
+
+def test_an_agent_that_ignores_signals_is_halted_and_a_human_goes_on(holders: Holders) -> None:
+    holders.start("sh", "-c", STUBBORN)
+    agent, human = holders.connect(kind="agent", operator="bot", role="write"), holders.connect(role="write", operator="eve")
+    human.request("subscribe")
+    human.wait_match("tick 3", since="start", timeout=TIMEOUT)
+    agent.lease_request()
+    halted = human.halt()
+    status = human.status()
+    assert status["state"] == "paused" and status["paused_by"]["name"] == "eve" and status["lease"] is None
+    assert halted["processes"] >= 3 and halted["method"] == status["freezer"]
+    before = human.read("start").end
+    with pytest.raises(CriuctlError):
+        human.wait_output(before, 0.1)
+    human.send("typed while it stands still\n")
+    human.resume()
+    human.wait_match("still", since=before, timeout=TIMEOUT)
+    assert human.status()["state"] == "running"
+
+
+def test_halt_drops_queued_input_of_agents_only(holders: Holders) -> None:
+    """A raw terminal that nobody reads takes some 4 KiB; the rest queues in the holder."""
+    holders.start("sh", "-c", "stty raw -echo; echo ready; read end")
+    agent, human = holders.connect(kind="agent", operator="bot", role="write"), holders.connect(operator="eve")
+    human.wait_match("ready", since="start", timeout=TIMEOUT)
+    human.signal("STOP", to="session")
+    human.lease_yield()
+    waiting = agent.submit_input(b"x" * 200_000, answered=True)
+    wait_until(lambda: human.status()["queued_input"] > 0, TIMEOUT, "input is queued")
+    dropped = human.halt()["dropped"]
+    assert 0 < dropped < 200_000 and human.status()["queued_input"] == 0
+    answer = agent.receive(TIMEOUT)
+    assert answer is not None and getattr(answer, "id", None) == waiting and isinstance(getattr(answer, "error", None), Conflict)
+    with pytest.raises(WrongState, match="only humans"):
+        agent.send("again")
+    human.resume()
+    assert agent.lease_request()["operator"] == agent.operator
+
+
+def test_pause_without_a_freezer_keeps_who_was_stopped_stopped(holders: Holders) -> None:
+    """The walk that stops parents first, on a tree of this process's own."""
+    environment = {"PATH": os.environ["PATH"], "TOKEN": holders.token}
+    script = "sleep 1000 & kill -STOP $!; sh -c 'sleep 1001 & wait' & echo ready; wait"
+    spawned = spawn_plain(SpawnRequest(("sh", "-c", script), environment))
+    tree = Tree(None)
+    tree.root = ProcessIdentity.of(spawned.pid)
+    wait_until(lambda: len(tree.members()) >= 4, TIMEOUT, "the tree is complete")
+    wait_until(lambda: any(m.state() == "T" for m in tree.members()), TIMEOUT, "one is stopped")
+    states = {member: member.state() for member in tree.members()}
+    try:
+        assert tree.freeze() == ("SIGSTOP", 4)
+        wait_until(lambda: all(m.state() == "T" for m in tree.members()), TIMEOUT, "all stand still")
+        tree.thaw()
+        wait_until(lambda: {m: m.state() for m in tree.members()} == states, TIMEOUT, "as it was")
+    finally:
+        tree.signal(signal.SIGKILL, reversed(tree.members()))
+        os.waitpid(spawned.pid, 0)
+        os.close(spawned.master)
+
+
+def test_signals_reach_the_foreground_group_the_leader_or_all(holders: Holders) -> None:
+    holders.start("bash", "--norc", "-i")
+    client = holders.connect()
+    client.send("sleep 1000\n")
+    leader = client.status()["pid"]
+    wait_until(lambda: [p.command for p in read_tree(leader)] == ["bash", "sleep"], TIMEOUT, "sleep runs")
+    assert client.signal(signal.SIGINT) == 1
+    wait_until(lambda: len(read_tree(leader)) == 1, TIMEOUT, "sleep is interrupted")
+    for wrong in ("NOSUCH", 0, 10_000, "", None, True, 1.5):
+        with pytest.raises(UsageError):
+            client.request("signal", signal=wrong)
+    assert client.signal("SIGHUP", to="leader") == 1
+    assert client.wait_exit(TIMEOUT) | {"id": 0} == {"id": 0, "ok": True, "exit_code": 129, "exit_signal": 1, "state": "exited"}
+
+
+def test_kill_ends_daemons_and_those_who_ignore_it(holders: Holders) -> None:
+    started = holders.start("sh", "-c", STUBBORN)
+    client = holders.connect()
+    client.wait_match("deep", since="start", timeout=TIMEOUT)
+    assert started.pid is not None
+    members = [process.identity for process in read_tree(started.pid)]
+    client.pause()  # a frozen tree dies as well
+    assert client.kill(grace=0.2) >= len(members) >= 3
+    assert not any(member.alive() for member in members)
+    assert client.wait_exit(TIMEOUT)["exit_code"] == 128 + signal.SIGKILL
+    assert holders.state()["state"] == "exited"
+    client.leave()
+    holders.gone(started)
+
+
+def test_the_group_of_a_session_goes_with_it(holders: Holders) -> None:
+    started = holders.start("cat")
+    group = cgroup.create(f"s-{started.id[:8]}")
+    if group is None:
+        pytest.skip("no freezer here that may be written")
+    assert group.pids() == [started.pid]
+    client = holders.connect()
+    client.kill(grace=0)
+    client.wait_exit(TIMEOUT)
+    client.leave()
+    holders.gone(started)
+    assert not os.path.exists(group.path)
+
+
+def test_a_session_knows_that_it_is_one(holders: Holders) -> None:
+    holders.start("cat", name="outer")
+    assert [state["session"] for state in all_states(holders.config)] == ["outer"]
+    assert inside(holders.config) is None
+    project = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "from criuctl.config import Config; from criuctl.session.sessions import inside;"
+        "print('inside', inside(Config(run_dir=sys.argv[2])))"
+    )
+    argv = ("python3", "-I", "-S", "-c", code, project, holders.config.run_dir)
+    holders.start("sh", "-c", 'exec env - "$0" "$@"', *argv, name="inner")
+    assert holders.connect("inner").wait_match("inside inner", since="start", timeout=TIMEOUT)
+
+
+# -- checkpoints, with a tree that ends and another that comes ----------------------------------------
+
+
+def collect(client: Session, name: str) -> dict[str, Any]:
+    """The next event of this name."""
+    while True:
+        message = client.receive(TIMEOUT)
+        assert message is not None, f"no event {name}"
+        if isinstance(message, Event) and message.name == name:
+            return message.body
+
+
+def test_while_a_checkpoint_is_made_input_waits_and_output_is_recorded_to_the_last_byte(holders: Holders) -> None:
+    holders.start("sh", "-c", "echo before; cat")
+    dumper, writer = holders.connect(), holders.connect(operator="writer")
+    writer.wait_match("before", since="start", timeout=TIMEOUT)
+    facts = dumper.request("checkpoint-begin")
+    assert facts["offset"] == len(b"before\r\n") and facts["pending_input"] == []
+    with pytest.raises(Conflict, match="checkpoint"):
+        writer.request("checkpoint-begin")
+    with pytest.raises(Conflict, match="checkpoint"):
+        writer.request("reexec")
+    assert writer.send("later\n")["held"]
+    assert writer.status()["held_input"] == 6
+    with pytest.raises(WrongState):
+        writer.request("checkpoint-abort")  # not his
+    dumper.request("checkpoint-done", checkpoint="c1", ended=False)
+    writer.wait_match("later", since="start", timeout=TIMEOUT)
+    assert writer.status()["checkpoint"] == "c1" and writer.status()["state"] == "running"
+
+
+@pytest.mark.parametrize("how", ["abort", "lost"])
+def test_a_checkpoint_that_comes_to_nothing_changes_nothing(holders: Holders, how: str) -> None:
+    holders.start("cat")
+    dumper, writer = holders.connect(), holders.connect(operator="writer")
+    writer.request("subscribe")
+    dumper.request("checkpoint-begin")
+    assert writer.send("held\n")["held"]
+    if how == "abort":
+        dumper.request("checkpoint-abort")
+    else:
+        dumper.close()
+    assert collect(writer, "checkpoint-aborted")
+    writer.wait_match("held", since="start", timeout=TIMEOUT)
+    assert writer.status()["state"] == "running"
+
+
+@pytest.mark.parametrize("told", ["done", "lost"])
+def test_a_session_goes_into_a_checkpoint_and_comes_back(holders: Holders, told: str) -> None:
+    started = holders.start("sh", "-c", "echo first life; cat")
+    dumper, operator = holders.connect(), holders.connect(operator="stays")
+    operator.attach("start", write=True)
+    operator.wait_match("first life", since="start", timeout=TIMEOUT)
+    dumper.request("checkpoint-begin")
+    dumper.request("checkpoint-commit", checkpoint="c7")
+    assert operator.send("typed in between\n")["held"]
+    assert started.pid is not None
+    os.kill(started.pid, signal.SIGKILL)  # as CRIU does
+    if told == "done":
+        wait_until(lambda: not os.path.exists(f"/proc/{started.pid}"), TIMEOUT, "the holder reaps it")
+        dumper.request("checkpoint-done", checkpoint="c7", ended=True)
+    else:
+        dumper.close()
+    assert collect(operator, "checkpointed")["checkpoint"] == "c7"
+    assert operator.status()["state"] == "checkpointed" and holders.state()["state"] == "checkpointed"
+    with pytest.raises(WrongState, match="checkpointed"):
+        operator.send("nobody reads this\n")
+
+    spawned = spawn_plain(
+        SpawnRequest(("sh", "-c", "echo second life; cat"), {"PATH": os.environ["PATH"], "TOKEN": holders.token})
+    )
+    start_time = ProcessIdentity.of(spawned.pid).start_time
+    restorer = holders.connect()
+    restored = {"host": "elsewhere", "checkpoint": "c7", "created": 1.5, "dropped": ["one connection"]}
+    facts: dict[str, Any] = {"pid": spawned.pid, "incarnation": 2, "restored": restored}
+    with pytest.raises(NotFound, match="another process"):
+        restorer.request("adopt", fds=[spawned.master], **facts, start_time=start_time + 1)
+    with pytest.raises(UsageError, match="master"):
+        restorer.request("adopt", **facts)
+    restorer.request("adopt", fds=[spawned.master], **facts, start_time=start_time)
+    os.close(spawned.master)
+    event = collect(operator, "restored")
+    assert (event["incarnation"], event["host"], event["dropped"], event["held_input"]) == (
+        2,
+        "elsewhere",
+        ["one connection"],
+        17,
+    )
+    operator.wait_match("typed in between\r\ntyped in between", since="start", timeout=TIMEOUT)
+    data = operator.read("start").data
+    assert data.startswith(b"first life\r\n") and b"second life" in data
+    with pytest.raises(WrongState):
+        restorer.request("adopt", **facts)
+    operator.send("\x04")
+    os.waitpid(spawned.pid, 0)  # ours, not the holder's: it learns of the end by its pidfd
+    assert operator.wait_exit(TIMEOUT)["state"] in ("exited", "lost")
+
+
+def test_a_restored_sessions_holder_has_the_old_scrollback(holders: Holders) -> None:
+    memory = os.memfd_create("scrollback")
+    os.write(memory, b"from the other host\r\n")
+    os.lseek(memory, 0, os.SEEK_SET)
+    started = holders.start(
+        "cat", spawner="", id="feed" * 8, incarnation=4, log_fd=memory, base=5000, events=70, audit=30,
+        modes={"alternate": True}, roles=[["agent", "bot", "observe"]], checkpoint="c9", rows=33, cols=77,
+    )  # fmt: skip
+    os.close(memory)
+    client = holders.connect()
+    status = client.status()
+    assert (status["state"], status["incarnation"], status["id"], status["pid"]) == ("checkpointed", 4, "feed" * 8, None)
+    assert (status["base"], status["offset"], status["checkpoint"]) == (5000, 5021, "c9")
+    assert (status["rows"], status["cols"], status["modes"]["alternate"]) == (33, 77, True)
+    assert client.read("start").data == b"from the other host\r\n"
+    assert holders.connect(kind="agent", operator="bot").role == "observe"
+    assert client.request("subscribe")["sequence"] > 70 and client.audit()[0]["sequence"] == 31
+    client.request("shutdown")
+    holders.gone(started)
+
+
+def test_a_program_that_the_holder_starts_for_a_restore_is_its_child(holders: Holders) -> None:
+    started = holders.start("cat")
+    client = holders.connect()
+    client.request("subscribe")
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            script = "echo parent $PPID >&7; exit 6"
+            client.request(
+                "spawn", fds=[theirs.fileno()], argv=["sh", "-c", script], env={"PATH": os.environ["PATH"]}, numbers=[7]
+            )
+        assert ours.recv(100) == b"parent %d\n" % started.holder_pid
+    event = collect(client, "child-exited")
+    assert event["exit_code"] == 6
+    with pytest.raises(NotFound, match="no-such"):
+        client.request("spawn", argv=["no-such"])

@@ -1,0 +1,221 @@
+"""The wire as strangers use it: a client in another language, other versions, and whoever sends nonsense."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.holding import TIMEOUT, Holders
+
+from criuctl.errors import SessionGone
+from criuctl.session import names, protocol
+from criuctl.session.client import Session
+from criuctl.session.requests import Requests
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def socket_path(holders: Holders) -> Path:
+    """The socket of a session that only its own program may change."""
+    started = holders.start("sh", "-c", "stty raw -echo; echo ready; exec cat")
+    holders.connect().wait_match("ready", since="start", timeout=TIMEOUT)
+    return Path(started.socket)
+
+
+def raw(path: Path, hello: dict[str, Any] | None = None) -> socket.socket:
+    """A connection with the preface sent and read."""
+    sock = names.connect(path)
+    sock.settimeout(TIMEOUT)
+    sock.sendall(protocol.preface("raw/1"))
+    line = b""
+    while not line.endswith(b"\n"):
+        line += sock.recv(1)
+    assert protocol.common_version(line.rstrip(b"\n")) == 1
+    if hello is not None:
+        sock.sendall(protocol.json_frame({"id": 1, "op": "hello", **hello}))
+    return sock
+
+
+def answers(sock: socket.socket) -> list[dict[str, Any]]:
+    """Every message until the holder closes."""
+    decoder = protocol.Decoder()
+    decoder.version = 1
+    found = []
+    with contextlib.suppress(ConnectionResetError):
+        while data := sock.recv(65536):
+            decoder.feed(data)
+            found += [json.loads(body) for kind, body in decoder.frames() if kind == protocol.JSON]
+    return found
+
+
+def test_a_client_in_another_language(holders: Holders) -> None:
+    started = holders.start("sh", "-c", "read line; echo heard: $line; exit 42")
+    script = Path(__file__).with_name("client.pl")
+    done = subprocess.run(["perl", str(script), started.socket], capture_output=True, timeout=TIMEOUT, check=False)
+    assert (done.returncode, done.stderr) == (42, b"")
+    assert done.stdout == b"spoken from perl\r\nheard: spoken from perl\r\n"
+
+
+def test_every_operation_is_documented_and_every_documented_one_exists(holders: Holders) -> None:
+    text = (Path(protocol.__file__).parent / "PROTOCOL.md").read_text()
+    headings = [line[4:].split("(")[0] for line in text.splitlines() if line.startswith("### ")]
+    documented = {word.strip() for heading in headings for word in heading.split(",")} - {""}
+
+    class Nobody:
+        checkpointing: Any = None
+
+    nobody: Any = Nobody()
+    nobody.checkpointing = type("C", (), {"adopt": None})
+    operations = {*Requests(nobody)._operations, "hello"}
+    assert operations - documented == {"unsubscribe"} and documented <= operations
+    assert "unsubscribe" in text
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [
+        b"GET / HTTP/1.1\r\nHost: here\r\n\r\n",
+        b"criuctl-session 7 9 future/1\n",
+        b"x" * 200,
+        protocol.preface("raw/1") + b"\xff\xff\xff\xff",
+        protocol.preface("raw/1") + b"\0\0\0\0\0",
+        protocol.preface("raw/1") + b"\0\0\0\x03Zab",
+        protocol.preface("raw/1") + b"\0\0\0\x03I\0\0",
+        protocol.preface("raw/1") + b"\0\0\0\x03J[]",
+        protocol.preface("raw/1") + protocol.json_frame({"op": "hello"}),
+        protocol.preface("raw/1") + protocol.json_frame({"id": 0, "op": "hello"}),
+        protocol.preface("raw/1") + protocol.json_frame({"id": 1 << 32, "op": "hello"}),
+        protocol.preface("raw/1") + protocol.json_frame({"id": True, "op": "hello"}),
+    ],
+)
+def test_who_speaks_something_else_is_told_and_cut_off(holders: Holders, socket_path: Path, stream: bytes) -> None:
+    with names.connect(socket_path) as sock:
+        sock.settimeout(TIMEOUT)
+        sock.sendall(stream)
+        data = b""
+        while piece := sock.recv(65536):
+            data += piece
+    assert data.startswith(b"criuctl-session 1 1 ") and b'"code":"protocol"' in data
+    assert holders.connect().status()["state"] == "running"
+
+
+def test_nothing_is_done_for_who_did_not_say_hello(holders: Holders, socket_path: Path) -> None:
+    with raw(socket_path) as sock:
+        sock.sendall(
+            protocol.json_frame({"id": 9, "op": "kill"}) + protocol.input_frame(10, b"x") + protocol.input_frame(0, b"y")
+        )
+        sock.shutdown(socket.SHUT_WR)
+        found = answers(sock)
+    assert [(m["id"], m["error"]["code"]) for m in found] == [(9, "hello-first"), (10, "hello-first"), (0, "hello-first")]
+
+
+def test_descriptors_that_nobody_asked_for_are_closed(holders: Holders, socket_path: Path) -> None:
+    client = holders.connect()
+    pid = client.status()["holder_pid"]
+    before = len(os.listdir(f"/proc/{pid}/fd"))
+    reader, writer = os.pipe()
+    for _ in range(20):
+        client.request("status", fds=[writer] * 10)
+    os.close(writer)
+    assert os.read(reader, 1) == b"" and len(os.listdir(f"/proc/{pid}/fd")) == before
+    os.close(reader)
+    hostile = holders.connect()
+    frame = protocol.json_frame({"id": 1, "op": "status"})
+    with pytest.raises((SessionGone, OSError)):
+        for at in range(len(frame)):  # a frame that takes for ever, with descriptors on every byte
+            socket.send_fds(hostile._socket, [frame[at : at + 1]], [0] * 8)
+        while hostile.receive(TIMEOUT):
+            pass
+    assert len(os.listdir(f"/proc/{pid}/fd")) == before
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-(1 << 70), 1 << 70), st.floats(), st.text(max_size=20), st.lists(st.integers(), max_size=3),
+    st.sampled_from(["start", "now", "observe", "write", "admin", "human", "exit", "output", "state", "session", "op-1", "op-2", "INT"]),
+    st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
+)  # fmt: skip
+KEYS = [
+    "from", "to", "max", "size", "write", "for", "offset", "states", "since", "limit", "rows", "cols", "signal", "ttl", "queue", "request", "kind",
+    "name", "role", "operator", "token", "text", "base64", "checkpoint", "ended", "pid", "incarnation", "master", "argv", "env", "numbers", "grace",
+    "force", "code", "executable",
+]  # fmt: skip
+OPERATIONS = [
+    "hello", "status", "attach", "detach", "read", "subscribe", "unsubscribe", "wait", "cancel", "audit", "heartbeat", "input", "resize", "signal",
+    "pause", "resume", "halt", "lease-request", "lease-yield", "lease-take", "lease-grant", "kill", "set-role", "checkpoint-begin", "checkpoint-commit",
+    "checkpoint-done", "checkpoint-abort", "adopt", "spawn", "reexec", "shutdown", "bye", "no-such",
+]  # fmt: skip
+MESSAGES = st.builds(
+    lambda identifier, op, rest: protocol.json_frame({**rest, "id": identifier, "op": op}),
+    st.one_of(st.integers(1, 9), VALUES),
+    st.one_of(st.sampled_from(OPERATIONS), VALUES),
+    st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5),
+)
+FRAMES = st.one_of(
+    MESSAGES,
+    MESSAGES,
+    st.binary(max_size=40),
+    st.builds(
+        lambda kind, body: struct.pack(">IB", len(body) + 1, kind) + body, st.sampled_from(b"JODIx"), st.binary(max_size=40)
+    ),
+)
+FUZZ = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+
+
+@FUZZ
+@given(frames=st.lists(FRAMES, max_size=12), hello=st.booleans())
+def test_an_observer_who_sends_nonsense_has_no_effect(
+    holders: Holders, socket_path: Path, frames: list[bytes], hello: bool
+) -> None:
+    """No crash, no hang, no unauthorised effect: the session is as it was, and its holder answers."""
+    witness = Session.connect("s", config=holders.config, role="observe", operator="witness")
+    before = witness.status()
+    greeting = {"kind": "agent", "name": "fuzz", "role": "observe"} if hello else None
+    with raw(socket_path, greeting) as sock:
+        # Its own hello would be allowed to ask for any role; that is not what is tested here.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(b"".join(frame for frame in frames if hello or b'"hello"' not in frame))
+            sock.shutdown(socket.SHUT_WR)
+            answers(sock)
+    after = witness.status()
+    for key in (
+        "state",
+        "pid",
+        "holder_pid",
+        "incarnation",
+        "rows",
+        "cols",
+        "offset",
+        "lease",
+        "held_input",
+        "queued_input",
+        "checkpointing",
+    ):
+        assert after[key] == before[key], key
+    witness.leave()
+
+
+@FUZZ
+@given(frames=st.lists(MESSAGES.filter(lambda frame: b'"shutdown"' not in frame and b'"kill"' not in frame), max_size=12))
+def test_an_admin_who_sends_nonsense_breaks_nothing(holders: Holders, socket_path: Path, frames: list[bytes]) -> None:
+    """Allowed operations with senseless arguments: whatever they do, the holder lives and answers."""
+    with raw(socket_path, {"kind": "human", "name": "fuzz", "role": "admin"}) as sock:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sock.sendall(b"".join(frames))
+            sock.shutdown(socket.SHUT_WR)
+            answers(sock)
+    with Session.connect("s", config=holders.config, role="admin") as witness:
+        witness.resume()
+        witness.set_role("human", "fuzz", None)
+        assert witness.status()["state"] == "running"
