@@ -30,7 +30,8 @@ from ..checkpoint.records import check_any
 from ..errors import CriuctlError
 from .protocols.base import ApplicationProtocol, Settings
 
-SECONDS = 3.0  # for all questions of one dump: the tree is frozen meanwhile
+SECONDS = 3.0  # for the questions of one dump: the tree is frozen meanwhile
+SECONDS_EACH = 0.02  # more for every question: a hundred sessions lost would be worse than a second longer frozen
 GRACE = 2.5  # seconds more for the answer to a question that was already asked: leaving it unread would be worse
 _WORKERS = 64
 _BYTES_SENT = struct.Struct("=200xQ")  # of struct tcp_info, Linux 4.19
@@ -65,9 +66,9 @@ class _Task:
     over: bool = False
 
 
-def ask_all(questions: Sequence[Question], seconds: float = SECONDS, grace: float = GRACE) -> list[Answer]:
+def ask_all(questions: Sequence[Question], seconds: float | None = None, grace: float = GRACE) -> list[Answer]:
     """An answer to each question, in their order, after `seconds` and `grace` at most."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + (SECONDS + SECONDS_EACH * len(questions) if seconds is None else seconds)
     tasks = [_Task(question) for question in questions]
     waiting: queue.SimpleQueue[_Task] = queue.SimpleQueue()
     for task in tasks:
