@@ -30,16 +30,22 @@ def server(postgres_server: PostgresServer) -> PostgresServer:
 
 
 def launch(
-    zoo: Zoo, server: PostgresServer, way: str, user: str = "trust", host: str = "127.0.0.1", count: int = 1, first: str = ""
+    zoo: Zoo,
+    server: PostgresServer,
+    way: str,
+    user: str = "trust",
+    host: str = "127.0.0.1",
+    count: int = 1,
+    first: str = "",
+    **env: str,
 ) -> Animal:
     where = str(server.folder) if host == "unix" else host
     conninfo = f"host={where} port={server.port} user={user} dbname=postgres"
     passwords = zoo.home / ".pgpass"
     passwords.write_text("".join(f"*:*:*:{name}:{name}-secret\n" for name in ("clear", "md5", "scram")))
     passwords.chmod(0o600)
-    return zoo.launch(
-        "postgres_client.py", way, conninfo, str(count), first, env={"PYTHONPATH": sysconfig.get_path("purelib")}, quiet=False
-    )
+    env["PYTHONPATH"] = sysconfig.get_path("purelib")
+    return zoo.launch("postgres_client.py", way, conninfo, str(count), first, env=env, quiet=False)
 
 
 def outcomes(animal: Animal) -> list[tuple[str, str]]:
@@ -120,6 +126,21 @@ def test_what_cannot_be_rebuilt_is_hung_up_and_told(server: PostgresServer, zoo:
     report = restored.ask()
     assert report["mine"][0][0] == "OperationalError"
     assert ast.literal_eval(report["theirs"])[0][0] == 100
+
+
+@pytest.mark.parametrize("sslmode", ["require", "disable"])
+def test_a_server_that_offers_tls(server: PostgresServer, zoo: Zoo, trip: Trip, sslmode: str) -> None:
+    """As Debian's does.  An encrypted session is left alone and told so; that another is plain is found out beside it."""
+    server.enable_tls()
+    server.restart("ssl=on")
+    try:
+        animal = launch(zoo, server, "pool", "scram", PGSSLMODE=sslmode)
+        told = trip.snapshot(animal, "--connections", "reconnect")
+        found = {(c["policy"], c["reason"]) for c in told["connections"]}
+        assert found == ({("hangup", "the session is encrypted (TLS)")} if sslmode == "require" else {("reconnect", "")})
+        assert animal.ask()["mine"][0][0] == 0
+    finally:
+        server.restart()
 
 
 def test_an_advisory_lock_is_held_again(server: PostgresServer, zoo: Zoo, trip: Trip) -> None:

@@ -131,6 +131,8 @@ class PostgresServer:
 
     def enable_tls(self) -> None:
         """A certificate of its own; takes effect with the next start with ``ssl=on``."""
+        if (self.data / "server.key").exists():
+            return
         openssl = [
             need("openssl", "openssl"),
             "req", "-new", "-x509", "-days", "2", "-nodes", "-newkey", "rsa:2048", "-subj", "/CN=localhost",
