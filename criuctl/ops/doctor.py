@@ -283,6 +283,11 @@ def _configuration(config: Config) -> Iterator[Finding]:
     for source in config.sources:
         if os.stat(source).st_mode & 0o022:
             yield Finding("warning", "config-mode", f"{source} can be written by other users", f"chmod go-w {source}")
+    from ..connections.rules import parse
+
+    number = len(parse(config).rules)
+    if number:
+        yield Finding("info", "connection-rules", f"{number} connection rules; else connections are: {config.connections}")
 
 
 def _clock(_config: Config) -> Iterator[Finding]:

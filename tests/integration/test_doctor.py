@@ -53,6 +53,13 @@ def test_this_host_is_ready(config: Config, tmp_path: Path) -> None:
     assert levels == sorted(levels)
 
 
+def test_connection_rules_are_read(config: Config) -> None:
+    good = replace(config, connection_rules=(("rules: connection_rules[1]", {"policy": "keep"}),))
+    assert _told(doctor(good), "connection-rules").text.startswith("1 connection rule")
+    bad = replace(config, connection_rules=(("rules: connection_rules[1]", {"polic": "keep"}),))
+    assert _errors(doctor(bad)) == [("config", "rules: connection_rules[1]: unknown key 'polic'")]
+
+
 def test_store_with_its_key(config: Config) -> None:
     store = open_store(config.store, config)
     Repository.init(store, encryption=True, key_file=None, passphrase=None, config=config)
