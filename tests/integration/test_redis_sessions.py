@@ -326,12 +326,12 @@ def test_a_blocking_command(family: str, reason: str, program: Make, server: Red
     assert client("GET", "k") == "v"
 
 
-@pytest.mark.parametrize(("family", "reason"), [("unix", "half sent"), ("inet", "half sent|has not been answered")])
-def test_a_command_that_is_half_sent(family: str, reason: str, program: Make) -> None:
+@pytest.mark.parametrize("family", ["unix", "inet"])
+def test_a_command_that_is_half_sent(family: str, program: Make) -> None:
     client = program(family)
     client("PING")
     client.resp.wire.send(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$5\r\nab")
-    with pytest.raises(CannotRebuild, match=reason):
+    with pytest.raises(CannotRebuild, match=r"half sent|has not been answered"):  # as the server, or as the kernel sees it
         client.inspect()
     client.resp.wire.send(b"cde\r\n")
     assert client.resp.answer() == "OK"

@@ -21,7 +21,6 @@ dir {folder}
 appendonly yes
 appendfsync always
 save ""
-enable-debug-command yes
 """
 
 

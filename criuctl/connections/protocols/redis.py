@@ -78,8 +78,8 @@ class Redis:
         with look.beside(place, deadline) as second:
             server = _enter(second, asking[1], password, 2)
             if options.get("ask") == "own":
-                own = Resp(wire)
-                sight = look.look_own(own, server)
+                with look.speaking(wire) as own:
+                    sight = look.look_own(own, server)
             elif str(server.get("version", "")).startswith("7."):
                 with look.beside(place, deadline) as idle:
                     _enter(idle, asking[1], password, 2)
@@ -106,9 +106,11 @@ class Redis:
             "last_command": row.text("cmd"),
         }
         if not row.has("resp"):  # before 7.0; what we know by now allows a question on the program's connection
-            session["resp"] = _resp_of(Resp(wire))
+            with look.speaking(wire) as own:
+                session["resp"] = _resp_of(own)
         if "t" in row.text("flags"):
-            session |= _tracking(Resp(wire))
+            with look.speaking(wire) as own:
+                session |= _tracking(own)
         return session
 
     def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
@@ -220,10 +222,19 @@ def _stale() -> CannotRebuild:
 
 
 def _resp_of(own: Resp) -> int:
-    """The RESP version, by the type of an answer that is a map in RESP3 (Redis 6.2) or an error, which is the same in both."""
+    """The RESP version, which servers before 7.0 tell only those who speak it, asked on the program's connection."""
     answer = own.ask("HELLO")
-    told = as_map(answer).get("proto")
-    return told if told in (2, 3) else 2
+    if not isinstance(answer, ErrorReply):
+        told = as_map(answer).get("proto")
+        if told in (2, 3):
+            return int(told)
+    elif answer.text.startswith(_NO_SUCH_COMMAND):
+        return 2  # Redis 5
+    else:  # Redis 6.0 wants to be told a version; but what is text to people has a type of its own in RESP3
+        own.ask("CLIENT", "LIST")
+        if own.kind in "$=":
+            return 3 if own.kind == "=" else 2
+    raise CannotRebuild("this server does not let us know which version of RESP the session speaks")
 
 
 def _tracking(own: Resp) -> dict[str, Any]:
@@ -251,7 +262,8 @@ def _enter(resp: Resp, user: str, password: str | None, protocol: int) -> dict[s
         if isinstance(answer, ErrorReply) and not any(words in answer.text for words in _NO_PASSWORD_SET):
             raise _refusal(answer, "AUTH")
     server, error = look.about_server(resp, protocol)
-    if error is not None and not (protocol == 2 and error.text.startswith(_NO_SUCH_COMMAND)):  # Redis 5 has no HELLO
+    # Redis 5 has no HELLO, and Redis 6.0 asks for the right to it; who speaks RESP2 can do without.
+    if error is not None and not (protocol == 2 and (error.text.startswith(_NO_SUCH_COMMAND) or error.code == "NOPERM")):
         raise _refusal(error, f"HELLO {protocol}")
     return server
 

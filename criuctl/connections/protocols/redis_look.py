@@ -23,14 +23,14 @@ import re
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...proc import dialling, sockdiag
 from ...proc.sockets import outside_holders
 from .base import CannotRebuild, PeerAway
-from .redis_wire import ErrorReply, Resp, as_map
+from .redis_wire import ErrorReply, NotRedis, Resp, as_map
 from .wire import Wire
 
 _SIOCGSKNS = 0x894C
@@ -217,20 +217,29 @@ def look_beside(place: Place, second: Resp, idle: Resp | None, server: dict[str,
     return Sight(row, server, ours, targets)
 
 
+@contextmanager
+def speaking(wire: Wire) -> Iterator[Resp]:
+    """Questions on the program's own connection.  One that is not answered in time costs the connection:
+
+    whatever came later would be taken for the answer to the program's next question.
+    """
+    try:
+        yield Resp(wire)
+    except (PeerAway, NotRedis) as error:
+        with suppress(OSError):
+            wire.sock.shutdown(socket.SHUT_RDWR)
+        raise CannotRebuild(f"asked on its own connection, {error.message}; the connection was closed") from error
+
+
 def look_own(own: Resp, server: dict[str, Any]) -> Sight:
     """CLIENT INFO over the program's connection; only where the user vouches for it (see the module's text)."""
-    try:
-        answer = own.ask("CLIENT", "INFO")
-    except PeerAway as error:
-        # Whatever comes later would be taken for the answer to the program's next question.
-        own.wire.sock.shutdown(socket.SHUT_RDWR)
-        raise CannotRebuild(f"asked on its own connection, {error.message}; the connection was closed") from error
+    answer = own.ask("CLIENT", "INFO")
     if answer == "QUEUED":
         raise CannotRebuild("a transaction is open, and CLIENT INFO is part of it now, as `ask: own` allowed")
     if isinstance(answer, ErrorReply) or not isinstance(answer, str):
         raise CannotRebuild(f"CLIENT INFO was refused: {answer.text if isinstance(answer, ErrorReply) else 'no text'}")
     row = parse(answer)
-    if "resp" not in row.fields:
+    if not row.has("resp"):
         row = Row({**row.fields, "resp": "3" if own.kind == "=" else "2"})
     return Sight(row, server)
 
