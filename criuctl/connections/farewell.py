@@ -13,6 +13,7 @@ connection stays with the tree.
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import struct
 import termios
@@ -33,10 +34,16 @@ class Farewell:
         self._held: list[tuple[socket.socket, bool]] = []  # and whether it is to be reset
 
     def hold(self, connections: Iterable[Connection]) -> None:
-        """Borrow every TCP connection that is not to be kept; one that cannot be reached ends without a word."""
+        """Borrow every TCP connection that is not to be kept; one that cannot be reached ends without a word.
+
+        So do those for which there is no room: the dump needs descriptors too.
+        """
         pidfds: dict[int, int] = {}
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         try:
             for c in connections:
+                if len(self._held) + len(pidfds) >= most:
+                    return
                 if c.record.protocol != "tcp" or c.record.policy == "keep" or c.held.waiting:
                     continue
                 try:
