@@ -39,12 +39,21 @@ class Survey:
     """One tree's connections, seen from a dump."""
 
     def __init__(
-        self, config: Config, reporter: Reporter, *, wish: str | None = None, drain: float = 0.0, rules: Rules | None = None
+        self,
+        config: Config,
+        reporter: Reporter,
+        *,
+        wish: str | None = None,
+        drain: float = 0.0,
+        ending: bool = False,
+        rules: Rules | None = None,
     ) -> None:
+        """`wish` is the command line's policy, `ending` whether the dump ends the tree, and its connections with it."""
         self.rules = rules if rules is not None else parse(config)
         self.reporter = reporter
         self.wish = wish
         self.drain = drain
+        self.ending = ending
         self._addresses: dict[str, frozenset[str]] = {}
         self._spoken: dict[str, str] = {}  # peer -> application protocol, as probed
         self._before: Look | None = None
@@ -164,12 +173,17 @@ class Survey:
     def _inspect(
         self, connections: Sequence[Connection], decided: Sequence[tuple[ConnectionRecord, Decision]]
     ) -> dict[int, Answer]:
-        """An answer for each connection that is to be reconnected by a protocol of ours."""
+        """An answer for each connection that is to be reconnected by a protocol of ours.
+
+        One that ends with the tree is asked too, if it is plain what it speaks: a restore may then still be told to
+        reconnect it.  One of a tree that goes on is not spoken to without a wish.
+        """
         answers: dict[int, Answer] = {}
         asked: list[int] = []
         questions: list[Question] = []
         for number, (record, decision) in enumerate(decided):
-            protocol = find(decision.application) if record.external and decision.policy == "reconnect" else None
+            wanted = decision.policy == "reconnect" or (self.ending and decision.policy == "hangup" and _asks(record))
+            protocol = find(decision.application or record.application) if record.external and wanted else None
             if protocol is None:
                 continue
             if connections[number].held.waiting:
@@ -199,7 +213,8 @@ class Survey:
             text = f"PID {record.pid} fd {record.fd}: the peer {record.peer} did not answer, so the connection was ended"
             self.reporter.warning(text, "A late answer to criuctl's question would have reached the program.")
         if answer.reason:
-            return replace(record, policy=decision.on_failure, reason=answer.reason)
+            wished = decision.policy == "reconnect"
+            return replace(record, policy=decision.on_failure, reason=answer.reason) if wished else record
         session = dict(answer.session)
         for text in session.pop("warnings", ()):  # for whoever dumps, not for the restore
             self.reporter.warning(f"PID {record.pid} fd {record.fd}: {text}")
@@ -223,6 +238,11 @@ class Survey:
             record, policy=decision.policy, application=decision.application, host=decision.host, reason=decision.reason
         )
         return made, decision
+
+
+def _asks(record: ConnectionRecord) -> bool:
+    """Whether a reconnect of this connection would need to know what the session holds."""
+    return record.direction == "initiated" and record.state == "established" and record.application not in ("", _PROBE_TCP_ONLY)
 
 
 def refuse(record: ConnectionRecord) -> None:

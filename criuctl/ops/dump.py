@@ -86,7 +86,7 @@ def dump(
             raise PreflightRefused("; ".join(str(f) for f in errors), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
         for finding in findings:
             reporter.finding(finding)
-        survey = Survey(config, reporter, wish=connections, drain=drain)
+        survey = Survey(config, reporter, wish=connections, drain=drain, ending=not leave_running)
         survey.ahead(root.pid)
         carried = files.resolve_carried(with_files, root.pid)
         criu = binary.find(config)
