@@ -32,7 +32,7 @@ put(pack('N C N a*', 1 + 4 + 17, ord 'I', 3, "spoken from perl\n"));
 request({ id => 4, op => 'wait', for => 'exit' });
 
 my ($code, $ended);
-until ($ended) {
+until ($ended && defined $code) {
     my ($length, $type) = unpack 'N C', fill(5);
     my $body = fill($length - 1);
     if ($type == ord 'O') {
@@ -47,4 +47,4 @@ until ($ended) {
     }
 }
 request({ id => 5, op => 'bye' });
-exit($code // 255);
+exit($code);
