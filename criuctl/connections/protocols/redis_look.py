@@ -6,8 +6,8 @@ listens any more, and the program takes that answer for its own; a subscriber's 
 which of these states holds is just what is not known yet.  So a second connection to the same server, made by us in
 the net namespace of the program's socket, asks CLIENT LIST and takes the line of the program's connection: by
 ``addr=``, which is the program's local address, or for a unix socket by ``fd=``, which is the server's descriptor of
-the other end (the kernel tells which).  It is asked twice: a command that had reached the server's kernel, but not
-yet the server, has been run by the time of the second answer.
+the other end (the kernel tells which).  Logging in comes first, and by the time that has been answered, the server
+has run whatever had reached its kernel before.
 
 ``ask: own`` in the rule is for where that is forbidden (ACL) or blind (an address translation or a proxy between):
 the user vouches that the program never leaves a transaction, a blocking command or a subscription open, and
@@ -203,16 +203,10 @@ def _lines(listing: str, marks: list[str]) -> Iterator[str]:
 
 def look_beside(place: Place, second: Resp, idle: Resp | None, server: dict[str, Any]) -> Sight:
     """The program's line of CLIENT LIST, asked over `second`; `idle` is one more connection of ours, to compare with."""
-    marks, unix = _marks(place), place.unix
+    number = idle.ask("CLIENT", "ID") if idle is not None else None
     listing = second.ask("CLIENT", "LIST")
-    _only_line(listing, marks, unix)
-    listing = second.ask("CLIENT", "LIST")
-    row = parse(_only_line(listing, marks, unix))
-    ours = None
-    if idle is not None and isinstance(number := idle.ask("CLIENT", "ID"), int):
-        listing = second.ask("CLIENT", "LIST")
-        row = parse(_only_line(listing, marks, unix))
-        ours = parse(next(_lines(f"\n{listing}", [f"\nid={number} "]), "").strip())
+    row = parse(_only_line(listing, _marks(place), place.unix))
+    ours = parse(next(_lines(f"\n{listing}", [f"\nid={number} "]), "").strip()) if isinstance(number, int) else None
     targets = frozenset(int(found) for found in re.findall(r" redir=(\d{1,18})\b", listing))
     return Sight(row, server, ours, targets)
 
