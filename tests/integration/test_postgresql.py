@@ -69,13 +69,15 @@ def test_a_pool_in_two_processes(server: PostgresServer, zoo: Zoo, trip: Trip, u
     assert ast.literal_eval(after["theirs"]) == ast.literal_eval(before["theirs"])
 
 
-def test_psql(server: PostgresServer, zoo: Zoo, trip: Trip) -> None:
+@pytest.mark.parametrize("wish", ["at the dump", "at the restore"])
+def test_psql(server: PostgresServer, zoo: Zoo, trip: Trip, wish: str) -> None:
     animal = launch(zoo, server, "psql")
     report = animal.ask()
     assert (report["twice"], report["date"]) == ("2", "01.02.2026")
-    told = trip.dump(animal, "--connections", "reconnect")
+    option = ("--connections", "reconnect")
+    told = trip.dump(animal, *(option if wish == "at the dump" else ()))
     server.restart()
-    restored = trip.restore(told, animal, equal=False)
+    restored = trip.restore(told, animal, *(option if wish == "at the restore" else ()), equal=False)
     assert outcomes(restored) == [("reconnect", "reconnected")]
     report = restored.ask()
     assert (report["twice"], report["date"]) == ("4", "01.02.2026")
