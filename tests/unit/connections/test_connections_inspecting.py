@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import socket
 import threading
 import time
@@ -125,7 +125,7 @@ def test_an_interrupt_leaves_nobody_asking() -> None:
     go_on, late = threading.Event(), threading.Event()
 
     def inspect(sock: socket.socket, _deadline: float) -> dict[str, Any]:
-        _thread.interrupt_main()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         go_on.wait(30)
         try:
             sock.sendall(b"late word")
