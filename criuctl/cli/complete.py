@@ -83,6 +83,18 @@ def running_session(ctx: click.Context, _param: click.Parameter, incomplete: str
     return _in_time(ask)
 
 
+def session(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the sessions of this host, with their states."""
+
+    def ask() -> list[CompletionItem]:
+        from ..ops.sessions import sessions
+
+        known = sessions(_app(ctx).config)
+        return [CompletionItem(s["session"], help=s["state"]) for s in known if s["session"].startswith(incomplete)]
+
+    return _in_time(ask)
+
+
 def process_id(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The PIDs of this host, once the first digit is typed."""
     if not incomplete.isdigit():

@@ -37,6 +37,19 @@ COMPLETE_VARIABLE = "_CRIUCTL_COMPLETE"
 
 _HERE = "criuctl.cli.commands"
 COMMANDS: dict[str, Entry] = {
+    "run": Entry(f"{_HERE}.run:run", "Start a command as a session.", "Sessions"),
+    "attach": Entry(f"{_HERE}.attach:attach", "Show a session on this terminal, and type into it.", "Sessions"),
+    "ls": Entry(f"{_HERE}.ls:ls", "List the sessions of this host.", "Sessions"),
+    "status": Entry(f"{_HERE}.status:status", "Tell all about a session.", "Sessions"),
+    "send": Entry(f"{_HERE}.send:send", "Type into a session.", "Sessions"),
+    "capture": Entry(f"{_HERE}.capture:capture", "Print what a session shows, or what it printed.", "Sessions"),
+    "wait": Entry(f"{_HERE}.wait:wait", "Wait for a session's end, silence, prompt, or for a text.", "Sessions"),
+    "exec": Entry(f"{_HERE}.exec:exec_", "Run a command in a session's live shell.", "Sessions"),
+    "pause": Entry(f"{_HERE}.pause:pause", "Freeze a session.", "Sessions"),
+    "resume": Entry(f"{_HERE}.resume:resume", "Let a paused or halted session go on.", "Sessions"),
+    "halt": Entry(f"{_HERE}.halt:halt", "Stop an agent: freeze now, drop what it typed.", "Sessions"),
+    "signal": Entry(f"{_HERE}.signal:signal_", "Send a signal to a session.", "Sessions"),
+    "kill": Entry(f"{_HERE}.kill:kill", "End every process of a session.", "Sessions"),
     "check": Entry(f"{_HERE}.check:check", "Tell whether a process tree can be dumped.", "Checkpoints"),
     "connections": Entry(f"{_HERE}.connections:connections", "List a process tree's connections.", "Checkpoints"),
     "dump": Entry(f"{_HERE}.dump:dump", "Store a live process tree as a checkpoint.", "Checkpoints"),

@@ -490,7 +490,7 @@ class Attachment:
         size = self._terminal.size
         if self._mine and size is not None and self._ended is None:
             with contextlib.suppress(SessionGone):
-                self.session.submit("resize", **_size(size))
+                self.session.submit("resize", fds=(), **_size(size))
 
     @property
     def _mine(self) -> bool:

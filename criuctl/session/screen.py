@@ -175,7 +175,7 @@ class Screen(pyte.Screen):
             if self._last:
                 self.draw(self._last * min(_numbers(args, 1)[0] or 1, self.columns * self.lines))
         elif final == "r":
-            top, bottom = (_numbers(args, 0) + [0, 0])[:2]
+            top, bottom = [*_numbers(args, 0), 0, 0][:2]
             self.set_margins(top or None, bottom or None)
             self.cursor_position()
         elif (method := self._dispatch.get(final)) is not None:
@@ -288,13 +288,14 @@ class Screen(pyte.Screen):
         """The lines of the screen as text, without blanks at their ends."""
         return [_plain(self.buffer[y], self.columns) for y in range(self.lines)]
 
-    def scrollback(self) -> list[str]:
+    def scrollback(self, *, ansi: bool = False) -> list[str]:
         """The lines that have left the screen at its top, oldest first, then those of the (main) screen that are not empty."""
         buffer = self.buffer if self.main is None else self.main[0]
-        shown = [_plain(buffer[y], self.columns) for y in range(self.lines)]
+        render = _styled if ansi else _plain
+        shown = [render(buffer[y], self.columns) for y in range(self.lines)]
         while shown and not shown[-1]:
             shown.pop()
-        return [_plain(line, self.columns) for line in self.history] + shown
+        return [render(line, self.columns) for line in self.history] + shown
 
     def ansi(self) -> list[str]:
         """The lines of the screen with colours and attributes."""

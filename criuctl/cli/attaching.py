@@ -1,0 +1,44 @@
+"""Attaching as `run`, `attach` and `restore --attach` do it: the terminal is ours until the session or the user ends that."""
+
+from __future__ import annotations
+
+import contextlib
+
+from ..errors import SessionGone
+from ..session.attach import Attachment, Connect, say
+from ..session.client import Session
+from .app import App
+
+
+def attach_to(
+    app: App,
+    name: str,
+    connect: Connect,
+    *,
+    read_only: bool = False,
+    take: bool = False,
+    start: int | None = None,
+    quiet: bool = False,
+    patience: float = 10.0,
+    session: Session | None = None,
+) -> int:
+    """Be attached to session `name`; the session's exit code, or 0 after the detach key.
+
+    `start` shows the log from that offset instead of the screen of now; `quiet` says nothing when the session ends.
+    """
+    key = app.config.detach_key
+    session = connect(None) if session is None else session
+    attachment = Attachment(name, connect, key, read_only=read_only, take=take, start=start, patience=patience)
+    try:
+        ended = attachment.run(session)
+    finally:
+        with contextlib.suppress(OSError):
+            attachment.session.leave()
+    if ended.how == "detached":
+        say(f"detached from {name}")
+        return 0
+    if ended.how == "lost" or ended.exit_code is None:
+        raise SessionGone(f"session {name!r} is lost: {ended.text or 'how it ended is not known'}")
+    if not quiet:
+        say(f"{name} ended with exit code {ended.exit_code}")
+    return ended.exit_code

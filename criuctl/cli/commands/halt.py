@@ -1,0 +1,31 @@
+"""``criuctl halt``."""
+
+from __future__ import annotations
+
+from ..app import App, pass_app
+from ..pages import page
+from ..sessions import name_argument
+from ..text import plural, printable
+
+
+@page(
+    examples=[("An agent does what it should not:", "criuctl halt agent\ncriuctl attach agent\ncriuctl resume agent")],
+    exits=[3, 9, 10],
+    see_also=["pause", "resume", "kill", "log"],
+)
+@name_argument
+@pass_app
+def halt(app: App, name: str) -> int:
+    """Stops a session at once, without the help of its programs: every process is frozen, input that agents and services
+    have queued is dropped, and the write lease is taken from them. What a person typed stays. Whoever writes is not
+    asked. criuctl resume lets it go on; before that, attach to see what it was about to do.
+    """
+    from ...ops.sessions import connect
+
+    with connect(app.config, name) as session:
+        answer = session.halt()
+    body = {"session": name, "state": "paused"} | {key: answer[key] for key in ("method", "processes", "dropped")}
+    dropped = f", {plural(answer['dropped'], 'byte')} of input dropped" if answer["dropped"] else ""
+    words = plural(answer["processes"], "process", "processes")
+    app.emit(body, lambda: f"{printable(name)}: {words} frozen{dropped}", brief=lambda: "")
+    return 0

@@ -1,0 +1,34 @@
+"""``criuctl kill``."""
+
+from __future__ import annotations
+
+from ..app import App, pass_app
+from ..pages import page
+from ..sessions import name_argument, timeout_option
+from ..text import plural, printable
+
+
+@page(
+    examples=[
+        ("End a session; its processes may clean up for five seconds:", "criuctl kill build"),
+        ("At once:", "criuctl kill build --timeout 0"),
+    ],
+    exits=[3, 10, 12],
+    see_also=["signal", "halt", "ls"],
+)
+@name_argument
+@timeout_option("Seconds between SIGTERM and SIGKILL; 0: SIGKILL at once.", 5.0)
+@pass_app
+def kill(app: App, name: str, timeout: float) -> int:
+    """Ends every process of a session, daemons included: SIGTERM, after the time-out SIGKILL, until nobody is left. When
+    this command ends with 0, that was looked up, not assumed.
+
+    A paused session is resumed to hear the signal. For a session that is checkpointed nobody waits any more; its
+    checkpoints stay in the store.
+    """
+    from ...ops.sessions import kill as end
+
+    body = end(app.config, name, timeout)
+    count = body["killed"]
+    app.emit(body, lambda: f"{printable(name)}: {plural(count, 'process', 'processes')} ended, nothing is left", brief=lambda: "")
+    return 0

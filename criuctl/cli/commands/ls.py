@@ -1,0 +1,61 @@
+"""``criuctl ls``."""
+
+from __future__ import annotations
+
+import click
+
+from ..app import App, pass_app
+from ..pages import page
+from ..sessions import command_words, state_words
+from ..text import Column, age, labels, printable
+
+_COLUMNS = (
+    Column("session"),
+    Column("state"),
+    Column("pid", right=True),
+    Column("incarnation", right=True),
+    Column("since", right=True),
+    Column("command"),
+    Column("labels"),
+)
+
+
+@page(
+    examples=[
+        ("What runs here:", "criuctl ls"),
+        ("The names of what runs, for a script:", "criuctl ls --state running -q"),
+    ],
+    see_also=["run", "attach", "status", "list"],
+)
+@click.option(
+    "--state",
+    type=click.Choice(["running", "paused", "checkpointed", "exited", "lost"]),
+    multiple=True,
+    help="Only sessions in this state (repeatable).  [default: all]",
+)
+@pass_app
+def ls(app: App, state: tuple[str, ...]) -> int:
+    """Lists the sessions of this host: those that criuctl run started, and trees that were dumped or restored by name.
+
+    running and paused have processes here. checkpointed: in a store, criuctl restore brings it back. exited: ended, with
+    its exit code. lost: the processes or their holder ended in a way that nobody saw.
+
+    Nobody is asked, so nothing can hang; criuctl status asks the session's holder. Checkpoints are listed by criuctl list.
+    """
+    from ...ops.sessions import sessions
+
+    found = [body for body in sessions(app.config) if not state or body["state"] in state]
+    rows = [
+        (
+            printable(body["session"]),
+            state_words(body),
+            str(body["pid"] or "-"),
+            str(body["incarnation"]),
+            age(body["since"]) if body["since"] else "-",
+            command_words(body["command"]),
+            labels(body["labels"]),
+        )
+        for body in found
+    ]
+    app.emit_table(found, _COLUMNS, rows, empty="no sessions", brief=lambda: "\n".join(body["session"] for body in found))
+    return 0

@@ -1,0 +1,25 @@
+"""``criuctl resume``."""
+
+from __future__ import annotations
+
+from ..app import App, pass_app
+from ..pages import page
+from ..sessions import name_argument
+from ..text import printable
+
+
+@page(
+    examples=[("Go on:", "criuctl resume build")],
+    exits=[3, 9, 10],
+    see_also=["pause", "halt"],
+)
+@name_argument
+@pass_app
+def resume(app: App, name: str) -> int:
+    """Lets a session that was paused or halted go on where it was. Processes that were stopped before that stay stopped."""
+    from ...ops.sessions import connect
+
+    with connect(app.config, name) as session:
+        session.resume()
+    app.emit({"session": name, "state": "running"}, lambda: f"{printable(name)}: goes on", brief=lambda: "")
+    return 0

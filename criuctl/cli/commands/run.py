@@ -1,0 +1,101 @@
+"""``criuctl run``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import click
+
+from ..app import App, pass_app
+from ..pages import page
+from ..sessions import command_argument
+from ..text import printable
+from .dump import parse_labels
+
+
+def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    """``COLSxROWS`` as rows and columns."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d{1,4})x(\d{1,4})", value)
+    if match is None or not int(match[1]) or not int(match[2]):
+        raise click.BadParameter(f"{value!r} is not COLUMNSxROWS, like 80x24")
+    return int(match[2]), int(match[1])
+
+
+@page(
+    examples=[
+        ("A build that outlives the login, watched now:", "criuctl run --name build -- make -j8"),
+        ("In the background; its name is printed:", "criuctl run -d --name web -- npm run dev"),
+        ("A shell to come back to:", "criuctl run --name work -- bash"),
+    ],
+    exits=[3, 9, 12],
+    see_also=["attach", "ls", "dump", "kill"],
+)
+@click.option("--name", metavar="NAME", help="The session's name.  [default: after the command: bash, bash-2, ...]")
+@click.option("-d", "--detach", is_flag=True, help="Leave at once; the name is printed.  [default: stay attached]")
+@click.option(
+    "--host-pids",
+    is_flag=True,
+    help="Share the host's PIDs, System V and POSIX IPC.  [default: PID and IPC namespaces of its own]",
+)
+@click.option(
+    "--label",
+    "labels",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=parse_labels,
+    help="Keep this label with the session; may be given several times.",
+)
+@click.option(
+    "--workspace", metavar="DIR", type=click.Path(file_okay=False), help="Start in this folder.  [default: the current one]"
+)
+@click.option(
+    "--size", metavar="COLSxROWS", callback=_size, help="The terminal's size at first.  [default: this terminal's, else 80x24]"
+)
+@command_argument(required=True, help="The command and its arguments.")
+@pass_app
+def run(
+    app: App,
+    name: str | None,
+    detach: bool,
+    host_pids: bool,
+    labels: Mapping[str, str],
+    workspace: str | None,
+    size: tuple[int, int] | None,
+    command: tuple[str, ...],
+) -> int:
+    """Starts CMD as a session: with a terminal of its own, under a small process that belongs to no login and no client.
+    The session goes on whatever becomes of this command, its terminal or its connection.
+
+    By default this terminal is attached, and the exit status is the session's own (3 as well when there is no such
+    command). The detach key (detach_key in the configuration, C-] by default) leaves the session running; criuctl attach
+    comes back.
+
+    Inside, CRIUCTL_SESSION is the name, and session.json in the folder CRIUCTL_SESSION_DIR tells the incarnation.
+    """
+    from ...errors import UsageError
+    from ...ops.sessions import connect
+    from ...ops.sessions import run as start
+    from ...session.attach import Terminal
+
+    if app.json and not detach:
+        raise UsageError("--json needs --detach: attached, standard output is the session's")
+    here = Terminal().size
+    session = start(
+        app.config,
+        command,
+        name=name,
+        size=size or (here[:2] if here is not None else (24, 80)),
+        host_pids=host_pids,
+        labels=labels,
+        workspace=workspace,
+    )
+    if detach:
+        body = session.to_dict()
+        app.emit(body, lambda: printable(session.name))
+        return 0
+    from ..attaching import attach_to
+
+    return attach_to(app, session.name, lambda resume: connect(app.config, session.name, resume=resume), start=0, quiet=True)

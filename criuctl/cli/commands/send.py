@@ -1,0 +1,84 @@
+"""``criuctl send``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ...errors import UsageError
+from ..app import App, pass_app
+from ..pages import Page
+from ..sessions import name_argument, take_option, timeout_option
+
+_ORDER = "criuctl.send.order"
+_WAYS = ("text", "enter", "keys", "paste")
+
+
+class InOrder(Page):
+    """A command that knows in which order its options were given, whatever their names."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        ctx.meta[_ORDER] = [param.name for param in order if param.name in _WAYS]
+        return super().parse_args(ctx, args)
+
+
+@click.command(
+    cls=InOrder,
+    examples=[
+        ("Run a command line in a shell and see what it prints:", 'criuctl send work --text "make test" --enter'),
+        ("Interrupt, then the line before once more:", 'criuctl send work --keys "C-c Up Enter"'),
+        ("A whole file, as pasted:", "criuctl send work --paste notes.txt"),
+        (
+            "Wait for the answer to what was sent:",
+            "at=$(criuctl send work --text 'ls' --enter -q)\ncriuctl wait work --match '\\$ $' --since $at",
+        ),
+    ],
+    exits=[3, 9, 10, 12],
+    see_also=["capture", "wait", "exec"],
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@name_argument
+@click.option("--text", metavar="TEXT", multiple=True, help="Type this text as it is.")
+@click.option("--enter", count=True, expose_value=False, help="Press Enter.")
+@click.option(
+    "--keys", metavar="KEYS", multiple=True, help='Press these keys: "C-c Up M-x Escape F5 PageDown", or single characters.'
+)
+@click.option(
+    "--paste",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(dir_okay=False, allow_dash=True),
+    help="Paste a file's text, bracketed if the program asked for that; - is standard input.",
+)
+@take_option
+@timeout_option("Seconds until the terminal has to have taken it; ends with 12.", 30.0)
+@pass_app
+@click.pass_context
+def send(
+    ctx: click.Context,
+    app: App,
+    name: str,
+    text: tuple[str, ...],
+    keys: tuple[str, ...],
+    paste: tuple[str, ...],
+    take: bool,
+    timeout: float,
+) -> int:
+    """Types into a session, as an agent: what the options say, in the order in which they are given. Ends when the
+    session's terminal has taken all of it, and prints the offset in the output at which the first byte was typed: what
+    the program says in answer is at or after it (see criuctl capture --since and criuctl wait --since).
+
+    Needs the write lease for the moment: it is taken if nobody has it. While somebody else writes, an attached person
+    say, this ends with 9, unless --take takes it away.
+    """
+    from ...ops.typing import type_into
+
+    values: dict[str, Any] = {"text": iter(text), "keys": iter(keys), "paste": iter(paste)}
+    parts = [(way, "" if way == "enter" else next(values[way])) for way in ctx.meta[_ORDER]]
+    if not parts:
+        raise UsageError("nothing to send", hint="Give --text, --enter, --keys or --paste.")
+    body = type_into(app.config, name, parts, take=take, timeout=timeout)
+    app.emit(body, lambda: str(body["offset"]))
+    return 0

@@ -1,0 +1,62 @@
+"""``criuctl status``."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from ..app import App, pass_app
+from ..pages import page
+from ..sessions import name_argument, state_words
+from ..text import age, facts, labels, printable
+
+
+def _text(body: Mapping[str, Any]) -> str:
+    rows = [
+        ("session", f"{printable(body['session'])} ({body['id'][:12]})"),
+        ("state", f"{state_words(body)}{', ' + age(body['since']) if body['since'] else ''}"),
+        ("home", printable(body["home"])),
+    ]
+    if body["pid"]:
+        rows.append(("pid", str(body["pid"])))
+    rows.append(("incarnation", str(body["incarnation"])))
+    if body.get("command"):
+        rows.append(("command", printable(shlex.join(body["command"]))))
+    if body.get("labels"):
+        rows.append(("labels", labels(body["labels"])))
+    if body.get("checkpoint"):
+        rows.append(("checkpoint", printable(body["checkpoint"])))
+    if body.get("rows"):
+        rows.append(("terminal", f"{body['cols']}x{body['rows']}, output up to offset {body['offset']}"))
+    lease = body.get("lease")
+    if lease:
+        rows.append(("writes", f"{printable(lease['name'])} ({lease['kind']}, {lease['operator']})"))
+    for operator in body["operators"]:
+        words = f"{printable(operator['name'])} ({operator['kind']}, {operator['operator']}): {operator['role']}"
+        rows.append(("operator", words + (", attached" if operator["attached"] else "")))
+    return facts(rows)
+
+
+@page(
+    examples=[
+        ("All about a session:", "criuctl status build"),
+        ("Its state alone, for a script:", "criuctl status build -q"),
+        ("Who writes?", "criuctl status build --json | jq .lease"),
+    ],
+    exits=[3, 10],
+    see_also=["ls", "wait"],
+)
+@name_argument
+@pass_app
+def status(app: App, name: str) -> int:
+    """Tells all about one session: its state, process, incarnation, exit code, terminal, and who is connected.
+
+    The session's holder answers, so the answer is true now. Without a holder (a tree that was dumped or restored by PID,
+    a session that ended) it is what this host remembers and the kernel says.
+    """
+    from ...ops.sessions import describe
+
+    body = describe(app.config, name)
+    app.emit(body, lambda: _text(body), brief=lambda: str(body["state"]))
+    return 0

@@ -1,0 +1,76 @@
+"""``criuctl wait``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ...errors import UsageError
+from ..app import App, pass_app
+from ..pages import page
+from ..sessions import name_argument, timeout_option
+from ..text import printable
+
+
+def _text(body: dict[str, Any]) -> str:
+    if "exit_code" in body:
+        return str(body["exit_code"])
+    if "match" in body:
+        return printable(body["match"])
+    return str(body["offset"])
+
+
+@page(
+    examples=[
+        ("Until a build is done; prints its exit code:", "criuctl wait build --exit"),
+        ("Until a server listens:", "criuctl wait web --match 'listening on port (\\d+)' --since 0 --timeout 60"),
+        ("Until a shell has done all that was typed:", "criuctl wait work --prompt"),
+        ("Until nothing has been printed for two seconds:", "criuctl wait agent --idle 2"),
+    ],
+    exits=[3, 10, 12],
+    see_also=["send", "capture", "exec"],
+)
+@name_argument
+@click.option("--exit", "exit_", is_flag=True, help="Until the session has ended; prints its exit code.")
+@click.option("--idle", type=click.FloatRange(min=0, max=86400), metavar="SECONDS", help="Until nothing was printed for so long.")
+@click.option("--match", metavar="REGEX", help="Until this is in its output, escape sequences left out; prints what matched.")
+@click.option("--prompt", is_flag=True, help="Until a shell is in the foreground and at its prompt.")
+@click.option(
+    "--since",
+    type=click.IntRange(min=0),
+    metavar="OFFSET",
+    help="With --match: look from this offset on; with --prompt: only after output behind it.  [default: what comes from now on]",
+)
+@timeout_option("Give up after so long, with exit status 12.  [default: never]", None)
+@pass_app
+def wait(
+    app: App,
+    name: str,
+    exit_: bool,
+    idle: float | None,
+    match: str | None,
+    prompt: bool,
+    since: int | None,
+    timeout: float | None,
+) -> int:
+    """Waits until a session has ended, is silent, has printed something, or is at a shell's prompt.
+
+    Ends with 0 when what was waited for has come, also for --exit (the session's own code is printed, and in the
+    JSON as exit_code); with 12 when the time is over; with 3 when the session ended before. --exit collects the exit
+    status: afterwards the session's holder is not needed any more and ends.
+    """
+    from ...ops import watching
+
+    if (exit_, idle is not None, match is not None, prompt).count(True) != 1:
+        raise UsageError("give one of --exit, --idle, --match and --prompt")
+    if exit_:
+        body = watching.wait_exit(app.config, name, timeout)
+    elif idle is not None:
+        body = watching.wait_idle(app.config, name, idle, timeout)
+    elif match is not None:
+        body = watching.wait_match(app.config, name, match, since, timeout)
+    else:
+        body = watching.wait_prompt(app.config, name, since, timeout)
+    app.emit(body, lambda: _text(body))
+    return 0

@@ -1,0 +1,62 @@
+"""What the commands on sessions share: their arguments and the words for a session's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from . import complete
+from .text import printable
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def name_argument(function: F) -> F:
+    """The argument NAME: a session of this host."""
+    return click.argument("name", shell_complete=complete.session, help="The session's name.")(function)
+
+
+def take_option(function: F) -> F:
+    """The option ``--take``."""
+    return click.option(
+        "--take",
+        is_flag=True,
+        help="Take the write lease from whoever holds it.  [default: end with 9 when somebody else writes]",
+    )(function)
+
+
+def timeout_option(what: str, default: float | None) -> Callable[[F], F]:
+    """The option ``--timeout``, in seconds."""
+    return click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, max=31536000),
+        default=default,
+        metavar="SECONDS",
+        show_default=default is not None,
+        help=what,
+    )
+
+
+def command_argument(*, required: bool, help: str) -> Callable[[F], F]:
+    """The argument ``-- CMD...``."""
+    metavar = "-- CMD..." if required else "[-- CMD...]"
+    return click.argument("command", nargs=-1, required=required, type=click.UNPROCESSED, metavar=metavar, help=help)
+
+
+def state_words(body: Mapping[str, Any]) -> str:
+    """The state for people, with what an ended session ended with."""
+    state = str(body["state"])
+    if state == "exited":
+        number = body.get("exit_signal")
+        return f"exited ({body['exit_code']}{f', signal {number}' if number else ''})"
+    return state
+
+
+def command_words(command: list[str], limit: int = 60) -> str:
+    """A command for a table."""
+    import shlex
+
+    text = printable(shlex.join(command))
+    return text if len(text) <= limit else text[: limit - 1] + "…"

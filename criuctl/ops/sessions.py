@@ -1,0 +1,354 @@
+"""Sessions by name: where one is, and starting a new one.
+
+What is known of a session comes from three places, the first that knows wins: its holder, if one answers; what its
+holder left in the run folder; the registry, which also knows trees that were dumped or restored without a
+terminal.  `describe` and `sessions` put that into the one shape that `ls` and `status` print.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import Config
+from ..errors import Conflict, InvalidName, NoSuchProcess, NotFound, SessionGone, TimedOut, UsageError
+from ..proc.tree import ProcessIdentity
+from ..session import names
+from ..session.sessions import all_states, inside, state_of
+from .registry import Registry, SessionRecord, boot_id
+
+if TYPE_CHECKING:
+    from ..session.client import Session
+
+SPAWNER = "criuctl.session.spawn:spawn_session"
+_LOOK = 0.02  # seconds between two looks at processes that are to end
+_KILL_PATIENCE = 20.0  # seconds that processes may take to end of SIGKILL
+_MAX_COPIES = 1000  # names that are tried for one command
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    """A session that `run` has started."""
+
+    name: str
+    id: str
+    pid: int
+    holder_pid: int
+    command: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `criuctl run -d --json` prints it."""
+        return {
+            "session": self.name,
+            "id": self.id,
+            "state": "running",
+            "incarnation": 1,
+            "pid": self.pid,
+            "holder_pid": self.holder_pid,
+            "command": list(self.command),
+        }
+
+
+# -- starting ---------------------------------------------------------------------------------------
+
+
+def run(
+    config: Config,
+    argv: Sequence[str],
+    *,
+    name: str | None = None,
+    size: tuple[int, int] = (24, 80),
+    host_pids: bool = False,
+    labels: Mapping[str, str] | None = None,
+    workspace: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> NewSession:
+    """Start `argv` as a new session under a holder of its own; `size` is rows and columns.
+
+    `Conflict` when the name is taken or when we run inside of a session, `NotFound` when there is no such command.
+    """
+    from ..session.launch import HolderSpec, start_holder
+
+    around = inside(config)
+    if around is not None:
+        raise Conflict(
+            f"this runs inside of session {around!r}, whose checkpoints would then hold the new session's holder",
+            hint="Start it from outside of any session.",
+        )
+    folder = os.path.abspath(workspace or os.getcwd())
+    if not os.path.isdir(folder):
+        raise UsageError(f"{folder}: no such folder")
+    chosen = _free_name(config, argv[0]) if name is None else _claim(config, names.check_name(name))
+    variables = {k: v for k, v in (os.environ if env is None else env).items() if not k.startswith("CRIUCTL_SESSION")}
+    spec = HolderSpec(
+        name=chosen,
+        argv=list(argv),
+        env=variables | {"PWD": folder},
+        cwd=folder,
+        rows=size[0],
+        cols=size[1],
+        labels=dict(labels or {}),
+        spawner=SPAWNER,
+        options={"host_pids": host_pids, "run_dir": config.run_dir},
+    )
+    try:
+        started = start_holder(config, spec)
+    except NotFound as error:
+        raise NotFound(
+            f"{argv[0]}: no such command", hint=f"It is looked for in the PATH: {variables.get('PATH', '')}"
+        ) from error
+    assert started.pid is not None
+    Registry(config).put(
+        SessionRecord(chosen, started.id, pid=started.pid, start_time=started.start_time or 0, boot_id=boot_id())
+    )
+    return NewSession(chosen, started.id, started.pid, started.holder_pid, tuple(argv))
+
+
+def _claim(config: Config, name: str) -> str:
+    """The name, if a new session may have it; what is left of one that has ended is cleared away."""
+    record = Registry(config).get(name)
+    state = state_of(config, name)
+    if state is not None and state["holder_alive"]:
+        if state["state"] not in ("exited", "lost"):
+            raise Conflict(
+                f"session {name!r} exists ({state['state']})", hint=f"`criuctl attach {name}`, or choose another name."
+            )
+        from ..session.client import Session
+
+        with Session.connect(name, config=config, role="admin") as session:
+            session.request("shutdown")
+        _await_end(state)
+    if record is not None and (record.alive() or record.state == "checkpointed"):
+        what = "is running" if record.alive() else "is checkpointed"
+        raise Conflict(
+            f"session {name!r} {what}",
+            hint="Choose another name."
+            if record.alive()
+            else f"`criuctl restore {name}` brings it back; or choose another name.",
+        )
+    return name
+
+
+def _await_end(state: Mapping[str, Any]) -> None:
+    """Wait until the holder of `state` is gone."""
+    import select
+
+    try:
+        pidfd = ProcessIdentity(**state["holder"]).open_pidfd()
+    except NoSuchProcess:
+        return
+    try:
+        select.select([pidfd], [], [], 10)
+    finally:
+        os.close(pidfd)
+
+
+def _free_name(config: Config, command: str) -> str:
+    """A name after the command: ``bash``, ``bash-2``, ..."""
+    base = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(command)).strip("-._")[:56] or "session"
+    if not names.valid_name(base):
+        base = f"run-{base}"
+    taken = {s["session"] for s in sessions(config) if s["state"] not in ("exited", "lost")}
+    for number in range(1, _MAX_COPIES):
+        name = base if number == 1 else f"{base}-{number}"
+        if name not in taken:
+            return _claim(config, name)
+    raise Conflict(f"{_MAX_COPIES} sessions are named after {base!r}", hint="Give a name: --name NAME.")
+
+
+# -- looking ----------------------------------------------------------------------------------------
+
+
+def sessions(config: Config) -> list[dict[str, Any]]:
+    """Every session that this host knows, by name; nobody is asked, so nothing can hang."""
+    states = {state["session"]: state for state in all_states(config)}
+    records = {record.name: record for record in Registry(config).all()}
+    return [_known(states.get(name), records.get(name)) for name in sorted(states.keys() | records.keys())]
+
+
+def describe(config: Config, name: str) -> dict[str, Any]:
+    """All about one session; its holder has the last word.  `NotFound`."""
+    try:
+        with connect(config, name, role="observe") as session:
+            return shown(session.hello["status"])
+    except SessionGone:
+        state, record = state_of(config, name), Registry(config).get(name)
+        if state is None and record is None:
+            raise NotFound(f"no session {name!r} is known to this host", hint="`criuctl ls` shows those that are.") from None
+        return _known(state, record)
+
+
+def ended(config: Config, name: str) -> bool:
+    """Whether there is no session of this name, or none any more, so that one may be started."""
+    known = next((body for body in sessions(config) if body["session"] == names.check_name(name)), None)
+    return known is None or known["state"] in ("exited", "lost")
+
+
+def shown(status: Mapping[str, Any]) -> dict[str, Any]:
+    """A holder's status as `criuctl status --json` prints it."""
+    body = dict(status)
+    body["home"] = body.get("host")
+    for key in ("since", "created"):
+        body[key] = when(body.get(key))
+    body["operators"] = [{**operator, "since": when(operator.get("since"))} for operator in body.get("operators") or ()]
+    body["holder"] = True
+    first = ("session", "state", "home", "pid", "incarnation", "exit_code", "since", "operators")
+    return {key: body[key] for key in first} | {key: value for key, value in body.items() if key not in first}
+
+
+def when(seconds: float | None) -> str | None:
+    """UNIX seconds as an RFC 3339 time."""
+    if not seconds:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _known(state: Mapping[str, Any] | None, record: SessionRecord | None) -> dict[str, Any]:
+    """From what was left behind: the state file where it is of the same, or of a later, life than the record."""
+    if state is not None and not state["holder_alive"] and record is not None:
+        if record.alive() or (record.state == "checkpointed" and state["state"] != "lost" and record.updated >= state["since"]):
+            state = None
+    if state is not None:
+        body = {
+            "session": state["session"],
+            "state": state["state"],
+            "home": os.uname().nodename,
+            "pid": state["pid"] if state["state"] in ("running", "paused") else None,
+            "incarnation": state["incarnation"],
+            "exit_code": state["exit_code"],
+            "exit_signal": state.get("exit_signal"),
+            "since": when(state["since"]),
+            "id": state["id"],
+            "created": when(state.get("created")),
+            "command": state["command"],
+            "labels": state["labels"],
+            "checkpoint": state.get("checkpoint") or None,
+            "holder": state["holder_alive"],
+        }
+    else:
+        assert record is not None
+        alive = record.alive()
+        body = {
+            "session": record.name,
+            "state": "running" if alive else "checkpointed" if record.state == "checkpointed" else "lost",
+            "home": os.uname().nodename,
+            "pid": record.pid if alive else None,
+            "incarnation": record.incarnation,
+            "exit_code": None,
+            "exit_signal": None,
+            "since": when(record.updated),
+            "id": record.id,
+            "created": None,
+            "command": _command(record.pid) if alive else [],
+            "labels": {},
+            "checkpoint": record.checkpoint or None,
+            "holder": False,
+        }
+    body["operators"] = []
+    return body
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        return []
+    return [os.fsdecode(word) for word in words]
+
+
+# -- talking ----------------------------------------------------------------------------------------
+
+
+def connect(
+    config: Config,
+    name: str,
+    *,
+    kind: str = "human",
+    role: str = "write",
+    operator: str = "",
+    resume: tuple[str, str] | None = None,
+) -> Session:
+    """A connection to the holder of session `name`; `NotFound` says why there is none."""
+    from ..session.client import Session
+
+    try:
+        names.check_name(name)
+    except InvalidName as error:
+        raise NotFound(f"no session can be named {name!r}", hint=error.hint) from error
+    try:
+        return Session.connect(name, config=config, kind=kind, role=role, operator=operator, resume=resume)
+    except SessionGone as error:
+        state, record = state_of(config, name), Registry(config).get(name)
+        if state is None and record is None:
+            raise SessionGone(f"no session {name!r} is known to this host") from error
+        raise SessionGone(_why_not(_known(state, record)), hint=error.hint) from error
+
+
+def _why_not(known: Mapping[str, Any]) -> str:
+    name, state = known["session"], known["state"]
+    if state == "checkpointed":
+        return f"session {name!r} is checkpointed and nobody holds its terminal; `criuctl restore {name}` brings it back"
+    if state == "exited":
+        return f"session {name!r} has ended with exit code {known['exit_code']}"
+    if state == "running":
+        return f"session {name!r} runs as PID {known['pid']}, without a terminal of criuctl's"
+    return f"session {name!r} is lost: its holder ended without a word"
+
+
+def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
+    """End every process of a session and make sure of it; whatever knows it here forgets that it runs."""
+    try:
+        session = connect(config, name, role="admin")
+    except SessionGone:
+        return {"session": name, "state": "exited", "killed": _end_tree(config, name, grace)}
+    with session:
+        was = session.hello["status"]["state"]
+        if was in ("exited", "lost"):
+            killed = 0
+        else:
+            killed = session.kill(grace)
+        ended = session.wait_exit(_KILL_PATIENCE)
+        _forget(config, name)
+        return {"session": name, "state": "exited", "killed": killed, "exit_code": ended["exit_code"]}
+
+
+def _end_tree(config: Config, name: str, grace: float) -> int:
+    """End a session that has no holder: SIGTERM to its processes, SIGKILL after `grace` seconds; how many there were."""
+    from ..session.processes import Tree
+
+    state, record = state_of(config, name), Registry(config).get(name)
+    if state is None and record is None:
+        raise SessionGone(f"no session {name!r} is known to this host")
+    known = _known(state, record)
+    tree = Tree(None)
+    if record is not None and record.alive():
+        tree.root = record.identity
+    elif state is not None and state.get("pid") and state.get("boot_id") == boot_id():
+        tree.root = ProcessIdentity(state["pid"], state["start_time"])  # its holder is gone, it may live
+    if tree.root is None or not tree.root.alive():
+        raise SessionGone(_why_not(known))
+    hard = time.monotonic() + grace
+    seen = set(tree.members())
+    tree.signal(signal.SIGTERM if grace else signal.SIGKILL, seen)
+    while members := tree.members():
+        seen.update(members)
+        if time.monotonic() >= hard:
+            tree.signal(signal.SIGKILL, members)
+        if time.monotonic() >= hard + _KILL_PATIENCE:
+            left = ", ".join(str(member.pid) for member in members)
+            raise TimedOut(f"session {name!r}: processes survive SIGKILL: PID {left}", hint="They are stuck in the kernel.")
+        time.sleep(_LOOK)
+    _forget(config, name)
+    return len(seen)
+
+
+def _forget(config: Config, name: str) -> None:
+    """The registry does not take this session for one that lives, or that is to come back here."""
+    Registry(config).forget(name)

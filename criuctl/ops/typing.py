@@ -1,0 +1,121 @@
+"""Typing into a session on behalf of somebody who is not attached: text, keys, pasted files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import Config
+from ..errors import UsageError
+from ..session import keys
+from .sessions import connect
+
+if TYPE_CHECKING:
+    from ..session.client import Session
+
+_PIECE = 64 << 10  # bytes that may wait in the holder for the terminal
+_BEGIN, _END = b"\x1b[200~", b"\x1b[201~"
+
+
+def writer(config: Config, name: str, *, take: bool) -> Session:
+    """A connection that may type; with `take` it holds the lease already."""
+    session = connect(config, name, kind="agent", role="admin" if take else "write")
+    try:
+        if take:
+            session.lease_take()
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def type_into(
+    config: Config, name: str, parts: Sequence[tuple[str, str]], *, take: bool = False, timeout: float = 30.0
+) -> dict[str, Any]:
+    """Type `parts`: (``text``, TEXT), (``enter``, ""), (``keys``, KEYS), (``paste``, FILE); what and where, when it is done.
+
+    Files are read and keys understood before anything is typed.
+    """
+    pasted = [_file(value) if way == "paste" else b"" for way, value in parts]
+    for way, value in parts:
+        if way == "keys":
+            _keys(value, {})
+    with writer(config, name, take=take) as session:
+        modes = session.hello["status"]["modes"]
+        data = b"".join(
+            value.encode(errors="surrogateescape")
+            if way == "text"
+            else b"\r"
+            if way == "enter"
+            else _keys(value, modes)
+            if way == "keys"
+            else _pasted(file, modes)
+            for (way, value), file in zip(parts, pasted, strict=True)
+        )
+        answers = [session.send(data[at : at + _PIECE], timeout=timeout) for at in range(0, len(data), _PIECE)]
+        if not answers:
+            raise UsageError("nothing to send: the text is empty")
+        return {
+            "session": name,
+            "offset": answers[0].get("offset", session.hello["status"]["offset"]),
+            "sequence": answers[-1].get("sequence"),
+            "bytes": len(data),
+            "held": any(answer.get("held", False) for answer in answers),
+        }
+
+
+def _keys(text: str, modes: dict[str, Any]) -> bytes:
+    return b"".join(keys.encode(word, cursor_keys=bool(modes.get("cursor_keys"))) for word in text.split())
+
+
+def _file(path: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _pasted(data: bytes, modes: dict[str, Any]) -> bytes:
+    """As a terminal sends what is pasted: lines end with a carriage return, and the text cannot end its own bracket."""
+    data = data.replace(b"\r\n", b"\r").replace(b"\n", b"\r")
+    if modes.get("bracketed_paste"):
+        while _END in data:
+            data = data.replace(_END, b"")
+        return _BEGIN + data + _END
+    return data
+
+
+def run_in_shell(
+    config: Config,
+    name: str,
+    command: Sequence[str],
+    show: Callable[[bytes], None] | None,
+    *,
+    take: bool = False,
+    timeout: float | None = None,
+    force: bool = False,
+) -> dict[str, Any]:
+    """Run `command` in the session's live shell; its output goes to `show`, or into the answer as text."""
+    from ..session.shell_integration import execute
+
+    kept, carry = bytearray(), b""
+
+    def take_in(data: bytes) -> None:
+        nonlocal carry
+        carry += data
+        ready = len(carry) - carry.endswith(b"\r")  # lines of a terminal end with two characters
+        piece, carry = carry[:ready].replace(b"\r\n", b"\n"), carry[ready:]
+        if show is None:
+            kept.extend(piece)
+        else:
+            show(piece)
+
+    with writer(config, name, take=take) as session:
+        done = execute(session, command, take_in, timeout=timeout, force=force)
+    take_in(b"")
+    if carry:
+        kept.extend(carry) if show is None else show(carry)
+    body = {"session": name, "exit_code": done.exit_code, "offset": done.begin, "end": done.end}
+    return body if show is not None else body | {"output": kept.decode(errors="replace")}

@@ -1,0 +1,187 @@
+"""What a session shows and has printed, and waiting for what it does."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..config import Config
+from ..errors import SessionGone, TimedOut, UsageError, WrongState
+from ..session.plain import strip
+from .sessions import connect
+
+if TYPE_CHECKING:
+    from ..session.client import Session
+
+_MATCH_WINDOW = 64 << 10  # characters before the newest in which a match may begin
+_PROMPT_LOOK = 0.1  # seconds between two looks at who is in the foreground
+
+
+def capture(
+    config: Config, name: str, *, scrollback: bool = False, since: int | None = None, ansi: bool = False
+) -> dict[str, Any]:
+    """What the session shows; or its scrollback; or what it printed from offset `since` on.
+
+    ``lines`` is text, with control sequences for the colours if `ansi`; ``offset`` is where the next capture goes on.
+    """
+    from ..session.attach import replay
+    from ..session.screen import Screen
+
+    with connect(config, name, role="observe") as session:
+        status = session.hello["status"]
+        if since is None and not scrollback:
+            screen = replay(session, status)
+            begin = status["offset"]
+            lines = screen.ansi() if ansi else screen.text()
+            while lines and not lines[-1]:
+                lines.pop()
+        else:
+            output = session.read("start" if since is None else since, status["offset"])
+            begin = output.offset
+            screen = Screen(status["cols"], status["rows"], history=max(1, output.data.count(b"\n") + 1))
+            screen.feed(output.data)
+            screen.end = output.end
+            lines = screen.scrollback(ansi=ansi)
+        return {
+            "session": name,
+            "state": status["state"],
+            "lines": lines,
+            "from": begin,
+            "offset": screen.end,
+            "cursor": {
+                "row": screen.cursor.y,
+                "column": min(screen.cursor.x, status["cols"] - 1),
+                "visible": not screen.cursor.hidden,
+            },
+            "size": {"rows": status["rows"], "cols": status["cols"]},
+            "alternate": screen.alternate,
+            "title": screen.title,
+        }
+
+
+def follow(
+    config: Config, name: str, show: Callable[[bytes], None], *, since: int | str = "now", ansi: bool = False
+) -> dict[str, Any]:
+    """Give `show` what the session prints from `since` on, until it ends; what it ended with."""
+    from ..session.client import Event, Output
+
+    with connect(config, name, role="observe") as session:
+        status = session.hello["status"]
+        session.attach(since)
+        ended = status["state"] in ("exited", "lost")
+        code, carry, position = status["exit_code"], b"", -1
+        while not (ended and position >= status["offset"]):
+            message = session.receive(1.0 if ended else None)
+            if message is None:
+                break
+            if isinstance(message, Output):
+                position = message.end
+                data = message.data
+                if not ansi:
+                    data, carry = strip(carry + data)
+                if data:
+                    show(data)
+            elif isinstance(message, Event) and message.name == "exit":
+                code = message.body["exit_code"]
+                break
+        if carry.strip(b"\r"):
+            show(strip(carry + b"\n")[0][:-1])
+        return {"session": name, "exit_code": code}
+
+
+# -- waiting ----------------------------------------------------------------------------------------
+
+
+def wait_exit(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
+    """Wait until the session has ended."""
+    from .sessions import describe
+
+    try:
+        session = connect(config, name, role="observe")
+    except SessionGone:
+        known = describe(config, name)
+        if known["state"] == "exited":
+            return {"session": name, "state": "exited", "exit_code": known["exit_code"], "exit_signal": known["exit_signal"]}
+        raise
+    with session:
+        try:
+            answer = session.wait_exit(timeout)
+        except TimedOut as error:
+            raise TimedOut(f"session {name!r} did not end in {timeout:g} s") from error
+        return {
+            "session": name,
+            "state": answer.get("state", "exited"),
+            "exit_code": answer["exit_code"],
+            "exit_signal": answer["exit_signal"],
+        }
+
+
+def wait_idle(config: Config, name: str, seconds: float, timeout: float | None) -> dict[str, Any]:
+    """Wait until the session has printed nothing for `seconds`, or has ended."""
+    with connect(config, name, role="observe") as session:
+        try:
+            offset = session.wait_idle(seconds, timeout)
+        except WrongState:  # it ended, and is silent from now on
+            offset = session.status()["offset"]
+        return {"session": name, "state": session.status()["state"], "offset": offset}
+
+
+def wait_match(config: Config, name: str, pattern: str, since: int | None, timeout: float | None) -> dict[str, Any]:
+    """Wait until `pattern` is in what the session prints from `since` (now) on, control sequences taken out."""
+    try:
+        wanted = re.compile(pattern, re.MULTILINE)
+    except re.error as error:
+        raise UsageError(f"{pattern!r} is no regular expression: {error}") from error
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with connect(config, name, role="observe") as session:
+        position: int = session.hello["status"]["offset"] if since is None else since
+        text, carry = "", b""
+        while True:
+            piece = session.read(position)
+            plain, carry = strip(carry + piece.data)
+            text = (text + plain.decode(errors="replace"))[-_MATCH_WINDOW - len(plain) :]
+            position = piece.end
+            if match := wanted.search(text):
+                return {"session": name, "match": match[0], "groups": list(match.groups()), "offset": position}
+            try:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                session.wait_output(position, left)
+            except TimedOut as error:
+                raise TimedOut(f"{pattern!r} did not come in {timeout:g} s") from error
+            except WrongState as error:
+                if session.status()["offset"] <= position:
+                    raise SessionGone(f"session {name!r} ended before {pattern!r} came") from error
+
+
+def wait_prompt(config: Config, name: str, since: int | None, timeout: float | None) -> dict[str, Any]:
+    """Wait until a shell is in the foreground and at its prompt; with `since`, only after output behind that offset."""
+    from ..session.shell_integration import at_prompt
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    with connect(config, name, role="observe") as session:
+        end = session.hello["status"]["offset"]
+        while True:
+            status = session.status()
+            if status["state"] in ("exited", "lost"):
+                raise SessionGone(f"session {name!r} ended before a prompt came")
+            quiet = status["offset"] == end
+            end = status["offset"]
+            shell = at_prompt(status["pid"]) if status["state"] == "running" else None
+            if shell is not None and quiet and (since is None or end > since):
+                return {"session": name, "shell": shell, "offset": end}
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimedOut(f"session {name!r} came to no prompt in {timeout:g} s")
+            _look_later(session, end, left)
+
+
+def _look_later(session: Session, end: int, left: float | None) -> None:
+    """Wait for more output, a little at most."""
+    try:
+        session.wait_output(end, _PROMPT_LOOK if left is None else min(left, _PROMPT_LOOK))
+    except TimedOut:
+        return
+    except WrongState:
+        time.sleep(0.01)  # ended; the next look tells

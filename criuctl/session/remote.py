@@ -1,0 +1,107 @@
+"""A session on another host: the holder's protocol over the standard streams of ``ssh HOST criuctl attach --stdio NAME``.
+
+The system's ssh does what it is good at (keys, agents, jump hosts, known hosts); on the other host `relay` carries bytes
+between it and the holder's socket, as the user who logged in, and understands none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shlex
+import socket
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ..errors import CriuctlError, SessionGone, UsageError
+from ..proc import command
+from . import names
+from .client import Session
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+_URL = re.compile(
+    r"ssh://(?:(?P<user>[A-Za-z0-9._+\\-][A-Za-z0-9._+\\-]*)@)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::(?P<port>\d{1,5}))?/(?P<name>[^/]+)/?"
+)
+_AGENT = ("SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_ASKPASS", "DISPLAY")
+
+
+@dataclass(slots=True)
+class Remote:
+    """A session by its ``ssh://[USER@]HOST[:PORT]/NAME``."""
+
+    destination: str
+    port: str
+    name: str
+    _ssh: command.Child | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, url: str) -> Remote:
+        """From the address; `UsageError`."""
+        match = _URL.fullmatch(url)
+        if match is None or match["host"].startswith("-") or (match["user"] or "").startswith("-"):
+            raise UsageError(f"{url!r} is no session's address", hint="Like ssh://user@host:22/NAME.")
+        host = match["host"].strip("[]")
+        user = f"{match['user']}@" if match["user"] else ""
+        return cls(f"{user}{host}", match["port"] or "", names.check_name(match["name"]))
+
+    def connect(self, role: str, resume: tuple[str, str] | None) -> Session:
+        """A connection through a new ssh; the one before, if any, is ended."""
+        self.close()
+        port = ["-p", self.port] if self.port else []
+        program = shlex.join(["criuctl", "attach", "--stdio", self.name])
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._ssh = command.spawn(
+                ["ssh", "-T", "-o", "ServerAliveInterval=10", *port, "--", self.destination, program],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                env={key: os.environ[key] for key in _AGENT if key in os.environ},
+            )
+        try:
+            return Session(ours, role=role, resume=resume)
+        except SessionGone as error:
+            said = self._ssh.stderr_tail().strip().splitlines()
+            raise SessionGone(
+                f"session {self.name!r} cannot be reached at {self.destination}: {said[-1] if said else error.message}",
+                hint="criuctl must be on the PATH there.",
+            ) from error
+
+    def close(self) -> None:
+        """End ssh."""
+        if self._ssh is not None:
+            self._ssh.end()
+            self._ssh.close()
+            self._ssh = None
+
+
+def relay(config: Config, name: str) -> None:
+    """Carry bytes between our standard streams and the holder of session `name`, until one side closes."""
+    try:
+        holder = names.connect(names.run_folder(config.run_dir, name) / "socket", 10.0)
+    except OSError as error:
+        raise SessionGone(f"session {name!r} has no holder on this host ({error.strerror or error})") from error
+    with holder:
+        poll = select.poll()
+        poll.register(0, select.POLLIN)
+        poll.register(holder, select.POLLIN)
+        while True:
+            for fd, _events in poll.poll():
+                try:
+                    data = os.read(fd, 1 << 16)
+                    if not data:
+                        return
+                    if fd == 0:
+                        holder.sendall(data)
+                    else:
+                        _write_all(1, data)
+                except OSError as error:
+                    raise CriuctlError(f"the connection broke: {error.strerror}") from error
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
