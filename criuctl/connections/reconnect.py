@@ -6,6 +6,10 @@ a connection whose peer is away goes back into a queue that is ordered by time (
 so that a hundred dead peers do not keep a living one waiting.  What cannot be connected in time, or not at all, is
 hung up here as well.
 
+A unix stream can be connected only once in its life.  So before the first of those to one server, its protocol is
+rehearsed on a socket of our own, until that does not end in `PeerAway`: a server that takes connections but says that it
+is still starting up does not cost the program its socket.
+
 No thread outlives `Engine.run`, however it ends: what is still under way is woken (`dialling.connect` watches a
 descriptor, everything else finds its socket shut down) and what nevertheless hangs, is a daemon thread on a dead socket.
 """
@@ -17,6 +21,7 @@ import errno
 import heapq
 import os
 import random
+import select
 import socket
 import threading
 import time
@@ -93,6 +98,8 @@ class Engine:
         self._stopped = False
         self._names: dict[tuple[str, int, int], tuple[float, list[dialling.Address]]] = {}
         self._random = random.SystemRandom()
+        self._rehearsed: set[str] = set()
+        self._rehearsal = threading.Lock()
 
     def run(self) -> list[Result]:
         """The results, in the order of the jobs.  A signal ends it early, by its exception."""
@@ -164,6 +171,7 @@ class Engine:
                     state.borrowed = sock
                 try:
                     dialling.disconnect(sock)
+                    self._rehearse(state, sock, min(state.deadline, time.monotonic() + _TRY))
                     facts = self._connect(job, sock, min(state.deadline, time.monotonic() + _TRY))
                     state.result = self._result(state, "", facts)
                     return None
@@ -206,6 +214,31 @@ class Engine:
         facts = job.protocol.reconnect(sock, job.record, job.settings, deadline)
         return facts if isinstance(facts, dict) else {}
 
+    def _rehearse(self, state: _State, sock: socket.socket, deadline: float) -> None:
+        """Find out on a socket of ours that the server is ready; raises what is worth another try."""
+        job = state.job
+        if sock.family != socket.AF_UNIX or sock.type == socket.SOCK_DGRAM or job.protocol is None:
+            return
+        if getattr(job.protocol, "connects", False) or (job.protocol.name == "tcp" and not job.settings.options):
+            return
+        if not self._rehearsal.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise PeerAway(f"{job.record.peer} does not answer")
+        try:
+            if job.record.peer in self._rehearsed:
+                return
+            with socket.socket(socket.AF_UNIX, sock.type) as own:
+                with self._changed:
+                    state.borrowed = own
+                self._dial(job, own, deadline)
+                with contextlib.suppress(CannotRebuild):  # that is for the program's own socket to find out
+                    job.protocol.reconnect(own, job.record, job.settings, deadline)
+                _leave(own)
+            self._rehearsed.add(job.record.peer)
+        finally:
+            with self._changed:
+                state.borrowed = sock
+            self._rehearsal.release()
+
     def _dial(self, job: Job, sock: socket.socket, deadline: float) -> None:
         record = job.record
         if sock.family == socket.AF_UNIX:
@@ -243,6 +276,16 @@ class Engine:
                 raise PeerAway(f"the name {host} is not known: {error.strerror}") from error
             self._names[key] = known
         return known[1]
+
+
+def _leave(own: socket.socket) -> None:
+    """End our connection and wait until the server has: what it held there is free again for the program."""
+    own.shutdown(socket.SHUT_WR)
+    poller = select.poll()
+    poller.register(own, select.POLLIN)
+    until = time.monotonic() + 1
+    while poller.poll(max(0.0, until - time.monotonic()) * 1000) and own.recv(1 << 16, socket.MSG_DONTWAIT):
+        pass
 
 
 def _told(error: PeerAway | OSError) -> str:

@@ -252,6 +252,28 @@ def test_a_unix_socket_whose_server_is_gone(kind: int, tmp_path: Path) -> None:
         assert ended(sock)
 
 
+def test_a_unix_server_that_is_still_starting(tmp_path: Path) -> None:
+    """It takes connections and turns them away: that must not use up the program's sockets, which can be connected but once."""
+    path = str(tmp_path / "server.sock")
+    ours: list[socket.socket] = []
+
+    def act(sock: socket.socket, deadline: float) -> dict[str, Any]:
+        ours.append(sock)
+        with server.accept()[0]:
+            if len(ours) < 3:
+                raise PeerAway("still starting up")
+        return {}
+
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as one, socket.socket(socket.AF_UNIX) as two:
+        server.bind(path)
+        server.listen()
+        record = ConnectionRecord(pid=1, fd=3, family="unix", type="stream", peer=path)
+        jobs = [Job(record, Protocol(act), Settings(), 20, sock.dup, os.getpid()) for sock in (one, two)]
+        assert [r.connected for r in run(*jobs)] == [True, True]
+        assert len(ours) == 5  # twice in vain, once rehearsed, then in earnest
+        assert one.getpeername() == two.getpeername() == path
+
+
 def test_nobody_is_their_own_peer(sock: socket.socket) -> None:
     """A free port of the range that the kernel itself picks from can be met by its own caller."""
     sock.bind(("127.0.0.1", 0))
