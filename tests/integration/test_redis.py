@@ -113,7 +113,7 @@ def test_a_server_that_is_away_for_a_while(server: RedisServer, zoo: Zoo, cycle:
     server.stop()
     restoring = criuctl.start("restore", told["checkpoint"], "--config", cycle.config)
     with pytest.raises(TimeoutError):
-        restoring.process.wait(3)
+        restoring.process.wait(2)
     server.start()
     assert restoring.process.wait(60) == 0
     restored = zoo.adopt(restoring.json()["pid"], animal)

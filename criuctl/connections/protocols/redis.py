@@ -207,7 +207,7 @@ def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
     if watching is None:
         if options.get("watch") != "never":
             raise CannotRebuild(
-                f"this server (Redis {sight.server.get('version', 'before 6')}) does not let us know whether WATCH is in force",
+                f"this server (Redis {sight.server.get('version', 'before 6')}) does not let us know whether WATCH is in force (option watch)",
                 hint="If the program does not use WATCH, say `watch: never` in the rule.",
             )
         return "none, by the rule"
@@ -216,7 +216,7 @@ def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
 
 def _stale() -> CannotRebuild:
     return CannotRebuild(
-        "it has CLIENT TRACKING on: invalidations would be lost while the program is away, and its cache would be stale",
+        "it has CLIENT TRACKING on, and what is invalidated meanwhile would stay in the program's cache (option stale_cache)",
         hint="If the program can live with that, say `stale_cache: true` in the rule.",
     )
 

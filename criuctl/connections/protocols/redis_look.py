@@ -171,7 +171,7 @@ def _marks(place: Place) -> list[str]:
 def _only_line(listing: Any, marks: list[str], unix: bool) -> str:
     if isinstance(listing, ErrorReply):
         raise CannotRebuild(
-            f"the server does not let us look at its clients: {listing.text}",
+            f"the server does not let us look at its clients (options ask_user, ask): {listing.text}",
             hint="Name a user who may run CLIENT LIST (ask_user and ask_secret in the rule), or, if the program never leaves "
             "a transaction, a blocking command or a subscription open, `ask: own`.",
         )
@@ -182,7 +182,7 @@ def _only_line(listing: Any, marks: list[str], unix: bool) -> str:
         return lines[0]
     seen, mark = "several clients" if lines else "no client", marks[0].strip() if marks else "?"
     raise CannotRebuild(
-        f"the server lists {seen} with the address of the connection ({mark})",
+        f"the server lists {seen} with the address of the connection, {mark} (option ask)",
         hint="Is there a proxy or an address translation between? If the program never leaves a transaction, a blocking "
         "command or a subscription open, say `ask: own` in the rule.",
     )
