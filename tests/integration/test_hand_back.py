@@ -120,17 +120,22 @@ def test_accepted_connections_end_and_the_listener_goes_on(zoo: Zoo, trip: Trip)
     assert urlopen(f"http://127.0.0.1:{port}/hit", timeout=10).read() == b"2"
 
 
-def test_the_server_is_away_for_a_while(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+@pytest.mark.parametrize("kind", ["tcp", "unix", "unix-dgram"])
+def test_the_server_is_away_for_a_while(kind: str, server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """The restore waits for it, with the tree held, and tries again until it is there."""
-    echo = server("tcp")
-    animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
+    echo = server(kind)
+    animal = zoo.launch("caller.py", "blocking", kind, echo.address)
     told = trip.dump(animal, "--connections", "reconnect")
     echo.stop()
-    began = time.monotonic()
-    returned = echo.later(lambda: time.monotonic() - began > 4)
-    restored = trip.restore(told, animal, equal=False)
-    returned.join()
-    (connection,) = restored.answer["connections"]
+    with paused(criuctl, "connections", "restore", told["checkpoint"]) as held:
+        held.go_on()
+        began = time.monotonic()
+        returned = echo.later(lambda: time.monotonic() - began > 1.5)
+        held.command.process.wait(60)
+        returned.join()
+    answer = held.command.json()
+    restored = zoo.adopt(answer["pid"], animal)
+    (connection,) = answer["connections"]
     assert connection["outcome"] == "reconnected"
     assert connection["attempts"] > 1
     assert restored.ask()["answered"] == 1
@@ -169,6 +174,15 @@ def test_refused(server: Server, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None
     assert [c["policy"] for c in plan["connections"]] == ["refuse"]
     assert criuctl("restore", told["checkpoint"], "--connections", "refuse", check=False)["exit_code"] == 10
     assert zoo.find(animal) == []
+
+
+def test_a_copy_of_a_datagram_socket(server: Server, zoo: Zoo, trip: Trip) -> None:
+    """Kept, it would have its original's port; so it gets one of its own, and each has its own answers."""
+    echo = server("udp")
+    animal = zoo.launch("caller.py", "epoll", "udp", echo.address, quiet=False)
+    copy = trip.restore(trip.snapshot(animal), animal, "--as", "copy", equal=False)
+    assert [c["outcome"] for c in copy.answer["connections"]] == ["reconnected"]
+    assert [copy.ask()["answered"], animal.ask()["answered"], copy.ask()["answered"]] == [1, 1, 1]
 
 
 def test_a_copy_beside_the_original(server: Server, zoo: Zoo, trip: Trip) -> None:
