@@ -18,10 +18,10 @@ from criuctl.criu import binary
 from criuctl.errors import NoSuchProcess
 from criuctl.ops.preflight import check_tree
 from criuctl.ops.target import Target
-from criuctl.proc import command
+from criuctl.proc import command, tty
 from criuctl.proc.descriptors import descriptors
 from criuctl.proc.namespaces import entry_prefix, foreign, ns_pids
-from criuctl.proc.tree import ProcessIdentity, read_process
+from criuctl.proc.tree import ProcessIdentity, read_process, read_tree
 from criuctl.report import Finding
 
 pytestmark = pytest.mark.integration
@@ -61,8 +61,12 @@ def _ask_criu(pid: int, found: list[Finding], folder: Path) -> tuple[bool, str]:
         entered = set()  # a main thread that has ended is in no namespace
     inner = ns_pids(pid)[-1] if "pid" in entered else pid
     options = list(KNOWING_USER)
-    if {f.code for f in found} & {"session-outside", "terminal-outside"}:
+    if "session-outside" in {f.code for f in found}:
         options.append("--shell-job")
+    tree = read_tree(pid)
+    opened = {process.pid: descriptors(process.pid) for process in tree if not process.zombie}
+    terminals = [t for t in tty.terminals(tree, opened) if t.kind == "pts" and not t.master_inside]
+    options += sorted(f"--external={key}" for terminal in terminals for key in terminal.external_keys)
     outside = {(f.pid, f.fd) for f in found if f.code == "foreign-mount"}
     for holder in {pid for pid, _fd in outside if pid is not None}:
         options += [f"--external=file[{d.mnt_id:x}:{d.inode:x}]" for d in descriptors(holder) if (holder, d.fd) in outside]

@@ -489,17 +489,25 @@ REFUSED = [
     case("leader-gone", "threading.Thread(target=sleep).start(); ready(); libc.syscall(60, 0)", "leader-gone"),
     case("sigtrap-pending", "signal.pthread_sigmask(signal.SIG_BLOCK, [5]); os.kill(os.getpid(), 5)", "pending-sigtrap"),
     case("loopback-down", "again(0x40000000)", "loopback-down"),
-    # CRIU dumps this with --shell-job, and restores it only to a caller who has a terminal to give.
     case(
         "terminal-outside",
         "m, s = outside(os.openpty); os.close(m); fcntl.ioctl(s, 0x540E, 0)",
-        "terminal-outside",
-        criu=True,
+        also=("terminal-outside",),
     ),
     case(
         "terminals-outside",
         "m, s, m2, s2 = outside(lambda: os.openpty() + os.openpty()); os.close(m); os.close(m2)",
-        "terminal-outside",
+        also=("terminal-outside",),
+    ),
+    case(
+        "terminal-names",
+        "m, s = outside(os.openpty); os.close(m); m2, s2 = os.openpty(); r, w = os.pipe()\n"
+        "fcntl.ioctl(s, 0x540E, 0); f = os.open('/dev/tty', os.O_RDWR); pid = os.fork()\n"
+        "if pid == 0:\n os.close(READY); os.close(f); os.setsid(); fcntl.ioctl(s2, 0x540E, 0)\n"
+        " f = os.open('/dev/tty', os.O_RDWR); os.close(w); sleep()\n"
+        "os.close(w); os.read(r, 1); os.close(r)",
+        "terminal-names",
+        criu=None,
     ),
     case(
         "proc-of-another-pid-namespace",

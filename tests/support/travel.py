@@ -37,8 +37,8 @@ class Window:
         self.master, slave = os.openpty()
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         env = ENVIRONMENT | {"CZOO_TOKEN": token, "HOME": "/"}
-        streams = {"stdin": slave, "stdout": slave, "stderr": slave}
-        self.process: Launched = keeper.spawn(["setsid", "--ctty", *argv], env=env, new_session=False, **streams)
+        words = ["setsid", "--ctty", *argv]
+        self.process: Launched = keeper.spawn(words, env=env, new_session=False, stdin=slave, stdout=slave, stderr=slave)
         os.close(slave)
         self.seen = ""
 

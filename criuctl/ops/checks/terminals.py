@@ -22,7 +22,7 @@ def check_terminals(scene: Scene) -> Iterator[Finding]:
                 "a restore gives the tree a new one",
                 pid=(terminal.holders[0] if terminal.holders else terminal.aliases[0])[0],
             )
-        elif terminal.session_leader is None:
+        else:
             yield Finding(
                 "info",
                 "terminal-controls",

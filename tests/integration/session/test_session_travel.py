@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from support.command import Criuctl
 from support.holding import TIMEOUT, Holders
-from support.keeper import Keeper, wait_until
-from support.travel import Desk, Travel, Window
+from support.travel import Desk, Travel
 
 pytestmark = pytest.mark.integration
 
