@@ -206,8 +206,9 @@ def _judge(sight: look.Sight, options: Mapping[str, Any]) -> str:
         raise CannotRebuild("WATCH is in force")
     if watching is None:
         if options.get("watch") != "never":
+            version = sight.server.get("version", "before 6")
             raise CannotRebuild(
-                f"this server (Redis {sight.server.get('version', 'before 6')}) does not let us know whether WATCH is in force (option watch)",
+                f"this server (Redis {version}) does not let us know whether WATCH is in force (option watch)",
                 hint="If the program does not use WATCH, say `watch: never` in the rule.",
             )
         return "none, by the rule"
