@@ -39,6 +39,7 @@ from .loop import HANGUP, READ, WRITE, Loop, Timer
 from .master import Chunk, Master
 from .modes import Modes
 from .processes import Tree, exit_code, reap
+from .timeline import Timeline
 
 _MAX_CONNECTIONS = 256
 _REMEMBERED_EVENTS = 1000
@@ -74,6 +75,7 @@ class Holder:
         self.loop = Loop()
         self.log, self.modes = log, modes
         self.audit = AuditLog(state_folder / "audit.jsonl", audit)
+        self.timeline = Timeline(state_folder / "timeline", log.end, new=log.end == 0 and identity.incarnation == 1)
         self.authority = Authority()
         self.master = Master(self.loop, log, modes)
         self.master.on_output = self._on_output
@@ -177,6 +179,7 @@ class Holder:
         head = {"event": event, "sequence": self.sequence, "time": round(time.time(), 6)}
         frame = protocol.json_frame({**head, "incarnation": self.identity.incarnation, "session": self.identity.id, **facts})
         self.events.append((self.sequence, frame))
+        self.timeline.event(event, self.log.end, facts)
         for connection in list(self.connections.values()):
             if connection.subscribed and not connection.dead:
                 connection.event(frame, self.log.end)
@@ -275,6 +278,7 @@ class Holder:
     # -- the terminal -----------------------------------------------------------------------------
 
     def _on_output(self) -> None:
+        self.timeline.output(self.log.end)
         for connection in list(self.connections.values()):
             if connection.position is not None and not connection.blocked and not connection.dead:
                 connection.pump()

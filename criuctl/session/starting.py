@@ -67,6 +67,7 @@ def _prepare(spec: dict[str, Any]) -> Holder:
             while piece := file.read(1 << 20):
                 log.append(piece)
         log.flush()
+        holder.timeline.skip(log.end)
     holder.prepare()
     holder.listen()
     try:

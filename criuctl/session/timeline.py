@@ -1,0 +1,85 @@
+"""When a session printed what: beside the output log, so that it can be played back.
+
+One JSON array a line: ``[time, offset]`` says that the output from `offset` on came at `time` (UNIX seconds), up to the
+next line; ``[time, offset, event, {...}]`` that something happened there: a resize, a checkpoint, a restore, the end.
+Bursts are told apart to 50 ms.  The file is bounded: when it is full, its older half goes.  A disk that is full must
+not stop a session; then times are missing, no more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+RESOLUTION = 0.05
+MAX_SIZE = 4 << 20
+EVENTS = frozenset(("resize", "checkpoint", "checkpointed", "restored", "paused", "resumed", "halted", "exit"))
+
+
+class Timeline:
+    """The writer, a holder's."""
+
+    def __init__(self, path: Path, position: int, *, new: bool = False) -> None:
+        self._path, self._position = path, position
+        self._last = 0.0
+        self._fd = -1
+        with suppress(OSError):
+            self._open(os.O_TRUNC if new else 0)
+
+    def _open(self, flags: int = 0) -> None:
+        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+        self._size = os.fstat(self._fd).st_size
+
+    def output(self, end: int) -> None:
+        """Output came; the log ends at `end` now."""
+        start, self._position = self._position, end
+        now = time.time()
+        if not 0 <= now - self._last < RESOLUTION:
+            self._last = now
+            self._write([round(now, 3), start])
+
+    def skip(self, end: int) -> None:
+        """What is in the log up to `end` came some other time."""
+        self._position = end
+
+    def event(self, name: str, offset: int, facts: dict[str, Any]) -> None:
+        """Something happened that a recording shows."""
+        if name in EVENTS:
+            self._last = 0.0
+            self._write([round(time.time(), 3), offset, name, facts])
+
+    def _write(self, record: list[Any]) -> None:
+        if self._fd < 0:
+            return
+        with suppress(OSError):
+            self._size += os.write(self._fd, json.dumps(record, separators=(",", ":")).encode() + b"\n")
+            if self._size > MAX_SIZE:
+                self._halve()
+
+    def _halve(self) -> None:
+        data = self._path.read_bytes()
+        kept = data[data.find(b"\n", len(data) // 2) + 1 :]
+        temporary = self._path.with_name(".timeline")
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(kept)
+        temporary.replace(self._path)
+        os.close(self._fd)
+        self._fd = -1
+        self._open()
+
+
+def records(path: Path) -> Iterator[tuple[float, int, str, dict[str, Any]]]:
+    """(time, offset, event or "", facts) of every line that can be read."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError:
+        return
+    for line in lines:
+        with suppress(ValueError, TypeError, LookupError):
+            entry = json.loads(line)
+            yield float(entry[0]), int(entry[1]), str(entry[2]) if len(entry) > 2 else "", entry[3] if len(entry) > 3 else {}
