@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 
 from ..errors import CriuctlError
 from ..proc.tree import ProcessIdentity, children
@@ -119,15 +119,17 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def signal_foreground(master: int, number: int) -> int:
-    """Signal the foreground group of the terminal behind `master`; its group, 0 when there is none."""
+def signal_foreground(master: int, number: int, members: Iterable[ProcessIdentity]) -> int | None:
+    """Signal the foreground group of the terminal behind `master`; how many of `members` were in it, None: it has none."""
     try:
         group = os.tcgetpgrp(master)
-        if group > 0:
-            fcntl.ioctl(master, _TIOCSIG, number)  # by the terminal itself: the group of this very moment
+        if group <= 0:
+            return None
+        count = _in_group(members, group)
+        fcntl.ioctl(master, _TIOCSIG, number)  # by the terminal itself: the group of this very moment
     except OSError:
-        return 0
-    return group
+        return None
+    return count
 
 
 def reap(on_exit: Callable[[int, int], None]) -> None:
@@ -148,8 +150,7 @@ def exit_code(status: int) -> tuple[int, int | None]:
     return (128 - code, -code) if code < 0 else (code, None)
 
 
-def group_members(members: Collection[ProcessIdentity], group: int) -> int:
-    """How many of these are in the process group `group`."""
+def _in_group(members: Iterable[ProcessIdentity], group: int) -> int:
     count = 0
     for identity in members:
         try:

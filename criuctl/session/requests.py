@@ -18,7 +18,7 @@ from . import helpers, killing, protocol
 from .connection import Connection, Transfer, Wait
 from .lease import Operator, Refused
 from .master import Chunk
-from .processes import group_members, signal_foreground
+from .processes import signal_foreground
 from .values import boolean, integer, number, one_of, text
 
 if TYPE_CHECKING:
@@ -407,10 +407,10 @@ class Requests:
         self._claim(by, protocol.DEFAULT_TTL, "implicit")
         members = holder.tree.members()
         if to == "foreground":
-            group = signal_foreground(holder.master.fd, number) if holder.master.fd >= 0 else 0
-            if not group:
+            found = signal_foreground(holder.master.fd, number, members) if holder.master.fd >= 0 else None
+            if found is None:
                 raise Refused("not-found", "the terminal has no foreground group")
-            count = group_members(members, group)
+            count = found
         else:
             count = holder.tree.signal(number, members if to == "session" else members[:1])
         self._record("signal", by, signal=number, to=to, signalled=count)
