@@ -116,7 +116,9 @@ def _datagram(record: ConnectionRecord, decided: Decision, facts: HostFacts, *, 
         missing = record.peer in facts.missing_peers
         if decided.policy == "keep" and not missing:
             return decided
-        return replace(decided, policy="reconnect", application="", reason=f"{record.peer} is not there yet" if missing else "")
+        return replace(
+            decided, policy="reconnect", application="", reason=f"CRIU cannot connect it to {record.peer}" if missing else ""
+        )
     why = _not_here(record, facts)
     if decided.policy == "keep" and (not why or asked):
         return decided

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from ..checkpoint.manifest import Manifest
 from ..connections.rules import Rules, endpoint
+from ..proc.dialling import spelled
 from ..proc.sockdiag import socket_inside, sockets
 from ..proc.tree import ProcessIdentity, wait_gone
 from ..report import Finding
@@ -148,7 +149,7 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
         users=users,
         files=tuple(judge_all(manifest.files, wishes.files)),
         open_pairs=frozenset(pairs),
-        missing_peers=_missing_peers(manifest),
+        missing_peers=_missing_peers(manifest, net),
     )
 
 
@@ -160,12 +161,24 @@ def _known_user(uid: int) -> bool:
     return True
 
 
-def _missing_peers(manifest: Manifest) -> frozenset[str]:
-    """What a tree with a root of its own sees is not known before it is there: nothing of that is missing."""
-    if manifest.namespaces.get("mnt", {}).get("mode", "host") != "host":
-        return frozenset()
-    wanted = {c.peer for c in manifest.connections if c.external and c.family == "unix" and c.type == "dgram"}
-    return frozenset(path for path in wanted if path.startswith("/") and not os.path.exists(path))
+def _missing_peers(manifest: Manifest, net: tuple[NetMode, str]) -> frozenset[str]:
+    """Names of unix datagram peers that CRIU could not connect to.
+
+    A name that is relative to wherever its server was is one of them.  What a tree with a root or a network of its own sees
+    is not known before it is there: nothing of that is missing.
+    """
+    wanted = {c.peer for c in manifest.connections if c.external and c.family == "unix" and c.type == "dgram" and c.peer}
+    missing = {name for name in wanted if not name.startswith(("/", "@"))}
+    own_root = manifest.namespaces.get("mnt", {}).get("mode", "host") != "host"
+    for name in wanted - missing:
+        if net[0] != "host" if name.startswith("@") else own_root:
+            continue
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(spelled(name) or name)
+            except OSError:
+                missing.add(name)
+    return frozenset(missing)
 
 
 def _local_addresses(manifest: Manifest, net: tuple[NetMode, str]) -> frozenset[str]:

@@ -109,7 +109,7 @@ OPEN = frozenset({(CONNECTION.local, CONNECTION.peer), (UDP.local, UDP.peer)})
         (UDP, None, {"local_addresses": HERE, "open_pairs": OPEN}, "reconnect", "another socket", []),
         (UDP, "keep", {}, "keep", "", ["address"]),
         (LOG, None, {}, "keep", "", []),
-        (LOG, None, {"missing_peers": frozenset({"/run/log"})}, "reconnect", "not there yet", []),
+        (LOG, None, {"missing_peers": frozenset({"/run/log"})}, "reconnect", "cannot connect", []),
         (LOG.with_use(peer=""), None, {}, "hangup", "no name", []),
         (BUS, "keep", {}, "hangup", "cannot be kept", []),
         (BUS, "reconnect", {}, "reconnect", "", []),
