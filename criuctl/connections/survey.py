@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..config import Config
-from ..errors import NoSuchProcess, Vetoed
+from ..errors import CriuctlError, NoSuchProcess, Vetoed
 from ..proc.descriptors import Descriptor, descriptors
 from ..proc.sockdiag import namespace_socket
 from ..proc.syscalls import borrow_socket
@@ -32,7 +32,15 @@ from .record import Connection, Look, look
 from .rules import TRANSPORTS, Decision, Rules, decide, endpoint, parse
 
 _RESOLVE_SECONDS = 2.0  # for all host names together
+_FREEZES = 5  # that a dump may try in order to meet drained connections idle
 _PROBE_TCP_ONLY = "tcp"  # what a peer speaks whom nobody understands
+
+
+class NotIdle(CriuctlError):
+    """A connection that was to be waited for was busy at the very moment of the freeze; there is time to try again."""
+
+    exit_code = 5
+    code = "not-idle"
 
 
 class Survey:
@@ -58,6 +66,8 @@ class Survey:
         self._spoken: dict[str, str] = {}  # peer -> application protocol, as probed
         self._before: Look | None = None
         self._busy: dict[Key, float] = {}  # seconds to wait for each
+        self._until: dict[Key, float] = {}  # when its time is over, of `time.monotonic`
+        self._freezes = 0
 
     # -- before the freeze
 
@@ -81,10 +91,13 @@ class Survey:
                 self._busy[c.held.pid, c.held.fd] = seconds
 
     def wait(self, root: int) -> None:
-        """Wait for the connections that are to be idle, just before the freeze."""
+        """Wait for the connections that are to be idle, just before the freeze; again after `NotIdle`."""
         if self._busy:
             began = time.monotonic()
-            self._wait(root, {key: began + seconds for key, seconds in self._busy.items()})
+            self._until = self._until or {key: began + seconds for key, seconds in self._busy.items()}
+            waiting = {key: until for key, until in self._until.items() if until > began}  # who is late was told
+            if waiting:
+                self._wait(root, waiting)
 
     def _seen(self, root: int, *, details: bool) -> tuple[list[Process], Look]:
         tree = read_tree(root)
@@ -155,20 +168,33 @@ class Survey:
     # -- when the tree is frozen
 
     def frozen(self, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> Look:
-        """The connections of the frozen tree as the manifest gets them.  `Vetoed`, as in `ahead`."""
+        """The connections of the frozen tree as the manifest gets them.  `Vetoed`, as in `ahead`; `NotIdle`: try again later."""
         found = look(tree, opened, before=self._before)
         self._probe(found, tree)  # of connections that are newer than the first look
         decided = [self._decided(c, tree) for c in found.connections]
         for record, _decision in decided:
             refuse(record)
+        before = {(c.held.pid, c.held.fd): record.policy for c, (record, _d) in zip(found.connections, decided, strict=True)}
         answers = self._inspect(found.connections, decided)
         for number, ((record, decision), c) in enumerate(zip(decided, found.connections, strict=True)):
             answer = answers.get(number)
             if answer is not None:
                 record = self._answered(record, decision, answer)
-                refuse(record)
             c.record = record
+        self._freezes += 1
+        if self._freezes < _FREEZES:
+            for c in found.external:
+                self._meet_idle(c, before[c.held.pid, c.held.fd])
+        for c in found.connections:
+            refuse(c.record)
         return found
+
+    def _meet_idle(self, c: Connection, wished: str) -> None:
+        """`NotIdle` if a connection is busy, or its session such that it cannot be rebuilt now, and may be waited for."""
+        if time.monotonic() >= self._until.get((c.held.pid, c.held.fd), 0.0):
+            return
+        if c.record.rqueue or c.record.wqueue or c.record.policy != wished:
+            raise NotIdle(f"PID {c.record.pid} fd {c.record.fd}: the connection to {c.record.peer} is busy: {c.record.reason}")
 
     def _inspect(
         self, connections: Sequence[Connection], decided: Sequence[tuple[ConnectionRecord, Decision]]

@@ -24,7 +24,7 @@ from ..checkpoint.repository import Repository
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
 from ..connections.farewell import Farewell
-from ..connections.survey import Survey
+from ..connections.survey import NotIdle, Survey
 from ..criu import binary, driver
 from ..criu.images import ImageSet
 from ..criu.options import DumpOptions
@@ -214,20 +214,16 @@ class _Dump:
     def run(self, criu: binary.CriuBinary) -> Manifest:
         """Freeze, take everything, commit; returns the manifest that is in the store."""
         self.holder.read_ahead(self.writer)
-        self.survey.wait(self.root)
-        self.reporter.step("freeze")
-        options = DumpOptions(
-            pid=self.entry.root,
-            leave_running=self.leave_running,
-            ghost_limit=surroundings.ghost_limit(self.root),
-            shell_job=surroundings.needs_shell_job(self.root),
-            external=[*self.external, *self.terminals.external],
-            external_mounts=self.entry.is_init,
-            timeout=self.config.criu_timeout,
-        )
         with ThreadPoolExecutor(1, thread_name_prefix="criuctl-collect") as self.helper:
             steps = driver.DumpSteps(self.frozen, self.commit)
-            driver.dump(criu, self.folder, options, self.writer, steps, enter=self.entry.prefix)
+            while True:
+                self.survey.wait(self.root)
+                self.reporter.step("freeze")
+                try:
+                    driver.dump(criu, self.folder, self._options(), self.writer, steps, enter=self.entry.prefix)
+                    break
+                except NotIdle as error:  # nothing has been taken of the tree yet, and it runs again
+                    self.reporter.step("thawed", why=error.message)
         assert self.manifest is not None  # commit ran, or the driver raised
         if self.leave_running:
             self.holder.thawed()
@@ -236,15 +232,26 @@ class _Dump:
             self.manifest = self._store(replace(self.manifest, timings=timings))
         return self.manifest
 
+    def _options(self) -> DumpOptions:
+        return DumpOptions(
+            pid=self.entry.root,
+            leave_running=self.leave_running,
+            ghost_limit=surroundings.ghost_limit(self.root),
+            shell_job=surroundings.needs_shell_job(self.root),
+            external=[*self.external, *self.terminals.external],
+            external_mounts=self.entry.is_init,
+            timeout=self.config.criu_timeout,
+        )
+
     def frozen(self) -> driver.Frozen:
         """Every task is stopped: what /proc says now is what the images will say."""
         self.frozen_at = time.monotonic()
         self.reporter.step("frozen")
         self.tree = read_tree(self.root)
         self.opened = {p.pid: descriptors(p.pid) for p in self.tree if not p.zombie}
-        self.collected = self.helper.submit(self._collect)  # beside CRIU's own work
         # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
         looked = self.survey.frozen(self.tree, self.opened)
+        self.collected = self.helper.submit(self._collect)  # beside CRIU's own work
         self.connections = [c.record for c in looked.connections]
         if not self.leave_running:
             self.farewell.hold(looked.external)

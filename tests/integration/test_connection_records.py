@@ -20,6 +20,7 @@ from support.command import Criuctl, Home
 from support.echo import Echo
 from support.keeper import wait_until
 from support.obstacles import DUMPABLE, running
+from support.pauses import paused, steps_of
 from support.trip import Trip
 from support.zoo import Animal, Zoo
 
@@ -287,6 +288,45 @@ def test_who_does_not_become_idle_is_told(zoo: Zoo, criuctl: Criuctl) -> None:
     assert len(told["warnings"]) == 1
     assert "did not become idle" in told["warnings"][0]
     assert told["connections"][0]["rqueue"] == 17
+
+
+def test_who_is_busy_when_frozen_is_met_later(zoo: Zoo, criuctl: Criuctl) -> None:
+    """A request is under way, which only the frozen connection tells: the tree runs on until the answer is there."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        text = (
+            f"import signal, socket, time; s = socket.create_connection(('127.0.0.1', {port}))\n"
+            "time.sleep(0.1); s.sendall(b'?')\n"  # who spoke last is told by the kernel's clock, which is coarse
+            "s.recv(1); open('answered', 'w').close(); signal.pause()"
+        )
+        animal = _program(zoo, text)
+        with listener.accept()[0] as peer:
+            assert peer.recv(1) == b"?"
+            _rules(criuctl, {"match": {"port": port}, "policy": "reconnect", "application": "tcp", "drain": 60})
+            with paused(criuctl, "freeze#2", "dump", animal.pid, "--leave-running") as held:
+                peer.sendall(b"!")
+                wait_until((animal.folder / "answered").exists, 30, "the program, which is not frozen")
+                held.go_on()
+                assert held.command.process.wait(60) == 0
+            (record,) = held.command.json()["connections"]
+            assert (record["policy"], record["reason"]) == ("reconnect", "")
+
+
+def test_who_is_never_at_rest_is_not_waited_for_again_and_again(zoo: Zoo, criuctl: Criuctl) -> None:
+    criuctl("store", "init")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        text = (
+            f"import signal, socket, time; s = socket.create_connection(('127.0.0.1', {port}))\n"
+            "time.sleep(0.1); s.sendall(b'?'); signal.pause()"
+        )
+        animal = _program(zoo, text)
+        with listener.accept()[0] as peer:
+            assert peer.recv(1) == b"?"
+            _rules(criuctl, {"match": {"port": port}, "policy": "reconnect", "application": "tcp", "drain": 600})
+            steps = steps_of(criuctl, "dump", animal.pid, "--leave-running")
+            assert len([step for step in steps if step.startswith("freeze")]) == 5
+            assert steps[-1] == "done"
 
 
 def _program(zoo: Zoo, text: str) -> Animal:
