@@ -27,6 +27,7 @@ from .postgresql_wire import SYNC, Conversation, ServerError
 from .wire import Wire
 
 _READY = b"Z\0\0\0\5"
+_TOGETHER = 0.5  # seconds that the tree may be held for two answers to come together
 _GRACE = 1.0  # more seconds for the answer to a question once asked: leaving it unread would be worse
 _KEY_NOTE = "the cancel key is a new one: the program's cancel requests have no effect"
 
@@ -132,6 +133,7 @@ def _require_ready(wire: Wire) -> None:
     wire.send(SYNC)
     seen = wire.peek(1)
     if seen != b"Z":
+        _await_ours(wire)
         raise CannotRebuild("a query is in flight" if seen else "the server closed the connection")
     seen = wire.peek(6)
     if seen[:5] != _READY:
@@ -139,6 +141,23 @@ def _require_ready(wire: Wire) -> None:
     wire.receive(6)
     if seen[5:] != b"I":
         raise CannotRebuild("a transaction is open")
+
+
+def _await_ours(wire: Wire) -> None:
+    """The answer to the program's own query has come first: see that the one to our Sync is right behind it.
+
+    libpq passes over a ReadyForQuery that it reads together with the one it waits for; one that comes later would end its
+    next query too early.  What takes longer than a moment, or is too large for the queue, is left to that chance.
+    """
+    until = min(wire.deadline, time.monotonic() + _TOGETHER)
+    while time.monotonic() < until and not wire.closed():
+        data, at, ready = wire.peek(wire.unread() or 1), 0, 0
+        while at + 5 <= len(data):
+            ready += data[at : at + 1] == b"Z"
+            at += 1 + max(4, int.from_bytes(data[at + 1 : at + 5], "big"))
+        if ready >= 2 and at == len(data):
+            return
+        time.sleep(0.005)
 
 
 def _second_login(
