@@ -10,55 +10,68 @@ from typing import TYPE_CHECKING, Any
 from ..config import Config
 from ..errors import SessionGone, TimedOut, UsageError, WrongState
 from ..session.plain import strip
+from .logs import kept_output
 from .sessions import connect
 
 if TYPE_CHECKING:
     from ..session.client import Session
 
 _MATCH_WINDOW = 64 << 10  # characters before the newest in which a match may begin
+REPLAY = 256 << 10  # bytes of the log of an ended session that its last screen is made of
 _PROMPT_LOOK = 0.1  # seconds between two looks at who is in the foreground
 
 
 def capture(
     config: Config, name: str, *, scrollback: bool = False, since: int | None = None, ansi: bool = False
 ) -> dict[str, Any]:
-    """What the session shows; or its scrollback; or what it printed from offset `since` on.
+    """What the session shows; or its scrollback; or what it printed from offset `since` on.  Of one that has ended, too.
 
     ``lines`` is text, with control sequences for the colours if `ansi`; ``offset`` is where the next capture goes on.
     """
     from ..session.attach import replay
+    from ..session.client import Output
     from ..session.screen import Screen
 
-    with connect(config, name, role="observe") as session:
-        status = session.hello["status"]
-        if since is None and not scrollback:
-            screen = replay(session, status)
-            begin = status["offset"]
-            lines = screen.ansi() if ansi else screen.text()
-            while lines and not lines[-1]:
-                lines.pop()
-        else:
-            output = session.read("start" if since is None else since, status["offset"])
-            begin = output.offset
-            screen = Screen(status["cols"], status["rows"], history=max(1, output.data.count(b"\n") + 1))
-            screen.feed(output.data)
-            screen.end = output.end
-            lines = screen.scrollback(ansi=ansi)
-        return {
-            "session": name,
-            "state": status["state"],
-            "lines": lines,
-            "from": begin,
-            "offset": screen.end,
-            "cursor": {
-                "row": screen.cursor.y,
-                "column": min(screen.cursor.x, status["cols"] - 1),
-                "visible": not screen.cursor.hidden,
-            },
-            "size": {"rows": status["rows"], "cols": status["cols"]},
-            "alternate": screen.alternate,
-            "title": screen.title,
-        }
+    screen_only = since is None and not scrollback
+    try:
+        with connect(config, name, role="observe") as session:
+            status = session.hello["status"]
+            if screen_only:
+                screen = replay(session, status)
+                output = Output(status["offset"], b"")
+            else:
+                output = session.read("start" if since is None else since, status["offset"])
+    except SessionGone:
+        status, base, data = kept_output(config, name)
+        start = max(base, len(data) + base - REPLAY if screen_only else since or 0)
+        output = Output(start, data[start - base :])
+        screen = Screen(status["cols"], status["rows"])
+        screen.feed(output.data)
+        screen.end = output.end
+    if not screen_only:
+        screen = Screen(status["cols"], status["rows"], history=output.data.count(b"\n") + 1)
+        screen.feed(output.data)
+        screen.end = output.end
+        lines = screen.scrollback(ansi=ansi)
+    else:
+        lines = screen.ansi() if ansi else screen.text()
+        while lines and not lines[-1]:
+            lines.pop()
+    return {
+        "session": name,
+        "state": status["state"],
+        "lines": lines,
+        "from": output.offset,
+        "offset": screen.end,
+        "cursor": {
+            "row": screen.cursor.y,
+            "column": min(screen.cursor.x, status["cols"] - 1),
+            "visible": not screen.cursor.hidden,
+        },
+        "size": {"rows": status["rows"], "cols": status["cols"]},
+        "alternate": screen.alternate,
+        "title": screen.title,
+    }
 
 
 def follow(

@@ -141,6 +141,7 @@ class Holder:
         self.watch_root()
         if master >= 0:
             self.master.open(master)
+            self.timeline.event("resize", self.log.end, {"rows": self.master.rows, "cols": self.master.cols})
 
     def watch_root(self) -> None:
         """Be told when the tree's first process ends, whoever's child it is."""

@@ -1,0 +1,64 @@
+"""``criuctl log``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from ..app import App, pass_app
+from ..pages import page
+from ..sessions import name_argument
+from ..text import Column, printable, table
+
+_COLUMNS = (Column("sequence", right=True), Column("time"), Column("who"), Column("what"), Column("facts"))
+_HEAD = frozenset(("sequence", "time", "incarnation", "operator", "kind", "name", "pid", "what"))
+
+
+def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    from ...ops.sessions import when
+
+    who = f"{entry.get('name', '')} ({entry.get('kind', '')}, {entry.get('operator', '')})" if entry.get("operator") else ""
+    told = " ".join(f"{key}={value!r}" for key, value in entry.items() if key not in _HEAD)
+    return str(entry["sequence"]), when(entry["time"]) or "", printable(who), printable(entry["what"]), printable(told)
+
+
+@page(
+    examples=[
+        ("Who did what:", "criuctl log work"),
+        ("What an agent typed, for a program:", """criuctl log agent --json | jq '.[] | select(.what == "input")'"""),
+        ("A recording, to be played by asciinema:", "criuctl log build --export cast > build.cast\nasciinema play build.cast"),
+    ],
+    exits=[3, 10],
+    see_also=["capture", "status"],
+)
+@name_argument
+@click.option("--since", type=click.IntRange(min=0), default=0, metavar="SEQUENCE", help="Only entries after this one.")
+@click.option(
+    "--export",
+    type=click.Choice(["cast"]),
+    help="Print the session's output as a recording instead: cast is asciicast version 3, for asciinema.",
+)
+@pass_app
+def log(app: App, name: str, since: int, export: str | None) -> int:
+    """Prints the audit log of a session: who came and went, typed, signalled, resized, took the write lease, made
+    checkpoints. What is typed while the terminal does not echo (passwords, but also line editors and full-screen
+    programs, which echo by themselves) is not recorded, only how much it was and where its effect is in the output.
+
+    --export cast prints all that is kept of the output, with its times, the sizes of the window, and markers where the session
+    was checkpointed and restored. Both work for sessions that have ended, as long as this host keeps what they printed.
+    """
+    from ...ops.logs import audit, recording
+
+    if export:
+        lines = recording(app.config, name)
+        stream = sys.stdout.buffer
+        for line in lines:
+            stream.write(line.encode() + b"\n")
+        stream.flush()
+        return 0
+    entries = audit(app.config, name, since)
+    app.emit(entries, lambda: table(_COLUMNS, map(_row, entries)) if entries else "")
+    return 0

@@ -1,0 +1,67 @@
+"""What is known of a session's past: its audit log, and its output as a recording; with and without its holder."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..config import Config
+from ..errors import NotFound, SessionGone
+from ..session import names
+from ..session.bytelog import read_file
+from ..session.cast import cast
+from ..session.sessions import state_of
+from ..session.timeline import records
+from .sessions import connect
+
+
+def audit(config: Config, name: str, since: int = 0) -> list[dict[str, Any]]:
+    """The entries of the audit log of the session of this name, oldest first, above sequence `since`."""
+    try:
+        with connect(config, name, role="observe") as session:
+            created = session.hello["status"]["created"]
+            path = Path(session.hello["status"]["audit"])
+    except SessionGone:
+        state = state_of(config, name)
+        if state is None:
+            raise
+        created, path = state["created"], names.state_folder(config.state_dir, name) / "audit.jsonl"
+    found = []
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                with suppress(ValueError):
+                    entry = json.loads(line)
+                    # The file may begin with what an earlier session of this name did.
+                    if isinstance(entry, dict) and entry.get("time", 0) >= created and entry.get("sequence", 0) > since:
+                        found.append(entry)
+    except OSError as error:
+        raise NotFound(f"the audit log of session {name!r} cannot be read: {error.strerror}") from error
+    return found
+
+
+def recording(config: Config, name: str) -> list[str]:
+    """The lines of an asciicast of all that is kept of the session's output."""
+    status, base, data = kept_output(config, name)
+    folder = names.state_folder(config.state_dir, name)
+    known = [record for record in records(folder / "timeline") if record[0] >= status["created"] - 1]
+    return list(cast(status, data, base, known))
+
+
+def kept_output(config: Config, name: str) -> tuple[dict[str, Any], int, bytes]:
+    """What is known of the session, the offset of the oldest byte of its output that is kept, and all from there on."""
+    try:
+        with connect(config, name, role="observe") as session:
+            status = session.hello["status"]
+            output = session.read("start", status["offset"])
+            return status, output.offset, output.data
+    except SessionGone as error:
+        state = state_of(config, name)
+        if state is None:
+            raise
+        try:
+            return state, *read_file(Path(state["log"]))
+        except (OSError, ValueError) as damaged:
+            raise NotFound(f"the output of session {name!r} is not kept any more: {damaged}") from error
