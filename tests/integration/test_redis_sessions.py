@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servers.common import free_ports
 from servers.redis import RedisServer, redis_server
 
 from criuctl.checkpoint.manifest import ConnectionRecord
@@ -372,6 +374,52 @@ def test_a_closed_connection(program: Make, server: RedisServer) -> None:
     _until(client.resp.wire.closed)
     with pytest.raises(CannotRebuild, match="closed"):
         client.inspect()
+
+
+def test_tls(tmp_path: Path) -> None:
+    """Its keys are in the program: nothing is said in plain text on it, and it goes on."""
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    _self_signed(certificate, key)
+    (port,) = free_ports(1)
+    lines = (f"tls-port {port}", f"tls-cert-file {certificate}", f"tls-key-file {key}", "tls-auth-clients no")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(certificate)
+    with (
+        redis_server(*lines),
+        socket.create_connection(("127.0.0.1", port)) as plain,
+        socket.socket(fileno=os.dup(plain.fileno())) as borrowed,
+        context.wrap_socket(plain, server_hostname="localhost") as tls,
+    ):
+        tls.sendall(b"PING\r\n")
+        assert tls.recv(16) == b"+PONG\r\n"
+        record = ConnectionRecord(os.getpid(), borrowed.fileno(), type="stream")
+        for options in ({}, {"ask": "own"}):
+            with pytest.raises(CannotRebuild, match="TLS"):
+                PROTOCOL.inspect(borrowed, record, Settings({}, options), time.monotonic() + SECONDS)
+        tls.sendall(b"PING\r\n")
+        assert tls.recv(16) == b"+PONG\r\n"
+
+
+def _self_signed(certificate: Path, key: Path) -> None:
+    from datetime import UTC, datetime, timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    secret = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(
+            name, name, secret.public_key(), x509.random_serial_number(), now - timedelta(1), now + timedelta(1)
+        )
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(secret, hashes.SHA256())
+    )
+    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    form, no_password = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    key.write_bytes(secret.private_bytes(serialization.Encoding.PEM, form, no_password))
 
 
 def test_tracking_where_the_rule_allows_a_stale_cache(program: Make, server: RedisServer) -> None:

@@ -76,6 +76,7 @@ class Redis:
         password = _secret(asking[0], deadline)
         place = look.place_of(sock, wire.peer)
         with look.beside(place, deadline) as second:
+            look.must_be_plain(second)
             server = _enter(second, asking[1], password, 2)
             if options.get("ask") == "own":
                 with look.speaking(wire) as own:

@@ -211,6 +211,14 @@ def look_beside(place: Place, second: Resp, idle: Resp | None, server: dict[str,
     return Sight(row, server, ours, targets)
 
 
+def must_be_plain(second: Resp) -> None:
+    """Any answer to a question in plain text will do; a server that wants TLS hangs up."""
+    try:
+        second.ask("PING")
+    except PeerAway as error:
+        raise CannotRebuild(f"a question in plain text, beside the session, got no answer (TLS?): {error.message}") from error
+
+
 @contextmanager
 def speaking(wire: Wire) -> Iterator[Resp]:
     """Questions on the program's own connection.  One that is not answered in time costs the connection:
