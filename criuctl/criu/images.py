@@ -16,7 +16,7 @@ images hold then, all of it in files.img, entries with ``usk``:
 What a restore makes of them (`ImageSet.give_up`):
 
 - To be connected again, a stream or seqpacket socket becomes state 7 with ``peer`` 0 and no shutdown flags: a socket that
-  was never connected.  Data that was not read stays unrestored in sk-queues.img, as nobody sends it.
+  was never connected.  What it had not read is of an old session: it goes out of sk-queues.img.
 - To be hung up, it stays state 1, with ``peer`` 0 and both shutdown flags: CRIU makes a pair of sockets for such a one,
   fills its queue from the other end and closes that.  The program reads what it had not read, then EOF.
 - A datagram socket gets ``peer`` 0; whatever becomes of it is done when it is there.
@@ -229,6 +229,33 @@ class ImageSet:
                 _give_up_unix(entry.usk, ends[entry.id])
 
         self.edit_files(edit)
+        self._drop_packets({entry.id for entry in self.files() if entry.HasField("usk") and ends.get(entry.id) is False})
+
+    def _drop_packets(self, sockets: set[int]) -> None:
+        """Take what is queued for these sockets out of sk-queues.img: a packet with descriptors must have a sender."""
+        if not sockets or "sk-queues.img" not in os.listdir(self.folder):
+            return
+        with open(os.open("sk-queues.img", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.folder), "rb") as file:
+            data = file.read()
+        head = _head("SK_QUEUES")
+        if not data.startswith(head):
+            raise Damaged("image sk-queues.img is not a CRIU image of kind SK_QUEUES")
+        kept = [head]
+        position = len(head)
+        while position < len(data):
+            begin = position
+            (size,) = struct.unpack_from("<I", data.ljust(position + 4, b"\0"), position)
+            packet = schema.message("SK_QUEUES")()
+            try:
+                packet.ParseFromString(data[position + 4 : position + 4 + size])
+            except Exception as error:  # as in `read`
+                raise Damaged(f"image sk-queues.img cannot be parsed: {error}") from error
+            position += 4 + size + packet.length  # the packet itself follows its entry
+            if packet.id_for not in sockets:
+                kept.append(data[begin:position])
+        fd = os.open("sk-queues.img", os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, dir_fd=self.folder)
+        with os.fdopen(fd, "wb") as file:
+            file.write(b"".join(kept))
 
     def forget_sizes(self, paths: set[str]) -> None:
         """Take CRIU's size check off these regular files; criuctl has judged them itself."""

@@ -29,6 +29,7 @@ _MESSAGES = {
     "PAGEMAP_HEAD": ("pagemap_pb2", "pagemap_head"),
     "PSTREE": ("pstree_pb2", "pstree_entry"),
     "REMAP_FPATH": ("remap_file_path_pb2", "remap_file_path_entry"),
+    "SK_QUEUES": ("sk_packet_pb2", "sk_packet_entry"),
     "STATS": ("stats_pb2", "stats_entry"),
     "TTY_INFO": ("tty_pb2", "tty_info_entry"),
 }

@@ -333,6 +333,21 @@ def test_what_had_come_is_read_before_the_end(kind: str, server: Server, zoo: Zo
     assert trip.restore(told, animal, equal=False).ask()["read"] == "last words"
 
 
+def test_a_descriptor_that_nobody_took(server: Server, zoo: Zoo, trip: Trip) -> None:
+    """In the queue of a connection that is connected again: it belongs to the old session, and goes with it."""
+    echo = server("unix")
+    animal = zoo.launch("caller.py", "late", "unix", echo.address)
+    wait_until(lambda: echo.accepted, 10, "accepted")
+    (connection,) = echo.connected.values()
+    with open("/etc/hostname") as file:
+        socket.send_fds(connection, [b"take this"], [file.fileno()])
+    restored = trip.restore(trip.dump(animal), animal, "--connections", "reconnect", equal=False)
+    assert [c["outcome"] for c in restored.answer["connections"]] == ["reconnected"]
+    echo.stop()
+    assert restored.ask()["read"] == ""
+    echo.start()
+
+
 def test_a_unix_server_loses_its_client_and_takes_the_next(home: Home, zoo: Zoo, trip: Trip) -> None:
     """The accepted connection bears the listener's name: ending it must not touch the listener's path."""
     address = str(home.path / "inside.sock")
