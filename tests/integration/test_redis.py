@@ -18,7 +18,7 @@ from support.zoo import Animal, Zoo
 
 pytestmark = pytest.mark.integration
 
-LISTS = {"single": 1, "resp3": 0, "unix": 0, "pool0": 2, "pool1": 2, "child": 0}  # list -> database
+LISTS = {"single": 1, "resp3": 0, "unix": 0, "pool0": 2, "pool1": 2, "epoll": 0, "child": 0}  # list -> database
 PACKAGES = {"PYTHONPATH": next(path for path in sys.path if path.endswith("site-packages"))}
 
 
@@ -78,7 +78,7 @@ def contents(server: RedisServer, password: str = "first") -> dict[str, list[int
 
 
 def test_clients_at_rest_go_on(server: RedisServer, zoo: Zoo, cycle: Cycle, home: Home) -> None:
-    """RESP2, RESP3 with a user, a pool, a forked child, a unix socket; then with server and password changed meanwhile.
+    """RESP2, RESP3 with a user, a pool, a forked child, a unix socket, asyncio; then with server and password changed meanwhile.
 
     Every connection is back before the program runs: no client ever sees an error.
     """
@@ -103,7 +103,7 @@ def test_clients_at_rest_go_on(server: RedisServer, zoo: Zoo, cycle: Cycle, home
     info = report["infos"]
     assert (info["single"]["name"], info["single"]["db"], info["single"]["resp"]) == ("single", 1, "2")
     assert (info["resp3"]["user"], info["resp3"]["resp"]) == ("app", "3")
-    assert info["pool0"]["name"] == "pool"
+    assert (info["pool0"]["name"], info["epoll"]["name"]) == ("pool", "epoll")
 
 
 def test_a_server_that_is_away_for_a_while(server: RedisServer, zoo: Zoo, cycle: Cycle, criuctl: Criuctl) -> None:

@@ -7,6 +7,7 @@ password of the user ``app``.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
@@ -14,7 +15,9 @@ import time
 from typing import Any
 
 import redis
+import redis.asyncio
 from animal import Check, path, serve
+from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -59,6 +62,21 @@ class Writer:
             time.sleep(THINKS)
 
 
+class Waits:
+    """redis.asyncio, whose one connection hangs on an event loop's epoll, called as the others are."""
+
+    def __init__(self, **options: Any) -> None:
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+        self.client = redis.asyncio.Redis(retry=AsyncRetry(NoBackoff(), 0), decode_responses=True, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *words: asyncio.run_coroutine_threadsafe(self._call(name, *words), self.loop).result()
+
+    async def _call(self, name: str, *words: Any) -> Any:
+        return await getattr(self.client, name)(*words)
+
+
 pool = redis.ConnectionPool(
     host="127.0.0.1", port=port, protocol=2, db=2, retry=Retry(NoBackoff(), 0), decode_responses=True, client_name="pool"
 )
@@ -66,6 +84,7 @@ writers = [
     Writer("single", client(protocol=2, db=1, client_name="single")),
     Writer("resp3", client(protocol=3, db=0, username="app", password=PASSWORD)),
     Writer("unix", redis.Redis(unix_socket_path=unix, protocol=3, retry=Retry(NoBackoff(), 0), decode_responses=True)),
+    Writer("epoll", Waits(port=port, protocol=3, client_name="epoll")),
     *(Writer(f"pool{n}", redis.Redis(connection_pool=pool)) for n in range(2)),
 ]
 # Both connections of the pool exist from the beginning.
