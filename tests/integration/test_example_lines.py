@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import socket
@@ -94,6 +95,12 @@ def test_the_reader_misses_nothing_and_gets_nothing_twice(feed: Feed, config: Pa
     assert animal.alive()
 
 
+def descriptor(pid: int) -> int:
+    """The client's socket."""
+    folder = Path(f"/proc/{pid}/fd")
+    return next(int(link.name) for link in folder.iterdir() if os.readlink(link).startswith("socket:"))
+
+
 def test_the_hook_tells_what_it_cannot_do(feed: Feed, config: Path, zoo: Zoo, criuctl: Criuctl) -> None:
     """No server: tried again until the deadline, then hung up and told; the reader sees the end of its feed and ends."""
     output = feed.folder / "output.txt"
@@ -101,6 +108,10 @@ def test_the_hook_tells_what_it_cannot_do(feed: Feed, config: Path, zoo: Zoo, cr
     animal = zoo.launch(command, name="client", quiet=False, ready=False)
     feed.add(1)
     _until(lambda: output.exists() and output.read_text() == feed.wanted())
+    tried = criuctl(
+        "hooks", "run", "reconnect", "lines", "--target", animal.pid, "--fd", descriptor(animal.pid), "--config", config
+    )
+    assert tried["results"][0]["data"] == {"resumed_after": 1}
     told = criuctl("dump", animal.pid, "--config", config)
     feed.daemon.stop()
     config.write_text(config.read_text().replace("deadline: 20", "deadline: 1"))
