@@ -9,6 +9,7 @@ group that criuctl found at the dump.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from .images import ImageSet, read, write
@@ -62,6 +63,11 @@ def place(images: ImageSet, sessions: dict[int, tuple[int, int]]) -> None:
 def groups(images: ImageSet) -> dict[int, int]:
     """Process group -> session, of every process of the tree."""
     return {entry.pgid: entry.sid for entry in read(images.folder, "pstree.img", "PSTREE")}
+
+
+def sessions(images: ImageSet) -> dict[int, int]:
+    """Session -> how many processes of the tree are in it."""
+    return Counter(entry.sid for entry in read(images.folder, "pstree.img", "PSTREE"))
 
 
 def lead_session(images: ImageSet) -> None:

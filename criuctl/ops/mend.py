@@ -12,7 +12,7 @@ word of complaint:
   after it has set them.  Mended in post-restore, by having the process itself set them once more.
 - A daemon whose session leader is long dead is adopted by whoever is the subreaper *around* the tree, because
   the tree's own subreaper gets that role back too late.  Mended by giving the root its role as soon as it
-  exists.
+  exists (`criuctl.ops.earlytasks`).
 
 The last two run a system call inside the process (`criuctl.proc.inject`).  What could not be mended is told.
 """
@@ -22,9 +22,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from ..criu.images import ImageSet, read, write
@@ -37,7 +35,6 @@ _F_SETLK = 6
 _FLOCK = struct.Struct("=hhxxxxqqixxxx")  # l_type, l_whence, l_start, l_len, l_pid on 64-bit Linux
 _BELOW_STACK = 4096  # far below the red zone, well inside the stack's mapping
 _ARM_NOW = 1  # nanosecond
-_LOOK = 0.0003  # seconds between looks for the root process
 _MINUS_EINTR = (1 << 64) - errno.EINTR
 _POLL, _NANOSLEEP, _CLOCK_NANOSLEEP, _SYSCALL_LENGTH = 7, 35, 230, 2  # x86-64
 _NATIVE = 1  # not a 32-bit process, whose calls have other numbers
@@ -122,40 +119,3 @@ def needs_subreaper(images: ImageSet) -> bool:
         return False
     alive = {entry.pid for entry in tree}
     return any(entry.sid not in alive or entry.pgid not in alive for entry in tree[1:])
-
-
-@dataclass(slots=True)
-class EarlySubreaper:
-    """Gives the root its role as subreaper as soon as CRIU has forked it; a thread, because ptrace wants one."""
-
-    find_root: Callable[[], int | None]  # the root's PID as we see it, once it exists
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-    done: bool = False
-
-    def start(self) -> None:
-        """Begin to watch for the root."""
-        self._thread = threading.Thread(target=self._run, name="criuctl-subreaper", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Give up watching; idempotent."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.wait(_LOOK):
-            pid = self.find_root()
-            if pid is None:
-                continue
-            try:
-                with inject.stopped(pid):
-                    self.done = inject.call(pid, inject.PRCTL, inject.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
-            except OSError as error:
-                if error.errno != errno.EAGAIN:  # not in a system call just now: look again
-                    return
-            except CriuctlError:
-                return
-            if self.done:
-                return

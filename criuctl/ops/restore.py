@@ -28,7 +28,7 @@ from ..criu.lazy import LazyImage, LazyPages
 from ..criu.options import RestoreOptions
 from ..errors import RestoreFailed
 from ..hooks import Hooks
-from ..proc.namespaces import pid_in
+from ..proc.namespaces import descendant_in, pid_in
 from ..proc.privatens import PrivateNamespaces
 from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
@@ -36,6 +36,7 @@ from ..report import Reporter
 from ..store import open_store
 from . import arrival, cgroups, handback, hooking, insidereport, materialise, mend, remaps
 from .arrival import RestoreResult
+from .earlytasks import EarlyTasks
 from .holders import RestoredHolder
 from .host import host_id
 from .netlock import ConnectionLock, table_of
@@ -200,6 +201,7 @@ class _Restore:
     connections: list[dict[str, Any]] = field(default_factory=list)
     aside: list[tuple[str, str]] = field(default_factory=list)
     placed: ProcessIdentity | None = None  # the root, from when it is restored until it runs
+    early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
     following: LazyPages | None = None  # who brings the pages of a lazy restore
     running_at: float = 0.0  # monotonic
     net: int | None = None  # descriptor of the net namespace, if it is not ours
@@ -252,10 +254,11 @@ class _Restore:
             options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), inherit=inherit, root=on)
             mend.arm_timers(self.images)
             mend.restart_calls(self.images)
-            if mend.needs_subreaper(self.images):
-                early = mend.EarlySubreaper(lambda: self._find_root(private))
+            early = EarlyTasks(lambda: self._find_root(private), self.terminals.controlling(), mend.needs_subreaper(self.images))
+            if early.terminals or early.subreaper:
                 early.start()
                 stack.callback(early.stop)
+                self.early = early
             if self.lazy:
                 self.following = stack.enter_context(LazyPages(criu, self.folder, self.lazy, prefix))
             start = self.holder.starter if private is None else None
@@ -278,6 +281,8 @@ class _Restore:
         self.reporter.step("post-restore")
         root = self._outer(inner, private)
         self.placed = ProcessIdentity.of(root)
+        if self.early is not None and (bereft := self.early.stop()):
+            self.reporter.warning(f"sessions {sorted(bereft)}: only their leaders have their controlling terminal")
         pids = handback.outer_pids(root)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         if self.plan.connections:
@@ -306,7 +311,7 @@ class _Restore:
         inner = self.images.pids()[0]
         if private is None:
             return inner if self.plan.pids == "same" and os.path.exists(f"/proc/{inner}") else None
-        return pid_in(private.pid_namespace, inner)
+        return descendant_in(os.getpid(), private.pid_namespace, inner)  # CRIU is our child, and its parent
 
     def _outer(self, inner: int, private: PrivateNamespaces | None) -> int:
         """Our PID of the process that CRIU, in its PID namespace, calls `inner`."""

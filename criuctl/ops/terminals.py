@@ -183,6 +183,17 @@ class RestoredTerminals:
         ttyimages.place(self._images, sessions)
         return inherited
 
+    def controlling(self) -> dict[int, str]:
+        """Session leader -> path of the terminal that its session has to inherit, where somebody is there to do so."""
+        sessions = ttyimages.sessions(self._images)
+        root = self._images.pids()[0]
+        found = {}
+        for record, pty in self.ptys:
+            leader = root if record.led_outside else record.leader
+            if leader and (sessions.get(leader, 0) > 1 or not record.holders):
+                found[leader] = pty.path
+        return found
+
     def replant(self, reader: CheckpointReader) -> None:
         """Put back what was typed; the tree is in place and has not run."""
         for record, pty in self.ptys:

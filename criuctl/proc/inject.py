@@ -18,13 +18,17 @@ from contextlib import contextmanager
 
 from ..errors import PlatformError
 
-_SEIZE, _INTERRUPT, _DETACH, _CONT, _SINGLESTEP = 0x4206, 0x4207, 17, 7, 9
+_SEIZE, _INTERRUPT, _DETACH, _CONT, _SINGLESTEP, _TO_SYSCALL = 0x4206, 0x4207, 17, 7, 9, 24
+_TRACE_SYSGOOD, _TRACE_FORKS = 0x1, 0x2 | 0x4 | 0x8  # forks, vforks and clones
 _GETREGS, _SETREGS, _PEEKTEXT = 12, 13, 1
 _SYSCALL = b"\x0f\x05"
-_WALL = 0x40000000
+_WALL = WALL = 0x40000000
+WNOTHREAD = 0x20000000  # only who is traced by this very thread
+SYSCALL_STOP = 5 | 0x80  # the stop signal at the entry and the exit of a system call
 _MAX_STEPS = 64  # group stops and signals that may come between
 
-PRCTL, FCNTL = 157, 72
+PRCTL, FCNTL, OPEN, CLOSE, IOCTL = 157, 72, 2, 3, 16
+TIOCSCTTY = 0x540E
 PR_SET_CHILD_SUBREAPER = 36
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -76,6 +80,35 @@ def stopped(pid: int) -> Iterator[None]:
         yield
     finally:
         _ptrace(_DETACH, pid)
+
+
+def seize(pid: int, *, forks: bool = False) -> None:
+    """Trace `pid` from this thread on, without stopping it; with `forks` also whomever it forks, from their birth."""
+    if platform.machine() != "x86_64":
+        raise PlatformError("running a system call in another process is only known for x86-64")
+    _ptrace(_SEIZE, pid, 0, _TRACE_SYSGOOD | (_TRACE_FORKS if forks else 0))
+
+
+def interrupt(pid: int) -> None:
+    """Have a traced process stop soon."""
+    _ptrace(_INTERRUPT, pid)
+
+
+def go_on(pid: int, number: int = 0, *, to_syscall: bool = False) -> None:
+    """Let a stopped process run, with this signal, perhaps only to the next system call."""
+    _ptrace(_TO_SYSCALL if to_syscall else _CONT, pid, 0, number)
+
+
+def let_go(pid: int, number: int = 0) -> None:
+    """End the trace of a stopped process, which runs on, with this signal."""
+    _ptrace(_DETACH, pid, 0, number)
+
+
+def result(pid: int) -> int:
+    """What the stopped process's register for results holds: -ENOSYS at the entry of a system call."""
+    registers = _Registers()
+    _ptrace(_GETREGS, pid, 0, registers)
+    return ctypes.c_longlong(registers.rax).value
 
 
 def call(pid: int, number: int, *arguments: int) -> int:
