@@ -35,8 +35,9 @@ from ..proc import dialling
 from .protocols.base import ApplicationProtocol, CannotRebuild, PeerAway, Settings
 from .rules import endpoint
 
-_WORKERS = 128  # tries at a time; each holds a descriptor or two
+_WORKERS = 256  # tries at a time; each holds a descriptor or two
 _TRY = 10.0  # seconds for one try, so that a peer that takes connections and says nothing is tried again
+_DIAL = 4.0  # seconds of them until it is connected, so that hosts that are off do not occupy all workers
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _GRACE = 2.0  # seconds that a try may take to notice that it is over
 _NAMES_KEPT = 5.0  # seconds for which an address of a name is not asked for again
@@ -258,7 +259,7 @@ class Engine:
             try:
                 # The last address may take all the time that is left, the others their share of it.
                 share = (deadline - time.monotonic()) / (len(addresses) - number + 1)
-                dialling.connect(sock, address, time.monotonic() + share, self._cancel)
+                dialling.connect(sock, address, time.monotonic() + min(share, _DIAL), self._cancel)
                 return
             except OSError:
                 if number == len(addresses):

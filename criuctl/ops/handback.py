@@ -27,7 +27,14 @@ from ..proc.syscalls import borrow_socket
 from ..proc.tree import read_tree
 from .connectionplan import ConnectionPlan, about
 
-LOST = "{} bytes that had come and were not read are lost with it"
+
+def _lost(record: ConnectionRecord) -> str:
+    """What is gone of its receive queue; CRIU saves those of TCP and of unix sockets, which only some outcomes can use."""
+    if not record.rqueue:
+        return ""
+    if record.family != "unix" and record.type == "dgram":
+        return "datagrams that had come and were not read are lost"  # the kernel counts memory here, not bytes
+    return f"{record.rqueue} bytes that had come and were not read are lost with it"
 
 
 def outer_pids(root: int) -> dict[int, int]:
@@ -77,10 +84,11 @@ class HandBack:
             with self.borrow(record) as sock:
                 if plan.policy == "keep":
                     why = _not_kept(sock, record)
+                    reason = _and(reason, _lost(record) if record.family != "unix" and record.type == "dgram" else "")
                     return _report(plan, "failed" if why else "kept", why or reason, seconds=time.monotonic() - began)
                 if sock.family != socket.AF_UNIX or sock.type == socket.SOCK_DGRAM:  # CRIU has ended a unix stream
                     dialling.hang_up(sock)
-                    reason = _and(reason, LOST.format(record.rqueue) if record.rqueue else "")
+                    reason = _and(reason, _lost(record))
         except OSError as error:
             raise RestoreFailed(
                 f"PID {record.pid} fd {record.fd}: its connection to {record.peer} cannot be given back: {error.strerror}",
@@ -135,7 +143,7 @@ class HandBack:
             refused = sorted(record.options)
         if refused:
             details["options_lost"] = refused
-        return LOST.format(record.rqueue) if record.rqueue else ""
+        return _lost(record)
 
 
 def _not_kept(sock: socket.socket, record: ConnectionRecord) -> str:

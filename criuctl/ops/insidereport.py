@@ -39,7 +39,10 @@ def publish(
 def _publish(config: Config, root: int, identity: Mapping[str, Any], connections: Sequence[Mapping[str, Any]]) -> None:
     sweep(config)
     folder = _folder(config)
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for each in (folder.parent, folder):
+        if not each.exists():
+            each.mkdir(parents=True)
+            each.chmod(0o755)  # whatever the umask is
     process = ProcessIdentity.of(root)
     body = {
         **identity,
@@ -55,7 +58,7 @@ def _publish(config: Config, root: int, identity: Mapping[str, Any], connections
     try:
         fd = os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with open(fd, "w") as file:
-            os.fchmod(fd, 0o644)  # whatever the umask is
+            os.fchmod(fd, 0o644)
             json.dump(body, file)
         temporary.replace(path)
     finally:
