@@ -259,6 +259,7 @@ class ConnectionRecord(Record):
     application: str = ""  # application protocol: postgresql, redis, tcp, or the name of a hook
     session: dict[str, Any] = field(default_factory=dict)  # what that protocol found the peer to hold for us
     reason: str = ""  # why the policy is another one than was wished
+    ended: bool = False  # the dump ended it along with the tree, so it can only be made anew
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import socket
 import struct
 import termios
 from collections.abc import Iterable
+from dataclasses import replace
 from fcntl import ioctl
 
 from ..proc.syscalls import borrow_socket
@@ -34,7 +35,7 @@ class Farewell:
         self._held: list[tuple[socket.socket, bool]] = []  # and whether it is to be reset
 
     def hold(self, connections: Iterable[Connection]) -> None:
-        """Borrow every TCP connection that is not to be kept; one that cannot be reached ends without a word.
+        """Borrow every TCP connection that is not to be kept, and note it; one that cannot be reached ends without a word.
 
         So do those for which there is no room: the dump needs descriptors too.
         """
@@ -42,9 +43,10 @@ class Farewell:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         try:
             for c in connections:
-                if len(self._held) + len(pidfds) >= most:
-                    return
                 if c.record.protocol != "tcp" or c.record.policy == "keep" or c.held.waiting:
+                    continue
+                c.record = replace(c.record, ended=True)
+                if len(self._held) + len(pidfds) >= most:
                     continue
                 try:
                     if c.held.pid not in pidfds:

@@ -26,6 +26,7 @@ _HALF_CLOSED = {
     "last-ack": "both sides had closed it before the dump",
     "closing": "both sides had closed it before the dump",
 }
+_ENDED = "it ended with the tree at the dump, which was not told to keep it"
 _ALONE = "the tree comes into a new network namespace, from which nobody outside can be reached"
 
 
@@ -97,6 +98,8 @@ def plan_connections(
 def _here(record: ConnectionRecord, decided: Decision, facts: HostFacts, *, asked: bool) -> Decision:
     if record.type == "dgram":
         return _datagram(record, decided, facts, asked=asked)
+    if decided.policy == "keep" and record.ended and not asked:
+        return replace(decided, policy="hangup", reason=_ENDED)
     if decided.policy != "reconnect":
         return decided
     if record.state in _HALF_CLOSED:
@@ -147,6 +150,10 @@ def _tell(record: ConnectionRecord, decided: Decision, facts: HostFacts, net: st
         hint = "Restore with --connections reconnect, hangup or keep."
         text = f"the connection {record.local} -> {record.peer} may not be given up{why}"
         findings.append(Finding("error", "connection-refuse", text, hint, record.pid, record.fd))
+    elif decided.policy == "keep" and record.ended:
+        text = f"the connection to {record.peer} cannot be kept: {_ENDED}"
+        hint = "Restore with --connections reconnect or hangup. To keep connections, dump with --connections keep too."
+        findings.append(Finding("error", "connection-ended", text, hint, record.pid, record.fd))
     elif decided.policy == "keep" and record.family != "unix":
         why = _ALONE if net == "private" else _not_here(record, facts)
         if why:

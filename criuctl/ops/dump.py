@@ -252,9 +252,9 @@ class _Dump:
         # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
         looked = self.survey.frozen(self.tree, self.opened)
         self.collected = self.helper.submit(self._collect)  # beside CRIU's own work
-        self.connections = [c.record for c in looked.connections]
         if not self.leave_running:
             self.farewell.hold(looked.external)
+        self.connections = [c.record for c in looked.connections]
         self.hooks.run("frozen", processes=[p.pid for p in self.tree])
         return driver.Frozen(surroundings.page_guards(self.tree), looked.unix_keys())
 

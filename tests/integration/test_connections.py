@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.command import Criuctl, Home
+from support.keeper import wait_until
 from support.trip import Trip
 from support.zoo import Zoo
 
@@ -96,6 +97,18 @@ def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
     assert any(word in second for word in ("echo", "2", "3"))  # its echoes come in one piece or in two
     assert echo.ended == []
     assert b"".join(echo.lines) == b"1\n2\n3\n"
+
+
+def test_what_ended_with_the_tree_cannot_be_kept(echo: Echo, zoo: Zoo, trip: Trip) -> None:
+    """The peer was told at the dump; a wish for ``keep`` comes too late then, and is refused before anything starts."""
+    animal = zoo.launch("peer.py", "tcp", echo.address)
+    told = trip.dump(animal)
+    wait_until(lambda: echo.ended == ["eof"], 10, "the server sees the end")
+    refused = trip.criuctl("restore", told["checkpoint"], "--connections", "keep", check=False)
+    assert refused["exit_code"] == 4
+    assert "ended with the tree" in refused["error"]["message"]
+    restored = trip.restore(told, animal, equal=False)
+    assert [c["outcome"] for c in restored.answer["connections"]] == ["hangup"]
 
 
 def test_left_running_keeps_its_connection(echo: Echo, zoo: Zoo, trip: Trip) -> None:
