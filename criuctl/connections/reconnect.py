@@ -42,13 +42,14 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _GRACE = 2.0  # seconds that a try may take to notice that it is over
 _NAMES_KEPT = 5.0  # seconds for which an address of a name is not asked for again
 
-_AWAY = frozenset(
+_SHORTAGE = frozenset({errno.ENOMEM, errno.EMFILE, errno.ENFILE})  # of ours
+_AWAY = _SHORTAGE | {
     getattr(errno, name)
     for name in (
         *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "ETIMEDOUT", "EHOSTUNREACH", "EHOSTDOWN", "ENETUNREACH", "ENETDOWN"),
-        *("ENETRESET", "EADDRNOTAVAIL", "EAGAIN", "EINTR", "ENOENT", "ENOBUFS", "ENOMEM", "EPIPE", "EMFILE", "ENFILE"),
+        *("ENETRESET", "EADDRNOTAVAIL", "EAGAIN", "EINTR", "ENOENT", "ENOBUFS", "EPIPE"),
     )
-)
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,8 @@ class Engine:
                     state.borrowed = None
         except OSError as error:
             state.last = f"its socket cannot be reached: {_told(error)}"
+            if error.errno in _SHORTAGE and (pause := self._pause(state)) is not None:
+                return pause
         except CriuctlError as error:
             state.last = error.message
         state.result = self._result(state, state.last)

@@ -14,12 +14,12 @@ import os
 import select
 import socket
 import struct
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import cast
 
+from .scratch import Scratch
 from .syscalls import disconnect as _dissolve
 
 __all__ = ["Address", "Cancelled", "connect", "disconnect", "hang_up", "hosts_of", "inside_root", "spelled"]
@@ -138,20 +138,17 @@ def _abandon(sock: socket.socket) -> None:
         with suppress(OSError):  # what a peer said that was given up on: the program must not read it
             while sock.recv(1 << 16, socket.MSG_DONTWAIT):
                 pass
-    # By path, for an abstract name would be one of our net namespace; by a descriptor of its folder, for paths are short.
-    with tempfile.TemporaryDirectory(prefix="criuctl-") as folder, socket.socket(socket.AF_UNIX, sock.type) as peer:
-        top = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            peer.bind(f"/proc/self/fd/{top}/end")
-            if sock.type == socket.SOCK_DGRAM:
-                connect(sock, f"/proc/self/fd/{top}/end", time.monotonic() + 1)
-                return
-            peer.listen()
-            with suppress(OSError):  # EISCONN: it has had a peer
-                connect(sock, f"/proc/self/fd/{top}/end", time.monotonic() + 1)
-                peer.accept()[0].close()  # not accepted, it would be ECONNRESET
-        finally:
-            os.close(top)
+    # By path, for an abstract name would be one of our net namespace; in a folder that nothing can leave behind.
+    with Scratch("64k") as folder, socket.socket(socket.AF_UNIX, sock.type) as peer:
+        name = f"{folder.path}/end"
+        peer.bind(name)
+        if sock.type == socket.SOCK_DGRAM:
+            connect(sock, name, time.monotonic() + 1)
+            return
+        peer.listen()
+        with suppress(OSError):  # EISCONN: it has had a peer
+            connect(sock, name, time.monotonic() + 1)
+            peer.accept()[0].close()  # not accepted, it would be ECONNRESET
 
 
 @contextmanager

@@ -274,6 +274,33 @@ def test_a_unix_server_that_is_still_starting(tmp_path: Path) -> None:
         assert one.getpeername() == two.getpeername() == path
 
 
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [
+        (socket.AF_INET, socket.SOCK_STREAM),
+        (socket.AF_INET6, socket.SOCK_STREAM),
+        (socket.AF_INET, socket.SOCK_DGRAM),
+        (socket.AF_INET6, socket.SOCK_DGRAM),
+        (socket.AF_UNIX, socket.SOCK_STREAM),
+        (socket.AF_UNIX, socket.SOCK_SEQPACKET),
+        (socket.AF_UNIX, socket.SOCK_DGRAM),
+    ],
+)
+def test_every_kind_can_be_hung_up(family: socket.AddressFamily, kind: socket.SocketKind) -> None:
+    with socket.socket(family, kind) as sock:
+        dialling.hang_up(sock)
+        assert ended(sock)
+
+
+def test_what_a_peer_said_in_vain_is_not_read() -> None:
+    """A unix stream that was connected and given up on cannot be connected again; its program reads only the end."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"half an answer")
+        dialling.hang_up(ours)
+        assert ended(ours)
+
+
 def test_nobody_is_their_own_peer(sock: socket.socket) -> None:
     """A free port of the range that the kernel itself picks from can be met by its own caller."""
     sock.bind(("127.0.0.1", 0))
