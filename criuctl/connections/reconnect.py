@@ -109,10 +109,17 @@ class Engine:
             return []
         self._cancel = os.eventfd(0, os.EFD_CLOEXEC)
         count = min(len(self.states), _WORKERS)
-        workers = [threading.Thread(target=self._work, name=f"criuctl-reconnect-{n}", daemon=True) for n in range(count)]
-        for worker in workers:
-            worker.start()
+        workers: list[threading.Thread] = []
         try:
+            for number in range(count):
+                worker = threading.Thread(target=self._work, name=f"criuctl-reconnect-{number}", daemon=True)
+                try:
+                    worker.start()
+                except RuntimeError:  # no more threads for us here: fewer do it too
+                    if workers:
+                        break
+                    raise
+                workers.append(worker)
             latest = max(state.deadline for state in self.states) + _GRACE
             with self._changed:
                 self._changed.wait_for(lambda: not self._open, max(0.0, latest - time.monotonic()))
@@ -126,7 +133,7 @@ class Engine:
             self._changed.notify_all()
             os.eventfd_write(self._cancel, 1)
             for state in self.states:
-                if state.borrowed is not None:
+                if state.borrowed is not None and state.result is None:
                     with contextlib.suppress(OSError):
                         state.borrowed.shutdown(socket.SHUT_RDWR)
         until = time.monotonic() + _GRACE
@@ -175,12 +182,14 @@ class Engine:
                     dialling.disconnect(sock)
                     self._rehearse(state, sock, min(state.deadline, time.monotonic() + _TRY))
                     facts = self._connect(job, sock, min(state.deadline, time.monotonic() + _TRY))
-                    state.result = self._result(state, "", facts)
+                    with self._changed:
+                        self._go_on()
+                        state.result = self._result(state, "", facts)
                     return None
                 except (PeerAway, OSError) as error:
                     state.last = _told(error)
                     pause = self._pause(state) if isinstance(error, PeerAway) or error.errno in _AWAY else None
-                    if pause is not None:
+                    if pause is not None and not _spent(sock):
                         dialling.disconnect(sock)
                         return pause
                 except CannotRebuild as error:
@@ -200,6 +209,11 @@ class Engine:
             state.last = error.message
         state.result = self._result(state, state.last)
         return None
+
+    def _go_on(self) -> None:
+        """`Cancelled` once it is over: nothing may be done to a program that runs, however late a thread comes to it."""
+        if self._stopped:
+            raise dialling.Cancelled
 
     def _result(self, state: _State, reason: str, facts: dict[str, Any] | None = None) -> Result:
         return Result(not reason, reason, state.attempts, round(time.monotonic() - self.began, 3), facts or {})
@@ -247,6 +261,7 @@ class Engine:
         record = job.record
         if sock.family == socket.AF_UNIX:
             name = dialling.spelled(record.peer)
+            self._go_on()
             if name is not None:
                 dialling.connect(sock, name, deadline, self._cancel)
                 return
@@ -261,6 +276,7 @@ class Engine:
         for number, address in enumerate(addresses, 1):
             try:
                 # The last address may take all the time that is left, the others their share of it.
+                self._go_on()
                 share = (deadline - time.monotonic()) / (len(addresses) - number + 1)
                 dialling.connect(sock, address, time.monotonic() + min(share, _DIAL), self._cancel)
                 return
@@ -280,6 +296,17 @@ class Engine:
                 raise PeerAway(f"the name {host} is not known: {error.strerror}") from error
             self._names[key] = known
         return known[1]
+
+
+def _spent(sock: socket.socket) -> bool:
+    """Whether it is a unix stream that has had its one connect."""
+    if sock.family != socket.AF_UNIX or sock.type == socket.SOCK_DGRAM:
+        return False
+    try:
+        sock.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 def _leave(own: socket.socket) -> None:

@@ -274,6 +274,27 @@ def test_a_unix_server_that_is_still_starting(tmp_path: Path) -> None:
         assert one.getpeername() == two.getpeername() == path
 
 
+def test_a_unix_server_that_changes_its_mind(tmp_path: Path) -> None:
+    """Ready when it was asked, gone when it counted: the reason told is its own, not that of a try that cannot work."""
+    path = str(tmp_path / "server.sock")
+    tries = []
+
+    def act(sock: socket.socket, deadline: float) -> dict[str, Any]:
+        tries.append(sock)
+        if len(tries) > 1:
+            raise PeerAway("shutting down")
+        server.accept()[0].close()
+        return {}
+
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as sock:
+        server.bind(path)
+        server.listen()
+        record = ConnectionRecord(pid=1, fd=3, family="unix", type="stream", peer=path)
+        (result,) = run(Job(record, Protocol(act), Settings(), 20, sock.dup, os.getpid()))
+        assert (result.connected, result.reason) == (False, "shutting down")
+        assert ended(sock)
+
+
 @pytest.mark.parametrize(
     ("family", "kind"),
     [
