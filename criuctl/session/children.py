@@ -93,6 +93,7 @@ def _become(request: SpawnRequest, slave: int, told: int) -> None:
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.umask(int(request.options.get("umask", 0o022)))
         os.chdir(request.cwd)
         os.execvpe(request.argv[0], request.argv, dict(request.env))
     except OSError as error:

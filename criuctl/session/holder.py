@@ -112,9 +112,14 @@ class Holder:
         self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGQUIT, signal.SIGTSTP, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # a session ends by its own will or by `kill`
+        self.watch_term()
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGQUIT, signal.SIGTSTP):
+            signal.signal(number, signal.SIG_IGN)
         self.loop.watch(self._wake[0], READ, self._on_child)
+
+    def watch_term(self) -> None:
+        """Be asked to end by SIGTERM."""
+        signal.signal(signal.SIGTERM, lambda number, frame: self.loop.soon(self._on_term))
 
     def listen(self) -> None:
         """Take clients."""
@@ -253,6 +258,7 @@ class Holder:
         kept = ("session", "id", "state", "incarnation", "pid", "start_time", "exit_code", "exit_signal", "since", "created")
         body = {key: status[key] for key in (*kept, "command", "labels", "checkpoint", "rows", "cols")}
         body |= {"pid_namespace": self._pid_namespace(), "socket": str(self.run_folder / "socket")}
+        body["cgroup"] = self.tree.group.path if self.tree.group is not None else None
         body |= {"holder": None if ended else asdict(mine), "boot_id": _boot_id(), "log": str(self.log.path)}
         temporary = self.run_folder / ".state"
         with suppress(OSError):  # a full disk must not end a session
@@ -309,6 +315,11 @@ class Holder:
             while events and os.read(self._wake[0], 4096):
                 pass
         reap(self._on_reaped)
+
+    def _on_term(self) -> None:
+        """Asked to end: not while there is a session to hold, which ends by its own will or by `kill`."""
+        if self.state in ("exited", "lost"):
+            self.loop.running = False
 
     def _on_reaped(self, pid: int, status: int) -> None:
         if self.tree.root is not None and pid in (self.tree.root.pid, self.init):

@@ -85,6 +85,9 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
     present = read_state(run_folder)
     if present is not None and present["holder_alive"]:
         raise Conflict(f"session {spec.name!r} exists ({present['state']})", hint="Attach to it, or choose another name.")
+    if present is not None and present.get("cgroup"):
+        with suppress(OSError):
+            os.rmdir(present["cgroup"])  # of a holder that was killed; not if somebody is still in it
     for folder in (run_folder, state_folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.chmod(folder, 0o700)

@@ -1,5 +1,8 @@
 """The holder's event loop: epoll and one-shot timers, one thread, no time-out while there is nothing to wait for.
 
+A handler that raises is a bug, and a session must not die of one: it is written to stderr (the holder's log), a hundred times at
+most, and the loop goes on.  A descriptor whose handler keeps raising is not watched any more.
+
 A holder that nobody uses sleeps in ``epoll_wait`` without a deadline: two hundred of them cost nothing.
 """
 
@@ -13,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+_MAX_BUGS, _MAX_BUGS_OF_ONE = 100, 20
 READ, WRITE, HANGUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
@@ -38,6 +42,8 @@ class Loop:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._timers: list[Timer] = []
         self._orders = itertools.count()
+        self._bugs = 0
+        self._bugs_of: dict[int, int] = {}
         self._soon: list[Callable[[], None]] = []
         self.running = False
 
@@ -71,19 +77,40 @@ class Loop:
         while self.running:
             for fd, events in self._poll():
                 handler = self._handlers.get(fd)
-                if handler is not None:  # the handler of another one may have closed it
+                if handler is None:
+                    continue  # the handler of another one has closed it
+                try:
                     handler(events)
+                except Exception:
+                    self.bug()
+                    self._bugs_of[fd] = self._bugs_of.get(fd, 0) + 1
+                    if self._bugs_of[fd] >= _MAX_BUGS_OF_ONE:
+                        self.unwatch(fd)
             while self._timers and (self._timers[0].cancelled or self._timers[0].due <= time.monotonic()):
                 timer = heapq.heappop(self._timers)
                 if not timer.cancelled:
-                    timer.action()
+                    self._do(timer.action)
             soon, self._soon = self._soon, []
             for action in soon:
-                action()
+                self._do(action)
 
     def close(self) -> None:
         """Give the epoll descriptor back."""
         self._epoll.close()
+
+    def _do(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception:
+            self.bug()
+
+    def bug(self) -> None:
+        """Write the exception that is being handled to the log."""
+        self._bugs += 1
+        if self._bugs <= _MAX_BUGS:
+            import traceback  # hopefully never
+
+            traceback.print_exc()
 
     def _poll(self) -> list[tuple[int, int]]:
         while self._timers and self._timers[0].cancelled:

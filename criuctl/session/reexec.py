@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import socket
 import sys
 from dataclasses import asdict
@@ -76,12 +77,14 @@ def _become(holder: Holder, argv: list[str]) -> None:
     fds.append(memory)
     for fd in fds:
         os.set_inheritable(fd, True)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # handlers end with the exec, and the default would end the session
     try:
         os.execve(argv[0], [*argv, "reexec", str(memory), str(holder.run_folder)], dict(os.environ))
     except OSError as error:
         for fd in fds:
             os.set_inheritable(fd, False)
         os.close(memory)
+        holder.watch_term()
         print(f"re-exec failed: {error}", file=sys.stderr)  # noqa: T201 -- the holder's own log
 
 

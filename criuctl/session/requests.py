@@ -115,6 +115,9 @@ class Requests:
             self._refuse(connection, request, refused)
         except OSError as error:
             self._refuse(connection, request, Refused("failed", f"{error.strerror or error}"))
+        except Exception as error:
+            self._holder.loop.bug()
+            self._refuse(connection, request, Refused("failed", f"a bug in the holder: {type(error).__name__}"))
         else:
             if request and answer is not LATER:
                 connection.send({"id": request, "ok": True, **(answer or {})})

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CriuctlError
 from ..proc.procfs import read_bytes
-from ..proc.tree import ProcessIdentity
+from ..proc.tree import ProcessIdentity, read_tree
 from . import names
+from .cgroup import SessionGroup
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -33,6 +36,22 @@ def read_state(run_folder: Path) -> dict[str, Any] | None:
     if not alive and state.get("state") in ("running", "paused"):
         state["state"] = "lost"
     return dict(state)
+
+
+def leftovers(state: Mapping[str, Any]) -> list[ProcessIdentity]:
+    """Processes of a session that live on although its holder is gone: what its control group has, and the tree of its root."""
+    pids: list[int] = []
+    if state.get("cgroup"):
+        pids = SessionGroup(str(state["cgroup"]), 2).pids()
+    if state.get("pid"):
+        root = ProcessIdentity(int(state["pid"]), int(state["start_time"]))
+        with suppress(CriuctlError):
+            pids += [process.pid for process in read_tree(root.pid) if root.exists() and process.pid not in pids]
+    found = []
+    for pid in pids:
+        with suppress(CriuctlError):
+            found.append(ProcessIdentity.of(pid))
+    return [identity for identity in found if identity.alive()]
 
 
 def state_of(config: Config, name: str) -> dict[str, Any] | None:

@@ -17,7 +17,7 @@ from criuctl.session import cgroup
 from criuctl.session.children import SpawnRequest, spawn_plain
 from criuctl.session.client import Event, Session
 from criuctl.session.processes import Tree
-from criuctl.session.sessions import all_states, inside
+from criuctl.session.sessions import all_states, inside, leftovers
 
 pytestmark = pytest.mark.integration
 
@@ -282,3 +282,21 @@ def test_a_program_that_the_holder_starts_for_a_restore_is_its_child(holders: Ho
     assert event["exit_code"] == 6
     with pytest.raises(NotFound, match="no-such"):
         client.request("spawn", argv=["no-such"])
+
+
+def test_a_holder_that_is_killed_leaves_a_lost_session_that_is_told(holders: Holders) -> None:
+    """The terminal hangs up; who ignores that is found, and the name can be used again."""
+    started = holders.start("sh", "-c", "trap '' HUP; echo ready; while :; do sleep 0.1; done")
+    holders.connect().wait_match("ready", since="start", timeout=TIMEOUT)
+    os.kill(started.holder_pid, signal.SIGTERM)  # asked, it stays as long as there is a session
+    assert holders.connect().status()["state"] == "running"
+    os.kill(started.holder_pid, signal.SIGKILL)
+    holders.gone(started)
+    assert holders.state()["state"] == "lost"
+    left = leftovers(holders.state())
+    assert started.pid in [identity.pid for identity in left]
+    for identity in left:
+        os.kill(identity.pid, signal.SIGKILL)
+    wait_until(lambda: not leftovers(holders.state()), TIMEOUT, "they are gone")
+    holders.start("cat")
+    assert holders.state()["state"] == "running"
