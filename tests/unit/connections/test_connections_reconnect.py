@@ -125,8 +125,8 @@ def test_never(listener: socket.socket, sock: socket.socket) -> None:
     peer = peer_of(listener)
     listener.close()
     began = time.monotonic()
-    (result,) = run(job(sock, peer, TCP, seconds=0.5))
-    assert 0.2 < time.monotonic() - began < 10
+    (result,) = run(job(sock, peer, TCP, seconds=1.5))
+    assert 0.5 < time.monotonic() - began < 15
     assert not result.connected
     assert result.attempts > 1
     assert "refused" in result.reason
@@ -186,7 +186,7 @@ def test_interrupted(listener: socket.socket, sock: socket.socket) -> None:
     [
         ({"preamble": "HELLO\r\n", "expect": "OK [0-9]+\r\n"}, b"OK 17\r\n", ""),
         ({"preamble": {"base64": "AAE="}, "expect": {"base64": "/w=="}}, b"\xff", ""),
-        ({"preamble": "HELLO\r\n", "expect": "OK"}, b"NO", "did not answer in time"),
+        ({"preamble": "HELLO\r\n", "expect": "OK", "within": 0.2}, b"NO", "did not answer in time"),
         ({"expect": {"base64": "/w=="}, "preamble": "x"}, b"\xfe", "something else"),
         ({"preamble": "x", "expect": "OK", "within": 0.2}, b"", "in time"),
         ({"preamble": 5}, b"", "preamble must be"),
@@ -209,7 +209,7 @@ def test_preamble_and_answer(
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
-    (result,) = run(job(sock, peer_of(listener), TCP, seconds=1.5, **({"within": 0.4} | options)))
+    (result,) = run(job(sock, peer_of(listener), TCP, seconds=1 if reason else 20, **options))
     listener.shutdown(socket.SHUT_RDWR)
     thread.join()
     assert result.connected == (not reason)
