@@ -1,8 +1,9 @@
 """The audit log: who did what to a session, one JSON object a line, appended and never rewritten.
 
 It is opened once with O_APPEND; entries are written at once, one write(2) each, and the sequence goes on over re-exec
-and restore.  A disk that is full must not stop a session, but silence would be a lie: the entries that could not be
-written are counted and the next one that can says how many are missing.
+and restore.  One file is one session's: the first entry, ``opened``, says whose.  When the name is given to another
+session, the file of the one before is set aside under its id.  A disk that is full must not stop a session, but silence
+would be a lie: the entries that could not be written are counted and the next one that can says how many are missing.
 """
 
 from __future__ import annotations
@@ -20,10 +21,22 @@ class AuditLog:
     """One session's audit log."""
 
     def __init__(self, path: Path, sequence: int = 0) -> None:
+        """Go on in the file at `path`; an entry gets a higher sequence than `sequence`."""
         self.path = path
         self.sequence = sequence
         self._lost = 0
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    @classmethod
+    def opened(cls, path: Path, session: str, incarnation: int, sequence: int = 0) -> AuditLog:
+        """That of the session with this id, whose last entry elsewhere was `sequence`."""
+        owner, last = _owner(path)
+        if owner is not None and owner != session:
+            path.replace(path.with_name(f"audit-{owner[:16] or 'unknown'}.jsonl"))
+            last = 0
+        log = cls(path, max(sequence, last))
+        log.write("opened", {}, incarnation, session=session, holder=os.getpid())
+        return log
 
     def write(self, what: str, who: dict[str, Any], incarnation: int, **facts: Any) -> int:
         """Add an entry; its sequence."""
@@ -69,3 +82,20 @@ class AuditLog:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+
+def _owner(path: Path) -> tuple[str | None, int]:
+    """Whose log is at `path` (None: nobody's), and the sequence of its last entry."""
+    try:
+        with open(path, "rb") as file:
+            first = file.readline(4096)
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 65536))
+            tail = file.read()
+    except FileNotFoundError:
+        return None, 0
+    lines = tail.strip().rsplit(b"\n", 1)
+    try:
+        session = str(json.loads(first)["session"])
+        return session if session.isalnum() else "", int(json.loads(lines[-1])["sequence"])
+    except (ValueError, KeyError, TypeError):
+        return "", 0

@@ -56,6 +56,7 @@ _ERRORS: dict[str, type[CriuctlError]] = {
     "state": WrongState,
 }
 _READ = 1 << 20
+_SEND = 64 << 10
 _MATCH_WINDOW = 64 << 10  # bytes before the newest that a match may begin in
 ANSWER_TIMEOUT = 30.0
 
@@ -207,9 +208,16 @@ class Session:
         return status
 
     def send(self, data: str | bytes, *, timeout: float | None = ANSWER_TIMEOUT) -> dict[str, Any]:
-        """Type `data` and wait until the terminal has taken it; ``offset`` of the answer is where the output was before."""
-        request = self.submit_input(data.encode() if isinstance(data, str) else data, answered=True)
-        return self._await(request, "input", timeout).body
+        """Type `data` and wait until the terminal has taken it; ``offset`` of the answer is where the output was before.
+
+        `timeout` is for each 64 KiB: a program that does not read takes no more than a few pages.
+        """
+        data = data.encode() if isinstance(data, str) else data
+        answer: dict[str, Any] = {}
+        for at in range(0, max(len(data), 1), _SEND):
+            request = self.submit_input(data[at : at + _SEND], answered=True)
+            answer = self._await(request, "input", timeout).body | {k: v for k, v in answer.items() if k == "offset"}
+        return answer
 
     def resize(self, rows: int, cols: int, xpixel: int = 0, ypixel: int = 0) -> None:
         """Set the window size; needs the lease."""
@@ -270,6 +278,11 @@ class Session:
             arguments["to"] = end
         answer = self._await(self.submit("read", **arguments), "read", ANSWER_TIMEOUT)
         return Output(int(answer.body["from"]), answer.data)
+
+    def subscribe(self, since: int | None = None) -> int:
+        """Have events sent (`receive`, `stream`), after `since` those still remembered too; the newest one's sequence."""
+        arguments: dict[str, Any] = {} if since is None else {"since": since}
+        return int(self.request("subscribe", **arguments)["sequence"])
 
     # -- waiting ----------------------------------------------------------------------------------
 
@@ -363,6 +376,14 @@ class Session:
         """Entries of the audit log with a higher sequence than `since`."""
         entries: list[dict[str, Any]] = self.request("audit", since=since, limit=limit)["entries"]
         return entries
+
+    def reexec(self, **arguments: Any) -> None:
+        """Have the holder replace itself by a fresh program (an upgraded criuctl's: ``code``)."""
+        self.request("reexec", **arguments)
+
+    def shutdown(self, *, force: bool = False) -> None:
+        """End the holder; with `force` although a tree runs."""
+        self.request("shutdown", force=force)
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -66,7 +66,7 @@ class Holder:
     """Everything that one holder process knows and does; made by `starting` or by `reexec`."""
 
     def __init__(
-        self, identity: Identity, run_folder: Path, state_folder: Path, log: OutputLog, modes: Modes, audit: int
+        self, identity: Identity, run_folder: Path, state_folder: Path, log: OutputLog, modes: Modes, audit: AuditLog
     ) -> None:
         from .checkpointing import Checkpointing
         from .requests import Requests
@@ -74,7 +74,7 @@ class Holder:
         self.identity, self.run_folder, self.state_folder = identity, run_folder, state_folder
         self.loop = Loop()
         self.log, self.modes = log, modes
-        self.audit = AuditLog(state_folder / "audit.jsonl", audit)
+        self.audit = audit
         self.timeline = Timeline(state_folder / "timeline", log.end, new=log.end == 0 and identity.incarnation == 1)
         self.authority = Authority()
         self.master = Master(self.loop, log, modes)

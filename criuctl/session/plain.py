@@ -27,4 +27,4 @@ def strip(data: bytes) -> tuple[bytes, bytes]:
     """
     tail = _UNFINISHED.search(data)
     carry = tail[0] if tail is not None and len(tail[0]) < _MAX_CARRY else b""
-    return _SEQUENCE.sub(b"", data[: len(data) - len(carry)]), carry
+    return _SEQUENCE.sub(b"", data[: len(data) - len(carry)]).replace(b"\n\r", b"\n"), carry

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..proc.tree import ProcessIdentity
 from . import helpers
+from .audit import AuditLog
 from .bytelog import OutputLog
 from .connection import Connection, Wait
 from .lease import Operator, Refused
@@ -139,7 +140,14 @@ def resume(memory: int) -> None:
     log = _resume_log(state_folder / "output", state["log"])
     modes = Modes.from_dict(state["modes"][0])
     modes.carry = _bytes(state["modes"][1])
-    holder = Holder(Identity(**state["identity"]), run_folder, state_folder, log, modes, state["audit"])
+    holder = Holder(
+        Identity(**state["identity"]),
+        run_folder,
+        state_folder,
+        log,
+        modes,
+        AuditLog(state_folder / "audit.jsonl", state["audit"]),
+    )
     holder.state, holder.since, code, number = state["state"]
     holder.exit = (code, number)
     holder.collected, holder.paused_by, holder.linger = state["collected"], state["paused_by"], state["linger"]

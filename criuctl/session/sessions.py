@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -67,6 +68,17 @@ def all_states(config: Config) -> list[dict[str, Any]]:
     except FileNotFoundError:
         return []
     return [state for name in found if (state := read_state(folder / name)) is not None]
+
+
+def forget(config: Config, name: str) -> bool:
+    """Remove all that is left of a session without a holder: state, output, audit log; False while it has one."""
+    run_folder = names.run_folder(config.run_dir, name)
+    state = read_state(run_folder)
+    if state is not None and state["holder_alive"]:
+        return False
+    for folder in (run_folder, names.state_folder(config.state_dir, name)):
+        shutil.rmtree(folder, ignore_errors=True)
+    return True
 
 
 def inside(config: Config) -> str | None:

@@ -19,6 +19,7 @@ from typing import Any
 from ..errors import CriuctlError
 from ..proc.tree import ProcessIdentity
 from . import cgroup
+from .audit import AuditLog
 from .bytelog import DEFAULT_CAPACITY, OutputLog
 from .children import Spawned, SpawnRequest
 from .holder import DEFAULT_LINGER, Holder, Identity
@@ -57,7 +58,8 @@ def _prepare(spec: dict[str, Any]) -> Holder:
     identity = Identity(**{key: spec[key] for key in asdict(Identity("", "")) if key in spec})
     run_folder, state_folder = Path(spec["run_folder"]), Path(spec["state_folder"])
     log = OutputLog(state_folder / "output", int(spec.get("scrollback") or DEFAULT_CAPACITY), base=int(spec.get("base", 0)))
-    holder = Holder(identity, run_folder, state_folder, log, Modes.from_dict(spec.get("modes") or {}), int(spec.get("audit", 0)))
+    audit = AuditLog.opened(state_folder / "audit.jsonl", identity.id, identity.incarnation, int(spec.get("audit", 0)))
+    holder = Holder(identity, run_folder, state_folder, log, Modes.from_dict(spec.get("modes") or {}), audit)
     holder.linger = float(spec.get("linger", DEFAULT_LINGER))
     holder.sequence = int(spec.get("events", 0))
     holder.checkpoint_id = str(spec.get("checkpoint", ""))

@@ -74,7 +74,7 @@ def test_a_role_allows_what_it_says_and_nothing_else(holders: Holders) -> None:
     after = observer.status()
     assert {k: v for k, v in after.items() if k != "operators"} == {k: v for k, v in before.items() if k != "operators"}
     assert holders.state()["pid"] == started.pid
-    assert {entry["what"] for entry in observer.audit()} == {"joined"}
+    assert {entry["what"] for entry in observer.audit()} == {"opened", "joined"}
 
 
 def test_the_lease_goes_round(holders: Holders) -> None:
@@ -266,4 +266,8 @@ def test_an_unread_status_keeps_the_holder_and_a_collected_one_does_not(holders:
     assert collecting.wait_exit(TIMEOUT)["exit_code"] == 9
     collecting.leave()
     holders.gone(started)
-    holders.start("cat")  # the name is free again
+    again = holders.start("cat")  # the name is free again, and its audit log is another one
+    entries = holders.connect().audit()
+    assert (entries[0]["sequence"], entries[0]["what"], entries[0]["session"]) == (1, "opened", again.id)
+    aside = Path(holders.config.state_dir) / "holders" / "s" / f"audit-{started.id[:16]}.jsonl"
+    assert f'"session":"{started.id}"' in aside.read_text()
