@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from support.command import Criuctl
-from support.holding import TIMEOUT, Holders
+from support.holding import TIMEOUT, Holders, until
+from support.hooking import HookFolder
 from support.travel import Desk, Travel
+
+from criuctl.session.sessions import state_of
 
 pytestmark = pytest.mark.integration
 
@@ -199,3 +202,122 @@ def test_real_programs_go_on_where_they_were(travel: Travel, name: str) -> None:
     assert (status["state"], status["pid"], status["incarnation"]) == ("running", told["pid"], 2)
     assert status["offset"] >= offset
     after(desk)
+
+
+def test_everything_of_a_session_comes_along(travel: Travel) -> None:
+    """Twice: to the holder that waited, and to a new one, as on another host."""
+    desk = travel.start("bash", "--norc", "--noprofile")
+    started = travel.holders.started[-1]
+    desk.client.set_role("agent", "bot", "observe")
+    desk.type("ipcmk -M 4096 >/dev/null; (setsid sleep 1234 </dev/null >/dev/null 2>&1 &); cd /tmp; umask 027; ulimit -n 333\r")
+    desk.type("echo scrollback-$((40 + 2)); bash --norc --noprofile\r")
+    desk.expect("scrollback-42")
+    desk.expect(r"\$ ")
+    for incarnation in (2, 3):
+        before = desk.client.status()
+        desk.type("echo $((incarnation * 0 + 7))-half")
+        desk.expect("-half")
+        told = travel.away()
+        assert told["processes"] == 4  # init, two shells, the daemon
+        if incarnation == 3:
+            desk.client.request("shutdown")
+            travel.holders.gone(started)
+        travel.back()
+        if incarnation == 3:
+            desk = Desk(travel.holders.connect())
+        after = desk.client.status()
+        assert (after["id"], after["incarnation"], after["state"]) == (before["id"], incarnation, "running")
+        assert after["base"] == before["base"] and after["offset"] >= before["offset"]
+        assert after["command"] == ["bash", "--norc", "--noprofile"] and (after["rows"], after["cols"]) == (31, 99)
+        assert "scrollback-42" in desk.log()
+        desk.type("-typed\r")
+        desk.expect("7-half-typed\r\n")
+        desk.type(
+            "ipcs -m | grep -c 4096; pgrep -f 'sleep 123[4]'; pwd; umask; ulimit -n; cat $CRIUCTL_SESSION_DIR/session.json\r"
+        )
+        found = desk.expect(r'(?s)[\r\n]1\r\n\d+\r\n/tmp\r\n0027\r\n333\r\n\{"session": "s".*"incarnation": (\d)')
+        assert int(found[1]) == incarnation
+        desk.expect(r"\$ ")
+    assert travel.holders.connect(kind="agent", operator="bot", role="admin").role == "observe"
+    desk.type("sleep 100\r")
+    desk.expect("sleep 100")
+    desk.type("\x03")
+    desk.expect(r"\$ ")
+    desk.type("exit 3\r")
+    desk.expect(r"\$ ")
+    desk.type("exit 7\r")
+    assert desk.client.wait_exit(TIMEOUT)["exit_code"] == 7
+
+
+def test_with_the_pids_of_the_host(travel: Travel) -> None:
+    desk = travel.start("bash", "--norc", "--noprofile", host_pids=True)
+    desk.type("echo pid-$$; (setsid sleep 1234 </dev/null >/dev/null 2>&1 &)\r")
+    pid = desk.expect(r"pid-(\d+)")[1]
+    desk.expect(r"\$ ")
+    travel.away()
+    assert travel.back()["pids"] == "same"
+    desk.type("echo still-$$\r")
+    desk.expect(f"still-{pid}")
+    desk.type("kill -9 $$\r")
+    ended = desk.client.wait_exit(TIMEOUT)
+    assert (ended["exit_code"], ended["exit_signal"]) == (137, 9)
+
+
+def test_a_snapshot_and_its_copy(travel: Travel) -> None:
+    """The session goes on and never notices; the copy is a session of its own."""
+    desk = travel.start(*ECHO_LINE)
+    desk.expect("ready")
+    desk.type("half-")
+    desk.expect("half-")
+    told = travel.away("s", "--leave-running")
+    desk.type("typed\r")
+    desk.expect("'half-typed'")
+    assert [line for line in desk.client.audit() if line["what"].startswith("checkpoint")]
+    travel.back(told["checkpoint"], "--as", "copy")
+    copy = travel.desk("copy")
+    assert "ready" in copy.log() and "half-typed" not in copy.log()
+    copy.type("copied\r")
+    copy.expect("'half-copied'")
+    assert copy.client.status()["id"] != desk.client.status()["id"]
+    desk.type("both\r")
+    desk.expect("'both'")
+    assert "copied" not in desk.log()
+
+
+@pytest.mark.slow
+def test_twenty_times_there_and_back(travel: Travel) -> None:
+    """One operator stays attached all the time: every byte once, every line whole."""
+    desk = travel.start(*ECHO_LINE)
+    desk.expect("ready")
+    watcher = travel.holders.connect(operator="watcher", role="observe")
+    watcher.attach("start")
+    for cycle in range(20):
+        desk.type(f"cycle-{cycle}-")
+        desk.expect(f"cycle-{cycle}-")
+        travel.away()
+        travel.back()
+        desk.type(f"{cycle * 7}\r")
+        desk.expect(f"'cycle-{cycle}-{cycle * 7}'\r\n")
+    assert desk.client.status()["incarnation"] == 21
+    log = desk.log()
+    assert until(watcher, lambda data: len(data) >= len(log))[1].decode() == log
+    lines = [f"cycle-{n}-{n * 7}" for n in range(20)]
+    assert log.replace("\r", "").splitlines() == ["ready", *(text for line in lines for text in (line, repr(line)))]
+
+
+def test_a_restore_that_fails_leaves_the_holder_waiting(travel: Travel) -> None:
+    """And where none waited, none is left."""
+    desk = travel.start(*ECHO_LINE)
+    desk.expect("ready")
+    checkpoint = travel.away()["checkpoint"]
+    hooks = HookFolder(travel.criuctl.home.path / "hooks")
+    veto = hooks.sh("post-restore", "veto", "exit 1")
+    for ref in (("s",), (checkpoint, "--as", "copy")):
+        assert travel.criuctl("restore", *ref, check=False)["exit_code"] == 10
+    assert desk.client.status()["state"] == "checkpointed"
+    state = state_of(travel.holders.config, "copy")
+    assert state is None or not state["holder_alive"]
+    veto.unlink()
+    travel.back()
+    desk.type("on\r")
+    desk.expect("'on'")

@@ -10,7 +10,7 @@ import subprocess
 import termios
 import tty
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 from support.keeper import wait_until
@@ -131,7 +131,7 @@ def test_stopped_output_stays_stopped() -> None:
 def test_full_output_is_not_taken_for_stopped() -> None:
     with terminal() as (pty, watching):
         os.set_blocking(pty.slave, False)
-        with pytest.raises(BlockingIOError):
+        with suppress(BlockingIOError):
             while True:
                 os.write(pty.slave, b"x" * 4096)
         assert not linediscipline.output_stopped(watching)

@@ -1,0 +1,151 @@
+"""Trees on a terminal that criuctl knows nothing of (ssh, a window): dumped, and restored under a holder of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.command import Criuctl
+from support.holding import TIMEOUT, Holders
+from support.keeper import Keeper, start_time
+from support.pauses import paused
+from support.travel import Travel, Window
+
+pytestmark = pytest.mark.integration
+
+SLEEPER = """
+import signal, sys
+signal.signal(signal.SIGUSR1, lambda number, frame: None)
+print("ready", flush=True)
+signal.pause()
+while line := sys.stdin.readline(): print(repr(line), flush=True)
+"""
+READER = """
+import sys
+print("ready", flush=True)
+sys.stdin.readline() == "go\\n" or sys.exit("no")
+while line := sys.stdin.readline(): print(repr(line), flush=True)
+"""
+
+
+@pytest.fixture
+def travel(criuctl: Criuctl, holders: Holders) -> Iterator[Travel]:
+    travel = Travel(criuctl, holders)
+    yield travel
+    travel.close()
+
+
+@pytest.fixture
+def window(keeper: Keeper, criuctl: Criuctl) -> Iterator[Callable[..., Window]]:
+    """Opens windows; they are closed with the test."""
+    opened: list[Window] = []
+
+    def open_one(*argv: str) -> Window:
+        opened.append(Window(keeper, criuctl.home.token, *argv))
+        return opened[-1]
+
+    yield open_one
+    for one in opened:
+        one.process.kill()
+        one.close()
+
+
+def test_a_shell_comes_back_under_a_holder(window: Callable[..., Window], travel: Travel) -> None:
+    """Its jobs, a shell inside the shell, the window's size, and a line that was half typed."""
+    there = window("bash", "--norc", "--noprofile")
+    there.type("bash --norc --noprofile\r")
+    there.expect(r"\$ $")
+    there.type("sleep 1000 &\r")
+    there.expect(r"\[1\] \d+")
+    there.type("""python3 -c 'print("re" + "ady"); print(repr(input()))'\r""")
+    there.expect("ready\r\n")
+    there.type("half-")
+    there.expect("half-")
+    told = travel.criuctl("dump", there.pid, "--name", "mine")
+    (terminal,) = told["terminals"]
+    assert (terminal["master"], terminal["queued"], terminal["rows"], terminal["columns"]) == ("outside", 5, 31, 99)
+    assert "half" not in str(told)
+    travel.back("mine")
+    desk = travel.desk("mine")
+    desk.type("typed\r")
+    desk.expect("'half-typed'")
+    desk.type("jobs; stty size; echo $SHLVL\r")
+    desk.expect(r"(?s)Running +sleep 1000.*31 99")
+    desk.type("sleep 500\r")
+    desk.expect("sleep 500")
+    desk.type("\x03")  # the inner shell's own job control: the terminal is its controlling terminal
+    desk.expect(r"(?s)\^C.*\$ ")
+    desk.type("exit\r")
+    desk.expect(r"(?s)exit\r\n.*\$ ")
+    desk.type("echo out </dev/tty >/dev/tty; exit 5\r")
+    desk.expect("out\r\n")
+    assert desk.client.wait_exit(TIMEOUT)["exit_code"] == 5
+
+
+def test_a_shells_job_takes_along_what_was_typed_for_it(window: Callable[..., Window], travel: Travel) -> None:
+    """The shell, which gets its terminal back, must not run what was meant for the job."""
+    there = window("bash", "--norc", "--noprofile")
+    stray = travel.criuctl.home.path / "stray"
+    program = travel.criuctl.home.path / "reader.py"
+    program.write_text(SLEEPER)
+    there.expect(r"\$ ")
+    there.type(f"python3 -I -S {program} &\r")
+    there.expect(r"\[1\] (\d+)")
+    there.expect("ready")
+    there.type("fg\r")
+    there.expect(r"fg\r\n")
+    there.type(f"go\rtouch {stray}\rha")
+    there.expect(f"touch {stray}\r\nha")
+    (job,) = _children(there.pid)
+    told = travel.criuctl("dump", job, "--name", "job")
+    there.expect(r"\$ $")
+    there.type("echo the-shell-$((40 + 2))\r")
+    there.expect("the-shell-42")
+    assert not stray.exists()
+    answer = travel.back("job")
+    desk = travel.desk("job")
+    assert told["terminals"][0]["led_outside"]
+    status = Path(f"/proc/{answer['pid']}/stat").read_text().rpartition(")")[2].split()
+    assert status[2] == status[3] == status[5] == str(answer["pid"])  # group, session and foreground group
+    desk.type("lf\r")
+    desk.client.request("signal", signal="USR1", to="session")
+    desk.expect(rf"(?s)'touch {stray}.*'half")
+
+
+def _children(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_snapshot_disturbs_nobody_who_types(window: Callable[..., Window], travel: Travel) -> None:
+    there = window("python3", "-I", "-S", "-c", READER)
+    there.expect("ready")
+    there.type("go\rwhole line\r\x16\x03h")
+    there.expect("'whole line")
+    for _ in range(2):
+        travel.criuctl("dump", there.pid, "--name", "snap", "--leave-running")
+    there.type("alf\r")
+    there.expect(r"'\\x03half\\n'")
+    assert "go" not in there.seen  # nothing was echoed again
+    travel.back("snap", "--as", "copy")
+    desk = travel.desk("copy")
+    desk.type("opied\r")
+    desk.expect(r"'\\x03hopied\\n'")
+    there.type("still here\r")
+    there.expect("'still here")
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("step", ["frozen", "collect", "commit", "kill"])
+def test_kill_9_loses_nothing_that_was_typed(window: Callable[..., Window], travel: Travel, step: str) -> None:
+    """criuctl is killed in the middle of a dump: the program goes on and reads the whole line."""
+    there = window("python3", "-I", "-S", "-c", READER)
+    there.expect("ready")
+    there.type("go\rhalf-")
+    there.expect("half-")
+    with paused(travel.criuctl, step, "dump", there.pid, "--name", "hit") as held:
+        held.kill()
+    held.wait_settled()
+    assert start_time(there.pid) == there.process.start_time
+    there.type("typed\r")
+    there.expect("'half-typed")
