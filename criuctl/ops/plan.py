@@ -252,7 +252,9 @@ def _pids(manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[F
             text = "its root was PID 1 of a PID namespace and cannot be that of the host"
             findings.append(Finding("error", "pids", text, "Restore with --pids auto."))
         return "init"
-    if wishes.pids == "private":
+    # Numbers of a namespace of its own mean nothing here, even where they happen to be free.
+    own = manifest.namespaces.get("pid", {}).get("mode") == "entered"
+    if wishes.pids == "private" or (own and wishes.pids == "auto"):
         return "private"
     if not facts.taken_pids:
         return "same"

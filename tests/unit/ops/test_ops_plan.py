@@ -57,6 +57,13 @@ def test_taken_pids(wish: str, pids: str, error: list[str]) -> None:
     assert codes(plan, "error") == error
 
 
+@pytest.mark.parametrize(("wish", "pids"), [("auto", "private"), ("private", "private"), ("same", "same")])
+def test_a_tree_with_pids_of_its_own(wish: str, pids: str) -> None:
+    """Its numbers are free here, and nobody's business."""
+    plan = make_plan(manifest(namespaces={"pid": {"mode": "entered", "init": False}}), facts(), Wishes(pids=wish))
+    assert (plan.pids, plan.findings) == (pids, ())
+
+
 @pytest.mark.parametrize(("wish", "error"), [("auto", []), ("private", []), ("same", ["pids"])])
 def test_a_root_that_was_pid_1(wish: str, error: list[str]) -> None:
     plan = make_plan(manifest(namespaces={"pid": {"mode": "host", "init": True}}), facts(), Wishes(pids=wish))
