@@ -181,7 +181,7 @@ class TerminalRecord(Record):
     path: str  # "" if no descriptor of it was open
     rdev: int = 0
     dev: int = 0
-    master: Literal["outside", "inside"] = "inside"
+    master: Literal["outside", "inside", "gone"] = "inside"  # gone: it has hung up
     holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor), those of /dev/tty included
     leader: int = 0  # the session leader in the tree that it controls; 0 for none
     led_outside: bool = False  # it controls the root, whose session leader is not in the tree

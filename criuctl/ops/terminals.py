@@ -39,8 +39,8 @@ class DumpedTerminals:
         tree = [process for process in read_tree(root) if not process.zombie]
         self._outside: list[tuple[Terminal, int]] = []
         for terminal in terminals(tree, {process.pid: descriptors(process.pid) for process in tree}):
-            if terminal.kind != "pts" or terminal.master_inside:
-                continue
+            if terminal.kind != "pts" or terminal.master_inside or terminal.hung_up:
+                continue  # CRIU itself knows these
             slave = open_terminal(terminal)
             if slave is not None:
                 stack.callback(os.close, slave)
@@ -111,7 +111,7 @@ def _record(
         path=terminal.path,
         rdev=terminal.rdev,
         dev=terminal.dev,
-        master="inside" if terminal.master_inside else "outside",
+        master="gone" if terminal.hung_up else "inside" if terminal.master_inside else "outside",
         holders=tuple((inner.get(pid, pid), fd) for pid, fd in holders),
         leader=inner.get(terminal.session_leader or 0, 0),
         led_outside=root.pid in terminal.controls and all(process.pid != root.sid for process in tree),

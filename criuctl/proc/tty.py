@@ -41,6 +41,7 @@ class Terminal:
     controls: tuple[int, ...]  # PIDs whose controlling terminal it is
     masters: tuple[tuple[int, int], ...]  # (PID, fd) of its master inside the tree
     session_leader: int | None  # the PID of the tree's session leader that has it as controlling terminal
+    hung_up: bool = False  # its master is closed: nothing can be read or written any more
     aliases: tuple[tuple[int, int, int], ...] = ()  # (PID, fd, st_dev) of /dev/tty where it is what that means
 
     @property
@@ -86,6 +87,7 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
     paths: dict[tuple[int, int], str] = {}
     masters: dict[int, list[tuple[int, int]]] = {}
     aliases: dict[int, list[tuple[int, int, int]]] = {}
+    hung_up: set[tuple[int, int]] = set()
     controlling = {process.pid: decode_tty_nr(process.tty_nr) for process in tree}
     for pid, opened in descriptors.items():
         for descriptor in opened:
@@ -103,6 +105,8 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
                 continue
             key = (descriptor.rdev, descriptor.device)
             slaves.setdefault(key, []).append((pid, descriptor.fd))
+            if descriptor.deleted:
+                hung_up.add(key)  # the node goes with the master
             paths.setdefault(key, descriptor.target)
     controlled: dict[int, list[Process]] = {}
     for process in tree:
@@ -126,6 +130,7 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
                 controls=tuple(process.pid for process in under),
                 masters=tuple(masters.get(index, ())) if index is not None else (),
                 session_leader=next((process.pid for process in under if process.pid == process.sid), None),
+                hung_up=key in hung_up,
                 aliases=tuple(aliases.get(rdev, ())),
             )
         )

@@ -11,7 +11,7 @@ from .scene import Scene
 
 def check_terminals(scene: Scene) -> Iterator[Finding]:
     """Every pseudo-terminal whose master is not in the tree, and every master whose slave is not."""
-    outside = [t for t in scene.terminals if t.kind == "pts" and not t.master_inside]
+    outside = [t for t in scene.terminals if t.kind == "pts" and not t.master_inside and not t.hung_up]
     for terminal in outside:
         name = terminal.path or f"/dev/pts/{terminal.index}"
         if terminal.holders or terminal.aliases:

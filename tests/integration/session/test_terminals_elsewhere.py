@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from support.command import Criuctl
 from support.holding import TIMEOUT, Holders
-from support.keeper import Keeper, start_time
+from support.keeper import Keeper, start_time, wait_until
 from support.pauses import paused
 from support.travel import Travel, Window
+
+from criuctl.session.sessions import state_of
 
 pytestmark = pytest.mark.integration
 
@@ -149,3 +153,21 @@ def test_kill_9_loses_nothing_that_was_typed(window: Callable[..., Window], trav
     assert start_time(there.pid) == there.process.start_time
     there.type("typed\r")
     there.expect("'half-typed")
+
+
+def test_a_window_that_is_closed_already(window: Callable[..., Window], travel: Travel) -> None:
+    """A program that ignored the hang-up keeps a dead terminal, here and there; it needs no holder."""
+    file = travel.criuctl.home.path / "lives"
+    there = window("sh", "-c", f"trap '' HUP; echo ready; while sleep 0.02; do echo x >> {file}; done")
+    there.expect("ready")
+    os.close(there.master)
+    there.master = os.open("/dev/null", os.O_RDWR)
+    wait_until(file.exists, TIMEOUT, "it lives on")
+    told = travel.criuctl("dump", there.pid, "--name", "orphan")
+    assert [t["master"] for t in told["terminals"]] == ["gone"]
+    size = file.stat().st_size
+    answer = travel.back("orphan")
+    wait_until(lambda: file.stat().st_size > size, TIMEOUT, "it lives on there")
+    assert os.readlink(f"/proc/{answer['pid']}/fd/0").endswith("(deleted)")
+    assert state_of(travel.holders.config, "orphan") is None
+    os.kill(answer["pid"], signal.SIGKILL)
