@@ -142,19 +142,21 @@ def wait_idle(config: Config, name: str, seconds: float, timeout: float | None) 
 
 
 def wait_match(config: Config, name: str, pattern: str, since: int | None, timeout: float | None) -> dict[str, Any]:
-    """Wait until `pattern` is in what the session prints from `since` (now) on, control sequences taken out."""
+    """Wait until `pattern` is in what the session prints from `since` (the last input) on, control sequences taken out."""
     try:
         wanted = re.compile(pattern, re.MULTILINE)
     except re.error as error:
         raise UsageError(f"{pattern!r} is no regular expression: {error}") from error
     deadline = None if timeout is None else time.monotonic() + timeout
     with connect(config, name, role="observe") as session:
-        position: int = session.hello["status"]["offset"] if since is None else since
+        # What answers the last input may be there already; what is older is not meant.
+        position: int = session.hello["status"]["input_offset"] if since is None else since
         text, carry = "", b""
         while True:
             piece = session.read(position)
             plain, carry = strip(carry + piece.data)
-            text = (text + plain.decode(errors="replace"))[-_MATCH_WINDOW - len(plain) :]
+            # A line may begin by a return of the carriage: a progress bar's, or a line editor's.
+            text = (text + plain.decode(errors="replace").replace("\r", "\n"))[-_MATCH_WINDOW - len(plain) :]
             position = piece.end
             if match := wanted.search(text):
                 return {"session": name, "match": match[0], "groups": list(match.groups()), "offset": position}

@@ -88,6 +88,7 @@ class Holder:
         self.collected = False
         self.paused_by: dict[str, Any] | None = None
         self.halted = False  # by `halt`, until `resume`
+        self.input_offset = 0  # where the output stood when something was typed last
         self.checkpoint_id = ""
         self.linger = DEFAULT_LINGER
         self.sequence = 0
@@ -231,6 +232,7 @@ class Holder:
             "halted": self.halted,
             "held_input": self.master.queued if self.master.held else 0,
             "queued_input": self.master.queued,
+            "input_offset": max(self.input_offset, self.log.base),
             "labels": identity.labels,
             "checkpoint": self.checkpoint_id or None,
             "checkpointing": self.checkpointing.active,

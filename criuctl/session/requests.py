@@ -329,6 +329,7 @@ class Requests:
         fd = connection.sock.fileno()
         chunk = Chunk(data, {**by.who(), "pid": by.pid}, by.kind, fd, request, answered=master.held)
         master.put(chunk)
+        holder.input_offset = holder.log.end
         return {"held": True, "offset": holder.log.end} if chunk.answered else LATER
 
     def _resize(self, connection: Connection, by: Operator, message: Message) -> None:

@@ -24,7 +24,7 @@ def _text(body: dict[str, Any]) -> str:
 @page(
     examples=[
         ("Until a build is done; prints its exit code:", "criuctl wait build --exit"),
-        ("Until a server listens:", "criuctl wait web --match 'listening on port (\\d+)' --since 0 --timeout 60"),
+        ("Until a server listens:", "criuctl wait web --match 'listening on port (\\d+)' --timeout 60"),
         ("Until a shell has done all that was typed:", "criuctl wait work --prompt"),
         ("Until nothing has been printed for two seconds:", "criuctl wait agent --idle 2"),
     ],
@@ -40,7 +40,7 @@ def _text(body: dict[str, Any]) -> str:
     "--since",
     type=click.IntRange(min=0),
     metavar="OFFSET",
-    help="With --match: look from this offset on; with --prompt: only after output behind it.  [default: what comes from now on]",
+    help="With --match: look from this offset on [default: from the last input on]; with --prompt: only after output behind it.",
 )
 @timeout_option("Give up after so long, with exit status 12.  [default: never]", None)
 @pass_app
