@@ -313,17 +313,18 @@ class Session:
                     return end
 
     def wait_match(
-        self, pattern: str | re.Pattern[str], *, since: int | str = "now", timeout: float | None = None
+        self, pattern: str | re.Pattern[str], *, since: int | str = "input", timeout: float | None = None
     ) -> re.Match[str]:
-        """Wait until `pattern` is found in the output from `since` on; `TimedOut`; `SessionGone` if the session ends first.
+        """Wait until `pattern` is found in the output; `TimedOut`; `SessionGone` if the session ends first.
 
+        `since` is an offset, "start", "now", or "input": from where the output stood at the last input, whosever.
         Looks at the raw output, escape sequences included, undecodable bytes replaced; a match may be 64 KiB long.
         """
         wanted = re.compile(pattern) if isinstance(pattern, str) else pattern
         deadline = None if timeout is None else time.monotonic() + timeout
         text = bytearray()
-        if since == "now":
-            since = int(self.status()["offset"])
+        if since in ("now", "input"):
+            since = int(self.status()["offset" if since == "now" else "input_offset"])
         while True:
             piece = self.read(since)
             text += piece.data

@@ -102,6 +102,11 @@ def test_waiting(holders: Holders) -> None:
         client.wait_match("never", since="start", timeout=0.05)
     mark = client.send("hello\n")["offset"]
     assert client.wait_match(r"hel+o\r\nhello", since=mark, timeout=TIMEOUT)
+    assert client.wait_match(r"hel+o\r\nhello", timeout=TIMEOUT)  # it came already, but after the input
+    client.send("more\n")
+    client.wait_match(r"more\r\nmore", timeout=TIMEOUT)
+    with pytest.raises(TimedOut):
+        client.wait_match("hello", timeout=0.05)
     assert client.wait_idle(0.05, TIMEOUT) == client.status()["offset"]
     client.send("\x04")
     assert client.wait_exit(TIMEOUT)["exit_code"] == 0
