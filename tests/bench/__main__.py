@@ -22,7 +22,7 @@ from support.keeper import Keeper
 
 from criuctl import __version__
 
-from . import cases
+from . import cases, sessions
 from .commands import Commands, run_tool
 from .errors import BenchFailed
 from .places import Bucket, Folder, Place
@@ -30,7 +30,7 @@ from .program import MAX_PROCESSES, build
 from .report import Section, summary
 from .ways import Criu
 
-CASES = ("dump", "restore", "increment", "fixed", "list", "rss")
+CASES = ("dump", "restore", "increment", "fixed", "list", "rss", "sessions")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -66,7 +66,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measure criuctl beside plain criu and beside criu, tar, zstd and a copy: in the same run, in turn, on "
-        "the same tree. Prints medians, ratios, and whether the bounds are met. Needs root.",
+        "the same tree; and its sessions beside tmux, dtach and a bare PTY. Prints medians, ratios, and whether the bounds "
+        "are met. Needs root.",
         epilog="With no option it takes about five minutes. Results go to stdout, progress to stderr.",
     )
     parser.add_argument("case", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} or all (the default)")
@@ -78,6 +79,8 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--changed-run", type=parse_size, metavar="SIZE", default=4 << 20, help="one stretch of changed memory [4M]"
     )
+    parser.add_argument("--sessions", type=int, metavar="N", default=200, help="how many idle, of case sessions [200]")
+    parser.add_argument("--flood", type=parse_size, metavar="SIZE", default=256 << 20, help="output that is printed there [256M]")
     parser.add_argument("--disk", metavar="DIR", default="/var/tmp", help="folder on a disk, for stores and images [/var/tmp]")
     parser.add_argument("--tmpfs", metavar="DIR", default="/dev/shm", help="folder on a tmpfs [/dev/shm]")
     parser.add_argument(
@@ -118,6 +121,8 @@ def _headline(about: dict[str, Any], runs: int) -> str:
 
 def _places(options: argparse.Namespace, disk: Path, largest: int, stack: ExitStack) -> list[Place]:
     places: list[Place] = []
+    if options.case == ["sessions"]:
+        return places  # nothing is stored
     if options.store in ("local", "both"):
         places.append(Folder(disk / "store"))
     if options.store in ("s3", "both"):
@@ -133,6 +138,10 @@ def _places(options: argparse.Namespace, disk: Path, largest: int, stack: ExitSt
 
 def _run(options: argparse.Namespace, bench: cases.Bench) -> Iterator[Section]:
     sizes = options.sizes or [50 << 20, 1 << 30]
+    if "sessions" in options.case:
+        yield from sessions.sessions(bench, options.sessions, options.flood)
+    if options.case == ["sessions"]:
+        return
     cases.warm_up(bench)
     both = [case for case in ("dump", "restore") if case in options.case]
     if both:

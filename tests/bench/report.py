@@ -13,10 +13,30 @@ _CELL = 15
 
 @dataclass(frozen=True)
 class Bound:
-    """What criuctl's median may be at most: `limit`, or `limit` times that of the peer."""
+    """What criuctl's median may be: at most `limit`, or `limit` times that of the peer (``by`` is "ratio").
+
+    "above": at most `limit` above the peer's.  "least": at least `limit`, or what the peer does, if that is less.
+    """
 
     limit: float
     peer: str = ""
+    by: str = "ratio"
+    of: str = SUBJECT  # the way that is held to it
+
+    def value(self, own: float, peer: float) -> float:
+        """What is compared with the limit."""
+        return own - peer if self.by == "above" else own / peer if self.by == "ratio" else own
+
+    def met(self, value: float, peer: float) -> bool:
+        """Whether `value` keeps the bound."""
+        return value >= min(self.limit, peer) if self.by == "least" else value <= self.limit
+
+    def __str__(self) -> str:
+        if self.by == "least":
+            return f"at least {self.limit:g}, or what {self.peer} does"
+        if self.by == "above":
+            return f"at most {self.limit:g} above {self.peer}"
+        return f"at most {self.limit:g}" + (f" of {self.peer}" if self.peer else "")
 
 
 @dataclass
@@ -36,17 +56,14 @@ class Row:
         return median(values) if values else None
 
     def verdict(self) -> tuple[float, bool] | None:
-        """The value that the bound is about (a ratio where there is a peer) and whether it is met; None without both."""
-        own = self.median(SUBJECT)
-        if self.bound is None or own is None:
+        """The value that the bound is about (see `Bound`) and whether it is met; None without both."""
+        if self.bound is None:
             return None
-        value = own
-        if self.bound.peer:
-            peer = self.median(self.bound.peer)
-            if not peer:
-                return None
-            value = own / peer
-        return value, value <= self.bound.limit
+        own, peer = self.median(self.bound.of), self.median(self.bound.peer) if self.bound.peer else 1.0
+        if own is None or not peer:
+            return None
+        value = self.bound.value(own, peer)
+        return value, self.bound.met(value, peer)
 
 
 @dataclass
@@ -89,7 +106,7 @@ class Section:
         if ways:
             print(" " * _LABEL + "".join(f"{way:>{_CELL}}" for way in ways), file=out)
         for row in self.rows:
-            line = f"  {row.label + ', ' + row.unit:<{_LABEL - 2}}"
+            line = f"  {row.label + ', ' + row.unit if row.unit else row.label:<{_LABEL - 2}}"
             for way in ways:
                 value = row.median(way)
                 line += f"{'' if value is None else _number(value):>{_CELL}}"
@@ -107,11 +124,10 @@ def _verdict(row: Row) -> str:
     if row.bound is None:
         return ""
     verdict = row.verdict()
-    asked = f"at most {row.bound.limit:g}" + (f" of {row.bound.peer}" if row.bound.peer else "")
     if verdict is None:
-        return f"   ({asked}: not measured)"
+        return f"   ({row.bound}: not measured)"
     value, met = verdict
-    return f"   {_number(value)}, {asked}: {'met' if met else 'NOT MET'}"
+    return f"   {_number(value)}, {row.bound}: {'met' if met else 'NOT MET'}"
 
 
 def summary(sections: list[Section]) -> list[str]:
