@@ -274,7 +274,7 @@ class Attachment:
 
     def _begin(self) -> None:
         status = self.session.hello["status"]
-        self._state = status["state"]
+        self._terminal.drew = True
         if self.take and not self.read_only:
             self.session.lease_take()
         if self.start is not None or not self._terminal.is_terminal:
@@ -285,9 +285,7 @@ class Attachment:
         else:
             self._draw(history=True)
             self._attach(self._position)
-        self._terminal.drew = True
-        if self._state in ("exited", "lost"):
-            self._finish_output(status)
+        if self._ended is not None:
             return
         restored = status.get("restored")
         if self._state == "checkpointed":
@@ -309,9 +307,13 @@ class Attachment:
         answer = self.session.request("attach", **arguments)
         self._lease = answer["lease"]
         self._position = answer["offset"]
+        self._state = answer["state"]
+        if self._state in ("exited", "lost"):
+            self._finish_output()  # that event was before our time
 
-    def _finish_output(self, status: dict[str, Any]) -> None:
+    def _finish_output(self) -> None:
         """The session is over: what it printed last, then its exit code."""
+        status = self.session.status()
         while self._position < status["offset"]:
             message = self.session.receive(5.0)
             if message is None:
@@ -553,13 +555,8 @@ class Attachment:
                 self._pause(_RETRY)
                 continue
             self.session = session
-            status = session.hello["status"]
-            self._state = status["state"]
             self._attach(self._position)
-            if self._state in ("exited", "lost"):
-                self._finish_output(status)
-            elif self._mine:
-                self._resize()
+            self._resize()
             return
 
     def _pause(self, seconds: float) -> None:

@@ -1,0 +1,175 @@
+"""`run` and `attach` on real terminals: coming, going, several at once; who stands still or is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+from support.keeper import wait_until
+from support.operating import TIMEOUT, Operators, ended, literally, pid_of
+
+from criuctl.session.screen import Screen
+
+pytestmark = pytest.mark.integration
+BASH = ("bash", "--norc", "--noprofile")
+
+
+def test_run_ends_with_the_exit_code_of_the_session_and_prints_what_it_prints(operators: Operators) -> None:
+    window = operators.window("run", "--", "sh", "-c", "tty; stty size; printf 'x%sy\\n' \"$CRIUCTL_SESSION\"; exit 7", rows=31)
+    window.expect(rb"/dev/pts/\d+\r\n31 80\r\nxshy\r\n")
+    assert ended(window) == 7
+    (session,) = operators("ls")
+    assert (session["session"], session["state"], session["exit_code"]) == ("sh", "exited", 7)
+
+
+def test_detaching_and_coming_back(operators: Operators) -> None:
+    window = operators.window("run", "--name", "work", "--", *BASH)
+    window.expect(literally("$"))
+    window.send(b"echo $((41+1)); stty size\r")
+    window.expect(rb"42\r\n24 80\r\n")
+    # In a paste the detach key is text, however the reads fall.
+    for piece in (b"\x1b[20", b"0~echo pas", b"ted\x16\x1d", b"-here\x1b[2", b"01~\r"):
+        window.send(piece)
+    window.expect(rb"pasted.{0,40}-here\r\n")
+    window.setwinsize(40, 100)
+    operators("wait", "work", "--prompt")
+    window.send(b"stty size\r")
+    window.expect(rb"40 100\r\n")
+    window.send(b"\x1d")
+    window.expect(rb"detached from work")
+    assert ended(window) == 0
+    # Back: what was on the screen is drawn, and the session's window is ours.
+    window = operators.window("attach", "work", rows=24, columns=90)
+    window.expect(rb"40 100")
+    window.send(b"clear; stty size\r")
+    window.expect(rb"24 90\r\n")
+    window.send(b"exit 9\r")
+    assert ended(window) == 9
+
+
+def test_attach_starts_a_session_that_is_not_there_and_finds_one_that_is(operators: Operators) -> None:
+    assert ended(operators.window("attach", "work")) == 3
+    first = operators.window("attach", "work", "--", *BASH)
+    first.expect(literally("$"))
+    first.send(b"marker=same; clear\r")
+    second = operators.window("attach", "work", "--", "false")
+    second.expect(rb"writes in work")
+    first.send(b"echo $marker\r")
+    first.expect(rb"same\r\n")
+    second.expect(rb"same\r\n")
+
+
+def test_one_writes_at_a_time(operators: Operators) -> None:
+    operators.shell("work")
+    first = operators.window("attach", "work")
+    first.expect(literally("$"))
+    second = operators.window("attach", "work", env={"CRIUCTL_OPERATOR": "second"})
+    second.expect(rb"tester \(human\) writes in work")
+    watcher = operators.window("attach", "work", "--read-only", rows=10, columns=20)
+    watcher.expect(literally("$"))
+    second.send(b"x")
+    second.expect(rb"not typed")
+    watcher.send(b"echo never\r")
+    first.send(b"echo one two | tr a-z A-Z; stty size\r")
+    for window in (first, second, watcher):
+        window.expect(rb"ONE TWO\r\n24 80\r\n")  # nor did anybody else's window change the size
+    taker = operators.window("attach", "work", "--take", rows=33)
+    taker.expect(rb"ONE TWO")
+    taker.send(b"echo taken | tr a-z A-Z; stty size\r")
+    first.expect(rb"TAKEN\r\n33 80\r\n")
+    first.send(b"y")
+    first.expect(rb"not typed")
+    taker.send(b"\x1d")
+    assert ended(taker) == 0
+    first.send(b"echo again | tr a-z A-Z\r")  # the lease is free: who types has it
+    first.expect(rb"AGAIN\r\n")
+    assert "never" not in operators("capture", "work")["lines"]
+    lease = operators("status", "work")["lease"]
+    assert (lease["name"], lease["kind"]) == ("tester", "human")
+
+
+def test_a_full_screen_program_is_drawn_again_and_left_behind_clean(operators: Operators, tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("".join(f"line {n} of the text\n" for n in range(1, 200)))
+    operators("run", "-d", "--name", "edit", "--", "vim", "-u", "NONE", "-N", "--cmd", "set mouse=a ruler", text)
+    operators("wait", "edit", "--match", "line 5 of", "--since", 0, "--timeout", TIMEOUT)
+    at = operators("send", "edit", "--text", "17G5lihalf", "--keys", "Escape", "--text", "i")["offset"]
+    operators("wait", "edit", "--match", "17,", "--since", at, "--timeout", TIMEOUT)
+    operators("wait", "edit", "--idle", "0.3", "--timeout", TIMEOUT)
+    shown = operators("capture", "edit")
+    assert shown["alternate"] and shown["lines"][16] == "line half17 of the text"
+    assert (shown["cursor"]["row"], shown["cursor"]["column"]) == (16, 8)
+
+    window = operators.window("attach", "edit", "--read-only")
+    window.expect(rb"\x1b\[\?100[02]h.*\x1b\[17;9H")
+    drawn = Screen(80, 24)
+    drawn.feed((window.before or b"") + (window.after if isinstance(window.after, bytes) else b""))
+    assert drawn.alternate and [line.rstrip() for line in drawn.text()] == shown["lines"]
+    assert (drawn.cursor.y, drawn.cursor.x) == (16, 8)
+    window.send(b"\x1d")
+    window.expect(rb"\x1b\[\?1049l")
+    window.expect(rb"\x1b\[\?1000l.*\x1b\[\?25h")
+    assert ended(window) == 0
+
+
+def test_a_client_that_stands_still_holds_up_nobody(operators: Operators) -> None:
+    operators.shell("work")
+    window = operators.window("attach", "work")
+    window.expect(literally("$"))
+    os.kill(pid_of(window), signal.SIGSTOP)
+    at = operators("send", "work", "--take", "--text", "yes 0123456789abcdef | head -c 100M; echo; echo do''ne", "--enter")[
+        "offset"
+    ]
+    operators("wait", "work", "--match", "^done$", "--since", at, "--timeout", 120)
+    assert operators("status", "work")["offset"] > at + (100 << 20)
+    os.kill(pid_of(window), signal.SIGCONT)
+    # What it missed is skipped; what is shown at last is the screen as it is.
+    window.expect(rb"done")
+    window.send(b"\x1d")
+    window.expect(rb"detached")
+
+
+def test_killed_clients_leave_the_session_alone(operators: Operators) -> None:
+    ticking = "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.02; done"
+    operators("run", "-d", "--name", "tick", "--", "sh", "-c", ticking)
+    for _ in range(5):
+        window = operators.window("attach", "tick")
+        window.expect(rb"tick \d+\r\n")
+        os.kill(pid_of(window), signal.SIGKILL)
+        window.wait()
+    operators("wait", "tick", "--match", r"tick \d+")
+    assert operators("status", "tick")["state"] == "running"
+    wait_until(lambda: not operators("status", "tick")["lease"], TIMEOUT, "the lease of the killed is free")
+    ticks = [int(n) for n in re.findall(r"tick (\d+)", "\n".join(operators("capture", "tick", "--scrollback")["lines"]))]
+    assert ticks == list(range(1, len(ticks) + 1)) and len(ticks) > 5
+
+
+def test_without_a_terminal_the_streams_are_used_as_they_are(operators: Operators) -> None:
+    answer = operators.text("run", "--", "sh", "-c", "cat; echo end", code=0)  # standard input is /dev/null
+    assert answer.replace("\r", "") == "end\n"
+
+
+def test_a_session_on_another_host_by_ssh(operators: Operators, tmp_path: Path) -> None:
+    """The system's ssh is a stand-in here that runs the command at once: what is tested is what we carry over it."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nfor last; do :; done\nexec sh -c "$last"\n')
+    program = tmp_path / "criuctl"
+    import sys
+
+    lines = [f"export {key}={value!r}" for key, value in operators.environment().items() if key.startswith("CRIUCTL_")]
+    program.write_text("\n".join(["#!/bin/sh", *lines, f'PYTHONPATH={Path.cwd()} exec {sys.executable} -m criuctl "$@"', ""]))
+    for path in (ssh, program):
+        path.chmod(0o755)
+    operators.shell("work")
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    window = operators.window("attach", "ssh://me@far.example:2222/work", env=env)
+    window.expect(literally("$"))
+    window.send(b"echo far | tr a-z A-Z\r")
+    window.expect(rb"FAR\r\n")
+    window.send(b"exit 6\r")
+    assert ended(window) == 6
+    assert "-p 2222 -- me@far.example criuctl attach --stdio work" in (tmp_path / "calls").read_text()
+    assert ended(operators.window("attach", "ssh://far/none", env=env)) == 3

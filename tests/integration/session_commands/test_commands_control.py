@@ -1,0 +1,162 @@
+"""Sessions without a terminal of one's own: starting, looking, typing, waiting, running things in shells, ending."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support.operating import TIMEOUT, Operators
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_session_from_its_start_to_its_end(operators: Operators, tmp_path: Path) -> None:
+    started = operators.shell("work", "--label", "team=a", "--workspace", str(tmp_path), "--size", "100x30")
+    assert started["session"] == "work" and started["state"] == "running"
+    status = operators("status", "work")
+    assert list(status)[:8] == ["session", "state", "home", "pid", "incarnation", "exit_code", "since", "operators"]
+    assert (status["id"], status["pid"], status["rows"], status["cols"]) == (started["id"], started["pid"], 30, 100)
+    assert status["incarnation"] == 1 and status["exit_code"] is None
+    (listed,) = operators("ls")
+    assert (listed["session"], listed["state"], listed["labels"]) == ("work", "running", {"team": "a"})
+    assert operators.text("exec", "work", "--", "pwd") == f"{tmp_path}\n"
+
+    taken = operators("run", "-d", "--name", "work", "--", "true", check=False)
+    assert taken["exit_code"] == 9 and "exists" in taken["error"]["message"]
+    assert operators("pause", "work")["state"] == "paused"
+    assert operators("status", "work")["state"] == "paused"
+    assert operators("exec", "work", "--", "true", check=False)["exit_code"] == 9
+    operators("resume", "work")
+    killed = operators("kill", "work", "--timeout", 0)
+    assert killed["state"] == "exited" and killed["killed"] >= 2
+    assert not Path(f"/proc/{started['pid']}").exists()
+    after = operators("status", "work")
+    assert (after["state"], after["pid"], after["exit_code"]) == ("exited", None, 137)
+    for command in (("kill", "work"), ("send", "work", "--enter"), ("status", "nobody"), ("attach", "--stdio", "nobody")):
+        assert operators(*command, check=False)["exit_code"] in (2, 3)
+    assert operators("run", "-d", "--name", "work", "--", "true")["session"] == "work"  # the name is free again
+
+
+def test_what_cannot_be_started_says_why(operators: Operators) -> None:
+    absent = operators("run", "-d", "--", "no-such-command", check=False)
+    assert absent["exit_code"] == 3 and "no-such-command" in absent["error"]["message"]
+    assert operators("run", "-d", "--workspace", "/none", "--", "true", check=False)["exit_code"] == 2
+    assert operators("run", "-d", "--name", "-x", "--", "true", check=False)["exit_code"] == 2
+    assert operators("run", "--", "true", check=False)["exit_code"] == 2  # attached, and --json
+    assert operators("ls") == []
+    names = [operators("run", "-d", "--", "sleep", "1000")["session"] for _ in range(2)]
+    assert names == ["sleep", "sleep-2"]
+
+
+def test_typing_is_in_order_and_answered_with_the_offset(operators: Operators, tmp_path: Path) -> None:
+    paste = tmp_path / "paste"
+    paste.write_text("first\nsecond\x1b[201~\n")
+    program = "import sys, tty; tty.setraw(0); sys.stdout.write('\\x1b[?2004h\\x1b[?1hready'); sys.stdout.flush()\n"
+    program += "while True: sys.stdout.write(repr(sys.stdin.buffer.raw.read(4096)) + '\\r\\n'); sys.stdout.flush()"
+    operators("run", "-d", "--name", "raw", "--", "python3", "-c", program)
+    operators("wait", "raw", "--match", "ready", "--since", 0, "--timeout", TIMEOUT)
+    order = ("--keys", "Up C-c", "--text", "a b", "--enter", "--paste", paste, "--keys", "M-x F5 S-Tab", "--text", "END")
+    sent = operators("send", "raw", *order)
+    operators("wait", "raw", "--match", "END", "--since", sent["offset"], "--timeout", TIMEOUT)
+    said = "".join(operators("capture", "raw", "--since", sent["offset"])["lines"])
+    want = b"\x1bOA\x03a b\r\x1b[200~first\rsecond\r\x1b[201~\x1bx\x1b[15~\x1b[ZEND"
+    assert said.replace("'b'", "") == repr(want)
+    assert operators("send", "raw", check=False)["exit_code"] == 2
+    assert operators("send", "raw", "--keys", "Nonsense", check=False)["exit_code"] == 2
+
+
+def test_waiting(operators: Operators) -> None:
+    operators.shell("work")
+    at = operators("send", "work", "--text", "sleep 0.3; printf '\\033[31mre\\033[0md %s\\n' 5; sleep 0.3", "--enter")["offset"]
+    match = operators("wait", "work", "--match", r"^red (\d)$", "--since", at, "--timeout", TIMEOUT)
+    assert match["match"] == "red 5" and match["groups"] == ["5"]
+    assert operators("wait", "work", "--prompt", "--since", at, "--timeout", TIMEOUT)["shell"] == "bash"
+    assert operators("wait", "work", "--idle", "0.2", "--timeout", TIMEOUT)["offset"] >= match["offset"]
+    for what in (("--exit",), ("--match", "never"), ("--idle", "100")):
+        late = operators("wait", "work", *what, "--timeout", "0.2", check=False)
+        assert late["exit_code"] == 12, what
+    operators("send", "work", "--text", "sleep 100", "--enter")
+    assert operators("wait", "work", "--prompt", "--timeout", "0.5", check=False)["exit_code"] == 12
+    assert operators("signal", "work", "INT")["signalled"] == 1
+    operators("wait", "work", "--prompt", "--timeout", TIMEOUT)
+    waiting = operators.start("wait", "work", "--match", "never")
+    operators("send", "work", "--text", "exit 5", "--enter")
+    assert waiting.process.wait(TIMEOUT) == 3
+    assert operators("wait", "work", "--exit", "--timeout", TIMEOUT)["exit_code"] == 5
+    assert operators("wait", "work", "--exit")["exit_code"] == 5  # the holder has ended; it is still known
+
+
+@pytest.mark.parametrize("shell", [("bash", "--norc", "--noprofile"), ("zsh", "-f"), ("dash",)], ids=lambda words: words[0])
+def test_commands_in_a_live_shell(operators: Operators, shell: tuple[str, ...], tmp_path: Path) -> None:
+    if shutil.which(shell[0]) is None:
+        pytest.skip(f"{shell[0]} is not installed")
+    operators.shell("work", command=shell)
+    operators("send", "work", "--text", "half a li")  # it is dropped
+    assert operators("exec", "work", "--", f"cd {tmp_path}; value='a  \"b\" $HOME é !x'; false", check=False)["exit_code"] == 1
+    assert operators("exec", "work", "--", "pwd")["output"] == f"{tmp_path}\n"
+    assert operators("exec", "work", "--", 'printf "%s\\n" "$value"')["output"] == 'a  "b" $HOME é !x\n'
+    quoted = operators("exec", "work", "--", "printf", "%s|", "it's", "a\tb", "two\nlines", "\\x")
+    assert (quoted["output"], quoted["exit_code"]) == ("it's|a\tb|two\nlines|\\x|", 0)
+    assert operators.text("exec", "work", "--", "echo out; echo err >&2; (exit 3)", code=3) == "out\nerr\n"
+    lines = operators("exec", "work", "--", "i=0; while [ $i -lt 5000 ]; do echo line $i; i=$((i+1)); done")["output"]
+    assert lines == "".join(f"line {n}\n" for n in range(5000))
+    late = operators("exec", "work", "--timeout", "0.3", "--", "sleep 1000", check=False)
+    assert late["exit_code"] == 12
+    busy = operators("exec", "work", "--", "true", check=False)
+    assert busy["exit_code"] == 9 and "sleep" in busy["error"]["message"]
+    operators("signal", "work", "INT")
+    operators("wait", "work", "--prompt", "--timeout", TIMEOUT)
+    assert operators("exec", "work", "--", "exit 4", check=False)["exit_code"] == 3
+    assert operators("status", "work")["exit_code"] == 4
+
+
+def test_an_agent_does_not_type_into_what_a_person_writes(operators: Operators) -> None:
+    operators.shell("work")
+    window = operators.window("attach", "work")
+    window.expect(rb"\$")
+    held = operators("send", "work", "--text", "x", check=False)
+    assert held["exit_code"] == 9 and held["error"]["code"] == "lease-held"
+    assert operators("exec", "work", "--", "true", check=False)["exit_code"] == 9
+    assert operators("exec", "work", "--take", "--", "echo took")["output"] == "took\n"
+    window.expect(rb"took\r\n")
+    window.send(b"echo mine | tr a-z A-Z\r")
+    window.expect(rb"MINE\r\n")
+
+
+def test_halting_an_agent_that_ignores_everything(operators: Operators) -> None:
+    program = "trap '' INT TERM; echo on; while :; do :; done"
+    operators("run", "-d", "--name", "agent", "--", "sh", "-c", program)
+    operators("wait", "agent", "--match", "on", "--since", 0, "--timeout", TIMEOUT)
+    halted = operators("halt", "agent")
+    assert halted["processes"] >= 1 and operators("status", "agent")["state"] == "paused"
+    operators("resume", "agent")
+    assert operators("kill", "agent", "--timeout", "0.2")["killed"] >= 1
+
+
+def test_the_log_and_the_recording(operators: Operators) -> None:
+    operators("run", "-d", "--name", "talk", "--", "sh", "-c", "read a; echo got $a; sleep 0.3; echo later; exit 2")
+    operators("send", "talk", "--text", "hello", "--enter")
+    operators("wait", "talk", "--exit", "--timeout", TIMEOUT)
+    entries = operators("log", "talk")
+    (typed,) = [entry for entry in entries if entry["what"] == "input"]
+    assert (typed["text"], typed["kind"], typed["name"]) == ("hello\r", "agent", "tester")
+    assert [entry["sequence"] for entry in entries] == sorted(entry["sequence"] for entry in entries)
+    header, *events = (json.loads(line) for line in operators.text("log", "talk", "--export", "cast").splitlines())
+    assert (header["version"], header["term"]["cols"], header["term"]["rows"]) == (3, 80, 24)
+    assert "".join(data for _, code, data in events if code == "o") == "hello\r\ngot hello\r\nlater\r\n"
+    (pause,) = [interval for interval, code, data in events if code == "o" and data.startswith("later")]
+    assert 0.2 < pause < 30
+    assert events[-1][1:] == ["x", "2"]
+
+
+def test_following_the_output(operators: Operators) -> None:
+    operators("run", "-d", "--name", "talk", "--", "sh", "-c", "printf '\\033[1mone\\033[m\\n'; read x; echo two; exit 1")
+    follower = operators.start("capture", "talk", "--since", 0, "--follow", json_output=False)
+    operators("wait", "talk", "--match", "one", "--since", 0, "--timeout", TIMEOUT)
+    operators("send", "talk", "--enter")
+    assert follower.process.wait(TIMEOUT) == 0
+    assert follower.out.read_text() == "one\n\ntwo\n"
+    assert operators("capture", "talk", "--scrollback")["lines"] == ["one", "", "two"]
+    assert operators("capture", "talk", "--ansi")["lines"][0] == "\x1b[0;1mone\x1b[m"
