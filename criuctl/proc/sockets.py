@@ -4,8 +4,9 @@
 tree holds, its holders, and whether its peer is held by the tree too.  The connections record, the
 preflight and ``criuctl connections`` use it; `sockets` lists a whole net namespace.
 
-- TCP peers are matched by their four-tuple (IPv4-mapped addresses as IPv4), unix peers by inode.  A
-  connection that its server has not accepted yet has no inode at that end: the peer is then the listener's
+- TCP peers are matched by their four-tuple (IPv4-mapped addresses as IPv4), unix peers by inode.  The other end
+  of a connected UDP socket is also one that is only bound, as servers' are: to that address, or to every one.  A
+  TCP connection that its server has not accepted yet has no inode at that end: the peer is then the listener's
   queue, `Peer.QUEUED`, when the listener is in the tree.
 - What the tables do not list is asked of a borrowed duplicate of the descriptor (pidfd_getfd) with
   SO_DOMAIN, SO_TYPE and SO_PROTOCOL.
@@ -31,6 +32,7 @@ from .syscalls import borrow_socket
 __all__ = ["CONNECTED", "Address", "Peer", "Socket", "TreeSocket", "outside_holders", "sockets", "tree_sockets"]
 
 _IPPROTO_MPTCP = 262
+_ANY = ("0.0.0.0", "::")
 
 
 class Peer(Enum):
@@ -162,6 +164,7 @@ def _join(
     }
     listeners = {(namespace, s.local) for namespace, s in mine.values() if s.protocol == "tcp" and s.listening and s.local}
     listener_ports = {(namespace, address.port) for namespace, address in listeners if _is_any(address.host)}
+    receivers = _receivers(mine, known)
     local_hosts = {(namespace, s.local.host) for namespace, s in known.values() if s.local}
     pending = {inode: s for _namespace, s in known.values() if s.family == "unix" for inode in s.pending if inode}
     joined = []
@@ -191,6 +194,11 @@ def _join(
         elif s.connected and s.peer is not None:
             loopback = _is_loopback(s.peer.host) or (namespace, s.peer.host) in local_hosts
             other = by_pair.get((namespace, s.protocol, s.peer, s.local), 0) if s.local else 0
+            if not other and s.type == "dgram":
+                other = receivers.get((namespace, s.protocol, s.peer), 0)
+                if not other and loopback:
+                    anywhere = ((namespace, s.protocol, Address(host, s.peer.port)) for host in _ANY)
+                    other = next((receivers[key] for key in anywhere if key in receivers), 0)
             if other in mine:
                 result = replace(
                     result, where=Peer.INSIDE, peer_holders=tuple(sorted(holders[other])), peer_inode=other, loopback=True
@@ -203,8 +211,19 @@ def _join(
     return sorted(joined, key=lambda t: t.holders)
 
 
+def _receivers(
+    mine: Mapping[int, tuple[int, Socket]], known: Mapping[int, tuple[int, Socket]]
+) -> dict[tuple[int, str, Address], int]:
+    """Datagram sockets that are bound and not connected, by namespace, protocol and address; ours before everyone's."""
+    return {
+        (namespace, s.protocol, s.local): s.inode
+        for namespace, s in (*known.values(), *mine.values())
+        if s.type == "dgram" and s.local is not None and not s.connected
+    }
+
+
 def _is_any(host: str) -> bool:
-    return host in ("0.0.0.0", "::")
+    return host in _ANY
 
 
 def _is_loopback(host: str) -> bool:

@@ -43,6 +43,36 @@ def test_loopback_connection_is_inside(tmp_path: Path) -> None:
     assert client.loopback
 
 
+@pytest.mark.parametrize(
+    ("server", "host"), [("'127.0.0.1'", "127.0.0.1"), ("'0.0.0.0'", "127.0.0.1"), ("'::'", "127.0.0.1"), ("'::1'", "::1")]
+)
+def test_the_other_end_of_a_udp_socket_is_a_server_that_is_only_bound(server: str, host: str, tmp_path: Path) -> None:
+    family = "socket.AF_INET6" if ":" in server else "socket.AF_INET"
+    client = "socket.AF_INET6" if ":" in host else "socket.AF_INET"
+    text = (
+        f"s = socket.socket({family}, socket.SOCK_DGRAM); s.bind(({server}, 0))\n"
+        f"c = socket.socket({client}, socket.SOCK_DGRAM); c.connect(({host!r}, s.getsockname()[1]))"
+    )
+    with running(text, tmp_path) as program:
+        found = _of(program.pid)
+    connected, bound = _one(found, lambda s: s.connected), _one(found, lambda s: not s.connected)
+    assert (connected.where, connected.peer_holders) == (Peer.INSIDE, bound.holders)
+
+
+def test_the_other_end_of_a_udp_socket_outside(tmp_path: Path) -> None:
+    """Which socket it is, is known; one of the tree that is bound elsewhere is not taken for it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outside:
+        outside.bind(("127.0.0.1", 0))
+        port = outside.getsockname()[1]
+        text = (
+            "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.2', 0))\n"
+            f"c = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); c.connect(('127.0.0.1', {port}))"
+        )
+        with running(text, tmp_path) as program:
+            connected = _one(_of(program.pid), lambda s: s.connected)
+        assert (connected.where, connected.peer_inode) == (Peer.OUTSIDE, os.fstat(outside.fileno()).st_ino)
+
+
 def test_connection_between_two_processes_of_the_tree(tmp_path: Path) -> None:
     text = (
         "s = socket.create_server(('127.0.0.1', 0))\n"
