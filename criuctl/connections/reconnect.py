@@ -26,7 +26,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checkpoint.manifest import ConnectionRecord
@@ -73,6 +73,7 @@ class Result:
     attempts: int = 0
     seconds: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)  # of the application protocol
+    hint: str = ""  # what would help, where it is known
 
 
 @dataclass(slots=True)
@@ -84,6 +85,7 @@ class _State:
     deadline: float
     attempts: int = 0
     last: str = "it was not tried"
+    hint: str = ""
     borrowed: socket.socket | None = None  # while a try is under way
     result: Result | None = None
 
@@ -187,13 +189,13 @@ class Engine:
                         state.result = self._result(state, "", facts)
                     return None
                 except (PeerAway, OSError) as error:
-                    state.last = _told(error)
+                    state.last, state.hint = _told(error), ""
                     pause = self._pause(state) if isinstance(error, PeerAway) or error.errno in _AWAY else None
                     if pause is not None and not _spent(sock):
                         dialling.disconnect(sock)
                         return pause
                 except CannotRebuild as error:
-                    state.last = error.message
+                    state.last, state.hint = error.message, error.hint
                 except dialling.Cancelled:
                     return None
                 except Exception as error:  # a protocol's bug costs its own connection, not the restore
@@ -216,7 +218,8 @@ class Engine:
             raise dialling.Cancelled
 
     def _result(self, state: _State, reason: str, facts: dict[str, Any] | None = None) -> Result:
-        return Result(not reason, reason, state.attempts, round(time.monotonic() - self.began, 3), facts or {})
+        seconds = round(time.monotonic() - self.began, 3)
+        return Result(not reason, reason, state.attempts, seconds, facts or {}, state.hint if reason else "")
 
     def _pause(self, state: _State) -> float | None:
         left = state.deadline - time.monotonic()
@@ -229,7 +232,7 @@ class Engine:
             self._dial(job, sock, deadline)
         if job.protocol is None:
             return {}
-        facts = job.protocol.reconnect(sock, job.record, job.settings, deadline)
+        facts = job.protocol.reconnect(sock, job.record, replace(job.settings, process=job.pid), deadline)
         return facts if isinstance(facts, dict) else {}
 
     def _rehearse(self, state: _State, sock: socket.socket, deadline: float) -> None:
@@ -249,7 +252,7 @@ class Engine:
                     state.borrowed = own
                 self._dial(job, own, deadline)
                 with contextlib.suppress(CannotRebuild):  # that is for the program's own socket to find out
-                    job.protocol.reconnect(own, job.record, job.settings, deadline)
+                    job.protocol.reconnect(own, job.record, replace(job.settings, process=job.pid), deadline)
                 _leave(own)
             self._rehearsed.add(job.record.peer)
         finally:

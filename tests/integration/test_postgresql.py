@@ -69,6 +69,17 @@ def test_a_pool_in_two_processes(server: PostgresServer, zoo: Zoo, trip: Trip, u
     assert ast.literal_eval(after["theirs"]) == ast.literal_eval(before["theirs"])
 
 
+def test_the_password_of_its_environment(server: PostgresServer, zoo: Zoo, trip: Trip) -> None:
+    """What libpq took at the start of the program serves again, unless a rule knows better."""
+    animal = launch(zoo, server, "pool", "scram", count=1, PGPASSFILE="/dev/null", PGPASSWORD="scram-secret")
+    told = trip.dump(animal, "--connections", "reconnect")
+    server.restart()
+    restored = trip.restore(told, animal, equal=False)
+    assert outcomes(restored) == [("reconnect", "reconnected")]
+    assert "scram-secret" not in str(told) + str(restored.answer)
+    assert restored.ask()["mine"][0][0] == 0
+
+
 @pytest.mark.parametrize("wish", ["at the dump", "at the restore"])
 def test_psql(server: PostgresServer, zoo: Zoo, trip: Trip, wish: str) -> None:
     animal = launch(zoo, server, "psql")

@@ -35,6 +35,7 @@ class Settings:
 
     secret: Mapping[str, Any] = field(default_factory=dict)  # {env: NAME} | {file: PATH} | {command: [..]}; {} for none
     options: Mapping[str, Any] = field(default_factory=dict)  # the protocol's own: user, preamble, expect, ...
+    process: int = 0  # our PID of a process that holds the socket; what it has in its environment is the program's own
 
 
 class ApplicationProtocol(Protocol):

@@ -15,6 +15,7 @@ import pwd
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ...checkpoint.manifest import ConnectionRecord
@@ -93,6 +94,7 @@ class PostgreSQL:
                     wire, record, settings, state.get("password_file", ""), state["database"], state["user"], warnings
                 ),
                 parameters=[(name.encode(encoding), value.encode(encoding)) for name, value in state["startup"].items()],
+                warnings=warnings,
             )
             log_in(talk, login)
             rebuild(talk, state, warnings)
@@ -172,11 +174,14 @@ def _second_login(
         settings.options.get("database") or (title.database if title else None) or environment.get("PGDATABASE") or user
     )
     path = _password_file_path(record.pid)
+    settings = replace(settings, process=record.pid)
+    warnings: list[str] = []
     return Login(
         user=str(user).encode(),
         database=database.encode(),
-        password=lambda: _password(wire, record, settings, path, database, str(user), []),
+        password=lambda: _password(wire, record, settings, path, database, str(user), warnings),
         parameters=[(b"application_name", b"criuctl")],
+        warnings=warnings,
         cleartext=False,
     )
 
@@ -188,6 +193,8 @@ def _password(
         found = resolve(settings.secret, timeout=min(10.0, wire.deadline - time.monotonic()))
     except SecretUnavailable as error:
         raise CannotRebuild(error.message, hint=error.hint) from None
+    if found is None and settings.process:
+        found = environment_of(settings.process).get("PGPASSWORD")
     if found is not None or not path:
         return found
     address = wire.sock.getpeername()

@@ -1,7 +1,8 @@
 """Logging in at a PostgreSQL server: trust, password, md5 and SCRAM-SHA-256; and where the password comes from.
 
-A password is, in this order: the rule's secret reference; the line of the program's ``~/.pgpass`` (or PGPASSFILE) that
-matches, under libpq's rules, the file's mode included.  It is asked for only when the server wants one.
+A password is, in this order: the rule's secret reference; what libpq in the program would take, which is PGPASSWORD in
+its environment, then the line of its ``~/.pgpass`` (or PGPASSFILE) that matches, under libpq's rules, the file's mode
+included.  It is asked for only when the server wants one.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Login:
     password: Callable[[], str | None]  # None: there is none
     parameters: Sequence[tuple[bytes, bytes]] = ()
     cleartext: bool = True  # whether the password may be sent as it is
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # what `password` had to say
 
 
 def log_in(talk: Conversation, login: Login) -> None:
@@ -109,8 +110,9 @@ def _authenticate(talk: Conversation, login: Login, doing: str) -> None:
 def _password(login: Login, doing: str) -> str:
     found = login.password()
     if found is None:
+        why = f" ({'; '.join(login.warnings)})" if login.warnings else ""
         raise CannotRebuild(
-            f"{doing}: the server wants a password and none is known",
+            f"{doing}: the server wants a password and none is known{why}",
             hint="Give the rule a `secret:` reference, or the program's user a line in ~/.pgpass.",
         )
     return found
