@@ -122,16 +122,17 @@ class HandBack:
             if result.connected:
                 reason = _and(plan.decision.reason, self._after(plan.record, details))
             elif plan.decision.on_failure == "refuse":
+                remedy = result.hint or "Restore when the peer is there."
                 raise RestoreFailed(
                     f"PID {plan.record.pid} fd {plan.record.fd}: the connection to {plan.record.peer} is not back: {reason}",
-                    hint="The rule for it says on_failure: refuse. Restore when the peer is there, or with --connections hangup.",
+                    hint=f"{remedy} The rule for it says on_failure: refuse; --connections hangup goes on without.",
                     pid=plan.record.pid,
                     fd=plan.record.fd,
                 )
             else:
                 reason = f"{reason}; hung up"
             outcome = "reconnected" if result.connected else "failed"
-            reports[id(plan)] = _report(plan, outcome, reason, result.attempts, result.seconds, details)
+            reports[id(plan)] = _report(plan, outcome, reason, result.attempts, result.seconds, details, result.hint)
         return reports
 
     def _after(self, record: ConnectionRecord, details: dict[str, Any]) -> str:
@@ -166,12 +167,14 @@ def _report(
     attempts: int = 0,
     seconds: float = 0.0,
     details: Mapping[str, Any] | None = None,
+    hint: str = "",
 ) -> dict[str, Any]:
     return {
         **about(plan.record),
         "policy": plan.policy,
         "outcome": outcome,
         "reason": reason,
+        "hint": hint,
         "application": plan.decision.application,
         "attempts": attempts,
         "seconds": round(seconds, 3),

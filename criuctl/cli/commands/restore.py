@@ -37,11 +37,14 @@ def _outcome(result: Mapping[str, Any]) -> str:
 
 def _connections(told: Sequence[Mapping[str, Any]], key: str) -> list[str]:
     """One line for each connection; many that are alike in all that counts become one."""
-    groups: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for c in told:
-        groups.setdefault((c["peer"], c[key], c["application"], c["reason"]), []).append(c)
+        warnings = c.get("details", {}).get("warnings")
+        more = [f"warning: {text}" for text in warnings] if isinstance(warnings, list) else []  # a hook may say anything
+        more += [f"hint: {c['hint']}"] if c.get("hint") else []
+        groups.setdefault((c["peer"], c[key], c["application"], c["reason"], *more), []).append(c)
     lines = []
-    for (peer, word, application, reason), alike in groups.items():
+    for (peer, word, application, reason, *more), alike in groups.items():
         first = alike[0]
         who = f"PID {first['pid']} fd {first['fd']}: {printable(first['local'] or '(no name)')}"
         if len(alike) > _ALIKE:
@@ -54,6 +57,7 @@ def _connections(told: Sequence[Mapping[str, Any]], key: str) -> list[str]:
             if len(alike) > _ALIKE
             else [f"PID {c['pid']} fd {c['fd']}: {printable(c['local'] or '(no name)')}{line}" for c in alike]
         )
+        lines += [f"  {printable(text)}" for text in more]
     return lines
 
 

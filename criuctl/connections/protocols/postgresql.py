@@ -194,7 +194,7 @@ def _password(
     except SecretUnavailable as error:
         raise CannotRebuild(error.message, hint=error.hint) from None
     if found is None and settings.process:
-        found = environment_of(settings.process).get("PGPASSWORD")
+        found = environment_of(settings.process).get("PGPASSWORD") or None
     if found is not None or not path:
         return found
     address = wire.sock.getpeername()
