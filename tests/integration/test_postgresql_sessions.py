@@ -310,7 +310,7 @@ def test_the_password_file_of_the_program(server: PostgresServer, tmp_path: Path
             hand.reconnect()
             assert value(client, "SELECT 42") == 42
         else:
-            with pytest.raises(CannotRebuild, match="none is known .*may be read by others"):
+            with pytest.raises(CannotRebuild, match=r"none is known .*may be read by others"):
                 hand.reconnect()
 
 
