@@ -1,13 +1,21 @@
-"""Values of requests, checked: what a client sends is of the right kind and in range, or refused by name."""
+"""Values of requests, checked: what a client sends is of the right kind and in range, or refused by name.
+
+And what all operations share: their type, and the answer that says that the answer comes later.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .lease import Refused
+from .connection import Connection
+from .lease import Operator, Refused
 
 Message = dict[str, Any]
+Operations = Mapping[
+    str, tuple[str, Callable[[Connection, Operator, Message], Message | None]]
+]  # name -> (least role, what does it)
+LATER: Message = {"later": True}  # returned by an operation that answers some other time
 
 
 def integer(message: Message, key: str, least: int, most: int, default: int | None = None) -> int:
@@ -48,3 +56,9 @@ def boolean(message: Message, key: str) -> bool:
     if not isinstance(value, bool):
         raise Refused("bad-request", f"{key!r} must be true or false")
     return value
+
+
+def window_size(message: Message) -> tuple[int, int, int, int]:
+    """Rows, columns, and pixels if the client knows them."""
+    rows, cols = integer(message, "rows", 1, 65535), integer(message, "cols", 1, 65535)
+    return rows, cols, integer(message, "xpixel", 0, 65535, 0), integer(message, "ypixel", 0, 65535, 0)

@@ -24,7 +24,7 @@ from criuctl.session.requests import Requests
 
 pytestmark = pytest.mark.integration
 
-OPERATIONS_OF_THE_HOLDER = sorted(Requests(MagicMock())._operations)
+OPERATIONS_OF_THE_HOLDER = sorted(Requests(MagicMock()).operations)
 
 
 @pytest.fixture

@@ -1,0 +1,147 @@
+"""The operations on the tree and on the holder itself: signals, standing still, ending, checkpoints, upgrade."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+from . import helpers, killing, protocol
+from .connection import Connection
+from .lease import Operator, Refused
+from .processes import signal_foreground
+from .values import LATER, Message, Operations, boolean, number, one_of, text
+
+if TYPE_CHECKING:
+    from .holder import Holder
+    from .requests import Requests
+    from .writing import Writing
+
+
+class Steering:
+    """What changes more than the terminal."""
+
+    def __init__(self, holder: Holder, requests: Requests, writing: Writing) -> None:
+        self._holder, self._requests, self._writing = holder, requests, writing
+        checkpointing = holder.checkpointing
+        self.operations: Operations = {
+            "signal": ("write", self._signal),
+            "pause": ("write", self._pause),
+            "resume": ("write", self._resume),
+            "halt": ("write", self._halt),
+            "kill": ("admin", self._kill),
+            "checkpoint-begin": ("admin", lambda c, o, m: checkpointing.begin(c, o)),
+            "checkpoint-commit": ("admin", lambda c, o, m: checkpointing.commit(c, text(m, "checkpoint"))),
+            "checkpoint-done": ("admin", self._checkpoint_done),
+            "checkpoint-abort": ("admin", lambda c, o, m: checkpointing.abort(c)),
+            "adopt": ("admin", checkpointing.adopt),
+            "spawn": ("admin", lambda c, o, m: helpers.spawn(holder, c, m)),
+            "reexec": ("admin", self._reexec),
+            "shutdown": ("admin", self._shutdown),
+        }
+
+    # -- the tree ---------------------------------------------------------------------------------
+
+    def _needs(self, *states: str) -> None:
+        holder = self._holder
+        if holder.state not in states:
+            raise Refused("state", f"the session is {holder.state}", state=holder.state)
+        if holder.checkpointing.active:
+            raise Refused("busy", "a checkpoint of this session is being made")
+
+    def _signal(self, connection: Connection, by: Operator, message: Message) -> Message:
+        holder = self._holder
+        number = _signal_number(message.get("signal"))
+        to = one_of(message, "to", ("foreground", "session", "leader"), "foreground")
+        self._needs("running", "paused")
+        self._writing.claim(by, protocol.DEFAULT_TTL, "implicit")
+        members = holder.tree.members()
+        if to == "foreground":
+            found = signal_foreground(holder.master.fd, number, members) if holder.master.fd >= 0 else None
+            if found is None:
+                raise Refused("not-found", "the terminal has no foreground group")
+            count = found
+        else:
+            count = holder.tree.signal(number, members if to == "session" else members[:1])
+        self._requests.record("signal", by, signal=number, to=to, signalled=count)
+        holder.emit("signal", signal=number, to=to, by=by.who())
+        return {"signalled": count}
+
+    def _pause(self, connection: Connection, by: Operator, message: Message) -> Message:
+        holder = self._holder
+        self._needs("running", "paused")
+        method, count = holder.tree.freeze()
+        self._requests.record("pause", by, method=method, processes=count)
+        if holder.state == "running":
+            holder.paused_by = by.who()
+            holder.emit("paused", by=by.who(), method=method)
+            holder.set_state("paused")
+        return {"method": method, "processes": count}
+
+    def _resume(self, connection: Connection, by: Operator, message: Message) -> None:
+        holder = self._holder
+        self._needs("running", "paused")
+        holder.tree.thaw()
+        self._requests.record("resume", by)
+        holder.halted = False
+        if holder.state == "paused":
+            holder.paused_by = None
+            holder.emit("resumed", by=by.who())
+            holder.set_state("running")
+
+    def _halt(self, connection: Connection, by: Operator, message: Message) -> Message:
+        holder = self._holder
+        answer = self._pause(connection, by, message)
+        holder.halted = True
+        dropped = holder.master.drop(lambda chunk: chunk.kind == "human")
+        self._requests.refuse_dropped(dropped)
+        count = sum(len(chunk.data) - chunk.at for chunk in dropped)
+        writer = holder.authority.operators.get(holder.authority.holder)
+        if writer is not None and writer.kind != "human" and writer.id != by.id:
+            holder.authority.release(writer)
+            holder.lease_changed("halt", by, **{"from": writer.who()})
+            holder.lease_is_free()
+        self._requests.record("halt", by, dropped=count)
+        holder.emit("halted", by=by.who(), dropped=count)
+        return {**answer, "dropped": count}
+
+    def _kill(self, connection: Connection, by: Operator, message: Message) -> Message:
+        grace = number(message, "grace", 0, 3600, protocol.DEFAULT_GRACE)
+        self._needs("running", "paused", "checkpointed", "exited", "lost")
+        self._requests.record("kill", by, grace=grace)
+        self._holder.emit("killed", by=by.who())
+        killing.Kill(self._holder, grace, lambda killed: connection.send({"id": message["id"], "ok": True, "killed": killed}))
+        return LATER
+
+    # -- checkpoints, upgrade, the end ------------------------------------------------------------
+
+    def _checkpoint_done(self, connection: Connection, by: Operator, message: Message) -> None:
+        checkpoint, ended = text(message, "checkpoint"), boolean(message, "ended")
+        self._holder.checkpointing.done(connection, checkpoint, ended)
+        self._requests.record("checkpoint", by, checkpoint=checkpoint, ended=ended)
+
+    def _reexec(self, connection: Connection, by: Operator, message: Message) -> Message:
+        from . import reexec
+
+        if self._holder.checkpointing.active or self._holder.kills:
+            raise Refused("busy", "a checkpoint or a kill of this session is under way")
+        self._requests.record("reexec", by)
+        reexec.begin(self._holder, connection, message)
+        return LATER
+
+    def _shutdown(self, connection: Connection, by: Operator, message: Message) -> None:
+        holder = self._holder
+        if holder.state in ("running", "paused") and not boolean(message, "force"):
+            raise Refused("state", f"the session is {holder.state}; kill it first, or use force", state=holder.state)
+        self._requests.record("shutdown", by)
+        holder.emit("shutdown", by=by.who())
+        holder.loop.running = False
+
+
+def _signal_number(value: Any) -> int:
+    if isinstance(value, str):
+        name = value.upper().removeprefix("SIG")
+        value = getattr(signal, f"SIG{name}", None) if name.isalnum() else None
+        value = int(value) if isinstance(value, signal.Signals) else None
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < signal.NSIG:
+        raise Refused("bad-request", "'signal' must be a signal's name or number")
+    return value
