@@ -195,6 +195,8 @@ def shown(status: Mapping[str, Any]) -> dict[str, Any]:
     """A holder's status as `criuctl status --json` prints it."""
     body = dict(status)
     body["home"] = body.get("host")
+    if body["state"] not in ("running", "paused"):
+        body["pid"] = None
     for key in ("since", "created"):
         body[key] = when(body.get(key))
     body["operators"] = [{**operator, "since": when(operator.get("since"))} for operator in body.get("operators") or ()]

@@ -148,8 +148,8 @@ def execute(
         raise UsageError(
             f"the command is too long for {shell or 'this shell'}: {len(line)} bytes typed, {_MAX_CANONICAL} at most"
         )
-    # Whatever is half typed goes; what a paste is does not trigger completion.
-    clear = b"\x05\x15" if shell in _EDITORS else b"\x15"
+    # Whatever is half typed goes (the blank: an editor with nothing to delete rings); a paste does not trigger completion.
+    clear = b" \x05\x15" if shell in _EDITORS else b"\x15"
     if status["modes"]["bracketed_paste"]:
         line = b"\x1b[200~" + line + b"\x1b[201~"
     begun = time.monotonic()

@@ -16,7 +16,7 @@ from ..sessions import name_argument
     examples=[
         ("The screen as a person would see it:", "criuctl capture work"),
         ("Everything it printed that is still kept:", "criuctl capture build --scrollback > build.log"),
-        ("What it said to what was sent:", "at=$(criuctl send work --text date --enter -q)\ncriuctl capture work --since $at"),
+        ("What it said to what was sent:", "criuctl send work --text date --enter\ncriuctl capture work --since 4711"),
         ("As it comes, with colours:", "criuctl capture build --since 0 --follow --ansi"),
         ("Lines, cursor, size, for a program:", "criuctl capture work --json"),
     ],
@@ -26,7 +26,9 @@ from ..sessions import name_argument
 @name_argument
 @click.option("--screen", is_flag=True, help="What its terminal shows now.  [default without --since and --scrollback]")
 @click.option("--scrollback", is_flag=True, help="Lines that have scrolled by, as far as kept, and the screen.")
-@click.option("--since", type=click.IntRange(min=0), metavar="OFFSET", help="What it printed from this offset on.")
+@click.option(
+    "--since", type=click.IntRange(min=0), metavar="OFFSET", help="What it printed from this offset on.  [default: --screen]"
+)
 @click.option("--follow", is_flag=True, help="Go on printing what comes, until the session ends.")
 @click.option("--ansi", is_flag=True, help="With colours and attributes; with --follow, the very bytes.  [default: plain text]")
 @pass_app

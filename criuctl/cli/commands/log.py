@@ -35,11 +35,14 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     see_also=["capture", "status"],
 )
 @name_argument
-@click.option("--since", type=click.IntRange(min=0), default=0, metavar="SEQUENCE", help="Only entries after this one.")
+@click.option(
+    "--since", type=click.IntRange(min=0), default=0, metavar="SEQUENCE", show_default=True, help="Only entries after this one."
+)
 @click.option(
     "--export",
     type=click.Choice(["cast"]),
-    help="Print the session's output as a recording instead: cast is asciicast version 3, for asciinema.",
+    help="Print the session's output as a recording instead: cast is asciicast version 3, for asciinema."
+    "  [default: the audit log]",
 )
 @pass_app
 def log(app: App, name: str, since: int, export: str | None) -> int:

@@ -30,10 +30,7 @@ class InOrder(Page):
         ("Run a command line in a shell and see what it prints:", 'criuctl send work --text "make test" --enter'),
         ("Interrupt, then the line before once more:", 'criuctl send work --keys "C-c Up Enter"'),
         ("A whole file, as pasted:", "criuctl send work --paste notes.txt"),
-        (
-            "Wait for the answer to what was sent:",
-            "at=$(criuctl send work --text 'ls' --enter -q)\ncriuctl wait work --match '\\$ $' --since $at",
-        ),
+        ("Wait for the answer to what was sent:", "criuctl send work --text ls --enter\ncriuctl wait work --match '\\$ $'"),
     ],
     exits=[3, 9, 10, 12],
     see_also=["capture", "wait", "exec"],
@@ -41,7 +38,7 @@ class InOrder(Page):
 )
 @name_argument
 @click.option("--text", metavar="TEXT", multiple=True, help="Type this text as it is.")
-@click.option("--enter", count=True, expose_value=False, help="Press Enter.")
+@click.option("--enter", count=True, expose_value=False, help="Press Enter.  [default: not]")
 @click.option(
     "--keys", metavar="KEYS", multiple=True, help='Press these keys: "C-c Up M-x Escape F5 PageDown", or single characters.'
 )

@@ -33,8 +33,17 @@ def _text(body: dict[str, Any]) -> str:
 )
 @name_argument
 @click.option("--exit", "exit_", is_flag=True, help="Until the session has ended; prints its exit code.")
-@click.option("--idle", type=click.FloatRange(min=0, max=86400), metavar="SECONDS", help="Until nothing was printed for so long.")
-@click.option("--match", metavar="REGEX", help="Until this is in its output, escape sequences left out; prints what matched.")
+@click.option(
+    "--idle",
+    type=click.FloatRange(min=0, max=86400),
+    metavar="SECONDS",
+    help="Until nothing was printed for so long.  [default: none]",
+)
+@click.option(
+    "--match",
+    metavar="REGEX",
+    help="Until this is in its output, escape sequences left out; prints what matched.  [default: none]",
+)
 @click.option("--prompt", is_flag=True, help="Until a shell is in the foreground and at its prompt.")
 @click.option(
     "--since",
