@@ -31,6 +31,7 @@ class Steering:
             "kill": ("admin", self._kill),
             "checkpoint-begin": ("admin", lambda c, o, m: checkpointing.begin(c, o)),
             "checkpoint-commit": ("admin", lambda c, o, m: checkpointing.commit(c, text(m, "checkpoint"))),
+            "checkpoint-thawed": ("admin", lambda c, o, m: checkpointing.thawed(c)),
             "checkpoint-done": ("admin", self._checkpoint_done),
             "checkpoint-abort": ("admin", lambda c, o, m: checkpointing.abort(c)),
             "adopt": ("admin", checkpointing.adopt),
