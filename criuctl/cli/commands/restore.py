@@ -50,6 +50,8 @@ def _connections(told: Sequence[Mapping[str, Any]], key: str) -> list[str]:
         if len(alike) > _ALIKE:
             who = f"{len(alike)} connections of PIDs {', '.join(str(p) for p in sorted({c['pid'] for c in alike})[:4])}"
         how = f" ({printable(application)})" if application else ""
+        tries = max(c.get("attempts", 0) for c in alike)
+        how += f" after {tries} tries" if word == "failed" and tries > 1 else ""
         why = f": {printable(reason)}" if reason else ""
         line = f" -> {printable(peer or '(no name)')} {printable(word)}{how}{why}"
         lines += (
@@ -74,6 +76,25 @@ def _stay(pid: int) -> None:
         return  # ended already
     with os.fdopen(pidfd, "rb", buffering=0):
         select.select([pidfd], [], [])
+
+
+def _stay_with(app: App, name: str, pid: int) -> int | None:
+    """Stay until the session has ended, attached if it has a terminal and we have one; its exit code, None if nobody knows it."""
+    from ...errors import SessionGone
+    from ...ops.sessions import connect
+
+    try:
+        session = connect(app.config, name)
+    except SessionGone:
+        _stay(pid)
+        return None
+    if os.isatty(0) and os.isatty(1) and not app.json:
+        from ..attaching import attach_to
+
+        return attach_to(app, name, lambda resume: connect(app.config, name, resume=resume), session=session)
+    with session:
+        code: int | None = session.wait_exit()["exit_code"]
+        return code
 
 
 def _plan(plan: Mapping[str, Any]) -> str:
@@ -105,7 +126,8 @@ def _plan(plan: Mapping[str, Any]) -> str:
     "--detach/--attach",
     default=True,
     show_default=True,
-    help="Leave at once, or stay until the restored tree has ended. Leaving by ^C never ends the tree.",
+    help="Leave at once, or stay until the restored tree has ended: attached to its terminal if criuctl holds that, and then"
+    " with its exit status. Leaving, by ^C or the detach key, never ends the tree.",
 )
 @click.option("--as", "new_name", metavar="NAME", help="Restore a copy, as a session of this new name.  [default: its own name]")
 @click.option("--lazy", is_flag=True, help="Run at once; memory is fetched as it is touched.  [default: memory first]")
@@ -191,5 +213,7 @@ def restore(
         return 0 if body["ok"] else EXIT_REFUSED
     app.emit(body, lambda: _outcome(body), brief=lambda: str(body["pid"]))
     if not detach:
-        _stay(body["pid"])
+        code = _stay_with(app, body["session"], body["pid"])
+        if code is not None:
+            return code
     return DEGRADED if result.degraded else 0
