@@ -12,7 +12,6 @@ here) · ``exited`` · ``lost`` (the tree ended in a way nobody saw).  Every cha
 from __future__ import annotations
 
 import gc
-import json
 import os
 import signal
 import socket
@@ -22,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,13 @@ from .. import __version__
 from ..errors import CriuctlError
 from ..proc.syscalls import set_child_subreaper
 from ..proc.tree import ProcessIdentity, children
-from . import cgroup, names, protocol
+from . import cgroup, describing, names, protocol
 from .audit import AuditLog
 from .bytelog import OutputLog
 from .connection import Connection, Wait
-from .lease import Authority, Operator
-from .loop import HANGUP, READ, WRITE, Loop, Timer
+from .lease import Authority
+from .leasing import Leasing
+from .loop import HANGUP, READ, WRITE, Loop
 from .master import Chunk, Master
 from .modes import Modes
 from .processes import Tree, exit_code, reap
@@ -43,7 +43,6 @@ from .timeline import Timeline
 
 _MAX_CONNECTIONS = 256
 _REMEMBERED_EVENTS = 1000
-_FORGOTTEN_OPERATORS = 64  # of those who left, this many may still come back
 _MAX_LOOKS, _LOOK_PAUSE = 100, 0.02
 DEFAULT_LINGER = 3600.0  # seconds that a status nobody collected keeps the holder
 
@@ -98,9 +97,9 @@ class Holder:
         self.kills = 0  # under way
         self.helpers: dict[int, Callable[[int], None]] = {}  # PID -> what to call with its wait status
         self.listener: socket.socket | None = None
+        self.leasing = Leasing(self)
         self.checkpointing = Checkpointing(self)
         self.requests = Requests(self)
-        self._lease_timer: Timer | None = None
         self._root_fd = -1
         self._looks = 0
         self._wake: tuple[int, int] = (-1, -1)
@@ -200,50 +199,7 @@ class Holder:
 
     def status(self) -> dict[str, Any]:
         """As in the protocol."""
-        identity, root, now = self.identity, self.tree.root, time.monotonic()
-        attached = {c.operator.id: c for c in self.connections.values() if c.operator is not None and not c.dead}
-        operators = []
-        for operator in self.authority.operators.values():
-            if operator.id in attached:
-                position = attached[operator.id].position
-                place = {"attached": position is not None, "lag": 0 if position is None else self.log.end - position}
-                operators.append({**operator.who(), "role": operator.role, "since": operator.since, **place})
-        return {
-            "session": identity.name,
-            "id": identity.id,
-            "state": self.state,
-            "incarnation": identity.incarnation,
-            "pid": root.pid if root is not None else None,
-            "start_time": root.start_time if root is not None else None,
-            "exit_code": self.exit[0],
-            "exit_signal": self.exit[1],
-            "since": self.since,
-            "created": identity.created,
-            "command": identity.command,
-            "host": os.uname().nodename,
-            "rows": self.master.rows,
-            "cols": self.master.cols,
-            "offset": self.log.end,
-            "base": self.log.base,
-            "modes": self.modes.to_dict(),
-            "operators": operators,
-            "lease": self.lease(now),
-            "paused_by": self.paused_by,
-            "halted": self.halted,
-            "held_input": self.master.queued if self.master.held else 0,
-            "queued_input": self.master.queued,
-            "input_offset": max(self.input_offset, self.log.base),
-            "labels": identity.labels,
-            "checkpoint": self.checkpoint_id or None,
-            "checkpointing": self.checkpointing.active,
-            "audit": str(self.audit.path),
-            "log_error": self.log.broken or None,
-            "freezer": self.tree.group.method if self.tree.group is not None else "SIGSTOP",
-            "holder_pid": os.getpid(),
-            "version": __version__,
-            "restored": identity.restored,
-            "facts": identity.facts,
-        }
+        return describing.status(self)
 
     def lease(self, now: float) -> dict[str, Any] | None:
         """The lease of somebody who is here."""
@@ -252,29 +208,7 @@ class Holder:
 
     def write_state(self, ended: bool = False) -> None:
         """What `ls` and `status` know when there is no holder to ask."""
-        try:
-            mine = ProcessIdentity.of(os.getpid())
-        except CriuctlError:  # no /proc: then nobody can check it either
-            mine = ProcessIdentity(os.getpid(), 0)
-        status = self.status()
-        kept = ("session", "id", "state", "incarnation", "pid", "start_time", "exit_code", "exit_signal", "since", "created")
-        body = {key: status[key] for key in (*kept, "command", "labels", "checkpoint", "rows", "cols")}
-        body |= {"pid_namespace": self._pid_namespace(), "socket": str(self.run_folder / "socket")}
-        body["cgroup"] = self.tree.group.path if self.tree.group is not None else None
-        body |= {"holder": None if ended else asdict(mine), "boot_id": _boot_id(), "log": str(self.log.path)}
-        temporary = self.run_folder / ".state"
-        with suppress(OSError):  # a full disk must not end a session
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
-                json.dump(body, file)
-            temporary.replace(self.run_folder / "state.json")
-
-    def _pid_namespace(self) -> int | None:
-        """Inode of the tree's PID namespace, if it has one of its own: how a process inside knows where it is."""
-        if self.tree.root is not None:
-            with suppress(OSError):
-                inode = os.stat(f"/proc/{self.tree.root.pid}/ns/pid").st_ino
-                return inode if inode != os.stat("/proc/self/ns/pid").st_ino else None
-        return None
+        describing.write_state(self, ended)
 
     def answer_waits(self) -> None:
         """Answer every `wait` whose time has come."""
@@ -434,63 +368,8 @@ class Holder:
                 chunk.connection = -1
         self.checkpointing.lost(connection)
         if connection.operator is not None:
-            self.operator_left(connection.operator, "left" if why == "bye" else "lost")
+            self.leasing.left(connection.operator, "left" if why == "bye" else "lost")
         self.end_if_done()
-
-    def operator_left(self, operator: Operator, how: str) -> None:
-        """An operator has no connection any more."""
-        operator.connected = False
-        self.audit.write(how, {**operator.who(), "pid": operator.pid}, self.identity.incarnation)
-        self.emit("operator", **operator.who(), role=operator.role, how=how)
-        authority = self.authority
-        if authority.holder == operator.id:
-            self.emit("lease", lease=None, how="lost", **{"from": operator.who()})
-            if how == "left" or authority.queue:
-                authority.release(operator)
-                self.lease_is_free()
-        if how == "left":
-            authority.operators.pop(operator.id, None)
-        gone = [o.id for o in authority.operators.values() if not o.connected and o.id != authority.holder]
-        for identifier in gone[:-_FORGOTTEN_OPERATORS]:
-            del authority.operators[identifier]
-
-    # -- the lease --------------------------------------------------------------------------------
-
-    def lease_changed(self, how: str, by: Operator, **facts: Any) -> None:
-        """Tell who writes now, and watch over its time."""
-        self.audit.write(f"lease-{how}", {**by.who(), "pid": by.pid}, self.identity.incarnation, **facts)
-        self.emit("lease", lease=self.lease(time.monotonic()), how=how, by=by.who(), **facts)
-        self.watch_lease()
-
-    def watch_lease(self) -> None:
-        """Set the timer for the end of the lease, if there is one."""
-        if self._lease_timer is not None:
-            self._lease_timer.cancel()
-            self._lease_timer = None
-        if self.authority.holder:
-            self._lease_timer = self.loop.after(max(0.0, self.authority.expires - time.monotonic()), self._lease_due)
-
-    def lease_is_free(self) -> None:
-        """Give the lease to who waits for it."""
-        heir = self.authority.next_in_queue(time.monotonic())
-        if heir is not None:
-            self.lease_changed("request", heir)
-        self.answer_waits()
-
-    def _lease_due(self) -> None:
-        self._lease_timer = None
-        expired = self.authority.expired(time.monotonic())
-        if expired is not None:
-            self.lease_changed("expired", expired)
-            self.lease_is_free()
-        else:
-            self.watch_lease()  # it was prolonged meanwhile
-
-
-def _boot_id() -> str:
-    with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip()
-    return ""
 
 
 def _own_children() -> list[int]:

@@ -186,7 +186,7 @@ def _resume_authority(holder: Holder, state: dict[str, Any]) -> None:
     authority.ceilings = {(kind, name): role for kind, name, role in state["ceilings"]}
     authority.holder, authority.expires, authority.ttl, queue, authority.serial = state["lease"]
     authority.queue.extend((operator, ttl) for operator, ttl in queue)
-    holder.watch_lease()
+    holder.leasing.watch()
 
 
 def _resume_tree(holder: Holder, state: dict[str, Any]) -> None:

@@ -99,8 +99,8 @@ class Steering:
         writer = holder.authority.operators.get(holder.authority.holder)
         if writer is not None and writer.kind != "human" and writer.id != by.id:
             holder.authority.release(writer)
-            holder.lease_changed("halt", by, **{"from": writer.who()})
-            holder.lease_is_free()
+            holder.leasing.changed("halt", by, **{"from": writer.who()})
+            holder.leasing.free()
         self._requests.record("halt", by, dropped=count)
         holder.emit("halted", by=by.who(), dropped=count)
         return {**answer, "dropped": count}

@@ -40,7 +40,7 @@ class Writing:
         if self._holder.halted and by.kind != "human":
             raise Refused("state", "the session is halted: until it is resumed only humans write", state=self._holder.state)
         if self._holder.authority.request(by, ttl, time.monotonic()):
-            self._holder.lease_changed(how, by)
+            self._holder.leasing.changed(how, by)
 
     def _input(self, connection: Connection, by: Operator, message: Message) -> Message | None:
         if "base64" in message:
@@ -87,7 +87,7 @@ class Writing:
         ttl = number(message, "ttl", 1, protocol.MAX_TTL, protocol.DEFAULT_TTL)
         try:
             self.claim(by, ttl, "request")
-            self._holder.watch_lease()
+            self._holder.leasing.watch()
         except Refused as refused:
             if refused.code != "lease-held" or not boolean(message, "queue"):
                 raise
@@ -101,12 +101,12 @@ class Writing:
         holder = self._holder
         other = holder.authority.take(by, number(message, "ttl", 1, protocol.MAX_TTL, protocol.DEFAULT_TTL), time.monotonic())
         whom = other.who() if other is not None else None
-        holder.lease_changed("take", by, **{"from": whom})
+        holder.leasing.changed("take", by, **{"from": whom})
         return {**self._lease(), "from": whom}
 
     def _lease_grant(self, connection: Connection, by: Operator, message: Message) -> Message:
         heir = self._holder.authority.grant(by, text(message, "to", 32), time.monotonic())
-        self._holder.lease_changed("grant", by, to=heir.who())
+        self._holder.leasing.changed("grant", by, to=heir.who())
         return self._lease()
 
     def _lease_yield(self, connection: Connection, by: Operator, message: Message) -> Message:
@@ -116,8 +116,8 @@ class Writing:
                 raise Refused("forbidden", "only the holder of the lease can yield it")
             return self._lease_grant(connection, by, message)
         if holder.authority.release(by):
-            holder.lease_changed("yield", by)
-            holder.lease_is_free()
+            holder.leasing.changed("yield", by)
+            holder.leasing.free()
         return {}
 
     def _set_role(self, connection: Connection, by: Operator, message: Message) -> None:
@@ -128,5 +128,5 @@ class Writing:
         for operator in holder.authority.set_ceiling(kind, name, role):
             holder.emit("operator", **operator.who(), role=operator.role, how="role")
             if not operator.may("write") and holder.authority.release(operator):
-                holder.lease_changed("take", by, **{"from": operator.who()})
-                holder.lease_is_free()
+                holder.leasing.changed("take", by, **{"from": operator.who()})
+                holder.leasing.free()
