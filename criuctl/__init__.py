@@ -1,4 +1,7 @@
-"""criuctl keeps live executions alive: checkpoint, store, move and restore Linux process trees."""
+"""criuctl keeps live executions alive: checkpoint, store, move and restore Linux process trees.
+
+``criuctl.Session`` is the Python API to sessions under a holder (see `criuctl.session.client`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ __all__ = ["Session", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    """`Session` is imported when somebody asks for it: start-up is counted in milliseconds."""
+    """`Session`, imported when first asked for: the command line must start without it."""
     if name == "Session":
         from .session.client import Session
 

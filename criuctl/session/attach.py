@@ -24,11 +24,12 @@ import time
 import tty
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
-from ..errors import Conflict, CriuctlError, LeaseHeld, NotFound, SessionGone
+from ..errors import CriuctlError, NotFound, SessionGone
 from . import keys
 from .client import Answer, Event, Output, Session
 
@@ -221,35 +222,45 @@ class Ended:
     text: str = ""
 
 
-@dataclass(slots=True)
 class Attachment:
     """One terminal that is attached to one session."""
 
-    name: str
-    connect: Connect
-    detach_key: str
-    read_only: bool = False
-    take: bool = False
-    start: int | None = None  # show the log from this offset on, as it is; None: draw the screen of now
-    patience: float = 10.0  # seconds for a lost connection to come back
-    session: Session = field(init=False)
-    _terminal: Terminal = field(init=False)
-    _key: DetachKey = field(init=False)
-    _position: int = 0  # offset of the next byte that we need
-    _alternate: bool = False
-    _lease: dict[str, Any] | None = None
-    _state: str = "running"
-    _typed: bytearray = field(default_factory=bytearray)
-    _unanswered: dict[int, int] = field(default_factory=dict)
-    _redraw_at: float | None = None
-    _refused_at: float = 0.0
-    _ended: Ended | None = None
-    _window_changed: bool = False
+    def __init__(
+        self,
+        name: str,
+        connect: Connect,
+        detach_key: str,
+        *,
+        read_only: bool = False,
+        take: bool = False,
+        start: int | None = None,
+        patience: float = 10.0,
+    ) -> None:
+        """`start` shows the log from that offset on, as it is, instead of drawing the screen of now.
+
+        `patience` is how many seconds a lost connection may take to come back.
+        """
+        self.name, self._connect, self._detach_key = name, connect, detach_key
+        self._read_only, self._take, self._start, self._patience = read_only, take, start, patience
+        self.session: Session
+        self._terminal: Terminal
+        self._key = DetachKey(detach_key)
+        self._position = 0  # offset of the next byte that we need
+        self._alternate = False  # our terminal shows its alternate screen
+        self._escape = b""  # the end of the output, where a sequence may be cut in two
+        self._lease: dict[str, Any] | None = None
+        self._state = "running"
+        self._typed = bytearray()  # not sent yet
+        self._unanswered: dict[int, int] = {}  # request -> bytes on their way to the session's terminal
+        self._redraw_at: float | None = None
+        self._gap = False  # output was skipped: draw again once it is quiet
+        self._refused_at = 0.0
+        self._window_changed = False
+        self._ended: Ended | None = None
 
     def run(self, session: Session) -> Ended:
         """Attach, until the session ends, the detach key comes, or the connection is lost for good."""
         self.session = session
-        self._key = DetachKey(self.detach_key)
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = signal.signal(signal.SIGWINCH, self._on_window)
         number = signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
@@ -260,7 +271,7 @@ class Attachment:
                     self._begin()
                     self._loop(wake)
                 finally:
-                    if terminal.is_terminal and terminal.drew and self._is_alternate():
+                    if terminal.is_terminal and terminal.drew and self._alternate:
                         terminal.put(_LEAVE_ALTERNATE)
         finally:
             signal.set_wakeup_fd(number)
@@ -275,13 +286,10 @@ class Attachment:
     def _begin(self) -> None:
         status = self.session.hello["status"]
         self._terminal.drew = True
-        if self.take and not self.read_only:
+        if self._take and not self._read_only:
             self.session.lease_take()
-        if self.start is not None or not self._terminal.is_terminal:
-            self._position = status["base"] if self.start is None else self.start
-            if self.start is None and not self._terminal.is_terminal:
-                self._position = status["offset"]
-            self._attach(self._position)
+        if self._start is not None or not self._terminal.is_terminal:
+            self._attach(status["offset"] if self._start is None else self._start)
         else:
             self._draw(history=True)
             self._attach(self._position)
@@ -294,13 +302,13 @@ class Attachment:
             self._notice(restored_text(self.name, status["incarnation"], restored))
         elif self._state == "paused":
             self._notice(f"{self.name} is paused; `criuctl resume {self.name}` lets it go on")
-        elif not self.read_only and self._lease is not None and not self._mine:
+        elif not self._read_only and self._lease is not None and not self._mine:
             self._notice(f"{self._writer()} writes in {self.name}; attach with --take to write yourself")
 
     def _attach(self, start: int) -> None:
         """Have output pushed from `start`; with the write lease if it is to be had."""
         arguments: dict[str, Any] = {"from": start}
-        if not self.read_only:
+        if not self._read_only:
             arguments["write"] = True
             if self._terminal.size is not None:
                 arguments["size"] = _size(self._terminal.size)
@@ -330,14 +338,11 @@ class Attachment:
         screen = replay(self.session, status)
         if history:
             self._terminal.put(b"\r\n" * size[0])  # what is on our screen goes into the scrollback
-        elif self._is_alternate():
+        elif self._alternate:
             self._terminal.put(_LEAVE_ALTERNATE)
         self._terminal.put(RESET + screen.redraw(size[0], size[1], history=history))
         self._alternate = screen.alternate
         self._position = screen.end
-
-    def _is_alternate(self) -> bool:
-        return self._alternate
 
     # -- the loop ---------------------------------------------------------------------------------
 
@@ -400,23 +405,20 @@ class Attachment:
         elif isinstance(message, Event):
             self._on_event(message)
         else:
-            self._unanswered.pop(message.id, None)
-            if message.error is not None:
+            typed = message.id == 0 or self._unanswered.pop(message.id, None) is not None
+            if typed and message.error is not None:
                 self._on_refusal(message.error)
-
-    _gap: bool = False
-    _tail: bytes = b""
 
     def _watch_alternate(self, data: bytes) -> None:
         """Whether the terminal shows its alternate screen, for the moment when we leave."""
-        if b"\x1b" not in data and not self._tail:
+        if b"\x1b" not in data and not self._escape:
             return
-        joined = self._tail + data
+        joined = self._escape + data
         on = max(joined.rfind(b"\x1b[?1049h"), joined.rfind(b"\x1b[?1047h"), joined.rfind(b"\x1b[?47h"))
         off = max(joined.rfind(b"\x1b[?1049l"), joined.rfind(b"\x1b[?1047l"), joined.rfind(b"\x1b[?47l"), joined.rfind(b"\x1bc"))
         if on >= 0 or off >= 0:
             self._alternate = on > off
-        self._tail = joined[-7:] if b"\x1b" in joined[-7:] else b""
+        self._escape = joined[-7:] if b"\x1b" in joined[-7:] else b""
 
     # -- what the holder tells --------------------------------------------------------------------
 
@@ -451,12 +453,12 @@ class Attachment:
             self._ended = Ended("lost", text="its holder was shut down")
 
     def _on_refusal(self, error: CriuctlError) -> None:
-        if isinstance(error, LeaseHeld | Conflict) or not isinstance(error, SessionGone):
-            self._unanswered.clear()
-            self._terminal.put(b"\a" if self._terminal.is_terminal else b"")
-            if time.monotonic() - self._refused_at > _NOTICE:
-                self._refused_at = time.monotonic()
-                self._notice(f"not typed: {error.message}")
+        """What was typed did not reach the session."""
+        if self._terminal.is_terminal:
+            self._terminal.put(b"\a")
+        if time.monotonic() - self._refused_at > _NOTICE:
+            self._refused_at = time.monotonic()
+            self._notice(f"not typed: {error.message}")
 
     # -- typing -----------------------------------------------------------------------------------
 
@@ -469,13 +471,13 @@ class Attachment:
         if not data:
             if self._terminal.keyboard:
                 self._ended = Ended("detached", text="the terminal hung up")
-            elif not self.read_only:
+            elif not self._read_only:
                 self._typed += b"\x04"  # a terminal's end of input
             return False
         forward, detached = self._key.feed(data)
         if detached:
             self._ended = Ended("detached")
-        if forward and not self.read_only and (self._mine or not _is_report(forward)):
+        if forward and not self._read_only and (self._mine or not _is_report(forward)):
             self._typed += forward
         return True
 
@@ -505,7 +507,7 @@ class Attachment:
     # -- notices ----------------------------------------------------------------------------------
 
     def _checkpointed_text(self, checkpoint: object) -> str:
-        key = f"; {self.detach_key} leaves" if self.detach_key else ""
+        key = f"; {self._detach_key} leaves" if self._detach_key else ""
         return (
             f"{self.name} is checkpointed ({str(checkpoint or '')[:12]}); it goes on here when it is restored on this host{key}"
         )
@@ -539,19 +541,19 @@ class Attachment:
 
     def _come_back(self, error: SessionGone) -> None:
         """Connect again as the same operator and go on where the output broke off."""
-        resume = (self.session.operator, self.session.token)
+        resume: tuple[str, str] | None = (self.session.operator, self.session.token)
         self.session.close()
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + self._patience
         self._unanswered.clear()
         while self._ended is None:
             try:
-                session = self.connect(resume)
+                session = self._connect(resume)
             except NotFound as gone:
                 if time.monotonic() >= deadline:
                     self._ended = Ended("lost", text=gone.message or error.message)
                     return
-                if "there was no operator" in gone.message:
-                    resume = None  # type: ignore[assignment]  # another holder than before: as somebody new
+                if not isinstance(gone, SessionGone):
+                    resume = None  # another holder than before, who does not know us: as somebody new
                 self._pause(_RETRY)
                 continue
             self.session = session
@@ -593,11 +595,22 @@ def restored_text(name: str, incarnation: int, restored: dict[str, Any]) -> str:
     if restored.get("host"):
         text += f", from {restored['host']}"
     if restored.get("created"):
-        text += f", as it was {restored['created']}"
+        text += f", as it was {restored['created']}{_age(str(restored['created']))}"
     dropped = restored.get("dropped") or []
     if dropped:
         text += f"; dropped: {', '.join(map(str, dropped))}"
     return text
+
+
+def _age(created: str) -> str:
+    try:
+        seconds = int((datetime.now(UTC) - datetime.fromisoformat(created)).total_seconds())
+    except (ValueError, TypeError):
+        return ""
+    for span, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        if seconds >= 2 * span or span == 1:
+            return f" ({seconds // span} {unit} ago)"
+    return ""
 
 
 def _size(size: tuple[int, int, int, int]) -> dict[str, int]:
