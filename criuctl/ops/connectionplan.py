@@ -147,7 +147,7 @@ def _alone(decided: Decision, *, asked: bool) -> Decision:
 def _tell(record: ConnectionRecord, decided: Decision, facts: HostFacts, net: str, findings: list[Finding]) -> None:
     if decided.policy == "refuse":
         why = f": {decided.reason}" if decided.reason else ""
-        hint = "Restore with --connections reconnect, hangup or keep."
+        hint = f"Restore with --connections reconnect{' or hangup' if record.ended else ', hangup or keep'}."
         text = f"the connection {record.local} -> {record.peer} may not be given up{why}"
         findings.append(Finding("error", "connection-refuse", text, hint, record.pid, record.fd))
     elif decided.policy == "keep" and record.ended:

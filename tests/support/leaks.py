@@ -27,6 +27,7 @@ from .oracle import read, status_of
 TEMPORARY = ("/tmp", "/dev/shm", "/run", "/run/criuctl", "/run/netns", "/var/tmp", "/var/lib/criuctl", "/var/cache/criuctl")
 OURS = re.compile(r"criu|cr-", re.IGNORECASE)
 # CRIU's cache of what the kernel can do, meant to stay; and what other programs of this project make at the same time.
+TOKEN = re.compile(rb"czoo[0-9a-f]{10}")  # of any test
 IGNORED = re.compile(r"criu\.kdat|criuctl-(bench|setup|quickstart)")
 SETTLE_SECONDS = 1.5
 OTHERS_SECONDS = 8.0  # what does not bear our token may belong to a dump of somebody else, and go with it
@@ -77,7 +78,20 @@ def _describe(pid: int) -> str:
     return f"process {pid} ({command[:120] or 'no command line'}; {status_of(f'/proc/{pid}/status').get('State', 'gone')})"
 
 
-def _orphans() -> dict[tuple[int, int], str]:
+def _of_another(pid: int, token: str) -> bool:
+    """Whether the process bears the token of another test, which has a guard of its own."""
+    borne = {found.decode() for part in ("environ", "cmdline") for found in TOKEN.findall(_bytes(f"/proc/{pid}/{part}"))}
+    return bool(borne) and token not in borne
+
+
+def _bytes(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+def _orphans(token: str) -> dict[tuple[int, int], str]:
     """CRIU processes whose parent is gone, and inits of private namespaces that have nobody left: nobody will ever end them."""
     found = {}
     for name in os.listdir("/proc"):
@@ -85,7 +99,7 @@ def _orphans() -> dict[tuple[int, int], str]:
             continue
         status = status_of(f"/proc/{name}/status")
         lonely = "nsinit" in read(f"/proc/{name}/cmdline") and not read(f"/proc/{name}/task/{name}/children")
-        if lonely or (status.get("Name") == "criu" and status.get("PPid") == "1"):
+        if (lonely or (status.get("Name") == "criu" and status.get("PPid") == "1")) and not _of_another(int(name), token):
             started = start_time(int(name))
             if started is not None:
                 found[int(name), started] = _describe(int(name))
@@ -162,7 +176,7 @@ def _entries() -> set[str]:
 def look(token: str) -> State:
     """The state of the machine, as far as it concerns the test of this token."""
     return State(
-        processes=processes_of(token) | _orphans(),
+        processes=processes_of(token) | _orphans(token),
         stopped=_stopped(token),
         mounts={line.split(" ", 3)[3] for line in Path("/proc/self/mountinfo").read_text().splitlines()},
         tables={f"nftables table {name}" for name in nft_tables()} | {f"iptables chain {name}" for name in _iptables_chains()},
