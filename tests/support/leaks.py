@@ -25,9 +25,9 @@ from .keeper import start_time
 from .oracle import read, status_of
 
 TEMPORARY = ("/tmp", "/dev/shm", "/run", "/run/criuctl", "/run/netns", "/var/tmp", "/var/lib/criuctl", "/var/cache/criuctl")
+TOKEN = re.compile(rb"czoo[0-9a-f]{10}")  # of any test
 OURS = re.compile(r"criu|cr-", re.IGNORECASE)
 # CRIU's cache of what the kernel can do, meant to stay; and what other programs of this project make at the same time.
-TOKEN = re.compile(rb"czoo[0-9a-f]{10}")  # of any test
 IGNORED = re.compile(r"criu\.kdat|criuctl-(bench|setup|quickstart)")
 SETTLE_SECONDS = 1.5
 OTHERS_SECONDS = 8.0  # what does not bear our token may belong to a dump of somebody else, and go with it
