@@ -15,7 +15,7 @@ _SEQUENCE = re.compile(
     rb"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
     rb"|\x1b[PX^_](?:[^\x1b]|\x1b(?!\\))*\x1b\\"
     rb"|\x1b[()*+# %][ -~]|\x1b[0-OQ-WYZ\\`-~]"
-    rb"|[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]|\r(?=\n)"
+    rb"|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\r(?=\n)"
 )
 _UNFINISHED = re.compile(rb"(?:\x1b(?:\[[<-?]?[0-9:;]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[()*+# %])?|\r)\Z")
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..config import Config
 
 _URL = re.compile(
-    r"ssh://(?:(?P<user>[A-Za-z0-9._+\\-][A-Za-z0-9._+\\-]*)@)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::(?P<port>\d{1,5}))?/(?P<name>[^/]+)/?"
+    r"ssh://(?:(?P<user>[A-Za-z0-9._+\\-][A-Za-z0-9._+\\-]*)@)?(?P<host>\[[0-9A-Za-z:.%_-]+\]|[A-Za-z0-9._-]+)(?::(?P<port>\d{1,5}))?/(?P<name>[^/]+)/?"
 )
 _AGENT = ("SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_ASKPASS", "DISPLAY")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyte
 from pyte import charsets, graphics, modes
-from pyte.screens import Char
+from pyte.screens import Char, wcwidth
 
 HISTORY = 2000  # lines of scrollback that are kept
 _MAX_CARRY = 64 << 10  # a sequence longer than this is none
@@ -178,7 +178,7 @@ class Screen(pyte.Screen):
             top, bottom = [*_numbers(args, 0), 0, 0][:2]
             self.set_margins(top or None, bottom or None)
             self.cursor_position()
-        elif (method := self._dispatch.get(final)) is not None:
+        elif ":" not in args and (method := self._dispatch.get(final)) is not None:
             numbers = [int(n) if n else 0 for n in args.split(";")] if args else []
             method(*numbers[: 2 if final in "Hf" else 0 if final in "su" else 1])
 
@@ -352,8 +352,10 @@ class Screen(pyte.Screen):
         if self.cursor.x >= self.columns <= columns:
             # A wrap is pending: only a character that is written into the last column brings a terminal there.
             x = self.columns - 1
+            if x and self.buffer[self.cursor.y][x].data == "":  # a wide one
+                x -= 1
             last = self.buffer[self.cursor.y][x]
-            yield f"\x1b[{y + 1};{x + 1}H{_rendition(last)}{last.data or ' '}"
+            yield f"\x1b[{y + 1};{x + 1}H{_rendition(last)}{_text(self.buffer[self.cursor.y], x, self.columns) or ' '}"
         else:
             yield f"\x1b[{y + 1};{x + 1}H"
         if _DECOM in self.mode:  # after it positions count from the margin, and setting it moves the cursor
@@ -409,7 +411,26 @@ def _renditions(args: str) -> list[int]:
 
 def _plain(line: Mapping[int, Char], columns: int) -> str:
     last = max((x for x in line if x < columns), default=-1)
-    return "".join(line[x].data for x in range(last + 1)).rstrip(" ")
+    return "".join(_text(line, x, columns) for x in range(last + 1)).rstrip(" ")
+
+
+def _text(line: Mapping[int, Char], x: int, columns: int) -> str:
+    """What cell `x` shows; half of a wide character, whose other half was overwritten, shows nothing."""
+    data = line[x].data
+    if _stub(data):
+        return data if x and _wide(line[x - 1].data) else " "
+    if _wide(data) and (x + 1 >= columns or not _stub(line[x + 1].data)):
+        return " "
+    return data
+
+
+def _stub(data: str) -> bool:
+    """Whether this is the second half of a wide character, perhaps with an accent."""
+    return data == "" or (data > "\x7f" and wcwidth(data[0]) == 0)
+
+
+def _wide(data: str) -> bool:
+    return data > "\u10ff" and wcwidth(data[0]) == 2
 
 
 def _styled(line: Mapping[int, Char], columns: int) -> str:
@@ -421,7 +442,7 @@ def _styled(line: Mapping[int, Char], columns: int) -> str:
         if char[1:] != now[1:]:
             out.append(_rendition(char))
             now = char
-        out.append(char.data)
+        out.append(_text(line, x, columns))
     if now[1:] != _BLANK[1:]:
         out.append("\x1b[m")
     return "".join(out)

@@ -1,0 +1,156 @@
+"""The pieces of being attached that need no session: the detach key, keys by name, plain text, marks, recordings."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criuctl.errors import UsageError
+from criuctl.session import keys
+from criuctl.session.attach import DetachKey, restored_text
+from criuctl.session.cast import cast
+from criuctl.session.plain import strip
+from criuctl.session.remote import Remote
+from criuctl.session.shell_integration import Marks, command_line
+
+
+def typed(key: str, data: bytes, cuts: list[int]) -> tuple[bytes, bool]:
+    """What is passed on of `data`, read in pieces."""
+    watch, out = DetachKey(key), b""
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    for begin, end in pairwise(edges):
+        piece, detached = watch.feed(data[begin:end])
+        out += piece
+        if detached:
+            return out, True
+    return out, False
+
+
+CUTS = st.lists(st.integers(0, 60), max_size=8)
+
+
+@given(CUTS)
+def test_the_detach_key_however_the_reads_fall(cuts: list[int]) -> None:
+    assert typed("C-]", b"abc\x1d never", cuts) == (b"abc", True)
+    assert typed("C-a d", b"x\x01y\x01\x01dnever", cuts) == (b"x\x01y\x01", True)
+    assert typed("C-a d", b"\x01x", cuts) == (b"\x01x", False)
+    assert typed("", b"\x1d all", cuts) == (b"\x1d all", False)
+
+
+@given(CUTS)
+def test_no_key_inside_of_a_paste(cuts: list[int]) -> None:
+    paste = b"a\x1b[200~text\x1dmore\x1b[93;5u\x1b[201~"
+    assert typed("C-]", paste + b"b", cuts) == (paste + b"b", False)
+    assert typed("C-]", paste + b"b\x1dc", cuts) == (paste + b"b", True)
+
+
+def test_terminals_that_spell_control_keys_out() -> None:
+    for sequence in (b"\x1b[93;5u", b"\x1b[27;5;93~"):
+        assert typed("C-]", b"ab" + sequence + b"c", []) == (b"ab", True)
+        assert typed("C-]", b"ab" + sequence + b"c", list(range(20)))[1]
+    assert typed("C-]", b"\x1b", []) == (b"\x1b", False)  # a lone escape does not wait
+
+
+@pytest.mark.parametrize(
+    ("word", "sent"),
+    [
+        ("C-c", b"\x03"),
+        ("C-Space", b"\x00"),
+        ("M-x", b"\x1bx"),
+        ("C-M-x", b"\x1b\x18"),
+        ("Enter", b"\r"),
+        ("S-Tab", b"\x1b[Z"),
+        ("BSpace", b"\x7f"),
+        ("Up", b"\x1b[A"),
+        ("C-Up", b"\x1b[1;5A"),
+        ("Home", b"\x1b[H"),
+        ("PageDown", b"\x1b[6~"),
+        ("F1", b"\x1bOP"),
+        ("F12", b"\x1b[24~"),
+        ("é", "é".encode()),
+        ("-", b"-"),
+    ],
+)
+def test_keys_by_name(word: str, sent: bytes) -> None:
+    assert keys.encode(word) == sent
+    assert keys.encode("Up", cursor_keys=True) == b"\x1bOA"
+
+
+@pytest.mark.parametrize("word", ["Nonsense", "C-", "C-é", "ab", "C-1x"])
+def test_what_is_no_key(word: str) -> None:
+    with pytest.raises(UsageError):
+        keys.encode(word)
+
+
+@given(
+    st.lists(st.sampled_from([b"a\r\n", b"\x1b[31;1m", b"\x1b]0;t\x07", b"\x1bPq\x1b\\", b"b", b"\x1b(B", b"\x07", b"\r\n"])),
+    CUTS,
+)
+def test_text_without_sequences_however_it_comes(pieces: list[bytes], cuts: list[int]) -> None:
+    data = b"".join(pieces)
+    out, carry = b"", b""
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    for begin, end in pairwise(edges):
+        plain, carry = strip(carry + data[begin:end])
+        out += plain
+    assert out + carry == b"".join(p for p in pieces if p in (b"a\r\n", b"b", b"\r\n")).replace(b"\r\n", b"\n")
+
+
+@given(CUTS)
+def test_the_output_between_two_marks(cuts: list[int]) -> None:
+    other = b"\x1b]133;D;1;aid=other\x07"
+    data = b"echo \x1b]133;C;aid=n0\x07" + b"\x1b[1mout" + other + b"\r\n\x1b]133;D;17;aid=n0\x07$ "
+    marks, out = Marks("n0", 100), b""
+    edges = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
+    for begin, end in pairwise(edges):
+        if marks.exit_code is None:
+            out += marks.feed(data[begin:end], 100 + begin)
+    assert (out, marks.exit_code) == (b"\x1b[1mout" + other + b"\r\n", 17)
+    assert data[marks.begin - 100 : marks.end - 100] == out
+
+
+def test_a_command_is_one_line_of_harmless_characters() -> None:
+    line = command_line(["printf", "%s", "a'b\n\x1b\x03é!"], "n0")
+    assert all(32 <= byte < 127 for byte in line)
+    assert b"!" not in line.replace(b"\\041", b"")
+    with pytest.raises(UsageError):
+        command_line([" "], "n0")
+
+
+def test_addresses_of_sessions_elsewhere() -> None:
+    remote = Remote.parse("ssh://me@host.example:2222/work")
+    assert (remote.destination, remote.port, remote.name) == ("me@host.example", "2222", "work")
+    assert Remote.parse("ssh://[fe80::1%eth0]/work").destination == "fe80::1%eth0"
+    for bad in ("ssh://-oProxyCommand=x/work", "ssh://host", "ssh://host/", "ssh://a b/work", "ssh://host/we ird"):
+        with pytest.raises(UsageError):
+            Remote.parse(bad)
+
+
+def test_a_recording_has_markers_and_no_dead_time() -> None:
+    status = {"session": "s", "command": ["sh"], "cols": 80, "rows": 24, "created": 100.0, "exit_code": 3}
+    records: list[tuple[float, int, str, dict[str, Any]]] = [
+        (100.0, 0, "resize", {"rows": 10, "cols": 40}),
+        (101.0, 0, "", {}),
+        (102.5, 3, "", {}),
+        (103.0, 5, "checkpointed", {"checkpoint": "0123456789abcdef"}),
+        (9000.0, 5, "restored", {"host": "other"}),
+        (9001.0, 5, "", {}),
+        (9002.0, 7, "exit", {"exit_code": 3}),
+    ]
+    header, *events = (json.loads(line) for line in cast(status, "é1é3".encode() + b"z", 0, records))
+    assert header["version"] == 3 and header["term"] == {"cols": 40, "rows": 10, "type": "xterm-256color"}
+    assert [code for _, code, _ in events] == ["r", "o", "o", "m", "m", "o", "x"]
+    assert "".join(data for _, code, data in events if code == "o") == "é1é3z"
+    assert [interval for interval, _, _ in events] == [0.0, 0.0, 1.5, 0.5, 2.0, 1.0, 1.0]
+    assert events[3][2] == "checkpointed 0123456789ab" and events[4][2] == "restored, from other"
+
+
+def test_the_banner() -> None:
+    text = restored_text("s", 3, {"host": "a", "created": "2020-01-01T00:00:00Z", "dropped": ["2 connections"]})
+    assert text.startswith("s: restored, incarnation 3, from a, as it was 2020-01-01T00:00:00Z (")
+    assert text.endswith(" d ago); dropped: 2 connections")
