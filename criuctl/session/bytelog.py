@@ -71,14 +71,12 @@ class OutputLog:
         at = self.end % self._size
         return self._view[at : min(at + self._piece, self._size)]
 
-    def advance(self, count: int) -> memoryview:
-        """`count` bytes were put into `room`; returns them."""
-        at = self.end % self._size
+    def advance(self, count: int) -> None:
+        """`count` bytes were put into `room`."""
         self.end += count
         self._ring_start = max(self._ring_start, self.end - self._size)
         if self.end - self._flushed >= self._size - self._piece:
             self.flush()  # before the next piece overwrites what is not in the file yet
-        return self._view[at : at + count]
 
     def append(self, data: bytes | memoryview) -> None:
         """Add bytes that are in memory already."""
@@ -130,6 +128,13 @@ class OutputLog:
             pieces.append(piece)
             offset += len(piece)
         return b"".join(pieces)
+
+    def escapes(self, offset: int, count: int) -> bool:
+        """Whether there is an escape character among `count` bytes from `offset` on, which one `view` shows: by ``memchr``."""
+        if offset < self._ring_start:
+            return b"\x1b" in bytes(self.view(offset, count))
+        at = offset % self._size
+        return self._ring.find(b"\x1b", at, at + count) >= 0
 
     def after_gap(self) -> int:
         """Where a reader goes on whose next byte is no longer kept: far enough from `base` not to be overtaken at once."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import shutil
 import socket
 import struct
 import sys
@@ -35,6 +34,7 @@ from . import names
 from .children import Spawned, SpawnRequest
 from .terminal import Pty
 
+_FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin", "/sbin", "/usr/sbin")
 _TIMEOUT = 20.0  # seconds for the command to be executed
 _CAP_SYS_ADMIN = 21
 
@@ -69,7 +69,8 @@ class Inside:
 
 def spawn_session(request: SpawnRequest) -> Spawned:
     """Start the command as the module's text says; options: ``host_pids``, ``run_dir``, ``umask``.  Called in the holder."""
-    tini = shutil.which("tini", path="/usr/bin:/usr/local/bin:/bin:/sbin:/usr/sbin")
+    # Not by shutil.which: that module is large, and stays in the holder.
+    tini = next((path for folder in _FOLDERS if os.access(path := f"{folder}/tini", os.X_OK)), None)
     if tini is None:
         raise PlatformError("tini is not installed", hint="Install the package tini: it is the init inside of a session.")
     private = not request.options.get("host_pids") and _may_make_namespaces()
