@@ -76,6 +76,7 @@ class Index:
         self._cache = cache
         self._packs: dict[int, tuple[bytes, int, int]] = {}
         self._generation = -1
+        self._avoided: frozenset[bytes] = frozenset()
         self.unreadable: list[DataError] = []  # why segments could not be read at the last `sync`
 
     # -- the store's segments ------------------------------------------------------------------------
@@ -178,6 +179,7 @@ class Index:
                     if number not in packs:
                         packs = self._pack_names(db, fresh=True)
                     pack, size, bad = packs.get(number, (b"", 0, 1))
+                    bad = bad or pack in self._avoided
                     if pack and (not bad or (distrusted and chunk not in found)):
                         found[chunk] = Place(chunk, pack, offset, stored, plain, size)
 
@@ -196,6 +198,10 @@ class Index:
     def pack_sizes(self) -> dict[bytes, int]:
         """Name -> size of every pack that some segment tells of."""
         return self._cache.run(lambda db: dict(db.execute("SELECT name, size FROM packs").fetchall()))
+
+    def avoid(self, packs: frozenset[bytes]) -> None:
+        """Count the chunks of these packs as unknown for now: a garbage collection is about to delete them."""
+        self._avoided = packs
 
     def inspect_packs(self) -> None:
         """See which packs are there and whole, as far as a listing tells, and distrust the others."""

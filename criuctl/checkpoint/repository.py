@@ -159,9 +159,7 @@ class Repository:
     def preflight_write(self) -> None:
         """See that a dump can be written: the store takes objects, and its index is known here."""
         self.store.check_writable()
-        self.index.sync()
-        self.index.inspect_packs()
-        self._synced = True
+        self._learn()
 
     def writer(self, reporter: Reporter, *, patient: bool = False) -> CheckpointWriter:
         """A writer of one checkpoint; use it as a context manager.
@@ -173,9 +171,7 @@ class Repository:
         from .writer import CheckpointWriter
 
         if not self._synced:
-            self.index.sync()
-            self.index.inspect_packs()
-            self._synced = True
+            self._learn()
         buffers = min(self.config.buffers_mib, _PATIENT_MIB) if patient else self.config.buffers_mib
         config = replace(self.config, buffers_mib=buffers)
         return CheckpointWriter(self, Pipeline(self.store, self.sealer, self.index, config, reporter), reporter)
@@ -205,8 +201,10 @@ class Repository:
 
     def manifest(self, ref: str | CheckpointSummary) -> Manifest:
         """The whole manifest; `Damaged`, `UnsupportedFormat`, `NoSuchCheckpoint`."""
-        summary = self.resolve(ref) if isinstance(ref, str) else ref
-        name = summary.object
+        return self.manifest_at((self.resolve(ref) if isinstance(ref, str) else ref).object)
+
+    def manifest_at(self, name: str) -> Manifest:
+        """The manifest that is the object `name`; errors as `manifest`."""
         _token, number, checkpoint = parse_name(name)
         try:
             data = self.store.get(name)
@@ -245,6 +243,15 @@ class Repository:
         self.store.delete(summary.object)
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _learn(self) -> None:
+        """Learn what a new checkpoint may rely on."""
+        from . import gclists
+
+        self.index.sync()
+        self.index.inspect_packs()
+        self.index.avoid(gclists.avoided(self.store, self.sealer))
+        self._synced = True
 
     def _put_once(self, name: str, data: bytes) -> None:
         """Put an object whose name nobody else can use; after a lost answer the store itself tells what happened."""

@@ -5,7 +5,8 @@ and leaving the context without it does so: threads are joined, memory is given 
 of yet are deleted as far as the store lets us.
 
 Writing order, which every reader may rely on: packs, index segments, manifest.  Once a segment is published
-other writers may rely on its packs, so from then on nothing is deleted any more, whatever fails.
+other writers may rely on its packs, so from then on nothing is deleted any more, whatever fails.  An `Intent` in the
+store stands around the commit, so that garbage collections on other hosts know of it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..errors import CriuctlError, Damaged, StoreUnreachable
 from .buffers import BUFFER_SIZE, PageBuffer
 from .chunks import ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, WINDOW, StreamRef
+from .gclists import Intent
 from .manifest import CheckpointSummary, Manifest
 from .packs import object_name
 from .pipeline import Pipeline, Stream, Window, WriterStats
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from .repository import Repository
 
 _BATCH = 16  # windows handed over at once
+_CHECKERS = 8  # packs looked at side by side at the commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class CheckpointWriter:
         self._zeros: PageBuffer | None = None
         self._dirty = False  # windows were handed over since the hasher was waited for
         self._published: list[str] = []  # index segments that others may see
+        self._intent: Intent | None = None  # until the manifest is there, or surely never will be
         self._committed = False
 
     @property
@@ -78,6 +82,8 @@ class CheckpointWriter:
     def close(self) -> None:
         """End all threads; without a `commit`, give the checkpoint up.  May be called again."""
         self._pipeline.close()
+        if self._intent is not None:
+            self._intent.end()
         if not self._committed and not self._published:
             packs, self._pipeline.packs = self._pipeline.packs, []
             for pack in packs:
@@ -199,17 +205,20 @@ class CheckpointWriter:
     def commit(self, manifest: Manifest) -> CheckpointSummary:
         """Make everything durable, then publish `manifest` under the session's next number: THE commit point.
 
-        Raises `Damaged` when a pack that the checkpoint shares with older ones is gone (the next dump stores it
-        again), and every error of the store; then there is no checkpoint, but after `StoreUnreachable`, which
-        leaves it open.
+        Raises `Damaged` when a pack of the checkpoint is gone, as when it shares one with older checkpoints (the next
+        dump stores it again), `Conflict` when a garbage collection is deleting one, and every error of the store; then
+        there is no checkpoint, but after `StoreUnreachable`, which leaves it open.
         """
         self.flush()
         self._reporter.step("index")
         index = self._repository.index
-        missing = index.check_packs(self._pipeline.referenced, self._repository.config.uploads)
+        packs = {**self._pipeline.referenced, **{pack.pack: pack.size for pack in self._pipeline.packs}}
+        self._intent = intent = Intent(self._repository.store, self._repository.sealer, packs)
+        intent.begin()
+        missing = index.check_packs(packs, max(self._repository.config.uploads, _CHECKERS))
         if missing:
             raise Damaged(
-                f"packs of older checkpoints are missing or cut off in the store: {', '.join(missing[:4])}",
+                f"packs of this checkpoint, or of older ones, are missing or cut off in the store: {', '.join(missing[:4])}",
                 hint="Dump again: what they held is stored anew. `criuctl verify --all` tells which checkpoints are hurt.",
                 object=missing[0],
             )
@@ -219,8 +228,15 @@ class CheckpointWriter:
             self._published.append("perhaps")  # the segment may be there, and others may see it
             raise
         self._reporter.step("manifest")
-        summary = self._repository.publish(manifest)
+        intent.check()
+        self._intent = None  # whatever interrupts this leaves open whether there is a manifest
+        try:
+            summary = self._repository.publish(manifest)
+        except CriuctlError as error:
+            self._intent = None if isinstance(error, StoreUnreachable) else intent
+            raise
         self._committed = True
+        intent.end()
         return summary
 
     # -- inside ----------------------------------------------------------------------------------------
