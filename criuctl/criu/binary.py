@@ -63,11 +63,13 @@ class CriuBinary:
                 # A session of its own: a ^C at the terminal is ours to handle, never CRIU's.
                 wait: Callable[[], object]
                 if start is None:
-                    wait = command.spawn(argv, pass_fds=fds, stderr=stderr, new_session=True).wait
+                    child = command.spawn(argv, pass_fds=fds, stderr=stderr, new_session=True)
+                    pid, wait = child.pid, child.wait
                 else:
-                    wait = command.waiter(start(argv, fds))
+                    pid = start(argv, fds)
+                    wait = command.waiter(pid)
             try:
-                yield Swrk(ours)
+                yield Swrk(ours, pid)
             finally:
                 ours.close()
                 wait()

@@ -127,16 +127,19 @@ def restore(
     enter: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
     start: Starter | None = None,
+    about_to_fork: Callable[[int], None] | None = None,
 ) -> int:
     """Restore a tree from `folder`; `placed` is called with the root's PID before anything executes.
 
-    `start` starts CRIU as somebody else's child: the tree's root is that one's too.  Returns the root's PID in CRIU's
-    PID namespace.  Raises what `placed` raised, else `CriuFailed`; nothing
-    of the tree is left then.
+    `start` starts CRIU as somebody else's child: the tree's root is that one's too.  `about_to_fork` is told CRIU's
+    PID, or that of its parent, when it is about to make the tree.  Returns the root's PID in CRIU's PID namespace.
+    Raises what `placed` raised, else `CriuFailed`; nothing of the tree is left then.
     """
 
     def notify(script: str, pid: int) -> bool:
-        if script == "post-restore":
+        if script == "pre-restore" and about_to_fork is not None:
+            about_to_fork(swrk.pid)
+        elif script == "post-restore":
             placed(pid)
         return True
 

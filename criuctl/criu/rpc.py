@@ -43,10 +43,11 @@ class CriuRefused(CriuctlError):
 
 
 class Swrk:
-    """One conversation with one ``criu swrk``; `sock` is our end of the pair."""
+    """One conversation with one ``criu swrk``; `sock` is our end of the pair, `pid` its PID or that of its parent."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, pid: int = 0) -> None:
         self.sock = sock
+        self.pid = pid
         self._rpc = schema.rpc()
 
     def call(self, kind: str, options: Any = None, notify: Notify | None = None, keep_open: bool = False) -> Any:

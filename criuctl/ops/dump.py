@@ -255,6 +255,7 @@ class _Dump:
         if not self.leave_running:
             self.farewell.hold(looked.external)
         self.connections = [c.record for c in looked.connections]
+        self.terminals.hold()
         self.hooks.run("frozen", processes=[p.pid for p in self.tree])
         return driver.Frozen(surroundings.page_guards(self.tree), looked.unix_keys())
 
@@ -268,6 +269,7 @@ class _Dump:
         self.manifest = self._describe(memory)
         if self.leave_running:
             self.writer.hashed()
+            self.terminals.back()
             self.frozen_ms = (time.monotonic() - self.frozen_at) * 1000
             return
         self.frozen_ms = (time.monotonic() - self.frozen_at) * 1000

@@ -2,12 +2,15 @@
 
 The kernel lets only a session's leader take a controlling terminal; everybody else inherits it at the fork.  CRIU makes
 the tree first and opens terminals afterwards, so a restored leader has its terminal back and the rest of its session has
-not: a shell inside a shell would find its job control gone, and nobody could open ``/dev/tty``.  So the forks of CRIU
-are followed with ptrace from the tree's root on, each leader up to its ``setsid``, and there it opens the terminal and takes
-it.  What CRIU does later finds it done.
+not: a shell inside a shell would find its job control gone, and nobody could open ``/dev/tty``.  So CRIU and all that it
+forks are followed with ptrace, from when it is about to make the tree, and each leader up to its ``setsid``: there it opens
+the terminal and takes it.  (Not earlier: CRIU first tries out ptrace on children of its own.)  What CRIU does later finds
+it done.
 
 The root's role as a subreaper is given at the same occasion (see `criuctl.ops.mend`): there can be but one tracer.
 Everybody is let go as soon as all leaders have their terminals, long before CRIU itself traces them.
+
+Only stops are waited for: who ends is left to be reaped by its parent, who may be another thread of ours.
 """
 
 from __future__ import annotations
@@ -15,39 +18,44 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..errors import CriuctlError
 from ..proc import inject
-from ..proc.namespaces import ns_pids
+from ..proc.namespaces import namespaces, ns_pids
 from ..proc.tree import children
 
-_LOOK = 0.0003  # seconds between looks for the root process
 _PAUSE = 0.0001  # seconds between looks for who has stopped
 _BELOW_STACK = 4096  # far below the red zone, well inside the stack's mapping
 _EVENT_STOP = 128
 _NO_SUCH_CALL = -errno.ENOSYS  # what rax holds while a call is entered
 _JOIN = 10.0
+_STOPPING = 1.0  # seconds that an interrupted process may take to stop
+_STOPS = os.WSTOPPED | os.WNOHANG | inject.WALL | inject.WNOTHREAD
 
 
 @dataclass(slots=True)
 class EarlyTasks:
     """Follows the tree as it is made; a thread, because ptrace wants one."""
 
-    find_root: Callable[[], int | None]  # the root's PID as we see it, once it exists
+    root: int  # the tree's root, in its own numbers
     terminals: Mapping[int, str]  # session leader, by its PID in the tree -> path of its terminal
     subreaper: bool = False  # the root is to adopt orphans
+    namespace: int | None = None  # the PID namespace that the tree comes to, if it is not ours
     given: set[int] = field(default_factory=set)  # leaders that have their terminals
-    _tracees: dict[int, int] = field(default_factory=dict)  # PID as we see it -> in the tree
+    _tracees: dict[int, int] = field(default_factory=dict)  # PID as we see it -> in the tree; 0: not of the tree
+    _following: threading.Event = field(default_factory=threading.Event)
     _stop: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
-    def start(self) -> None:
-        """Begin to watch for the root."""
-        self._thread = threading.Thread(target=self._run, name="criuctl-early", daemon=True)
+    def follow(self, criu: int) -> None:
+        """CRIU, which is this PID or a child of it, waits for us before it makes the tree; returns when it is followed."""
+        self._thread = threading.Thread(target=self._run, args=(criu,), name="criuctl-early", daemon=True)
         self._thread.start()
+        self._following.wait(_JOIN)
 
     def stop(self) -> set[int]:
         """Let everybody go: CRIU is about to trace them itself; the leaders who did not get their terminals.  Idempotent."""
@@ -56,66 +64,70 @@ class EarlyTasks:
             self._thread.join(_JOIN)
         return self._wanted
 
-    def _run(self) -> None:
-        root = None
-        while root is None:
-            if self._stop.wait(_LOOK):
-                return
-            root = self.find_root()
+    def _run(self, criu: int) -> None:
         try:
-            self._join(root)
-            self._follow(root)
+            self._join(criu)
+            self._following.set()
+            self._loop()
         except (OSError, CriuctlError):
-            return  # it has ended, or is not to be traced: CRIU's way is what is left, and the trace ends with this thread
+            return  # it is not to be traced: CRIU's way is what is left, and the trace ends with this thread
+        finally:
+            self._following.set()
 
     def _join(self, pid: int) -> None:
         """Trace a process from now on, and whom it has forked before that."""
         inject.seize(pid, forks=True)
-        self._tracees[pid] = ns_pids(pid)[-1]
+        self._tracees[pid] = self._number(pid)
         inject.interrupt(pid)
         for child in children(pid):
             if child not in self._tracees:
                 with suppress(OSError):  # it was forked under our trace, which it is in then
                     self._join(child)
 
+    def _number(self, pid: int) -> int:
+        """The PID inside the tree's namespace, 0 outside of it."""
+        if self.namespace is not None and namespaces(pid).get("pid") != self.namespace:
+            return 0
+        return ns_pids(pid)[-1]
+
     @property
     def _wanted(self) -> set[int]:
         return set(self.terminals) - self.given
 
-    def _follow(self, root: int) -> None:
-        while self._tracees and (self._wanted or self.subreaper):
-            try:
-                pid, status = os.waitpid(-1, inject.WALL | inject.WNOTHREAD | os.WNOHANG)
-            except ChildProcessError:
-                return
-            if not pid:
-                if self._stop.wait(_PAUSE):
-                    break
-                continue
-            if not os.WIFSTOPPED(status):
-                self._tracees.pop(pid, None)
-                continue
-            if pid not in self._tracees:
-                self._tracees[pid] = ns_pids(pid)[-1]
-            number, event = os.WSTOPSIG(status), status >> 16
-            if event == _EVENT_STOP or (number == inject.SYSCALL_STOP and inject.result(pid) != _NO_SUCH_CALL):
-                self._act(pid, root)
-            if self._wanted or self.subreaper:
-                inner = self._tracees[pid]
-                stepping = inner in self._wanted or (self.subreaper and pid == root)
-                inject.go_on(pid, 0 if event or number == inject.SYSCALL_STOP else number, to_syscall=stepping)
-            else:
-                inject.let_go(pid)
-                self._tracees.pop(pid)
-        self._let_all_go()
+    @property
+    def _busy(self) -> bool:
+        return bool(self._wanted or self.subreaper) and not self._stop.is_set()
 
-    def _act(self, pid: int, root: int) -> None:
+    def _loop(self) -> None:
+        try:
+            while self._busy:
+                try:
+                    found = os.waitid(os.P_ALL, 0, _STOPS)
+                except ChildProcessError:
+                    return
+                if found is None:
+                    self._stop.wait(_PAUSE)
+                    continue
+                with suppress(ProcessLookupError, CriuctlError):  # killed while it was stopped
+                    self._stopped(found.si_pid, found.si_status & 0xFF, found.si_status >> 8)
+        finally:
+            self._let_all_go()
+
+    def _stopped(self, pid: int, number: int, event: int) -> None:
+        if pid not in self._tracees:
+            self._tracees[pid] = self._number(pid)
+        inner = self._tracees[pid]
+        if event == _EVENT_STOP or (number == inject.SYSCALL_STOP and inject.result(pid) != _NO_SUCH_CALL):
+            self._act(pid, inner)
+        stepping = inner in self._wanted or (self.subreaper and inner == self.root)
+        inject.go_on(pid, 0 if event or number == inject.SYSCALL_STOP else number, to_syscall=stepping)
+
+    def _act(self, pid: int, inner: int) -> None:
         """The process has just left a system call, or waits in one."""
         try:
-            if self.subreaper and pid == root:
+            if self.subreaper and inner == self.root:
                 inject.call(pid, inject.PRCTL, inject.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
                 self.subreaper = False
-            inner = self._tracees[pid]
             if inner in self._wanted and os.getsid(pid) == pid:
                 self._take_terminal(pid, self.terminals[inner])
                 self.given.add(inner)
@@ -139,12 +151,12 @@ class EarlyTasks:
 
     def _let_all_go(self) -> None:
         for pid in list(self._tracees):
-            try:
+            with suppress(OSError):  # it has ended
                 inject.interrupt(pid)
-                _, status = os.waitpid(pid, inject.WALL)
-                if os.WIFSTOPPED(status):
-                    plain = not status >> 16 and os.WSTOPSIG(status) != inject.SYSCALL_STOP
-                    inject.let_go(pid, os.WSTOPSIG(status) if plain else 0)
-            except OSError:
-                continue  # it has ended
+                deadline = time.monotonic() + _STOPPING
+                while (found := os.waitid(os.P_PID, pid, _STOPS)) is None and time.monotonic() < deadline:
+                    time.sleep(_PAUSE)
+                if found is not None:
+                    number, event = found.si_status & 0xFF, found.si_status >> 8
+                    inject.let_go(pid, 0 if event or number == inject.SYSCALL_STOP else number)
         self._tracees.clear()

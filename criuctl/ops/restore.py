@@ -28,7 +28,7 @@ from ..criu.lazy import LazyImage, LazyPages
 from ..criu.options import RestoreOptions
 from ..errors import RestoreFailed
 from ..hooks import Hooks
-from ..proc.namespaces import descendant_in, pid_in
+from ..proc.namespaces import pid_in
 from ..proc.privatens import PrivateNamespaces
 from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
@@ -254,15 +254,23 @@ class _Restore:
             options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), inherit=inherit, root=on)
             mend.arm_timers(self.images)
             mend.restart_calls(self.images)
-            early = EarlyTasks(lambda: self._find_root(private), self.terminals.controlling(), mend.needs_subreaper(self.images))
+            space = private.pid_namespace if private is not None else None
+            early = EarlyTasks(self.inner_root, self.terminals.controlling(), mend.needs_subreaper(self.images), space)
             if early.terminals or early.subreaper:
-                early.start()
                 stack.callback(early.stop)
                 self.early = early
             if self.lazy:
                 self.following = stack.enter_context(LazyPages(criu, self.folder, self.lazy, prefix))
             start = self.holder.starter if private is None else None
-            driver.restore(criu, self.folder, options, lambda pid: self._placed(pid, private), enter=prefix, start=start)
+            driver.restore(
+                criu,
+                self.folder,
+                options,
+                lambda pid: self._placed(pid, private),
+                enter=prefix,
+                start=start,
+                about_to_fork=self.early.follow if self.early is not None else None,
+            )
             self.running_at = time.monotonic()
             if fresh is not None:
                 fresh.keep(self.inner_root, ends_with_root=self.holder.ends_with_root)
@@ -289,7 +297,7 @@ class _Restore:
             self.reporter.step("connections")
         self.connections = handback.HandBack(self.config, self.plan.connections, pids, self.hooks.facts | {"pid": root}).run()
         self._rejoin_groups(pids)
-        self.terminals.replant(self.reader)
+        self.terminals.replant(self.reader, pids)
         self.hooks.run("post-restore", pid=root, connections=self.connections)
         if self.following is not None:
             self.following.watch(self.placed)
@@ -305,13 +313,6 @@ class _Restore:
         missing = cgroups.put_back(wanted)
         if missing:
             self.reporter.warning(f"control groups that are gone: {', '.join(missing)}; the tree is in criuctl's")
-
-    def _find_root(self, private: PrivateNamespaces | None) -> int | None:
-        """The root that CRIU has just forked, as we see it; None while there is none."""
-        inner = self.images.pids()[0]
-        if private is None:
-            return inner if self.plan.pids == "same" and os.path.exists(f"/proc/{inner}") else None
-        return descendant_in(os.getpid(), private.pid_namespace, inner)  # CRIU is our child, and its parent
 
     def _outer(self, inner: int, private: PrivateNamespaces | None) -> int:
         """Our PID of the process that CRIU, in its PID namespace, calls `inner`."""

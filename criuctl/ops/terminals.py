@@ -1,8 +1,10 @@
 """Terminals through a dump and a restore.
 
-At the dump: a terminal whose master is outside the tree (sshd, tmux, a window, criuctl's holder) is an external
-resource to CRIU.  What was typed and not yet read is taken as the last thing before the manifest is written,
-because taking it means reading it: `criuctl.proc.linediscipline` tells how that loses nothing.
+At the dump: what was typed on a terminal inside the tree (tmux) is taken out while CRIU looks, which would take
+whole lines and forget half of one; it is put back if the tree goes on.  A terminal whose master is outside the tree
+(sshd, tmux, a window, criuctl's holder) is an external resource to CRIU.  What was typed there and not yet read is
+taken as the last thing before the manifest is written, because taking it means reading it:
+`criuctl.proc.linediscipline` tells how that loses nothing.
 
 At the restore: each such terminal becomes a fresh pseudo-terminal.  Every description of it is opened anew
 with its own flags; CRIU sets modes, window size, controlling terminal and foreground group from the images, after
@@ -38,33 +40,45 @@ class DumpedTerminals:
     def __init__(self, root: int, stack: ExitStack) -> None:
         tree = [process for process in read_tree(root) if not process.zombie]
         self._outside: list[tuple[Terminal, int]] = []
+        self._inside: list[tuple[Terminal, int]] = []
         for terminal in terminals(tree, {process.pid: descriptors(process.pid) for process in tree}):
-            if terminal.kind != "pts" or terminal.master_inside or terminal.hung_up:
+            if terminal.kind != "pts" or terminal.hung_up:
                 continue  # CRIU itself knows these
             slave = open_terminal(terminal)
             if slave is not None:
                 stack.callback(os.close, slave)
-                self._outside.append((terminal, slave))
+                (self._inside if terminal.master_inside else self._outside).append((terminal, slave))
+        self._held: dict[tuple[int, int], Held] = {}
         self._guard: Guard | None = None
-        if self._outside:
-            self._guard = stack.enter_context(Guard(root, [slave for _, slave in self._outside]))
+        slaves = [slave for _, slave in (*self._outside, *self._inside)]
+        if slaves:
+            self._guard = stack.enter_context(Guard(root, slaves))
 
     @property
     def external(self) -> list[str]:
         """CRIU's keys of the terminals held from outside."""
         return sorted({key for terminal, _ in self._outside for key in terminal.external_keys})
 
+    def hold(self) -> None:
+        """The tree is frozen, and CRIU about to look into the terminals inside of it: they have to be empty."""
+        if self._guard is not None and self._inside:
+            found = self._guard.hold([slave for _, slave in self._inside])
+            self._held = {_key(terminal): held for (terminal, _), held in zip(self._inside, found, strict=True)}
+
     def take(
         self, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]], writer: CheckpointWriter
     ) -> list[TerminalRecord]:
         """The records of the frozen tree's terminals; what was typed goes into the checkpoint and stays in place."""
-        slaves = {(terminal.rdev, terminal.dev): slave for terminal, slave in self._outside}
-        held = dict(zip(slaves, self._guard.take(), strict=True)) if self._guard is not None else {}
+        slaves = {_key(terminal): slave for terminal, slave in (*self._outside, *self._inside)}
+        held = dict(self._held)
+        if self._guard is not None and self._outside:
+            found = self._guard.take([slave for _, slave in self._outside])
+            held |= {_key(terminal): one for (terminal, _), one in zip(self._outside, found, strict=True)}
         records = []
         for terminal in terminals(tree, opened):
             if terminal.kind != "pts":
                 continue
-            key = (terminal.rdev, terminal.dev)
+            key = _key(terminal)
             typed = held.get(key, Held())
             stream = None
             if typed.queued or typed.raw:
@@ -74,10 +88,19 @@ class DumpedTerminals:
             records.append(_record(terminal, tree, typed, slaves.get(key), stream))
         return records
 
+    def back(self) -> None:
+        """The tree goes on."""
+        if self._guard is not None:
+            self._guard.back()
+
     def drop(self) -> None:
         """The checkpoint exists, the tree is about to be ended; should it go on all the same, the guard puts things right."""
         if self._guard is not None:
             self._guard.drop()
+
+
+def _key(terminal: Terminal) -> tuple[int, int]:
+    return terminal.rdev, terminal.dev
 
 
 def open_terminal(terminal: Terminal) -> int | None:
@@ -148,6 +171,7 @@ class RestoredTerminals:
         """Tells the images who leads the session; before anybody asks them which numbers have to be free."""
         self._images = images
         self.records = [t for t in manifest.terminals if t.master == "outside"]
+        self._inside = [t for t in manifest.terminals if t.master == "inside" and t.input is not None]
         self.ptys: list[tuple[TerminalRecord, Pty]] = []
         self._files = ttyimages.external_files(images) if self.records else []
         self._led = any(t.led_outside and t.holders for t in self.records)
@@ -194,11 +218,21 @@ class RestoredTerminals:
                 found[leader] = pty.path
         return found
 
-    def replant(self, reader: CheckpointReader) -> None:
-        """Put back what was typed; the tree is in place and has not run."""
+    def replant(self, reader: CheckpointReader, pids: Mapping[int, int]) -> None:
+        """Put back what was typed; the tree is in place and has not run.  `pids`: the tree's own -> ours."""
         for record, pty in self.ptys:
-            data = reader.read(record.input) if record.input is not None else b""
-            if data or record.stopped:
-                held = Held(data[: record.queued], data[record.queued :], record.stopped)
-                linediscipline.give(pty.slave, held, pty.master)
+            _plant(record, reader, pty.slave, pty.master)
             pty.close_slave()
+        for record in self._inside:
+            pid, number = record.holders[0]
+            slave = os.open(f"/proc/{pids[pid]}/fd/{number}", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                _plant(record, reader, slave, None)
+            finally:
+                os.close(slave)
+
+
+def _plant(record: TerminalRecord, reader: CheckpointReader, slave: int, master: int | None) -> None:
+    data = reader.read(record.input) if record.input is not None else b""
+    if data or record.stopped:
+        linediscipline.give(slave, Held(data[: record.queued], data[record.queued :], record.stopped), master)

@@ -1,16 +1,20 @@
-"""What a terminal's line discipline holds: taken out, put back; also a program: ``python linediscipline.py FD ROOT TTY...``.
+"""What a terminal's line discipline holds: taken out, put back; also a program: ``python linediscipline.py FD ROOT``.
 
 What was typed and not yet read sits in the kernel, a half-typed line included, and no call shows it: it can only
 be read, as if by the program, with canonical mode switched off.  So whoever looks has to put it back, and a
 process that is killed between the two would lose what somebody typed.  Therefore the looking is done by a small
-process of its own, the *guard*, which outlives criuctl's death by ``kill -9``:
+process of its own, the *guard*, which outlives criuctl's death by ``kill -9``.  It inherits descriptors of terminals, and
+answers words, followed by these descriptors' numbers, that come on FD:
 
-- ``take``: reads what every terminal holds and puts it back at once, while the tree is frozen; answers with it.
+- ``take``: reads what each holds and puts it back at once, while the tree is frozen; answers with it.
+- ``hold``: reads it, answers with it, and keeps it: for a terminal whose master is in the tree, of which CRIU itself would
+  take a part otherwise.
 - ``drop``: the checkpoint exists, the tree is about to be ended: takes away what ``take`` had seen (and only
   that), lest the shell that gets the terminal back reads it.
-- ``ready``: only answers.
+- ``back``: the tree goes on: puts back what was held and dropped.  ``ready``: only answers.
 
-When the channel ends, so does the guard; but if the tree lives on after ``drop``, it puts back first what it has.
+When the channel ends, so does the guard; but if it has something and the tree, whose root is ROOT, lives on, it puts that
+back first.
 
 *Queued* is what the line discipline has processed (lines edited, echoed); it is put back with echo, editing and
 signals off, so that the program reads exactly these bytes.  *Raw* is what still waits in front of a full line
@@ -241,23 +245,30 @@ def output_stopped(fd: int) -> bool:
 class _Guard:
     """The program; see the module's text."""
 
-    def __init__(self, channel: socket.socket, root: int, terminals: list[int]) -> None:
+    def __init__(self, channel: socket.socket, root: int) -> None:
         self.channel = channel
         self.root = os.pidfd_open(root)
-        self.terminals = terminals
-        self.seen = {fd: Held() for fd in terminals}
-        self.dropped: dict[int, Held] = {}
+        self.seen: dict[int, Held] = {}
+        self.kept: dict[int, Held] = {}  # what was taken away
 
-    def take(self) -> list[Held]:
-        for fd in self.terminals:
-            try:
-                stopped = output_stopped(fd)
-                held = take(fd)
-                give(fd, held)
-                self.seen[fd] = Held(held.queued, held.raw, stopped, held.canonical, held.echo)
-            except OSError:
-                self.seen[fd] = Held()  # hung up meanwhile: nothing can be read from it any more
-        return [self.seen[fd] for fd in self.terminals]
+    def take(self, fd: int) -> Held:
+        try:
+            stopped = output_stopped(fd)
+            held = take(fd)
+            give(fd, held)
+        except OSError:
+            return Held()  # hung up meanwhile: nothing can be read from it any more
+        self.seen[fd] = Held(held.queued, held.raw, stopped, held.canonical, held.echo)
+        return self.seen[fd]
+
+    def hold(self, fd: int) -> Held:
+        try:
+            held = take(fd)
+        except OSError:
+            return Held()
+        if held.queued or held.raw:
+            self.kept[fd] = held
+        return held
 
     def drop(self) -> None:
         for fd, seen in self.seen.items():
@@ -267,39 +278,41 @@ class _Guard:
             try:
                 held = take(fd)
                 everything = held.queued + held.raw
-                self.dropped[fd] = Held(everything[:amount])
+                self.kept[fd] = Held(everything[:amount])
                 give(fd, Held(everything[amount:]))
             except OSError:
                 continue
 
-    def serve(self) -> None:
-        for line in self.channel.makefile("rb"):
-            word = line.strip()
-            if word == b"take":
-                answer = [
-                    [_text(h.queued), _text(h.raw), h.stopped, h.canonical, h.echo]  # never leaves this machine's memory
-                    for h in self.take()
-                ]
-                self.channel.sendall(json.dumps(answer).encode() + b"\n")
-            else:
-                if word == b"drop":
-                    self.drop()
-                self.channel.sendall(b"[]\n")
-
-    def settle(self) -> None:
-        """Put back what was dropped, unless the tree has ended or does so now."""
-        if not self.dropped:
-            return
-        poller = select.poll()
-        poller.register(self.root, select.POLLIN)
-        if poller.poll(_ENDING * 1000):
-            return
-        for fd, held in self.dropped.items():
+    def back(self) -> None:
+        for fd, held in self.kept.items():
             try:
                 newer = take(fd)
-                give(fd, Held(held.queued + newer.queued, newer.raw))
+                give(fd, Held(held.queued + newer.queued, held.raw + newer.raw))
             except OSError:
                 continue
+        self.kept = {}
+
+    def serve(self) -> None:
+        for line in self.channel.makefile("rb"):
+            word, *numbers = line.split()
+            answer: list[Held] = []
+            if word in (b"take", b"hold"):
+                what = self.take if word == b"take" else self.hold
+                answer = [what(int(number)) for number in numbers]
+            elif word == b"drop":
+                self.drop()
+            elif word == b"back":
+                self.back()
+            # It never leaves this machine's memory.
+            body = [[_text(h.queued), _text(h.raw), h.stopped, h.canonical, h.echo] for h in answer]
+            self.channel.sendall(json.dumps(body).encode() + b"\n")
+
+    def settle(self) -> None:
+        """Put back what was taken away, unless the tree has ended or does so now."""
+        poller = select.poll()
+        poller.register(self.root, select.POLLIN)
+        if self.kept and not poller.poll(_ENDING * 1000):
+            self.back()
 
 
 def _text(data: bytes) -> str:
@@ -311,7 +324,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
-    guard = _Guard(channel, int(sys.argv[2]), [int(word) for word in sys.argv[3:]])
+    guard = _Guard(channel, int(sys.argv[2]))
     with contextlib.suppress(OSError):  # criuctl is gone in the middle of an answer
         guard.serve()
     guard.settle()

@@ -16,7 +16,6 @@ from collections.abc import Iterable
 
 from ..errors import NoSuchProcess, PreflightRefused
 from .procfs import all_pids, read_text, reading
-from .tree import children
 
 # kind -> nsenter's option.  The kinds are the names under /proc/PID/ns.
 KINDS: dict[str, str] = {
@@ -120,19 +119,6 @@ def named_netns(inode: int) -> str | None:
                     return name
             except FileNotFoundError:
                 continue
-    return None
-
-
-def descendant_in(ancestor: int, inode: int, inner: int) -> int | None:
-    """The same as `pid_in` for a process that descends from `ancestor`; much faster where there are many processes."""
-    found = [ancestor]
-    for pid in found:
-        try:
-            if pid != ancestor and ns_pids(pid)[-1] == inner and namespaces(pid).get("pid") == inode:
-                return pid
-            found += children(pid)
-        except (NoSuchProcess, PreflightRefused):
-            continue
     return None
 
 

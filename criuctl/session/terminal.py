@@ -30,10 +30,9 @@ _WINDOW = struct.Struct("4H")
 
 
 class Guard:
-    """Watches what `terminals` (slaves, open without blocking) hold, for the dump of the tree of `root`."""
+    """Watches what terminals hold (slaves, open without blocking, which it inherits), for the dump of the tree of `root`."""
 
     def __init__(self, root: int, terminals: Sequence[int]) -> None:
-        self._terminals = list(terminals)
         ours, theirs = socket.socketpair()
         self._channel = ours
         self._channel.settimeout(_TIMEOUT)
@@ -41,9 +40,8 @@ class Guard:
         try:
             with theirs:
                 script = Path(linediscipline.__file__)
-                numbers = [str(number) for number in (theirs.fileno(), root, *terminals)]
                 self._child = command.spawn(
-                    [sys.executable, "-I", "-S", "-E", str(script), *numbers],
+                    [sys.executable, "-I", "-S", "-E", str(script), str(theirs.fileno()), str(root)],
                     pass_fds=[theirs.fileno(), *terminals],
                     new_session=True,
                 )
@@ -64,19 +62,30 @@ class Guard:
         found: list[list[object]] = json.loads(answer)
         return found
 
-    def take(self) -> list[Held]:
+    def take(self, terminals: Sequence[int]) -> list[Held]:
         """What each terminal holds now; the tree is frozen.  It is back in place when this returns."""
+        return self._held("take", terminals)
+
+    def hold(self, terminals: Sequence[int]) -> list[Held]:
+        """The same, but it is gone from the terminals until `back`, or for good if the tree ends."""
+        return self._held("hold", terminals)
+
+    def _held(self, word: str, terminals: Sequence[int]) -> list[Held]:
         return [
             Held(base64.b64decode(str(queued)), base64.b64decode(str(raw)), bool(stopped), bool(canonical), bool(echo))
-            for queued, raw, stopped, canonical, echo in self._ask("take")
+            for queued, raw, stopped, canonical, echo in self._ask(" ".join([word, *map(str, terminals)]))
         ]
+
+    def back(self) -> None:
+        """The tree goes on: it gets what was held and dropped."""
+        self._ask("back")
 
     def drop(self) -> None:
         """The tree is about to be ended: nobody else shall read what `take` has seen."""
         self._ask("drop")
 
     def close(self) -> None:
-        """Let the guard end; if something was dropped and the tree still lives after a while, it puts that back first."""
+        """Let the guard end; if it has something and the tree still lives after a while, it puts that back first."""
         with contextlib.suppress(OSError):
             self._answers.close()
             self._channel.close()

@@ -121,6 +121,7 @@ class Travel:
         """Restore it; the session is closed with the test."""
         told: dict[str, Any] = self.criuctl("restore", ref, *options)
         self.names.add(told["session"])
+        assert told["warnings"] == []
         return told
 
     def desk(self, name: str) -> Desk:

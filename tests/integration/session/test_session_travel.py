@@ -149,15 +149,21 @@ def tmux(desk: Desk) -> None:
     desk.expect(r"[#$] ")
     desk.type("Y=41; echo in-$((Y + 1))\r")
     desk.expect("in-42")
-    desk.type("echo half")
-    desk.expect("half")
+    desk.type("cat\r")  # reads lines: tmux's own terminal inside holds what is typed
+    desk.expect("cat\r\n")
+    desk.type("whole\r")
+    desk.expect("whole\r\nwhole\r\n")
+    desk.type("half-")
+    desk.expect("half-")
 
 
 def tmux_goes_on(desk: Desk) -> None:
-    desk.type("-typed $((Y + 2))\r")
-    desk.expect("half-typed 43")
-    desk.type("exit\r")
-    desk.expect(r"\[exited\]")
+    desk.type("typed\r")
+    desk.expect("typed\r\nhalf-typed\r\n")
+    desk.type("\x04")
+    desk.expect(r"[#$] ")
+    desk.type("echo $((Y + 2)); exit\r")
+    desk.expect(r"(?s)43.*\[exited\]")
 
 
 PASSWORD = (
@@ -239,8 +245,8 @@ def test_everything_of_a_session_comes_along(travel: Travel) -> None:
         assert int(found[1]) == incarnation
         desk.expect(r"\$ ")
     assert travel.holders.connect(kind="agent", operator="bot", role="admin").role == "observe"
-    desk.type("sleep 100\r")
-    desk.expect("sleep 100")
+    desk.type("sh -c 'echo runs-$((40 + 2)); exec sleep 100'\r")
+    desk.expect("runs-42\r\n")
     desk.type("\x03")
     desk.expect(r"\$ ")
     desk.type("exit 3\r")

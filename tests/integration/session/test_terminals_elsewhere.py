@@ -76,8 +76,8 @@ def test_a_shell_comes_back_under_a_holder(window: Callable[..., Window], travel
     desk.expect("'half-typed'")
     desk.type("jobs; stty size; echo $SHLVL\r")
     desk.expect(r"(?s)Running +sleep 1000.*31 99")
-    desk.type("sleep 500\r")
-    desk.expect("sleep 500")
+    desk.type("sh -c 'echo runs-$((40 + 2)); exec sleep 500'\r")
+    desk.expect("runs-42\r\n")
     desk.type("\x03")  # the inner shell's own job control: the terminal is its controlling terminal
     desk.expect(r"(?s)\^C.*\$ ")
     desk.type("exit\r")

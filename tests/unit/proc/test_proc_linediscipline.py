@@ -143,7 +143,7 @@ def test_dropped_input_comes_back_unless_the_tree_has_ended(ended: bool) -> None
     with terminal() as (pty, watching), subprocess.Popen(["sleep", "100"]) as root:
         type_in(pty, b"one\rtw")
         with Guard(root.pid, [watching]) as guard:
-            assert [h.queued for h in guard.take()] == [b"one\ntw"]
+            assert [h.queued for h in guard.take([watching])] == [b"one\ntw"]
             guard.drop()
             type_in(pty, b"o\r")
             if ended:
