@@ -235,7 +235,7 @@ class HolderRecord(Record):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRecord(Record):
-    """A connected or listening socket of the tree and what is to become of it."""
+    """A connected, listening or bound socket of the tree and what is to become of it."""
 
     pid: int
     fd: int
@@ -260,6 +260,11 @@ class ConnectionRecord(Record):
     session: dict[str, Any] = field(default_factory=dict)  # what that protocol found the peer to hold for us
     reason: str = ""  # why the policy is another one than was wished
     ended: bool = False  # the dump ended it along with the tree, so it can only be made anew
+
+    @property
+    def waits(self) -> bool:
+        """Whether it has no other end, but takes connections, or datagrams, from everybody."""
+        return self.state in ("listen", "bound")
 
 
 @dataclass(frozen=True, slots=True)

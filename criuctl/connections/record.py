@@ -58,7 +58,7 @@ class Look:
 def look(
     tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]], *, before: Look | None = None, details: bool = True
 ) -> Look:
-    """Every listening or connected internet socket of the tree, and every unix socket with another end outside.
+    """Every listening, bound or connected internet socket of the tree, and every unix socket with another end outside.
 
     The PIDs of records are the tree's own.  With `details`, options and TCP_INFO of the external ones are read.
     """
@@ -82,7 +82,13 @@ def _wanted(s: TreeSocket) -> bool:
     kernel = s.socket
     if kernel.family == "unix":
         return _external(s)
-    return kernel.family in _FAMILIES and (kernel.connected or kernel.listening)
+    return kernel.family in _FAMILIES and (kernel.connected or kernel.listening or _bound(s))
+
+
+def _bound(s: TreeSocket) -> bool:
+    """Whether it is a datagram socket that takes from everybody: a server's."""
+    kernel = s.socket
+    return kernel.type == "dgram" and not kernel.connected and kernel.local is not None and kernel.local.port != 0
 
 
 def _external(s: TreeSocket) -> bool:
@@ -123,7 +129,7 @@ def _record(
         family=kernel.family,
         type=kernel.type,
         protocol=kernel.protocol,
-        state=kernel.state,
+        state="bound" if kernel.family != "unix" and _bound(s) else kernel.state,
         inode=kernel.inode,
         local=str(kernel.local) if kernel.local else kernel.name,
         peer=str(kernel.peer) if kernel.peer and kernel.connected else s.peer_name,

@@ -56,7 +56,7 @@ class DumpResult:
             "frozen_ms": m.timings.get("frozen_ms"),
             "total_ms": m.timings.get("total_ms"),
             "bytes": dict(m.bytes),
-            "connections": [c.to_dict() for c in m.connections if c.state != "listen"],
+            "connections": [c.to_dict() for c in m.connections if not c.waits],
             "terminals": [t.to_dict() for t in m.terminals],
             "hooks": self.hooks,
             "warnings": self.warnings,

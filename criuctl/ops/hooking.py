@@ -49,7 +49,7 @@ def of_restore(config: Config, reporter: Reporter, manifest: Manifest, name: str
 
 def about_connections(manifest: Manifest) -> list[dict[str, Any]]:
     """The connections of a checkpoint as hooks are told them."""
-    return [c.to_dict() for c in manifest.connections if c.state != "listen"]
+    return [c.to_dict() for c in manifest.connections if not c.waits]
 
 
 def snapshot_failed(config: Config, reporter: Reporter, target: str, error: CriuctlError) -> None:

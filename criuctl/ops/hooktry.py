@@ -93,7 +93,7 @@ def try_hooks(
             raise UsageError("a reconnect hook is tried by its name on one connection", hint="Give NAME and --fd.")
         return _reconnect(config, name, subject, fd)
     hooks = executables(config, phase) if name is None else [find_hook(config, phase, name)]
-    facts = subject.facts | {"connections": [c.to_dict() for c in subject.connections if c.state != "listen"], "trial": True}
+    facts = subject.facts | {"connections": [c.to_dict() for c in subject.connections if not c.waits], "trial": True}
     if phase.endswith("-failed"):
         facts["error"] = {"code": "trial", "exit_code": 1, "message": "nothing has failed: this is a trial", "hint": ""}
     trial = Trial(phase, [request(phase, facts, hook.name) for hook in hooks])
@@ -168,7 +168,7 @@ def _record(subject: _Subject, fd: tuple[int | None, int]) -> ConnectionRecord:
     pid, number = fd
     for record in subject.connections:
         holders = {(record.pid, record.fd), *record.holders}
-        if any(held == number and pid in (None, holder) for holder, held in holders) and record.state != "listen":
+        if any(held == number and pid in (None, holder) for holder, held in holders) and not record.waits:
             if record.family not in _FAMILIES or record.type not in _TYPES:
                 raise UsageError(f"descriptor {number} is a {record.family} {record.type} socket: none that is connected again")
             return record

@@ -6,6 +6,7 @@ error findings is never carried out.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import platform
@@ -50,7 +51,7 @@ class HostFacts:
     cpu_flags: frozenset[str]
     page_size: int
     taken_pids: tuple[int, ...]
-    listening: dict[str, int]  # "tcp 127.0.0.1:80" -> inode, in the namespace the tree would come to
+    listening: dict[str, int]  # "tcp 127.0.0.1:80" -> inode (0: unknown), in the namespace the tree would come to
     local_addresses: frozenset[str]  # of the external connections' local ends, those that this host has
     netns: tuple[NetMode, str]  # how its net namespace can be had, and where
     users: frozenset[int]
@@ -134,7 +135,9 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
     pairs: set[tuple[str, str]] = set()
     if net[0] == "host":
         here = sockets(None)
-        listening = {f"{s.protocol} {s.local}": s.inode for s in here if s.local and (s.listening or s.protocol == "udp")}
+        listening = {f"{s.protocol} {s.local}": s.inode for s in here if s.local and s.listening}
+        bound = [c for c in manifest.connections if c.state == "bound"]
+        listening |= {f"{c.protocol} {c.local}": 0 for c in bound if _is_taken(c.local)}
         pairs = {(str(s.local), str(s.peer)) for s in here if s.local and s.peer and s.connected}
     uids = {p.uid for p in manifest.processes}
     users = frozenset(uid for uid in uids if _known_user(uid))
@@ -204,18 +207,33 @@ def _is_local(host: str, namespace: int | None) -> bool:
     return True
 
 
+def _is_taken(local: str) -> bool:
+    """Whether a datagram socket cannot be bound as CRIU binds it: somebody here has the port and does not share it."""
+    host, port = endpoint(local)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if probe.family == socket.AF_INET6:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # the tree's may be that, too
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
 def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePlan:
     """Decide.  Pure: everything it knows is in its arguments."""
     findings: list[Finding] = list(facts.findings)
     _platform(manifest, facts, findings)
     pids = _pids(manifest, facts, wishes, findings)
     net, source = facts.netns
-    conflicts = [c for c in manifest.connections if c.state == "listen" and f"{c.protocol} {c.local}" in facts.listening]
+    conflicts = [c for c in manifest.connections if c.waits and f"{c.protocol} {c.local}" in facts.listening]
     if conflicts and net == "host":
         names = ", ".join(c.local for c in conflicts)
         if wishes.copy:
             net = "private"
-            text = f"{names} is taken, so the copy gets a network of its own (loopback only)"
+            text = f"{names} {'is' if len(conflicts) == 1 else 'are'} taken, so the copy gets a network of its own (loopback only)"
             findings.append(Finding("warning", "port-taken", text))
         else:
             hint = "End what listens there, or restore a copy with --as NAME, which gets a network of its own."

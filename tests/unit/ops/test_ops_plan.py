@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
+
 import pytest
 
 from criuctl.checkpoint.manifest import ConnectionRecord, HostInfo, Manifest, ProcessRecord, SessionRef
-from criuctl.ops.plan import HostFacts, RestorePlan, Wishes, make_plan
+from criuctl.ops.plan import HostFacts, RestorePlan, Wishes, make_plan, observe
 
 FLAGS = ("avx2", "sse2")
 CONNECTION = ConnectionRecord(
     pid=100, fd=5, family="inet", protocol="tcp", state="established", local="10.0.0.1:40000", peer="10.0.0.9:80", external=True
 )
 LISTENER = ConnectionRecord(pid=100, fd=3, family="inet", protocol="tcp", state="listen", local="0.0.0.0:80")
+BOUND = ConnectionRecord(pid=100, fd=3, family="inet", type="dgram", protocol="udp", state="bound", local="0.0.0.0:80")
 
 
 def manifest(**changes: object) -> Manifest:
@@ -71,12 +75,13 @@ def test_a_root_that_was_pid_1(wish: str, error: list[str]) -> None:
     assert codes(plan, "error") == error
 
 
-def test_a_taken_port_is_an_error_and_gives_a_copy_a_network_of_its_own() -> None:
-    taken = facts(listening={"tcp 0.0.0.0:80": 1})
-    plan = make_plan(manifest(connections=(LISTENER,)), taken, Wishes())
+@pytest.mark.parametrize("waiting", [LISTENER, BOUND])
+def test_a_taken_port_is_an_error_and_gives_a_copy_a_network_of_its_own(waiting: ConnectionRecord) -> None:
+    taken = facts(listening={f"{waiting.protocol} 0.0.0.0:80": 1})
+    plan = make_plan(manifest(connections=(waiting,)), taken, Wishes())
     assert codes(plan, "error") == ["port-taken"]
     assert (plan.findings[0].pid, plan.findings[0].fd) == (100, 3)
-    copy = make_plan(manifest(connections=(LISTENER,)), taken, Wishes(copy=True))
+    copy = make_plan(manifest(connections=(waiting,)), taken, Wishes(copy=True))
     assert (copy.pids, copy.net) == ("private", "private")
     assert (codes(copy, "error"), codes(copy, "warning")) == ([], ["port-taken"])
 
@@ -157,6 +162,17 @@ def test_another_machine() -> None:
     older = make_plan(manifest(), facts(cpu_flags=frozenset({"sse2"})), Wishes())
     assert codes(older, "warning") == ["cpu"]
     assert "avx2" in older.findings[0].text
+
+
+@pytest.mark.parametrize(("shared", "port_taken"), [(True, False), (False, True)])
+def test_a_udp_port_is_taken_when_its_owner_does_not_share_it(shared: bool, port_taken: bool) -> None:
+    """CRIU asks to share every port that it binds."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as owner:
+        owner.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(shared))
+        owner.bind(("0.0.0.0", 0))
+        record = replace(BOUND, local=f"127.0.0.1:{owner.getsockname()[1]}")
+        seen = observe(manifest(connections=(record,)), (), (), Wishes())
+    assert (f"udp {record.local}" in seen.listening) is port_taken
 
 
 def test_the_dry_run_tells_all() -> None:
