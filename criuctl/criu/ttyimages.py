@@ -5,18 +5,25 @@ for the key ``tty[RDEV:DEV]``: one description for all, whatever flags each had,
 the first process that had it open saw it, which sees none if the terminal does not control *it*.  So before a
 restore each such file gets a key of its own (a device number that no device has), and the session and foreground
 group that criuctl found at the dump.
+
+Terminals whose master is in the tree are made by CRIU, under the very numbers they had.  A number that is taken here is
+changed in the images to a free one.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .images import ImageSet, read, write
 
 _EXTERNAL = 5  # TtyType: EXT_TTY
 _NO_DEVICE = 0xFFFFF  # as st_dev of the made-up keys
 _IMAGE = "tty-info.img"
+_PTS = re.compile(r"(/?dev/pts/)(\d+)( \(deleted\))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,29 @@ def place(images: ImageSet, sessions: dict[int, tuple[int, int]]) -> None:
             entry.sid, entry.pgrp = sessions.get(entry.id, (0, 0))
             entry.rdev, entry.dev = entry.id, _NO_DEVICE
     write(images.folder, _IMAGE, "TTY_INFO", entries)
+
+
+def numbers(images: ImageSet) -> set[int]:
+    """The N of every /dev/pts/N whose master CRIU makes itself."""
+    if _IMAGE not in images.names():
+        return set()
+    return {entry.pty.index for entry in read(images.folder, _IMAGE, "TTY_INFO") if entry.HasField("pty")}
+
+
+def renumber(images: ImageSet, changed: Mapping[int, int]) -> None:
+    """Have terminals come back under other numbers: old -> new."""
+    entries = read(images.folder, _IMAGE, "TTY_INFO")
+    for entry in entries:
+        if entry.HasField("pty"):
+            entry.pty.index = changed.get(entry.pty.index, entry.pty.index)
+    write(images.folder, _IMAGE, "TTY_INFO", entries)
+
+    def edit(entry: Any) -> None:
+        found = _PTS.fullmatch(entry.reg.name) if entry.HasField("reg") else None
+        if found and int(found[2]) in changed:
+            entry.reg.name = f"{found[1]}{changed[int(found[2])]}{found[3] or ''}"
+
+    images.edit_files(edit)
 
 
 def groups(images: ImageSet) -> dict[int, int]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from itertools import count
 
 from ..checkpoint.chunks import StreamRef
 from ..checkpoint.manifest import Manifest, TerminalRecord
@@ -180,12 +181,18 @@ class RestoredTerminals:
 
     def open(self, stack: ExitStack) -> dict[str, int]:
         """Make the terminals; returns what CRIU inherits: key -> descriptor, closed with `stack`."""
+        # CRIU makes the terminals inside the tree under the numbers that they had: ours must be others.
+        reserved = ttyimages.numbers(self._images)
+        renumbered = _free_numbers(reserved)
+        if renumbered:
+            ttyimages.renumber(self._images, renumbered)
         if not self._files:
             return {}
+        reserved |= set(renumbered.values())
         inherited: dict[str, int] = {}
         for record in self.records:
             if record.holders:
-                pty = Pty(record.rows, record.columns, record.xpixel, record.ypixel)
+                pty = _fresh(record, reserved)
                 stack.callback(pty.close)
                 self.ptys.append((record, pty))
         groups = ttyimages.groups(self._images)
@@ -230,6 +237,27 @@ class RestoredTerminals:
                 _plant(record, reader, slave, None)
             finally:
                 os.close(slave)
+
+
+def _free_numbers(wanted: set[int]) -> dict[int, int]:
+    """For those of the terminal numbers `wanted` that are taken on this host: the lowest free ones."""
+    taken = {int(name) for name in os.listdir("/dev/pts") if name.isdigit()}
+    free = (number for number in count() if number not in taken and number not in wanted)
+    return {number: next(free) for number in sorted(wanted & taken)}
+
+
+def _fresh(record: TerminalRecord, reserved: set[int]) -> Pty:
+    """A new terminal of that size, under none of these numbers."""
+    unwanted: list[Pty] = []
+    try:
+        while True:
+            pty = Pty(record.rows, record.columns, record.xpixel, record.ypixel)
+            if int(pty.path.rpartition("/")[2]) not in reserved:
+                return pty
+            unwanted.append(pty)
+    finally:
+        for one in unwanted:
+            one.close()
 
 
 def _plant(record: TerminalRecord, reader: CheckpointReader, slave: int, master: int | None) -> None:

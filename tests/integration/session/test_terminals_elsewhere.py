@@ -166,7 +166,10 @@ def test_a_window_that_is_closed_already(window: Callable[..., Window], travel: 
     told = travel.criuctl("dump", there.pid, "--name", "orphan")
     assert [t["master"] for t in told["terminals"]] == ["gone"]
     size = file.stat().st_size
+    master, slave = os.openpty()  # takes its number, so it comes back under another one
     answer = travel.back("orphan")
+    os.close(master)
+    os.close(slave)
     wait_until(lambda: file.stat().st_size > size, TIMEOUT, "it lives on there")
     assert os.readlink(f"/proc/{answer['pid']}/fd/0").endswith("(deleted)")
     assert state_of(travel.holders.config, "orphan") is None
