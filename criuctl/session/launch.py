@@ -88,9 +88,15 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
     if present is not None and present.get("cgroup"):
         with suppress(OSError):
             os.rmdir(present["cgroup"])  # of a holder that was killed; not if somebody is still in it
-    for folder in (run_folder, state_folder):
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.chmod(folder, 0o700)
+    try:
+        for folder in (run_folder, state_folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.chmod(folder, 0o700)
+    except OSError as error:
+        raise CommandFailed(
+            f"session {spec.name!r} has no place for its files: {error.filename}: {error.strerror}",
+            hint="Configure a run_dir and a state_dir that may be written.",
+        ) from error
     body = asdict(spec) | {
         "id": spec.id or os.urandom(16).hex(),
         "created": spec.created or round(time.time(), 3),
@@ -109,9 +115,9 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
         raise CommandFailed(f"the holder of {spec.name!r} did not start")
     if "error" in answer:
         _forget(run_folder)
-        error = answer["error"]
-        kind = NotFound if error.get("errno") == 2 else CommandFailed
-        raise kind(f"session {spec.name!r} could not be started: {error['message']}")
+        why = answer["error"]
+        kind = NotFound if why.get("errno") == 2 else CommandFailed
+        raise kind(f"session {spec.name!r} could not be started: {why['message']}")
     return Started(
         spec.name,
         answer["id"],

@@ -7,6 +7,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 from support.holding import TIMEOUT, Holders
 from support.keeper import wait_until
 
-from criuctl.errors import Conflict, CriuctlError, Forbidden, LeaseHeld, NotFound, SessionGone, WrongState
+from criuctl.errors import CommandFailed, Conflict, CriuctlError, Forbidden, LeaseHeld, NotFound, SessionGone, WrongState
 from criuctl.session.client import Event, Session
+from criuctl.session.launch import HolderSpec, start_holder
 
 pytestmark = pytest.mark.integration
 
@@ -242,6 +244,8 @@ def test_a_name_is_one_session(holders: Holders) -> None:
     with pytest.raises(NotFound, match="no-such-command"):
         holders.start("no-such-command", name="t")
     assert sorted(os.listdir(Path(holders.config.run_dir) / "holders")) == ["s"]
+    with pytest.raises(CommandFailed, match="no place for its files"):
+        start_holder(replace(holders.config, run_dir="/proc/self"), HolderSpec("nowhere", argv=["cat"]))
 
 
 def test_a_session_that_is_over_takes_no_input(holders: Holders) -> None:
