@@ -60,6 +60,8 @@ class Leasing:
         heir = self._holder.authority.next_in_queue(time.monotonic())
         if heir is not None:
             self.changed("request", heir)
+        else:
+            self.watch()  # nobody's lease runs out: a holder that idles has no deadline
         self._holder.answer_waits()
 
     def _due(self) -> None:

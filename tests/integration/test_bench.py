@@ -78,6 +78,21 @@ def test_a_way_that_fails_is_told(tmp_path: Path) -> None:
     assert set(answer["sections"][0]["rows"][0]["ways"]) == {"criu to disk", "criu to tmpfs", "by hand"}
 
 
+def test_sessions(tmp_path: Path) -> None:
+    """Every way holds sessions and shows what they print; nothing of them stays."""
+    bench = _bench(tmp_path, "sessions", "--sessions", "2", "--flood", "2M", "--runs", "1", "--json")
+    out, err = bench.communicate(timeout=200)
+    assert (bench.returncode, _left(tmp_path)) == (0, []), err
+    sections = {section["what"]: {row["what"]: row for row in section["rows"]} for section in json.loads(out)["sections"]}
+    assert list(sections) == ["echo", "output", "memory", "idle"]
+    ways = {"bare PTY", "criuctl", "criuctl client", "dtach", "tmux"}
+    came = sections["output"]["of it came"]["ways"]
+    assert set(came) == set(sections["echo"]["median"]["ways"]) == ways
+    assert all(came[way]["median"] >= 100 for way in ways - {"tmux"}), came  # 2 MiB: nobody has to skip
+    bounds = [row["bound"] for rows in sections.values() for row in rows.values() if "bound" in row]
+    assert len(bounds) == 5 and all(bound["value"] is not None for bound in bounds)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """An interrupt in the middle of a round ends everything and removes everything."""

@@ -53,6 +53,16 @@ def test_the_file_outlives_the_holder_and_is_found_by_the_next_program(tmp_path:
     again.close()
 
 
+def test_escapes_are_found_in_the_stretch_that_is_asked_for(tmp_path: Path) -> None:
+    log = OutputLog(tmp_path / "output", 64 * PAGE, ring=4 * PAGE)
+    log.append(b"\x1b" + b"." * (10 * PAGE) + b"\x1b[m....")
+    assert log.escapes(0, 1) and not log.escapes(1, 2 * PAGE)  # out of the file
+    at = log.end - 7
+    assert log.escapes(at, 7) and log.escapes(at, 1) and log.escapes(at - 1, 2)
+    assert not log.escapes(at - 5, 5) and not log.escapes(at + 1, 6)
+    log.close()
+
+
 def test_a_full_disk_leaves_the_ring(tmp_path: Path) -> None:
     log = OutputLog(tmp_path / "output", 64 * PAGE, ring=16 * PAGE)
     log.append(pattern(0, 30_000))
