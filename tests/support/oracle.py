@@ -125,6 +125,16 @@ def stat_of(pid: int, task: int | None = None) -> list[str]:
     return read(path).rpartition(")")[2].split()
 
 
+def turns(pid: int) -> list[tuple[str, ...]]:
+    """State, number and count of turns on a processor of every task of a process."""
+    found = []
+    for task in _listdir(f"/proc/{pid}/task"):
+        status = status_of(f"/proc/{pid}/task/{task}/status")
+        counts = [status.get(f"{kind}_ctxt_switches", "") for kind in ("voluntary", "nonvoluntary")]
+        found.append((status.get("State", "gone")[0], task, *counts))
+    return found
+
+
 def inner_pid(pid: int) -> int:
     """The PID of `pid` in its innermost PID namespace."""
     return int(status_of(f"/proc/{pid}/status")["NSpid"].split()[-1])

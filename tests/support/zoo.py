@@ -59,15 +59,31 @@ class Animal:
         return [(pid, start_time(pid)) for pid in oracle.tree(self.pid)] if self.alive() else []
 
     def remember(self) -> oracle.Snapshot:
-        """Take the snapshot that `differences` compares with; a quiet tree must not change between two looks."""
+        """Take the snapshot that `differences` compares with; a quiet tree must not change between two looks.
+
+        A program says that it is ready before it waits, and its threads and children may be on their way to where they wait.
+        """
+        if self.quiet:
+            self._rest()
         self.before = oracle.snapshot(self.pid, memory=self.quiet)
         return self.before
 
-    def differences(self, other: Animal, *ignore: str, settle: float = 2) -> list[str]:
+    def _rest(self, timeout: float = 5) -> None:
+        """Wait until no task of the tree has run between two looks, or for `timeout`: one without rest is compared as it is."""
+        deadline = time.monotonic() + timeout
+        before: set[tuple[str, ...]] = set()
+        while time.monotonic() < deadline:
+            now = {task for pid in oracle.tree(self.pid) for task in oracle.turns(pid)}
+            if now == before and not any(state in "RD" for state, *_ in now):
+                return
+            before = now
+            time.sleep(0.01)
+
+    def differences(self, other: Animal, *ignore: str, settle: float = 10) -> list[str]:
         """How `other`, restored from this tree, differs from what was remembered of it.
 
         A system call that the freeze interrupted is entered again in the first moments of the new life, and until then a signal
-        mask or a page of a stack may differ: what still differs after `settle` seconds counts.
+        mask or a page of a stack may differ: what still differs after `settle` seconds counts, long ones for a busy machine.
         """
         skipped = (*self.ignore, *ignore, *(() if self.quiet else oracle.RESTLESS))
         deadline = time.monotonic() + settle
