@@ -324,8 +324,8 @@ _RESTORE = (
     _r(
         "terminals",
         r"tty to inherit session from|Can't open (?:master|slave) pty",
-        "the tree needs a terminal",
-        "Restore with --attach.",
+        "a terminal that the tree needs could not be made",
+        "Somebody else took its number in this very moment: try again.",
     ),
     _r(
         "cgroup",

@@ -25,7 +25,7 @@ from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.writer import CheckpointWriter
 from ..criu import ttyimages
 from ..criu.images import ImageSet
-from ..errors import RestoreFailed
+from ..errors import NoSuchProcess, RestoreFailed
 from ..proc import linediscipline
 from ..proc.descriptors import Descriptor, descriptors
 from ..proc.linediscipline import Held
@@ -34,15 +34,21 @@ from ..proc.tree import Process, read_tree
 from ..proc.tty import Terminal, terminals
 from ..session.terminal import Guard, Pty, window_size
 
+_REACH = 16  # terminals that CRIU (which tries 32) is let make on the way to a number
+
 
 class DumpedTerminals:
     """The terminals of a tree that is to be dumped; opened, with their guard, while it still runs."""
 
     def __init__(self, root: int, stack: ExitStack) -> None:
         tree = [process for process in read_tree(root) if not process.zombie]
+        opened = {}
+        for process in tree:
+            with suppress(NoSuchProcess):  # it has ended; who has not yet begun will inherit its terminal from one of these
+                opened[process.pid] = descriptors(process.pid)
         self._outside: list[tuple[Terminal, int]] = []
         self._inside: list[tuple[Terminal, int]] = []
-        for terminal in terminals(tree, {process.pid: descriptors(process.pid) for process in tree}):
+        for terminal in terminals(tree, opened):
             if terminal.kind != "pts" or terminal.hung_up:
                 continue  # CRIU itself knows these
             slave = open_terminal(terminal)
@@ -240,10 +246,15 @@ class RestoredTerminals:
 
 
 def _free_numbers(wanted: set[int]) -> dict[int, int]:
-    """For those of the terminal numbers `wanted` that are taken on this host: the lowest free ones."""
+    """For those of the terminal numbers `wanted` that CRIU cannot have on this host: the lowest free ones.
+
+    The kernel gives the lowest free number; CRIU makes terminals until it has the one that it wants, but not many.
+    """
     taken = {int(name) for name in os.listdir("/dev/pts") if name.isdigit()}
-    free = (number for number in count() if number not in taken and number not in wanted)
-    return {number: next(free) for number in sorted(wanted & taken)}
+    lowest = next(number for number in count() if number not in taken)
+    lost = {number for number in wanted if number in taken or number - lowest >= _REACH}
+    free = (number for number in count(lowest) if number not in taken and number not in wanted - lost)
+    return {number: next(free) for number in sorted(lost)}
 
 
 def _fresh(record: TerminalRecord, reserved: set[int]) -> Pty:

@@ -17,7 +17,7 @@ from criuctl.session.client import Session
 
 from .command import Criuctl
 from .holding import TIMEOUT, Holders
-from .keeper import Keeper, Launched, wait_until
+from .keeper import Keeper, Launched
 
 ENVIRONMENT = {
     "PATH": os.environ["PATH"],
@@ -46,6 +46,12 @@ class Window:
     def pid(self) -> int:
         """The program's."""
         return self.process.pid
+
+    @property
+    def cooked(self) -> bool:
+        """Whether the terminal reads lines and echoes."""
+        flags: int = termios.tcgetattr(self.master)[3]
+        return flags & (termios.ICANON | termios.ECHO) == termios.ICANON | termios.ECHO
 
     def type(self, text: str) -> None:
         """As on a keyboard; what was seen before does not count any more."""
@@ -136,14 +142,3 @@ class Travel:
                 client.kill(grace=0)
                 client.request("shutdown", force=True)
                 client.close()
-
-
-def line_discipline_idle(pid: int) -> bool:
-    """Whether the process sleeps, for example in a read."""
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "S"
-
-
-def wait_asleep(pid: int) -> None:
-    """Wait until the process sleeps."""
-    wait_until(lambda: line_discipline_idle(pid), TIMEOUT, f"PID {pid} sleeps")

@@ -99,9 +99,10 @@ def test_a_shells_job_takes_along_what_was_typed_for_it(window: Callable[..., Wi
     there.expect("ready")
     there.type("fg\r")
     there.expect(r"fg\r\n")
+    (job,) = _children(there.pid)
+    wait_until(lambda: os.tcgetpgrp(there.master) == job and there.cooked, TIMEOUT, "the job has the terminal")
     there.type(f"go\rtouch {stray}\rha")
     there.expect(f"touch {stray}\r\nha")
-    (job,) = _children(there.pid)
     told = travel.criuctl("dump", job, "--name", "job")
     there.expect(r"\$ $")
     there.type("echo the-shell-$((40 + 2))\r")
@@ -158,7 +159,8 @@ def test_kill_9_loses_nothing_that_was_typed(window: Callable[..., Window], trav
 def test_a_window_that_is_closed_already(window: Callable[..., Window], travel: Travel) -> None:
     """A program that ignored the hang-up keeps a dead terminal, here and there; it needs no holder."""
     file = travel.criuctl.home.path / "lives"
-    there = window("sh", "-c", f"trap '' HUP; echo ready; while sleep 0.02; do echo x >> {file}; done")
+    program = f"import signal, time\nsignal.signal(1, signal.SIG_IGN)\nprint('ready', flush=True)\nf = open('{file}', 'w')\n"
+    there = window("python3", "-I", "-S", "-c", program + "while True: f.write('x'); f.flush(); time.sleep(0.02)")
     there.expect("ready")
     os.close(there.master)
     there.master = os.open("/dev/null", os.O_RDWR)
