@@ -66,15 +66,20 @@ class SessionGroup:
         with suppress(OSError), open(os.path.join(self.path, name), "w") as file:
             file.write(thawed)
 
-    def remove(self) -> bool:
-        """Remove the group; False while somebody is in it."""
-        try:
-            os.rmdir(self.path)
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return True
+    def remove(self, patience: float = 1.0) -> bool:
+        """Remove the group; False while somebody is in it.  Who was killed just now has up to `patience` seconds to leave."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                os.rmdir(self.path)
+            except FileNotFoundError:
+                return True
+            except OSError:
+                if time.monotonic() >= deadline:
+                    return False
+                select.select([], [], [], 0.005)
+            else:
+                return True
 
     def _frozen(self) -> bool:
         try:

@@ -58,6 +58,12 @@ def events(client: Session, name: str) -> list[dict[str, Any]]:
     return found
 
 
+def groups(mount: str) -> list[str]:
+    """The control groups of sessions in one hierarchy."""
+    folder = Path("/sys/fs/cgroup") / mount / "criuctl"
+    return os.listdir(folder) if folder.is_dir() else []
+
+
 def test_a_role_allows_what_it_says_and_nothing_else(holders: Holders) -> None:
     started = holders.start("cat")
     observer, writer = holders.connect(role="observe", operator="o"), holders.connect(role="write", operator="w")
@@ -242,7 +248,8 @@ def test_a_name_is_one_session(holders: Holders) -> None:
     with pytest.raises(Conflict, match="exists"):
         holders.start("cat")
     with pytest.raises(NotFound, match="no-such-command"):
-        holders.start("no-such-command", name="t")
+        holders.start("no-such-command", name=holders.token)
+    assert not [name for mount in ("unified", "freezer", "") for name in groups(mount) if name.startswith(holders.token)]
     assert sorted(os.listdir(Path(holders.config.run_dir) / "holders")) == ["s"]
     with pytest.raises(CommandFailed, match="no place for its files"):
         start_holder(replace(holders.config, run_dir="/proc/self"), HolderSpec("nowhere", argv=["cat"]))
