@@ -83,11 +83,13 @@ def forget(config: Config, name: str) -> bool:
 
 def inside(config: Config) -> str | None:
     """The name of the session in which this process runs, None for none."""
-    states = [state for state in all_states(config) if state["holder_alive"]]
+    known = all_states(config)
     namespace = os.stat("/proc/self/ns/pid").st_ino
-    for state in states:
-        if state.get("pid_namespace") == namespace:
+    for state in known:
+        # In there the holder's PID cannot be seen, so whether it lives is not asked.
+        if state.get("pid_namespace") == namespace and state["state"] not in ("exited", "checkpointed"):
             return str(state["session"])
+    states = [state for state in known if state["holder_alive"]]
     roots = {(s["pid"], s["start_time"]): str(s["session"]) for s in states if s.get("pid") and not s.get("pid_namespace")}
     holders = {s["holder"]["pid"]: str(s["session"]) for s in states}
     pid = os.getpid()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def test_what_cannot_be_started_says_why(operators: Operators) -> None:
     assert operators("ls") == []
     names = [operators("run", "-d", "--", "sleep", "1000")["session"] for _ in range(2)]
     assert names == ["sleep", "sleep-2"]
+
+
+@pytest.mark.parametrize("options", [(), ("--host-pids",)], ids=["private", "host-pids"])
+def test_a_session_does_not_start_in_a_session_nor_attach_to_itself(operators: Operators, options: tuple[str, ...]) -> None:
+    operators.shell("outer", *options)
+    criuctl = f"{sys.executable} -m criuctl"
+    nested = operators("exec", "outer", "--timeout", 20, "--", f"{criuctl} run -d --name inner -- sleep 1", check=False)
+    assert nested["exit_code"] == 9 and "'outer'" in nested["output"]
+    itself = operators("exec", "outer", "--timeout", 20, "--", f"{criuctl} attach outer", check=False)
+    assert itself["exit_code"] == 2 and "inside of session 'outer'" in itself["output"]
+    assert [session["session"] for session in operators("ls")] == ["outer"]
 
 
 def test_typing_is_in_order_and_answered_with_the_offset(operators: Operators, tmp_path: Path) -> None:
