@@ -89,6 +89,11 @@ class _State:
     borrowed: socket.socket | None = None  # while a try is under way
     result: Result | None = None
 
+    def failed(self, reason: str, hint: str = "") -> None:
+        """Why the try under way was no success; one that the deadline cut off knows less than the one before it."""
+        if self.attempts == 1 or time.monotonic() < self.deadline:
+            self.last, self.hint = reason, hint
+
 
 class Engine:
     """Gives `jobs` back, all at the same time."""
@@ -189,13 +194,13 @@ class Engine:
                         state.result = self._result(state, "", facts)
                     return None
                 except (PeerAway, OSError) as error:
-                    state.last, state.hint = _told(error), ""
+                    state.failed(_told(error), getattr(error, "hint", ""))
                     pause = self._pause(state) if isinstance(error, PeerAway) or error.errno in _AWAY else None
                     if pause is not None and not _spent(sock):
                         dialling.disconnect(sock)
                         return pause
                 except CannotRebuild as error:
-                    state.last, state.hint = error.message, error.hint
+                    state.failed(error.message, error.hint)
                 except dialling.Cancelled:
                     return None
                 except Exception as error:  # a protocol's bug costs its own connection, not the restore

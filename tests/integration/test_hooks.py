@@ -357,8 +357,8 @@ def test_hooks_that_do_not_connect(
     greeter: tuple[str, list[bytes]], hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl
 ) -> None:
     """The program sees the end of the connection, and the report says why; nothing is called reconnected that is not."""
-    rule = {"match": {"peer": "127.0.0.1"}, "policy": "reconnect", "application": "bad", "deadline": 2}
-    criuctl.extra |= {"CRIUCTL_CONNECTION_RULES": json.dumps([rule]), "CRIUCTL_HOOK_TIMEOUT": "2"}
+    rule = {"match": {"peer": "127.0.0.1"}, "policy": "reconnect", "application": "bad", "deadline": 3}
+    criuctl.extra |= {"CRIUCTL_CONNECTION_RULES": json.dumps([rule]), "CRIUCTL_HOOK_TIMEOUT": "3"}
     animal = zoo.launch("peer.py", "tcp", greeter[0])
     assert animal.ask()["outcome"] == "echo"
     told = trip.dump(animal)

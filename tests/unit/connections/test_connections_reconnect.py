@@ -151,6 +151,20 @@ def test_no_second_try(error: Exception, listener: socket.socket, sock: socket.s
     assert ended(sock)
 
 
+def test_a_try_that_the_deadline_cuts_off_does_not_hide_what_was_known(listener: socket.socket, sock: socket.socket) -> None:
+    tries = []
+
+    def act(sock: socket.socket, deadline: float) -> dict[str, Any]:
+        tries.append(deadline)
+        if len(tries) == 1:
+            raise PeerAway("too many clients")
+        time.sleep(max(0.0, deadline - time.monotonic()) + 0.01)
+        raise CannotRebuild("no time was left")
+
+    (result,) = run(job(sock, peer_of(listener), Protocol(act), seconds=2))
+    assert (result.connected, result.reason, result.attempts) == (False, "too many clients", 2)
+
+
 def test_a_protocol_that_hangs(listener: socket.socket, sock: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is left behind with a dead socket; the restore goes on."""
     monkeypatch.setattr("criuctl.connections.reconnect._GRACE", 0.3)
