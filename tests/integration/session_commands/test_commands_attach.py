@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from support.keeper import wait_until
 from support.operating import TIMEOUT, Operators, ended, literally, pid_of
@@ -157,8 +159,6 @@ def test_a_session_on_another_host_by_ssh(operators: Operators, tmp_path: Path) 
     ssh = tmp_path / "ssh"
     ssh.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nfor last; do :; done\nexec sh -c "$last"\n')
     program = tmp_path / "criuctl"
-    import sys
-
     lines = [f"export {key}={value!r}" for key, value in operators.environment().items() if key.startswith("CRIUCTL_")]
     program.write_text("\n".join(["#!/bin/sh", *lines, f'PYTHONPATH={Path.cwd()} exec {sys.executable} -m criuctl "$@"', ""]))
     for path in (ssh, program):
@@ -169,6 +169,17 @@ def test_a_session_on_another_host_by_ssh(operators: Operators, tmp_path: Path) 
     window.expect(literally("$"))
     window.send(b"echo far | tr a-z A-Z\r")
     window.expect(rb"FAR\r\n")
+    # The connection breaks: it is made again, as the same operator, and nothing of the output is missing.
+    before = operators("status", "work")["lease"]["operator"]
+    (link,) = psutil.Process(pid_of(window)).children()
+    at = operators("status", "work")["offset"]
+    window.send(b"sleep 0.3; echo still | tr a-z A-Z\r")
+    operators("wait", "work", "--match", "sleep", "--since", at, "--timeout", TIMEOUT)
+    link.kill()
+    window.expect(rb"STILL\r\n")
+    window.send(b"echo back | tr a-z A-Z\r")
+    window.expect(rb"BACK\r\n")
+    assert operators("status", "work")["lease"]["operator"] == before
     window.send(b"exit 6\r")
     assert ended(window) == 6
     assert "-p 2222 -- me@far.example criuctl attach --stdio work" in (tmp_path / "calls").read_text()
