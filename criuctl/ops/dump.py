@@ -131,9 +131,12 @@ def dump(
             manifest = work.run(criu)
         except BaseException as error:
             work.forget_lock()
+            ended = work.ended()
+            if not ended:
+                work.terminals.back()
             if not isinstance(error, driver.CriuFailed):
                 raise
-            if not work.ended():
+            if not ended:
                 raise _explain(config, error, work) from error
             # The last process of a private PID namespace takes CRIU, its guest, along: no answer, but all is done.
             manifest = work.committed()
