@@ -96,7 +96,7 @@ def run(
         cols=size[1],
         labels=dict(labels or {}),
         spawner=SPAWNER,
-        options={"host_pids": host_pids, "run_dir": config.run_dir},
+        options={"host_pids": host_pids, "run_dir": config.run_dir, "umask": _umask()},
     )
     try:
         started = start_holder(config, spec)
@@ -354,3 +354,9 @@ def _end_tree(config: Config, name: str, grace: float) -> int:
 def _forget(config: Config, name: str) -> None:
     """The registry does not take this session for one that lives, or that is to come back here."""
     Registry(config).forget(name)
+
+
+def _umask() -> int:
+    """Ours, which the session is to have as well."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
