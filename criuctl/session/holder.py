@@ -221,10 +221,10 @@ class Holder:
     # -- the terminal -----------------------------------------------------------------------------
 
     def _on_output(self) -> None:
-        self.timeline.output(self.log.end)
         for connection in list(self.connections.values()):
             if connection.position is not None and not connection.blocked and not connection.dead:
                 connection.pump()
+        self.timeline.output(self.log.end)  # whoever looks comes first
         if self.waits:
             self.answer_waits()
 

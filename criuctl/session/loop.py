@@ -40,6 +40,7 @@ class Loop:
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
+        self._events: dict[int, int] = {}
         self._timers: list[Timer] = []
         self._orders = itertools.count()
         self._bugs = 0
@@ -49,15 +50,16 @@ class Loop:
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
         """Call `handler` with the events of `fd` as they come."""
-        if fd in self._handlers:
-            self._epoll.modify(fd, events)
-        else:
+        if fd not in self._handlers:
             self._epoll.register(fd, events)
-        self._handlers[fd] = handler
+        elif self._events[fd] != events:
+            self._epoll.modify(fd, events)
+        self._handlers[fd], self._events[fd] = handler, events
 
     def unwatch(self, fd: int) -> None:
         """Forget `fd`, before it is closed."""
         if self._handlers.pop(fd, None) is not None:
+            del self._events[fd]
             with suppress(OSError):
                 self._epoll.unregister(fd)
 
