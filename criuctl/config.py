@@ -57,6 +57,10 @@ class Config:
     hook_env: tuple[str, ...] = ()  # names of environment variables that hooks are given, beyond PATH, HOME, LANG and the like
     hook_failure: dict[str, str] = field(default_factory=dict, hash=False)  # by phase: what a failed hook is: veto, warn, ignore
     detach_key: str = "C-]"  # leaves an attached session
+    retention: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict, hash=False
+    )  # session pattern: keep rules; first match wins
+    gc_grace: str = "1d"  # how long `gc` leaves what nothing needs; longer than any dump or restore takes
     scrollback_mib: int = 16  # output of a session that is kept, on disk
 
     sources: tuple[str, ...] = field(default=(), compare=False)  # the files that were read, for doctor
@@ -80,6 +84,8 @@ def _coerce(key: str, value: Any, where: str) -> Any:
     default = getattr(_DEFAULTS, key)
     if key == "connection_rules":
         return _rules(value, where)
+    if key == "retention":
+        return _retention(value, where)
     if key in _CHOICES and value not in _CHOICES[key]:
         raise ConfigError(f"{where}: {key} must be one of {', '.join(_CHOICES[key])}, not {value!r}")
     try:
@@ -116,6 +122,20 @@ def _rules(value: Any, where: str) -> ConnectionRules:
     if not isinstance(value, list) or not all(isinstance(rule, dict) for rule in value):
         raise ConfigError(f"{where}: connection_rules must be a list of mappings, each with match and policy")
     return tuple((f"{where}: connection_rules[{number}]", rule) for number, rule in enumerate(value, 1))
+
+
+def _retention(value: Any, where: str) -> dict[str, dict[str, Any]]:
+    """Policies by the pattern of sessions' names; the rules are looked at by those who need them."""
+    if isinstance(value, str):  # of a variable
+        import yaml
+
+        try:
+            value = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{where} is not valid YAML: {error}") from error
+    if not isinstance(value, dict) or not all(isinstance(rules, dict) for rules in value.values()):
+        raise ConfigError(f"{where}: retention must be a mapping of session patterns to mappings such as {{keep_daily: 7}}")
+    return {str(pattern): rules for pattern, rules in value.items()}
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from .manifest import CheckpointSummary
 
 _NAME = re.compile(r"checkpoints/([0-9a-f]{32})/([0-9]{20})-([0-9a-f]{32})")
 _ID_PREFIX = re.compile(r"[0-9a-f]{4,32}")
+_PINS = "pins/"
 _FETCHERS = 8
 _SPARE = 1000  # kept heads of manifests that are gone, before they are cleared out
 
@@ -70,6 +71,7 @@ class Catalog:
     def summaries(self, names: Mapping[str, int], unreadable: list[DataError]) -> list[CheckpointSummary]:
         """The summaries of these manifests; those removed meanwhile are left out, errors of damaged ones appended."""
         found = []
+        pinned = self.pins() if names else set()
         for name, (size, data) in self._heads(names, unreadable).items():
             try:
                 outline = objects.layout(objects.MANIFEST, name, data, size)
@@ -79,8 +81,38 @@ class Catalog:
             except DataError as error:
                 unreadable.append(error)
             else:
-                found.append(summary)
+                found.append(summary.with_use(pinned=True) if summary.id in pinned else summary)
         return found
+
+    # -- pins ------------------------------------------------------------------------------------------
+
+    def pins(self) -> set[str]:
+        """The ids of checkpoints that somebody has pinned since they were made."""
+        return {info.name[len(_PINS) :] for info in self._store.list(_PINS)}
+
+    def pin(self, checkpoint: str) -> None:
+        """Pin the checkpoint of this id; pinning it again is fine."""
+        self._store.put(_PINS + checkpoint, b"pinned\n")
+
+    def unpin(self, checkpoint: str) -> None:
+        """Take the pin away; absent is fine."""
+        self._store.delete(_PINS + checkpoint)
+
+    def is_pinned(self, checkpoint: str) -> bool:
+        """Whether there is a pin now, whatever a summary said."""
+        try:
+            self._store.stat(_PINS + checkpoint)
+        except ObjectMissing:
+            return False
+        return True
+
+    def forget_pins(self) -> None:
+        """Remove the pins of checkpoints that are gone."""
+        if pins := self.pins():
+            for checkpoint in pins - {parse_name(name)[2] for name in self.names()}:
+                self.unpin(checkpoint)
+
+    # -- references ------------------------------------------------------------------------------------
 
     def resolve(self, ref: str) -> CheckpointSummary:
         """What ``NAME`` (its newest), ``NAME@N`` or the beginning of an id names; see `Repository.resolve`."""

@@ -21,7 +21,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from ..errors import Conflict, CriuctlError, Damaged, ObjectMissing
 from . import objects
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from ..store import Store
     from .codec import Sealer
 
-WRITING = "writing/"
-MARKED = "gc/marked-"
-DOOMED = "gc/doomed-"
+WRITING: Final = "writing/"
+MARKED: Final = "gc/marked-"
+DOOMED: Final = "gc/doomed-"
 _CLOCK = "gc/now-"
 KIND = objects.Kind("list of packs", b"CRIUCTLG", 1, 64 << 20)
 

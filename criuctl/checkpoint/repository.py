@@ -4,6 +4,8 @@
     packs/<2 hex>/<32 hex>                        sealed chunks (`packs`)
     index/<32 hex>                                which chunk is in which pack (`index`)
     checkpoints/<token>/<20 digits>-<id>          manifests; the token stands for the session's name
+    pins/<32 hex>                                 pinned checkpoints, by id: a manifest itself never changes
+    writing/, gc/                                 what writers and garbage collections tell each other (`gclists`)
     numbers/<token>/<20 digits>                   numbers of removed newest checkpoints, so that none is used twice
     sessions/<token>/<20 digits>                  leases (`leases`)
 
@@ -201,7 +203,9 @@ class Repository:
 
     def manifest(self, ref: str | CheckpointSummary) -> Manifest:
         """The whole manifest; `Damaged`, `UnsupportedFormat`, `NoSuchCheckpoint`."""
-        return self.manifest_at((self.resolve(ref) if isinstance(ref, str) else ref).object)
+        summary = self.resolve(ref) if isinstance(ref, str) else ref
+        made = self.manifest_at(summary.object)
+        return made.with_use(pinned=True) if summary.pinned and not made.pinned else made
 
     def manifest_at(self, name: str) -> Manifest:
         """The manifest that is the object `name`; errors as `manifest`."""
@@ -235,8 +239,8 @@ class Repository:
 
     def remove(self, summary: CheckpointSummary) -> None:
         """Remove a checkpoint; what its packs held is left to the garbage collection.  `Conflict` if it is pinned."""
-        if summary.pinned:
-            raise Conflict(f"{summary.session}@{summary.number} is pinned", hint="Unpin it first.")
+        if summary.pinned or self.catalog.is_pinned(summary.id):
+            raise Conflict(f"{summary.session}@{summary.number} is pinned", hint="Unpin it first: `criuctl unpin`.")
         token = parse_name(summary.object)[0]
         if self.catalog.next_number(token) == summary.number + 1:
             self.store.put(f"numbers/{token}/{summary.number:020d}", b"used\n")

@@ -215,10 +215,11 @@ def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[R
                 continue
             seen.add(summary.id)
             looked_up.append(Removal(ref, summary))
-        return [_removed(repository, removal, Registry(config), reporter) for removal in looked_up]
+        return [remove_one(repository, removal, Registry(config), reporter) for removal in looked_up]
 
 
-def _removed(repository: Repository, removal: Removal, registry: Registry, reporter: Reporter) -> Removal:
+def remove_one(repository: Repository, removal: Removal, registry: Registry, reporter: Reporter) -> Removal:
+    """Remove what `removal` found, with what this host keeps for its sake; a pinned one is an error in the result."""
     summary = removal.summary
     if summary is None:
         return removal

@@ -18,7 +18,7 @@ from ..text import printable
         ("Remove several:", "criuctl rm web@1 web@2 0f3a99"),
     ],
     exits=[3, 7, 8, 9],
-    see_also=["list"],
+    see_also=["list", "prune", "gc", "unpin"],
 )
 @click.argument(
     "refs",
@@ -34,8 +34,8 @@ def rm(app: App, refs: tuple[str, ...]) -> int:
     end mean what `criuctl list` showed; one that does not exist does not keep the others from being removed.
     Pinned checkpoints are refused.
 
-    A removed checkpoint cannot be restored any more at once. Its space is freed later, as other checkpoints may
-    share it.
+    A removed checkpoint cannot be restored any more at once. Its space is freed by `criuctl gc`, as other checkpoints
+    may share it.
     """
     from ...ops.inspect import remove
 

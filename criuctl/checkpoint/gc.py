@@ -1,0 +1,347 @@
+"""Garbage collection: freeing what no checkpoint needs, while others dump, restore and collect.
+
+Packs and index segments are shared, and hosts do not know of each other.  One run does:
+
+    1  look    which chunks do the manifests need, and which packs therefore (`liveness`)?
+    2  copy    what is needed of packs that are mostly garbage into new ones (`repack`); they are not needed then
+    3  mark    packs that nobody needs: put gc/marked-X.  Writers that begin later do not rely on them
+    4  doom    packs marked at least the grace time ago and still not needed: put gc/doomed-X
+    5  look again, at manifests that came since; copy what is needed and is in doomed packs only
+    6  index   segments that tell of doomed packs are replaced by such as do not
+    7  delete  doomed packs, but those that a writer's intent names
+    8  forget  lists whose packs are all gone
+
+Why nobody loses a chunk.  *Doom is final*: from the moment the list is put, its packs will go, nobody's chunk has its home
+there, and the list stands until the last of them is gone.
+
+- A writer puts its intent, then looks for doomed lists, then at its packs, then puts its manifest (`gclists.Intent`).  A
+  collection puts its doomed list, then looks at intents, then at manifests (step 5).  The store shows at once what was put, so
+  either the writer sees its pack doomed (or gone) and gives up, its tree running on; or the collection sees the
+  intent, and spares the pack this time; or it sees the manifest, and copies what it needs before deleting.
+- Two collections may doom the two packs that hold one chunk.  Each looks at doomed lists after it has put its own, and at the
+  packs after that: the later one sees the other's list or that its packs are gone, and copies the chunk.
+- Whoever comes across the list of a collection that died, or that is only slow, goes on with it: steps 5 to 8 are the same
+  for all lists, and deleting a pack twice does no harm, since its name is never used again.
+- Cut off anywhere, a run leaves packs that nobody needs or lists that the next run goes on with.  Nothing is ever undone.
+- Readers found their places before: the grace time lets restores and verifications end.  Those that begin later find the new
+  place, since segments that tell of a pack go before the pack does.
+
+Time decides only how soon, by the store's own clock: how long a mark must stand; and after a week an intent is a dead
+writer's (a writer whose commit takes more than a day gives up).  A grace time shorter than a dump makes that dump
+fail, with its tree running on; it never makes a checkpoint that lacks something.
+
+What this rests on: that the store lists and reads at once what was put, and deletes for good.  S3, radosgw and
+folders do; no conditional writes are needed.  A server without those is usually one that caches listings, too: there
+a collection is safe only while nobody else writes, which is said.  What the store refuses to delete (object lock) stays
+doomed, is told, and is tried again by the next run; where a bucket keeps versions, its own rules decide when the room is free.
+
+A manifest that cannot be read ends the run before anything is removed: nobody knows what it needs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import DataError, ObjectMissing, StoreDenied
+from . import gclists
+from .gclists import ABANDONED, DOOMED, MARKED, WRITING, PackList
+from .index import PREFIX
+from .liveness import Live, Survey, packs_of
+from .packs import PackIndex, object_name, read_index
+from .repack import copy
+
+if TYPE_CHECKING:
+    from ..report import Reporter
+    from .repository import Repository
+
+THRESHOLD = 0.5  # a pack that is needed for less of its size is copied
+_DELETERS = 8
+_SWEEP_AGE = 86400.0  # seconds after which what writers left unfinished is nobody's
+
+
+@dataclass(slots=True)
+class Collected:
+    """What a run did, or would do."""
+
+    dry_run: bool = False
+    checkpoints: int = 0
+    chunks: int = 0  # that they need
+    packs: int = 0
+    bytes: int = 0  # of all packs, before
+    unneeded: int = 0  # packs that no checkpoint needs
+    unneeded_bytes: int = 0
+    marked: int = 0  # packs newly marked
+    waiting: int = 0  # packs not needed whose grace time is not over
+    writers: int = 0  # dumps that are being committed just now
+    repacked: int = 0  # packs whose needed part was copied
+    copied_bytes: int = 0
+    deleted: int = 0  # packs
+    freed_bytes: int = 0
+    spared: int = 0  # doomed packs that are left to the next run
+    refused: int = 0  # doomed packs that the store would not delete
+    segments: int = 0  # index segments replaced or removed
+    lost: int = 0  # chunks that checkpoints need and no pack holds
+    warnings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """One object, all keys."""
+        return asdict(self)
+
+
+class Collection:
+    """One run; see the module's docstring for its steps."""
+
+    def __init__(self, repository: Repository, reporter: Reporter, *, grace: float, dry_run: bool = False) -> None:
+        self._repository = repository
+        self._store, self._sealer = repository.store, repository.sealer
+        self._reporter = reporter
+        self._grace = grace
+        self._live = Live(repository, reporter)
+        self._now = 0.0
+        self._marked: dict[bytes, float] = {}  # pack -> since when
+        self._lists: list[PackList] = []
+        self._doomed: list[PackList] = []
+        self._stale: list[PackList] = []  # marks that do not hold any more
+        self._writing: set[bytes] = set()
+        self.done = Collected(dry_run=dry_run)
+
+    def run(self) -> Collected:
+        """All steps; store errors, `Damaged` and `UnsupportedFormat` end it, and it can be run again."""
+        done = self.done
+        self._reporter.step("gc-look")
+        survey = self._look()
+        done.packs, done.bytes = len(survey.packs), sum(pack.size for pack in survey.packs.values())
+        done.checkpoints, done.chunks, done.lost = self._live.checkpoints, len(self._live.chunks), survey.lost
+        self._now = time.time() if done.dry_run else gclists.store_time(self._store)
+        unneeded = self._unneeded(survey)
+        if done.dry_run:
+            done.repacked = len(self._half_empty(survey))
+        elif half_empty := self._half_empty(survey):
+            self._reporter.step("gc-copy")
+            unneeded += self._repack(survey, half_empty)
+        if not done.dry_run:
+            self._tell_again(survey)
+        done.unneeded, done.unneeded_bytes = len(unneeded), sum(survey.packs[pack].size for pack in unneeded)
+        ripe = [pack for pack in unneeded if pack in self._marked and self._now - self._marked[pack] >= self._grace]
+        if done.dry_run:
+            done.waiting = len(unneeded) - len(ripe)
+            self._tell(survey)
+            return done
+        self._reporter.step("gc-mark")
+        ripe += self._mark(survey, unneeded)
+        done.waiting = len(unneeded) - len(ripe)
+        if ripe:
+            self._reporter.step("gc-doom")
+            gclists.put(self._store, self._sealer, DOOMED, ripe)
+        if ripe or self._doomed:
+            survey = self._finish()
+        self._tidy()
+        self._tell(survey)
+        return done
+
+    # -- looking ---------------------------------------------------------------------------------------
+
+    def _look(self) -> Survey:
+        """What is needed now; the order of the readings is what the proof in the module's docstring rests on."""
+        lists = list(gclists.found(self._store, self._sealer, "gc/"))
+        self._doomed = [entry for entry in lists if entry.name.startswith(DOOMED)]
+        self._lists = [entry for entry in lists if entry.name.startswith(MARKED)]
+        self._marked = {}
+        for entry in self._lists:
+            for pack in entry.packs:
+                self._marked[pack] = min(entry.modified, self._marked.get(pack, entry.modified))
+        packs = packs_of(self._store.list("packs/"))
+        for name in self._marked.keys() & packs.keys():
+            packs[name].marked = True
+        self._repository.index.sync()
+        self._writing = self._intents()
+        self._live.look()
+        survey = Survey.take(self._repository, packs, self._live.chunks, doomed=self._all_doomed())
+        if survey.lost:  # checkpoints that came between the two listings have packs that came, too
+            packs = {**packs_of(self._store.list("packs/")), **packs}
+            self._repository.index.sync()
+            survey = Survey.take(self._repository, packs, self._live.chunks, doomed=self._all_doomed())
+        return survey
+
+    def _all_doomed(self) -> set[bytes]:
+        return set().union(*(entry.packs for entry in self._doomed))
+
+    def _intents(self) -> set[bytes]:
+        found = list(gclists.found(self._store, self._sealer, WRITING))
+        living = [entry for entry in found if not (self._now and self._now - entry.modified >= ABANDONED)]
+        self.done.writers = len(living)
+        return set().union(*(entry.packs for entry in living))
+
+    def _unneeded(self, survey: Survey) -> list[bytes]:
+        """Packs that may go: nobody's home, named by no writer, old enough that no dump under way has made them."""
+        passed = self._all_doomed() | self._writing | survey.unreadable
+        return [
+            name
+            for name, pack in survey.packs.items()
+            if not pack.used and name not in passed and (name in self._marked or self._now - pack.modified >= self._grace)
+        ]
+
+    def _half_empty(self, survey: Survey) -> list[bytes]:
+        passed = self._all_doomed() | self._writing
+        return [
+            name
+            for name, pack in survey.packs.items()
+            if 0 < pack.used < pack.size * THRESHOLD
+            and not pack.bad
+            and name not in passed
+            and self._now - pack.modified >= self._grace
+        ]
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    def _repack(self, survey: Survey, packs: list[bytes]) -> list[bytes]:
+        """Copy what is needed of these packs; returns those that are not needed any more."""
+        freed = []
+        batch: dict[bytes, int] = {}
+        members: dict[bytes, dict[bytes, int]] = {}
+        for pack in packs:
+            try:
+                members[pack] = survey.mine(self._repository, pack, self._live.chunks)
+            except (DataError, ObjectMissing) as error:
+                self._reporter.warning(error.message, error.hint)
+                continue
+            batch.update(members[pack])
+        stored, failed = copy(self._repository, batch, self._reporter)
+        self.done.copied_bytes += stored
+        for pack, chunks in members.items():
+            if not failed.intersection(chunks):
+                freed.append(pack)
+        self.done.repacked += len(freed)
+        return freed
+
+    def _mark(self, survey: Survey, unneeded: list[bytes]) -> list[bytes]:
+        """Mark what is not marked yet; returns what is ripe at once, without a grace time."""
+        wanted = set(unneeded)
+        fresh = [pack for pack in unneeded if pack not in self._marked]
+        doomed = self._all_doomed()
+        for entry in self._lists:
+            there = {pack for pack in entry.packs if pack in survey.packs and pack not in doomed}
+            if there <= wanted and there:
+                continue
+            # Packs that are needed again: writers shall rely on them, so the rest gets a mark of its own.
+            self._stale.append(entry)
+            fresh += [pack for pack in there & wanted if pack not in fresh and self._now - self._marked[pack] < self._grace]
+        if fresh:
+            gclists.put(self._store, self._sealer, MARKED, fresh)
+        self.done.marked = len(fresh)
+        return [pack for pack in fresh if pack not in self._marked] if self._grace <= 0 else []
+
+    def _tell_again(self, survey: Survey) -> None:
+        """Put index segments for needed packs whose own were lost, so that writers know what is in them."""
+        for pack in sorted(survey.untold - self._all_doomed()):
+            known = survey.packs[pack]
+            if known.used and self._now - known.modified >= self._grace:
+                index = read_index(self._store, object_name(pack), known.size, self._sealer)
+                self._repository.index.publish([index], [])
+
+    def _finish(self) -> Survey:
+        """Steps 5 to 8, for all doomed packs there are."""
+        done = self.done
+        survey = self._look()
+        doomed = self._all_doomed()
+        failed: set[bytes] = set()
+        if survey.homeless:
+            self._reporter.step("gc-rescue")
+            stored, failed = copy(self._repository, survey.homeless, self._reporter)
+            done.copied_bytes += stored
+        kept = (self._writing | survey.unreadable) & doomed
+        for pack in doomed & survey.packs.keys() if failed else ():
+            try:
+                if failed.intersection(survey.mine(self._repository, pack, self._live.chunks)):
+                    kept.add(pack)
+            except ObjectMissing:
+                continue  # another collection was faster, and has copied what was needed
+            except DataError:
+                kept.add(pack)
+        going = sorted((doomed & survey.packs.keys()) - kept)
+        done.spared = len(doomed & survey.packs.keys()) - len(going)
+        self._reporter.step("gc-index")
+        self._replace_segments(doomed - kept)
+        self._reporter.step("gc-delete")
+        refused = self._delete(going)
+        done.refused = len(refused)
+        gone = [pack for pack in going if pack not in refused]
+        done.deleted, done.freed_bytes = len(gone), sum(survey.packs[pack].size for pack in gone)
+        self._reporter.step("gc-forget")
+        left = survey.packs.keys() - set(gone)
+        for entry in self._doomed + self._lists:
+            if not entry.packs & left:
+                self._store.delete(entry.name)
+        return survey
+
+    def _replace_segments(self, dead: set[bytes]) -> None:
+        """See that no index segment tells of dead packs; what else those segments tell stands in new ones first."""
+        names = [info.name for info in self._store.list(PREFIX)]
+        old: list[str] = []
+        rest: dict[bytes, PackIndex] = {}
+        told: set[bytes] = set()
+        for name in names:
+            try:
+                packs = self._repository.index.read_segment(name)
+            except ObjectMissing:
+                continue
+            except DataError as error:
+                self._reporter.warning(error.message, "the packs tell themselves what they hold")
+                continue
+            here = {pack.pack for pack in packs}
+            if here & dead or here <= told:
+                old.append(name)
+                rest.update((pack.pack, pack) for pack in packs if pack.pack not in dead)
+            else:
+                told |= here
+        fresh = [pack for name, pack in rest.items() if name not in told]
+        if fresh:
+            self._repository.index.publish(fresh, [])
+        for name in old:
+            self._delete_or_tell(name)
+        self.done.segments = len(old)
+
+    def _delete(self, packs: Iterable[bytes]) -> set[bytes]:
+        """Delete packs; returns those that the store refuses to delete."""
+        names = list(packs)
+        with ThreadPoolExecutor(_DELETERS, "criuctl-gc") as pool:
+            fine = list(pool.map(self._delete_or_tell, (object_name(pack) for pack in names)))
+        return {pack for pack, gone in zip(names, fine, strict=True) if not gone}
+
+    def _delete_or_tell(self, name: str) -> bool:
+        try:
+            self._store.delete(name)
+        except StoreDenied as error:
+            if not any("refuses to delete" in text for text in self._reporter.warnings):
+                self._reporter.warning(f"the store refuses to delete {name}: {error.message}", "it is tried again next time")
+            return False
+        return True
+
+    def _tidy(self) -> None:
+        """What else nobody needs: old marks, intents of dead writers, pins of checkpoints that are gone, unfinished uploads."""
+        for entry in self._stale:
+            self._store.delete(entry.name)
+        for entry in gclists.found(self._store, self._sealer, WRITING):
+            if self._now - entry.modified >= ABANDONED:
+                self._store.delete(entry.name)
+        self._repository.catalog.forget_pins()
+        self._store.sweep(max(self._grace, _SWEEP_AGE))
+
+    def _tell(self, survey: Survey) -> None:
+        reporter = self._reporter
+        if survey.lost:
+            reporter.warning(
+                f"{survey.lost} chunks that checkpoints need are in no pack", "`criuctl verify --all` tells which ones"
+            )
+        for pack in sorted(survey.unreadable)[:3]:
+            reporter.warning(f"{object_name(pack)} cannot be read, and no index tells of it", "it was left alone")
+        if not self._repository.capabilities.conditional_create:
+            reporter.warning(
+                "the store promises nothing about writers at the same time",
+                "run `criuctl gc` there only while nobody else writes to it",
+            )
+        self.done.warnings = list(reporter.warnings)

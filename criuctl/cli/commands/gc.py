@@ -1,0 +1,63 @@
+"""``criuctl gc``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..app import DEGRADED, App, pass_app
+from ..pages import page
+from ..text import facts, plural, size
+
+
+@page(
+    examples=[
+        ("Once a day, from cron:", "criuctl gc -q"),
+        ("How much would be freed, by and by?", "criuctl gc --dry-run"),
+        ("Free everything at once; nobody dumps or restores just now:", "criuctl gc --grace 0"),
+    ],
+    exits=[7, 8, 11],
+    see_also=["prune", "rm", "store"],
+)
+@click.option("--grace", metavar="SPAN", help="Leave what nothing needs for this long: 36h, 2d.  [default: gc_grace, 1d]")
+@click.option("--dry-run", is_flag=True, help="Tell what would be freed; the store is left as it is.")
+@pass_app
+def gc(app: App, grace: str | None, dry_run: bool) -> int:
+    """Frees what no checkpoint needs any more: what was removed, and what dumps that failed have left.
+
+    It works in two runs: the first marks what nothing needs, and one that comes after the grace time deletes it. Packs
+    that are needed for less than half are copied to smaller ones. Any number of hosts may dump, restore and collect
+    meanwhile, and it may be killed at any time: the next run goes on.
+
+    The grace time should be longer than any dump or restore takes: a dump that relies on what is deleted under it fails, and
+    its tree runs on. Where the store refuses to delete (object lock), that is told, the exit status is 11, and the next run
+    tries again. In a bucket that keeps versions, its own lifecycle rules decide when the room is free.
+
+    A checkpoint that cannot be read ends it with 8 before anything is deleted, for nobody knows what it needs.
+    """
+    from ...ops.prune import collect
+
+    with app.reporting() as reporter:
+        done = collect(app.config, grace=grace, dry_run=dry_run, reporter=reporter)
+    body = done.to_dict()
+    app.emit(body, lambda: _human(body), brief=lambda: "")
+    return DEGRADED if done.refused or done.lost else 0
+
+
+def _human(body: dict[str, Any]) -> str:
+    rows = [
+        ("checkpoints", f"{body['checkpoints']}, with {plural(body['chunks'], 'chunk')}"),
+        ("packs", f"{body['packs']}, {size(body['bytes'])}"),
+        (
+            "not needed",
+            f"{plural(body['unneeded'], 'pack')}, {size(body['unneeded_bytes'])}; {body['waiting']} in their grace time",
+        ),
+    ]
+    if body["dry_run"]:
+        return facts([*rows, ("half empty", f"{plural(body['repacked'], 'pack')} would be copied")])
+    rows.append(("copied", f"the rest of {plural(body['repacked'], 'pack')}, {size(body['copied_bytes'])}"))
+    rows.append(("deleted", f"{plural(body['deleted'], 'pack')}, {size(body['freed_bytes'])}"))
+    if body["spared"] or body["refused"]:
+        rows.append(("left", f"{body['spared']} for the next run, {body['refused']} that the store refuses to delete"))
+    return facts(rows)

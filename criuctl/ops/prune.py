@@ -1,0 +1,164 @@
+"""Removing checkpoints by rule, freeing what they held, and pins.
+
+`prune` decides by `criuctl.ops.retention` and removes what no rule keeps, one checkpoint after the other, oldest
+first; cut off anywhere it has removed a part of what it would have, and the next run the rest.  The newest checkpoint of a
+session that lives, or lies checkpointed, here or on another host (by its lease) is kept unless that is asked for.
+Space is freed by `collect`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
+
+from ..checkpoint import leases
+from ..checkpoint.gc import Collected, Collection
+from ..checkpoint.manifest import CheckpointSummary
+from ..checkpoint.repository import Repository
+from ..config import Config
+from ..errors import Conflict, CriuctlError, DataError, NoSuchCheckpoint, UsageError
+from ..report import Reporter
+from ..store import open_store
+from .inspect import Removal, remove_one
+from .registry import Registry
+from .retention import Decision, Rules, decide, policies, policy, seconds
+
+
+@contextmanager
+def _opened(config: Config) -> Iterator[Repository]:
+    with open_store(config.store, config) as store:
+        repository = Repository.open(store, config)
+        try:
+            yield repository
+        finally:
+            repository.close()
+
+
+@dataclass(slots=True)
+class Pruned:
+    """What `prune` decided, and did."""
+
+    dry_run: bool
+    decisions: list[Decision]  # by session, newest first
+    passed: list[str]  # sessions that no policy is for
+    unreadable: list[DataError]
+    removed: list[CheckpointSummary] = field(default_factory=list)
+    errors: dict[str, CriuctlError] = field(default_factory=dict)  # by checkpoint id
+
+    def to_dict(self) -> dict[str, Any]:
+        """Counts, and one object for each checkpoint."""
+        kept = sum(d.keep for d in self.decisions)
+        return {
+            "dry_run": self.dry_run,
+            "kept": kept,
+            "removed": len(self.decisions) - kept if self.dry_run else len(self.removed),
+            "failed": len(self.errors),
+            "without_policy": self.passed,
+            "checkpoints": [
+                {**d.to_dict(), "error": self.errors[d.checkpoint.id].to_dict() if d.checkpoint.id in self.errors else None}
+                for d in self.decisions
+            ],
+            "unreadable": [error.to_dict() for error in self.unreadable],
+        }
+
+
+def prune(
+    config: Config,
+    names: Sequence[str],
+    rules: Rules,
+    *,
+    newest_too: bool = False,
+    dry_run: bool = False,
+    reporter: Reporter,
+    now: datetime | None = None,
+) -> Pruned:
+    """Remove what neither `rules` nor, if these are empty, the session's policy keeps; `UsageError` without any rule."""
+    configured = policies(config.retention)
+    if not rules and not configured:
+        raise UsageError(
+            "no rule says what to keep, so nothing was removed",
+            hint="Give --keep-last N, --keep-daily N, --keep-within 7d ..., or set `retention` in the configuration.",
+        )
+    with _opened(config) as repository:
+        unreadable: list[DataError] = []
+        found = [s for name in dict.fromkeys(names) for s in repository.list(name, unreadable=unreadable)]
+        found = found if names else repository.list(unreadable=unreadable)
+        if missing := set(names) - {s.session for s in found}:
+            if not unreadable:
+                raise NoSuchCheckpoint(f"the store holds no checkpoint of a session named {min(missing)!r}")
+        done = Pruned(dry_run, [], [], unreadable)
+        for session, group in groupby(found, key=lambda s: s.session):
+            checkpoints = list(group)
+            own = rules or policy(session, configured)
+            if not own:
+                done.passed.append(session)
+                continue
+            at = now or datetime.now(UTC)
+            decisions = decide(checkpoints, own, at)
+            if not newest_too and not all(d.keep for d in decisions):
+                decisions = decide(checkpoints, own, at, protected=_protected(config, repository, session, decisions))
+            done.decisions += decisions
+        if not dry_run:
+            registry = Registry(config)
+            for summary in (d.checkpoint for d in reversed(done.decisions) if not d.keep):
+                outcome = remove_one(repository, Removal(summary.id, summary), registry, reporter)
+                if outcome.error is None:
+                    done.removed.append(summary)
+                else:  # pinned since it was listed
+                    done.errors[summary.id] = outcome.error
+        return done
+
+
+def _protected(config: Config, repository: Repository, session: str, decisions: Sequence[Decision]) -> dict[str, str]:
+    """The checkpoints from which the session would be brought back, wherever it lives, and why they stay."""
+    newest = decisions[0].checkpoint
+    known = Registry(config).get(session)
+    if known is not None:
+        where = {newest.id: "newest of a session that runs here" if known.alive() else "newest of a session of this host"}
+        if known.checkpoint and not known.alive():
+            where[known.checkpoint] = "this host's session would come back from it"
+        return where
+    if not repository.capabilities.conditional_create:
+        return {}
+    head = leases.read_head(repository, session)
+    if head is not None and head.state == "held":
+        return {newest.id: f"newest of a session that lives on {head.host_name or head.host}"}
+    return {}
+
+
+def collect(config: Config, *, grace: str | None = None, dry_run: bool = False, reporter: Reporter) -> Collected:
+    """Free what no checkpoint needs; `grace` None is the configuration's."""
+    span = seconds(config.gc_grace if grace is None else grace)
+    with _opened(config) as repository:
+        return Collection(repository, reporter, grace=span, dry_run=dry_run).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Pinning:
+    """A checkpoint that was pinned, or unpinned."""
+
+    checkpoint: CheckpointSummary
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``list`` shows it."""
+        return self.checkpoint.to_dict()
+
+
+def pin(config: Config, refs: Sequence[str], *, pinned: bool) -> list[Pinning]:
+    """Pin or unpin checkpoints; all REFs are looked up before the first is changed."""
+    with _opened(config) as repository:
+        found = [repository.resolve(ref) for ref in refs]
+        for summary in found:
+            if pinned:
+                repository.catalog.pin(summary.id)
+                continue
+            repository.catalog.unpin(summary.id)
+            if repository.manifest_at(summary.object).pinned:
+                raise Conflict(
+                    f"{summary.session}@{summary.number} was pinned for good when it was made", hint="Its manifest says so."
+                )
+        return [Pinning(summary.with_use(pinned=pinned)) for summary in found]
