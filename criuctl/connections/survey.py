@@ -27,7 +27,7 @@ from ..report import Reporter
 from . import detect
 from .drain import Key, wait_idle
 from .inspecting import Answer, Question, ask_all
-from .protocols import find
+from .protocols import BUILT_IN, find
 from .record import Connection, Look, look
 from .rules import TRANSPORTS, Decision, Rules, decide, endpoint, parse
 
@@ -57,6 +57,7 @@ class Survey:
         rules: Rules | None = None,
     ) -> None:
         """`wish` is the command line's policy, `ending` whether the dump ends the tree, and its connections with it."""
+        self.config = config
         self.rules = rules if rules is not None else parse(config)
         self.reporter = reporter
         self.wish = wish
@@ -83,12 +84,26 @@ class Survey:
         tree, found = self._seen(root, details=False)
         self._resolve()
         self._probe(found, tree)
+        wanted = set()
         for c in found.external:
             record, decision = self._decided(c, tree)
             refuse(record)
+            wanted |= {decision.application} if decision.policy == "reconnect" else set()
             seconds = max(self.drain, decision.drain)
             if seconds and record.type != "dgram":
                 self._busy[c.held.pid, c.held.fd] = seconds
+        self._tell_missing(wanted.difference(BUILT_IN, {""}))
+
+    def _tell_missing(self, names: set[str]) -> None:
+        """Hooks that rules name and that are not here; the host of the restore may have them."""
+        if not names:
+            return
+        from ..hooks.contract import RECONNECT
+        from ..hooks.find import executables
+
+        for name in sorted(names - {hook.name for hook in executables(self.config, RECONNECT)}):
+            text = f"there is no reconnect hook {name!r} here, which a connection rule names"
+            self.reporter.warning(text, "It is needed where the tree is restored; `criuctl hooks list` shows those of this host.")
 
     def wait(self, root: int) -> None:
         """Wait for the connections that are to be idle, just before the freeze; again after `NotIdle`."""

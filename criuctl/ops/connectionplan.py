@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.manifest import ConnectionRecord
+from ..connections.protocols import BUILT_IN
 from ..connections.rules import Decision, decide
 from ..report import Finding
 
@@ -80,7 +81,7 @@ def plan_connections(
         if wishes.deadline is not None:
             decided = replace(decided, deadline=wishes.deadline)
         asked = wishes.connections is not None
-        decided = _here(record, decided, facts, asked=asked)
+        decided = _hooked(_here(record, decided, facts, asked=asked), wishes.hooks)
         if net == "private" and not record.peer.startswith("/"):
             decided = _alone(decided, asked=asked)
         made.append(ConnectionPlan(record, decided))
@@ -107,6 +108,14 @@ def _here(record: ConnectionRecord, decided: Decision, facts: HostFacts, *, aske
     if record.family == "unix" and not record.peer:
         return replace(decided, policy="hangup", reason="its peer has no name to connect to")
     return replace(decided, application=decided.application or "tcp")
+
+
+def _hooked(decided: Decision, hooks: frozenset[str] | None) -> Decision:
+    """A rule may name a hook that is on another host."""
+    name = decided.application
+    if decided.policy != "reconnect" or hooks is None or not name or name in BUILT_IN or name in hooks:
+        return decided
+    return replace(decided, policy=decided.on_failure, reason=f"there is no reconnect hook {name!r} here")
 
 
 def _datagram(record: ConnectionRecord, decided: Decision, facts: HostFacts, *, asked: bool) -> Decision:

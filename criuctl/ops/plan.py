@@ -41,6 +41,7 @@ class Wishes:
     files: Policy = "restore"
     rules: Rules = field(default_factory=Rules)  # of this host's configuration
     deadline: float | None = None  # seconds for connections to be back, instead of what the rules say
+    hooks: frozenset[str] | None = None  # the names of this host's reconnect hooks; None if nobody has looked
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +234,8 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
         names = ", ".join(c.local for c in conflicts)
         if wishes.copy:
             net = "private"
-            text = f"{names} {'is' if len(conflicts) == 1 else 'are'} taken, so the copy gets a network of its own (loopback only)"
+            verb = "is" if len(conflicts) == 1 else "are"
+            text = f"{names} {verb} taken, so the copy gets a network of its own (loopback only)"
             findings.append(Finding("warning", "port-taken", text))
         else:
             hint = "End what listens there, or restore a copy with --as NAME, which gets a network of its own."

@@ -28,6 +28,8 @@ from ..criu.lazy import LazyImage, LazyPages
 from ..criu.options import RestoreOptions
 from ..errors import RestoreFailed
 from ..hooks import Hooks
+from ..hooks.contract import RECONNECT
+from ..hooks.find import executables
 from ..proc.namespaces import pid_in
 from ..proc.privatens import PrivateNamespaces
 from ..proc.scratch import Scratch
@@ -91,7 +93,13 @@ def restore(
         images = ImageSet(folder)
         terminals = RestoredTerminals(manifest, images)
         wishes = Wishes(
-            pids, new_name is not None, connections, files or config.file_conflicts, rules.parse(config), connections_deadline
+            pids,
+            new_name is not None,
+            connections,
+            files or config.file_conflicts,
+            rules.parse(config),
+            connections_deadline,
+            frozenset(hook.name for hook in executables(config, RECONNECT)),
         )
         remains = arrival.remains_of(manifest)
         plan = make_plan(manifest, observe(manifest, images.reserved_ids(), remains, wishes), wishes)

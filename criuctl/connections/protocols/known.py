@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ...config import Config
+from . import BUILT_IN
 from .base import ApplicationProtocol
-
-BUILT_IN = ("postgresql", "redis", "tcp")
 
 
 def find(config: Config, name: str, facts: Mapping[str, Any] | None = None) -> ApplicationProtocol:

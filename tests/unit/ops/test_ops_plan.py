@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from criuctl.checkpoint.manifest import ConnectionRecord, HostInfo, Manifest, ProcessRecord, SessionRef
+from criuctl.config import Config
+from criuctl.connections.rules import parse
 from criuctl.ops.plan import HostFacts, RestorePlan, Wishes, make_plan, observe
 
 FLAGS = ("avx2", "sse2")
@@ -154,6 +156,20 @@ def test_many_hang_ups_are_one_warning() -> None:
     plan = make_plan(manifest(connections=many), facts(), Wishes(connections="reconnect"))
     assert codes(plan, "warning") == ["connection-hangup"]
     assert "30 connections" in plan.findings[0].text
+
+
+@pytest.mark.parametrize(
+    ("fallback", "errors", "warnings"), [("hangup", [], ["connection-hangup"]), ("refuse", ["connection-refuse"], [])]
+)
+def test_a_hook_that_is_not_on_this_host(fallback: str, errors: list[str], warnings: list[str]) -> None:
+    """Known before anything is started; a hook that is here is none of the plan's business."""
+    rule = {"policy": "reconnect", "application": "feed", "on_failure": fallback}
+    rules = parse(Config(connection_rules=(("file: connection_rules[1]", rule),)))
+    plan = make_plan(manifest(connections=(CONNECTION,)), facts(), Wishes(rules=rules, hooks=frozenset({"other"})))
+    assert (plan.connections[0].policy, codes(plan, "error"), codes(plan, "warning")) == (fallback, errors, warnings)
+    assert "there is no reconnect hook 'feed' here" in plan.findings[0].text
+    plan = make_plan(manifest(connections=(CONNECTION,)), facts(), Wishes(rules=rules, hooks=frozenset({"feed"})))
+    assert (plan.connections[0].policy, plan.findings) == ("reconnect", ())
 
 
 def test_another_machine() -> None:
