@@ -97,7 +97,8 @@ def check_freezer(scene: Scene) -> Iterator[Finding]:
                     "error",
                     "frozen",
                     f"{process} is in a frozen control group, {state}; CRIU would wait for it in vain",
-                    f"Thaw it first: `echo {'0' if not controllers else 'THAWED'} > {state}`.",
+                    "Thaw it first: `criuctl resume NAME` if it is a session that was paused or halted, else "
+                    f"`echo {'0' if not controllers else 'THAWED'} > {state}`.",
                     pid=process.pid,
                 )
 
