@@ -138,7 +138,7 @@ class Terminal:
             self._small = True
         if self.keyboard:
             self._saved = termios.tcgetattr(self.stdin)
-            tty.setraw(self.stdin, termios.TCSADRAIN)
+            tty.setraw(self.stdin, termios.TCSANOW)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -148,7 +148,8 @@ class Terminal:
         finally:
             if self._saved is not None:
                 with contextlib.suppress(termios.error):
-                    termios.tcsetattr(self.stdin, termios.TCSADRAIN, self._saved)
+                    # At once: a terminal that was stopped (^S) would never drain.
+                    termios.tcsetattr(self.stdin, termios.TCSANOW, self._saved)
             if self._out != self._stdout:
                 os.close(self._out)
 
@@ -273,6 +274,8 @@ class Attachment:
                 finally:
                     if terminal.is_terminal and terminal.drew and self._alternate:
                         terminal.put(_LEAVE_ALTERNATE)
+                    if terminal.is_terminal and self._ended is not None and self._ended.how != "exited":
+                        terminal.put(b"\r\n")  # the cursor is in the middle of somebody's line
         finally:
             signal.set_wakeup_fd(number)
             signal.signal(signal.SIGWINCH, before)
