@@ -82,8 +82,11 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
 cli = LazyGroup(
     PROGRAM,
     entries=COMMANDS,
-    summary="keep live Linux process trees: dump, store, verify, restore",
+    summary="keep live Linux executions: sessions, dump, store, verify, restore",
     help="""\
+    A session is a command with a terminal of its own that belongs to no login: it is started by run, left and come back to
+    by attach, driven by send, capture, wait and exec, and can be dumped and restored with its terminal.
+
     A dump freezes a process tree, stores a complete image of it (a checkpoint) in a store, and ends the tree or lets
     it run on. A restore brings a checkpoint back: same memory, descriptors, pipes, sockets and process IDs. Stores
     are folders and S3 buckets; what is in them is compressed, deduplicated, checksummed and, if you like, encrypted.
@@ -103,6 +106,7 @@ cli = LazyGroup(
         )
     ],
     examples=[
+        ("A shell to leave and to come back to:", "criuctl run --name work -- bash\ncriuctl attach work"),
         (
             "Store process 4711 and all its descendants, then bring them back:",
             "criuctl dump 4711 --name web\ncriuctl restore web",
