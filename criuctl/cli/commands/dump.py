@@ -9,6 +9,7 @@ import click
 
 from .. import complete
 from ..app import DEGRADED, App, pass_app
+from ..outcomes import connection_lines
 from ..pages import page
 from ..text import duration, plural, printable, size
 
@@ -37,6 +38,12 @@ def outcome_line(result: Mapping[str, Any]) -> str:
         f"{size(amounts['memory'])} memory, {size(amounts['stored'])} stored, "
         f"frozen {duration(result['frozen_ms'])}, total {duration(result['total_ms'])}"
     )
+
+
+def _outcome(result: Mapping[str, Any]) -> str:
+    """The same, and the connections of which something else will become than was wished."""
+    denied = [c for c in result["connections"] if c["external"] and c["reason"]]
+    return "\n".join([outcome_line(result), *(f"  {line}" for line in connection_lines(denied, "policy"))])
 
 
 @page(
@@ -127,5 +134,5 @@ def dump(
             drain=drain,
         )
     body = result.to_dict()
-    app.emit(body, lambda: outcome_line(body), brief=lambda: str(body["checkpoint"]))
+    app.emit(body, lambda: _outcome(body), brief=lambda: str(body["checkpoint"]))
     return DEGRADED if result.degraded else 0

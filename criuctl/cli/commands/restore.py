@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from .. import complete
 from ..app import DEGRADED, App, pass_app
+from ..outcomes import connection_lines
 from ..pages import page
 from ..text import duration, facts, printable
 from .check import EXIT_REFUSED, finding_lines
@@ -17,8 +18,6 @@ from .dump import POLICIES
 
 if TYPE_CHECKING:
     from ...ops.putback import Policy
-
-_ALIKE = 5  # connections that are told one by one, if all is the same with them
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
@@ -30,37 +29,9 @@ def _outcome(result: Mapping[str, Any]) -> str:
         f"{printable(result['session'])}: restored as {pid}, incarnation {result['incarnation']},"
         f" in {duration(result['elapsed_ms'])}{', memory follows on demand' if result.get('lazy') else ''}"
     ]
-    lines += [f"  {line}" for line in _connections(result["connections"], "outcome")]
+    lines += [f"  {line}" for line in connection_lines(result["connections"], "outcome")]
     lines += [f"  {printable(f['path'])} was put back, the newer copy is {printable(f['newer_copy'])}" for f in result["files"]]
     return "\n".join(lines)
-
-
-def _connections(told: Sequence[Mapping[str, Any]], key: str) -> list[str]:
-    """One line for each connection; many that are alike in all that counts become one."""
-    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for c in told:
-        warnings = c.get("details", {}).get("warnings")
-        more = [f"warning: {text}" for text in warnings] if isinstance(warnings, list) else []  # a hook may say anything
-        more += [f"hint: {c['hint']}"] if c.get("hint") else []
-        groups.setdefault((c["peer"], c[key], c["application"], c["reason"], *more), []).append(c)
-    lines = []
-    for (peer, word, application, reason, *more), alike in groups.items():
-        first = alike[0]
-        who = f"PID {first['pid']} fd {first['fd']}: {printable(first['local'] or '(no name)')}"
-        if len(alike) > _ALIKE:
-            who = f"{len(alike)} connections of PIDs {', '.join(str(p) for p in sorted({c['pid'] for c in alike})[:4])}"
-        how = f" ({printable(application)})" if application else ""
-        tries = max(c.get("attempts", 0) for c in alike)
-        how += f" after {tries} tries" if word == "failed" and tries > 1 else ""
-        why = f": {printable(reason)}" if reason else ""
-        line = f" -> {printable(peer or '(no name)')} {printable(word)}{how}{why}"
-        lines += (
-            [who + line]
-            if len(alike) > _ALIKE
-            else [f"PID {c['pid']} fd {c['fd']}: {printable(c['local'] or '(no name)')}{line}" for c in alike]
-        )
-        lines += [f"  {printable(text)}" for text in more]
-    return lines
 
 
 def _stay(pid: int) -> None:
@@ -101,7 +72,7 @@ def _plan(plan: Mapping[str, Any]) -> str:
     """A restore's plan for people: what will be done, then what stands in the way."""
     rows = [("PIDs", {"same": "the old ones", "private": "a PID namespace of its own"}.get(plan["pids"], plan["pids"]))]
     rows.append(("network", printable(plan["net"])))
-    rows += [("connection", line) for line in _connections(plan["connections"], "policy")]
+    rows += [("connection", line) for line in connection_lines(plan["connections"], "policy")]
     rows += [("file", f"{printable(f['path'])}: {printable(f['verdict'])}; {printable(f['why'])}") for f in plan["files"]]
     lines = [facts(rows), *(line for f in plan["findings"] for line in finding_lines(f))]
     return "\n".join([*lines, "can be restored" if plan["ok"] else "cannot be restored here now"])
