@@ -68,7 +68,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         description="Measure criuctl beside plain criu and beside criu, tar, zstd and a copy: in the same run, in turn, on "
         "the same tree; and its sessions beside tmux, dtach and a bare PTY. Prints medians, ratios, and whether the bounds "
         "are met. Needs root.",
-        epilog="With no option it takes about five minutes. Results go to stdout, progress to stderr.",
+        epilog="With no option it takes about eight minutes. Results go to stdout, progress to stderr.",
     )
     parser.add_argument("case", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} or all (the default)")
     parser.add_argument("--sizes", type=_sizes, metavar="LIST", help="of the trees [50M,1G; rss: 4G; increment: the largest]")
