@@ -328,6 +328,7 @@ class Collection:
         for entry in gclists.found(self._store, self._sealer, WRITING):
             if self._now - entry.modified >= ABANDONED:
                 self._store.delete(entry.name)
+        gclists.forget_clocks(self._store, self._now - _SWEEP_AGE)
         self._repository.catalog.forget_pins()
         self._store.sweep(max(self._grace, _SWEEP_AGE))
 

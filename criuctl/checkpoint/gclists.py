@@ -40,6 +40,7 @@ KIND = objects.Kind("list of packs", b"CRIUCTLG", 1, 64 << 20)
 
 ABANDONED = 7 * 86400.0  # seconds after which a writer that has neither committed nor given up is dead
 _COMMIT_LIMIT = 86400.0  # a writer that takes longer for its commit gives up, long before others think it dead
+_WHOLE_SECOND = 1.0  # S3 tells one object's time without the fraction that it tells in listings
 _ATTEMPTS = 3  # readings of a list that a weak store shows half written
 
 Prefix = Literal["writing/", "gc/marked-", "gc/doomed-"]
@@ -77,9 +78,16 @@ def store_time(store: Store) -> float:
     name = _CLOCK + secrets.token_hex(16)
     store.put(name, b"now")
     try:
-        return store.stat(name).modified
+        return store.stat(name).modified + _WHOLE_SECOND
     finally:
         store.delete(name)
+
+
+def forget_clocks(store: Store, before: float) -> None:
+    """Remove what collections that died while they looked at the clock have left since before that time."""
+    for info in list(store.list(_CLOCK)):
+        if info.modified < before:
+            store.delete(info.name)
 
 
 def avoided(store: Store, sealer: Sealer) -> frozenset[bytes]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import time
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from .reader import CheckpointReader
     from .writer import CheckpointWriter
 
+_FRESH = 60.0  # seconds for which what was learned of the store will do for one more writer
 _PATIENT_MIB = 32  # of buffers for a producer that may wait
 
 
@@ -63,7 +65,7 @@ class Repository:
         self.config = config
         self.about = about
         self._opened = opened
-        self._synced = False
+        self._learned = float("-inf")  # when what a new checkpoint may rely on was learned
 
     # -- making and opening ----------------------------------------------------------------------------
 
@@ -172,7 +174,7 @@ class Repository:
         from .pipeline import Pipeline
         from .writer import CheckpointWriter
 
-        if not self._synced:
+        if time.monotonic() - self._learned > _FRESH:
             self._learn()
         buffers = min(self.config.buffers_mib, _PATIENT_MIB) if patient else self.config.buffers_mib
         config = replace(self.config, buffers_mib=buffers)
@@ -255,7 +257,7 @@ class Repository:
         self.index.sync()
         self.index.inspect_packs()
         self.index.avoid(gclists.avoided(self.store, self.sealer))
-        self._synced = True
+        self._learned = time.monotonic()
 
     def _put_once(self, name: str, data: bytes) -> None:
         """Put an object whose name nobody else can use; after a lost answer the store itself tells what happened."""

@@ -1,0 +1,367 @@
+"""Garbage collection: what is freed, what is kept, cut off anywhere, and beside dumps and other collections."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support import checkpoints as kit
+from support.faulty_store import FaultyStore
+
+from criuctl.checkpoint import gclists
+from criuctl.checkpoint.gc import Collected, Collection
+from criuctl.checkpoint.packs import pack_of
+from criuctl.checkpoint.repository import Repository
+from criuctl.errors import Conflict, Damaged
+from criuctl.report import Reporter
+from criuctl.store import Store
+from criuctl.store.base import Data
+from criuctl.store.memory import MemoryStore
+
+DAY = 86400.0
+
+
+def noise(seed: int, windows: int = 4) -> bytes:
+    return random.Random(seed).randbytes(windows * kit.WINDOW)
+
+
+def content(*seeds: int) -> kit.Content:
+    """A checkpoint whose memory is made of these pieces, a MiB each."""
+    return kit.Content(b"".join(noise(seed) for seed in seeds), {"a.img": b"image %d" % seeds[0]}, b"file %d" % seeds[0])
+
+
+def collect(repo: Repository, grace: float = 0.0, **options: bool) -> Collected:
+    return Collection(repo, Reporter(), grace=grace, **options).run()
+
+
+def packs(repo: Repository) -> set[bytes]:
+    return {pack for info in repo.store.list("packs/") if (pack := pack_of(info.name)) is not None}
+
+
+def left(repo: Repository) -> list[str]:
+    """What writers and collections have left lying about."""
+    return [info.name for info in repo.store.list() if info.name.startswith(("gc/marked-", "gc/doomed-", "writing/"))]
+
+
+def again(repo: Repository, store: Store | None = None) -> Repository:
+    """Another host's view of the same store."""
+    return Repository.open(store or repo.store, repo.config)
+
+
+class Aged(MemoryStore):
+    """A store whose clock the test sets."""
+
+    now = 1000.0
+
+    def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
+        super().put(name, data, if_absent=if_absent)
+        with self._lock:
+            self._objects[name] = (self._objects[name][0], self.now)
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_what_no_checkpoint_needs_goes(tmp_path: Path, encrypted: bool) -> None:
+    repo = kit.repository(tmp_path, workers=1, encrypted=encrypted)
+    first, second = kit.write(repo, content(1), session="a"), kit.write(repo, content(2), session="b")
+    before = packs(repo)
+    assert collect(repo).deleted == 0 and packs(repo) == before
+    repo.remove(first)
+    plan = collect(again(repo), dry_run=True)
+    assert (plan.repacked, plan.deleted, packs(repo)) == (1, 0, before)  # the other one shares a small chunk with it
+    done = collect(again(repo))
+    assert (done.deleted, done.checkpoints, done.refused, done.spared, done.lost) == (1, 1, 0, 0, 0)
+    assert done.freed_bytes > 1 << 20 and len(packs(repo)) == 2
+    kit.check(again(repo), second, content(2))
+    assert left(repo) == []
+    # No segment tells of what is gone, and what was there is stored anew when it comes again.
+    told = {p.pack for s in repo.store.list("index/") for p in repo.index.read_segment(s.name)}
+    assert told == packs(repo)
+    host = again(repo)
+    kit.check(host, kit.write(host, content(1, 2)), content(1, 2))
+    assert collect(again(repo)).deleted == 0
+
+
+def test_a_mark_stands_for_the_grace_time(tmp_path: Path) -> None:
+    store = Aged()
+    repo = kit.repository(tmp_path, workers=1, store=store)
+    first = kit.write(repo, content(1))
+    repo.remove(first)
+    assert collect(repo, DAY).marked == 0  # it may belong to a dump under way
+    store.now += DAY
+    done = collect(repo, DAY)
+    assert (done.marked, done.waiting, done.deleted) == (1, 1, 0)
+    store.now += DAY / 2
+    assert collect(repo, DAY).waiting == 1
+    store.now += DAY / 2
+    assert (collect(repo, DAY).deleted, packs(repo), left(repo)) == (1, set(), [])
+
+
+def test_new_checkpoints_do_not_rely_on_what_is_marked(tmp_path: Path) -> None:
+    store = Aged()
+    repo = kit.repository(tmp_path, workers=1, store=store)
+    running = again(repo).writer(Reporter())
+    repo.remove(kit.write(repo, content(1)))
+    old = again(repo)  # knows the pack, and not that it will be marked
+    store.now += DAY
+    with old.writer(Reporter()) as writer:
+        assert collect(repo, DAY).marked == 1
+        fresh = kit.write(again(repo), content(1), session="fresh")
+        relies = writer.commit(kit.fill(writer, content(1), session="old"))
+        assert writer.stats.bytes_new == 0
+    running.close()
+    kit.check(again(repo), fresh, content(1))
+    store.now += DAY
+    done = collect(repo, DAY)
+    kit.check(again(repo), relies, content(1))
+    repo.remove(relies)
+    store.now += 3 * DAY
+    done = collect(repo, DAY)
+    store.now += 2 * DAY
+    done = collect(repo, DAY)
+    assert len(packs(repo)) == 1, done
+    kit.check(again(repo), fresh, content(1))
+
+
+def test_a_pack_that_is_mostly_garbage_is_copied(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path, workers=1)
+    first = kit.write(repo, content(1, 2, 3, 4), session="a")
+    second = kit.write(repo, content(3), session="b")
+    repo.remove(first)
+    done = collect(repo)
+    assert (done.repacked, done.deleted) == (1, 1 + done.deleted - 1) and done.copied_bytes > 1 << 20
+    sizes = sum(info.size for info in repo.store.list("packs/"))
+    assert sizes < 2 << 20
+    kit.check(again(repo), second, content(3))
+    done = collect(again(repo))
+    assert (done.repacked, done.deleted, done.unneeded) == (0, 0, 0)
+
+
+class Cut(BaseException):
+    """What kill -9 is to a thread: nothing is cleaned up after it."""
+
+
+class CutStore(FaultyStore):
+    """Dies at the n-th call that changes something: before it is done, or right after."""
+
+    def __init__(self, inner: Store, after: int, *, done: bool) -> None:
+        super().__init__(inner)
+        self.after, self.done, self.changes, self.dead = after, done, 0, False
+
+    def _change(self, call: Callable[[], None]) -> None:
+        if self.dead:
+            raise Cut
+        with self._lock:
+            self.changes += 1
+            here = self.changes == self.after
+        if here and not self.done:
+            self.dead = True
+            raise Cut
+        call()
+        if here:
+            self.dead = True
+            raise Cut
+
+    def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
+        self._change(lambda: self.inner.put(name, data, if_absent=if_absent))
+
+    def delete(self, name: str) -> None:
+        self._change(lambda: self.inner.delete(name))
+
+
+def busy(tmp_path: Path) -> tuple[Repository, dict[str, kit.Content]]:
+    """A store with something for each step: garbage, a half-empty pack, a marked pack that is needed, an orphan."""
+    repo = kit.repository(tmp_path, workers=1)
+    wanted = {"a": content(3), "b": content(5, 6), "c": content(8)}
+    gone = [kit.write(repo, content(1, 2, 3, 4), session="x"), kit.write(repo, content(7), session="y")]
+    for name, what in wanted.items():
+        kit.write(repo, what, session=name)
+    for summary in gone:
+        repo.remove(summary)
+    doomed = next(place.pack for place in repo.index.find(_chunks(repo, "c")).values())
+    gclists.put(repo.store, repo.sealer, gclists.DOOMED, [doomed])  # of a collection that died; what is in it must be copied
+    return repo, wanted
+
+
+def _chunks(repo: Repository, session: str) -> list[bytes]:
+    reader = repo.reader(Reporter())
+    return [chunk for chunk, _size in reader.entries(repo.manifest(session).memory[0].data)]
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
+def test_cut_off_anywhere_nothing_is_lost_and_the_next_run_goes_on(tmp_path: Path, done: bool) -> None:
+    step, ends = 0, False
+    while not ends:
+        step += 1
+        repo, wanted = busy(tmp_path / str(step))
+        cut = CutStore(repo.store, step, done=done)
+        try:
+            collect(again(repo, cut))
+            ends = True
+        except Cut:
+            pass
+        for name, what in wanted.items():
+            kit.check(again(repo), name, what)
+        fresh = kit.write(again(repo), content(1, 8), session="fresh")
+        collect(again(repo))
+        for name, what in {**wanted, "fresh": content(1, 8)}.items():
+            kit.check(again(repo), name, what)
+        repo.remove(fresh)
+        for name in wanted:
+            repo.remove(repo.resolve(name))
+        collect(again(repo))
+        collect(again(repo))
+        assert (packs(repo), left(repo), list(repo.store.list("index/"))) == (set(), [], [])
+    assert step > 10
+
+
+def test_dumps_and_collections_at_once(tmp_path: Path) -> None:
+    """Every checkpoint that was committed can be restored, whatever was collected meanwhile, without any grace time."""
+    repo = kit.repository(tmp_path, workers=1, buffers_mib=8)
+    committed: dict[str, kit.Content] = {}
+    refused, errors = [0], list[BaseException]()
+    ended = threading.Event()
+
+    def dump(number: int) -> None:
+        rng = random.Random(number)
+        try:
+            for turn in range(12):
+                name = f"s{number}-{turn}"
+                what = kit.Content(b"".join(noise(rng.randrange(6), 1) for _ in range(3)), {"a.img": b"i"}, b"f")
+                host = again(repo)
+                try:
+                    summary = kit.write(host, what, session=name)
+                except (Conflict, Damaged):
+                    refused[0] += 1
+                    continue
+                if rng.random() < 0.6:
+                    host.remove(summary)
+                else:
+                    committed[name] = what
+        except BaseException as error:
+            errors.append(error)
+
+    def sweep() -> None:
+        try:
+            while not ended.is_set():
+                collect(again(repo))
+        except BaseException as error:
+            errors.append(error)
+
+    dumps = [threading.Thread(target=dump, args=(number,)) for number in range(3)]
+    sweeps = [threading.Thread(target=sweep) for _ in range(2)]
+    for thread in dumps + sweeps:
+        thread.start()
+    for thread in dumps:
+        thread.join()
+    ended.set()
+    for thread in sweeps:
+        thread.join()
+    assert errors == []
+    assert len(committed) + refused[0] >= 5
+    for _ in range(2):
+        done = collect(again(repo))
+        assert done.lost == 0
+        for name, what in committed.items():
+            kit.check(again(repo), name, what)
+    assert left(repo) == []
+
+
+def test_a_writer_is_seen_or_sees(tmp_path: Path) -> None:
+    """Between a writer's intent and its manifest no collection deletes its packs; one that was before it is told."""
+    repo = kit.repository(tmp_path, workers=1)
+    repo.remove(kit.write(repo, content(1)))
+    with again(repo).writer(Reporter()) as writer:
+        manifest = kit.fill(writer, content(1))
+        writer.flush()
+        assert writer.stats.bytes_new == 0
+        held = FaultyStore(repo.store, put=".H", hook=lambda _verb, _name: spared.append(collect(again(repo))))
+        spared: list[Collected] = []
+        writer._repository.store = held
+        summary = writer.commit(manifest)
+    assert [done.writers for done in spared] == [1] and [done.deleted for done in spared] == [0]
+    kit.check(again(repo), summary, content(1))
+    repo.remove(summary)
+    with again(repo).writer(Reporter()) as writer:
+        manifest = kit.fill(writer, content(1))
+        writer.flush()
+        gclists.put(repo.store, repo.sealer, gclists.DOOMED, packs(repo))
+        with pytest.raises(Conflict, match="deleting packs/"):
+            writer.commit(manifest)
+    assert repo.list() == [] and not list(repo.store.list("writing/"))
+    assert collect(repo).deleted and not packs(repo)
+
+
+def test_an_unreadable_manifest_ends_it_before_anything_goes(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path, workers=1)
+    repo.remove(kit.write(repo, content(1), session="a"))
+    kept = kit.write(repo, content(2), session="b")
+    data = repo.store.get(kept.object)
+    before = packs(repo)
+    repo.store.put(kept.object, data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(Damaged):
+        collect(again(repo))
+    assert packs(repo) == before
+    repo.store.put(kept.object, data)
+    collect(again(repo))
+    kit.check(again(repo), kept, content(2))
+
+
+def test_what_the_store_refuses_to_delete_is_told_and_tried_again(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path, workers=1)
+    repo.remove(kit.write(repo, content(1)))
+    before = packs(repo)
+    locked = FaultyStore(repo.store, delete="." + "D*")  # all but the clock's
+    done = collect(again(repo, locked))
+    assert done.refused == len(before) and done.deleted == 0
+    assert sum("refuses to delete" in warning for warning in done.warnings) == 1
+    assert packs(repo) == before
+    done = collect(again(repo))
+    assert done.deleted == len(before) and packs(repo) == set() and left(repo) == []
+
+
+def test_lost_index_segments_are_told_anew(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path, workers=1)
+    kept = kit.write(repo, content(1))
+    for info in list(repo.store.list("index/")):
+        repo.store.delete(info.name)
+    done = collect(again(repo))
+    assert (done.deleted, done.lost) == (0, 0)
+    host = again(repo)
+    with host.writer(Reporter()) as writer:
+        writer.commit(kit.fill(writer, content(1)))
+        assert writer.stats.bytes_new == 0
+    kit.check(again(repo), kept, content(1))
+
+
+def test_intents_of_dead_writers_count_for_a_week(tmp_path: Path) -> None:
+    store = Aged()
+    repo = kit.repository(tmp_path, workers=1, store=store)
+    repo.remove(kit.write(repo, content(1)))
+    gclists.put(store, repo.sealer, gclists.WRITING, packs(repo))
+    store.put("gc/now-" + "0" * 32, b"now")
+    store.now += 6 * DAY
+    assert collect(repo).deleted == 0
+    store.now += DAY
+    collect(repo)
+    assert collect(repo).deleted + len(packs(repo)) <= 1 and packs(repo) == set()
+    assert not list(store.list("gc/")) and not list(store.list("writing/"))
+
+
+def test_pins_hold_on_every_host_and_go_with_their_checkpoint(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path, workers=1)
+    first = kit.write(repo)
+    other = again(repo)
+    other.catalog.pin(first.id)
+    assert repo.resolve("web").pinned and repo.list()[0].pinned and repo.manifest("web").pinned
+    with pytest.raises(Conflict, match="pinned"):
+        repo.remove(first)
+    repo.catalog.unpin(first.id)
+    repo.catalog.unpin(first.id)
+    assert not other.resolve("web").pinned
+    other.catalog.pin(first.id)
+    repo.store.delete(first.object)
+    collect(repo)
+    assert repo.catalog.pins() == set()
