@@ -76,7 +76,14 @@ def _await(wire: Wire, expect: re.Pattern[bytes] | bytes) -> int:
         return len(seen)
     size = 1
     while True:
-        seen = wire.peek(size)
+        try:
+            seen = wire.peek(size)
+        except PeerAway as error:
+            if size == 1:
+                raise
+            raise PeerAway(
+                f"{wire.peer} did not answer what the rule expects: {wire.unread()} bytes came, which are not it"
+            ) from error
         found = expect.match(seen)
         if found is not None and (found.end() < len(seen) or wire.unread() <= len(seen)):
             wire.receive(found.end())
