@@ -1,0 +1,121 @@
+"""`criuctl prune`, `gc`, `pin` and `unpin` on a real store in a folder; checkpoints are written without CRIU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import checkpoints as kit
+
+from criuctl.checkpoint import leases
+from criuctl.checkpoint.manifest import CheckpointSummary
+from criuctl.checkpoint.repository import Repository
+from criuctl.ops.registry import Registry, SessionRecord
+from criuctl.store import open_store
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class Site:
+    """A store, this host's state, and criuctl told to use both."""
+
+    def __init__(self, path: Path, run: Run) -> None:
+        self.path, self.run = path, run
+        self.config = kit.config(path, store=str(path / "store"), state_dir=str(path / "state"), workers=1)
+        Repository.init(open_store(self.config.store, self.config), encryption=False, config=self.config).close()
+
+    def repository(self) -> Repository:
+        return Repository.open(open_store(self.config.store, self.config), self.config)
+
+    def write(self, session: str, seed: int = 0, **more: Any) -> CheckpointSummary:
+        return kit.write(self.repository(), kit.Content(bytes([seed]) * 300_000, {"a": b"a"}), session=session, **more)
+
+    def __call__(self, *args: str, code: int = 0, **env: str) -> Any:
+        folders = {"STORE": "store", "STATE_DIR": "state", "CACHE_DIR": "cache", "KEY_DIR": "keys"}
+        known = {f"CRIUCTL_{key}": str(self.path / name) for key, name in folders.items()}
+        done = self.run(*args, "--json", env={**known, **env})
+        assert done.returncode == code, done.stdout + done.stderr
+        return json.loads(done.stdout)
+
+    def numbers(self, session: str) -> list[int]:
+        return [s.number for s in self.repository().list(session)]
+
+
+@pytest.fixture
+def site(criuctl: Run, tmp_path: Path) -> Site:
+    return Site(tmp_path, criuctl)
+
+
+def test_prune_tells_the_rule_of_each_and_removes_the_rest(site: Site) -> None:
+    for number in range(4):
+        site.write("web", labels={"why": "upgrade"} if number == 0 else {})
+    site.write("db")
+    assert site("prune", code=2)["error"]["code"] == "usage"
+    assert site("prune", "nosuch", "--keep-last", "1", code=3)["error"]["code"] == "no-such-checkpoint"
+    site("pin", "web@2")
+    wanted = ["prune", "web", "--keep-last", "1", "--keep-label", "why=upgrade"]
+    plan = site(*wanted, "--dry-run")
+    assert (plan["kept"], plan["removed"], site.numbers("web")) == (3, 1, [1, 2, 3, 4])
+    rules = {one["number"]: one["rules"] for one in plan["checkpoints"]}
+    assert rules == {4: ["last 1 of 1"], 3: [], 2: ["pinned"], 1: ["label why=upgrade"]}
+    done = site(*wanted)
+    assert (done["kept"], done["removed"], site.numbers("web"), site.numbers("db")) == (3, 1, [1, 2, 4], [1])
+    assert site(*wanted)["removed"] == 0
+    site("rm", "web@2", code=9)
+    assert site("unpin", "web@2")[0]["pinned"] is False
+    assert site(*wanted)["removed"] == 1 and site.numbers("web") == [1, 4]
+
+
+def test_the_newest_of_a_session_that_would_be_brought_back_stays(site: Site) -> None:
+    """Of a session of this host, and of one that lives on another, unless it is asked for."""
+    ours = [site.write("web") for _ in range(3)]
+    site.write("far")
+    site.write("dead")
+    Registry(site.config).put(SessionRecord("web", "ab" * 16, state="checkpointed", checkpoint=ours[1].id))
+    repository = site.repository()
+    leases.claim(repository, "far", "ab" * 16, 1, host="f" * 32, host_name="elsewhere").keep()
+    label = ["prune", "--keep-label", "none=such"]
+    plan = site(*label, "--dry-run")
+    assert {(one["session"], one["number"]) for one in plan["checkpoints"] if one["keep"]} == {("web", 2), ("web", 3), ("far", 1)}
+    assert ["newest of a session that lives on elsewhere"] in [one["rules"] for one in plan["checkpoints"]]
+    site(*label)
+    assert (site.numbers("web"), site.numbers("far"), site.numbers("dead")) == ([2, 3], [1], [])
+    site(*label, "--newest-too")
+    assert site.repository().list() == []
+    assert site.write("web").number == 4
+
+
+def test_policies_of_the_configuration_count_where_no_rule_is_given(site: Site, tmp_path: Path) -> None:
+    for session in ("web", "db", "other"):
+        for _ in range(3):
+            site.write(session)
+    file = tmp_path / "config.yaml"
+    file.write_text("retention:\n  web: {keep_last: 1}\n  'd*': {keep_within: 7d}\n")
+    done = site("prune", "--config", str(file))
+    assert done["without_policy"] == ["other"]
+    assert [site.numbers(name) for name in ("web", "db", "other")] == [[3], [1, 2, 3], [1, 2, 3]]
+    assert site("prune", CRIUCTL_RETENTION="{other: {keep_last: 2}}")["removed"] == 1
+    for wrong in ("retention: [1]", "retention: {web: {keep_lots: 3}}", "retention: {web: 3}"):
+        file.write_text(wrong)
+        assert site("prune", "--config", str(file), code=2)["error"]["code"] == "config"
+
+
+def test_gc_frees_what_was_removed(site: Site) -> None:
+    site.write("web", 1)
+    site.write("db", 2)
+    site("rm", "web")
+    size = site("store", "info")["bytes"]["packs"]
+    assert site("gc")["marked"] == 0  # younger than the grace time
+    assert site("gc", "--dry-run", "--grace", "0")["deleted"] == 0
+    done = site("gc", "--grace", "0")
+    assert done["deleted"] and done["freed_bytes"] and not done["warnings"]
+    assert site("store", "info")["bytes"]["packs"] < size
+    assert site("verify", "db")["ok"] is True
+    assert site("gc", "--grace", "soon", code=2)["error"]["code"] == "usage"
+    manifest = next(path for path in (site.path / "store" / "checkpoints").rglob("*") if path.is_file())
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    assert site("gc", "--grace", "0", code=8)["error"]["code"] == "damaged"
