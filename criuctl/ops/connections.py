@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..config import Config
-from ..connections.survey import Survey
-from ..report import Reporter
+from ..connections.survey import Survey, refuse
+from ..errors import Vetoed
+from ..report import Finding, Reporter
 from .target import Target
 
 
@@ -15,3 +17,31 @@ def connections(config: Config, target: Target, *, reporter: Reporter, wish: str
     """Every record that a dump with this policy would begin with; PIDs are this host's."""
     survey = Survey(config, reporter, wish=wish)
     return [replace(c.record, pid=c.held.pid, holders=c.held.holders) for c in survey.look(target.root.pid)]
+
+
+def judge(records: Sequence[ConnectionRecord]) -> list[Finding]:
+    """What ``criuctl check`` says of them: which forbid a dump, which cannot become what a rule wants, and how many end."""
+    found: list[Finding] = []
+    denied: dict[str, list[ConnectionRecord]] = {}
+    hung_up = 0
+    for record in records:
+        try:
+            refuse(record)
+        except Vetoed as error:
+            found.append(Finding("error", "connection-refuse", _after_pid(error.message), error.hint, record.pid, record.fd))
+        if record.external and record.policy == "hangup":
+            hung_up += 1
+            if record.reason:
+                denied.setdefault(record.reason, []).append(record)
+    for reason, alike in denied.items():
+        first = alike[0]
+        who = f"the connection to {first.peer or 'its peer'}" if len(alike) == 1 else f"{len(alike)} connections"
+        found.append(Finding("warning", "connection-hangup", f"{who} will be hung up: {reason}", "", first.pid, first.fd))
+    if hung_up:
+        text = f"{hung_up} connection{'s' if hung_up > 1 else ''} to outside will be hung up at a restore"
+        found.append(Finding("info", "connections-hangup", text, "`criuctl connections` shows them; see connection_rules."))
+    return found
+
+
+def _after_pid(message: str) -> str:
+    return message.partition(": ")[2]

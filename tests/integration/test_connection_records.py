@@ -184,6 +184,26 @@ def _rules(criuctl: Criuctl, *rules: dict[str, Any]) -> None:
     criuctl.extra["CRIUCTL_CONNECTION_RULES"] = json.dumps(rules)
 
 
+def test_the_check_says_what_the_rules_would_do(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
+    """A tree that a rule does not give up cannot be dumped, and a rule that nobody understands is no rule."""
+    animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
+
+    def checked() -> tuple[int, list[tuple[str, str]]]:
+        answer = criuctl("check", animal.pid, check=False)
+        return answer.get("exit_code", 0), [(f["level"], f["code"]) for f in answer.get("findings", [])]
+
+    assert checked() == (0, [("info", "connections-hangup")])
+    _rules(criuctl, {"policy": "refuse"})
+    answer = criuctl("check", animal.pid, check=False)
+    (finding,) = answer["findings"]
+    assert (answer["ok"], finding["level"], finding["code"]) == (False, "error", "connection-refuse")
+    assert finding["pid"] == animal.pid and echo.address in finding["text"]
+    _rules(criuctl, {"policy": "keep", "match": {"prot": "tcp"}})
+    assert checked()[0] == 2
+    _rules(criuctl, {"policy": "reconnect", "application": "tcp"})
+    assert checked() == (0, [])
+
+
 def test_they_are_listed_with_what_would_become_of_them(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
     animal = zoo.launch("caller.py", "blocking", "tcp", echo.address)
     animal.remember()

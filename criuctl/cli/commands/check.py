@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from ..pages import page
 from ..text import plural, printable
 
 EXIT_REFUSED = 4
+LEVELS = ("error", "warning", "info")
 
 
 def finding_lines(finding: Mapping[str, Any]) -> list[str]:
@@ -38,8 +40,9 @@ def finding_lines(finding: Mapping[str, Any]) -> list[str]:
 @pass_app
 def check(app: App, target: str) -> int:
     """Looks at the process tree under TARGET, at its descriptors, mappings, namespaces and sockets, and at this
-    host's kernel, and tells everything that would keep a dump from succeeding. Each finding names the process
-    and the descriptor it is about, and what to do. Nothing is stopped or changed.
+    host's kernel, and tells everything that would keep a dump from succeeding, the configuration's connection_rules
+    included. Each finding names the process and the descriptor it is about, and what to do. Nothing is stopped or
+    changed.
 
     \b
     error    a dump would be refused or fail
@@ -48,13 +51,18 @@ def check(app: App, target: str) -> int:
 
     Ends with 0 when a dump would be tried, with 4 when there is any error.
     """
+    from ...errors import NotFound, PlatformError
+    from ...ops.connections import connections, judge
     from ...ops.preflight import check_tree
     from ...ops.registry import Registry
     from ...ops.target import resolve_target
 
     registry = Registry(app.config)
     resolved = resolve_target(target, registry.lookup, registry.session_of)
-    found = [f.to_dict() for f in check_tree(resolved, app.config)]
+    findings = check_tree(resolved, app.config)
+    with app.reporting() as reporter, suppress(NotFound, PlatformError):  # findings already
+        findings += judge(connections(app.config, resolved, reporter=reporter))
+    found = [f.to_dict() for f in sorted(findings, key=lambda f: LEVELS.index(f.level))]
     errors = sum(f["level"] == "error" for f in found)
     warnings = sum(f["level"] == "warning" for f in found)
 
