@@ -43,6 +43,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -239,7 +240,9 @@ class Collection:
         """Put index segments for needed packs whose own were lost, so that writers know what is in them."""
         for pack in sorted(survey.untold - self._all_doomed()):
             known = survey.packs[pack]
-            if known.used and self._now - known.modified >= self._grace:
+            if not known.used or self._now - known.modified < self._grace:
+                continue
+            with suppress(ObjectMissing):  # another collection was faster
                 index = read_index(self._store, object_name(pack), known.size, self._sealer)
                 self._repository.index.publish([index], [])
 

@@ -76,14 +76,24 @@ class Live:
 
     def _add(self, name: str, manifest: Manifest) -> None:
         try:
-            for ref in manifest.streams():
-                self._expand(ref)
+            try:
+                self._expand_all(manifest)
+            except (Damaged, ObjectMissing):
+                # Another collection may have moved it meanwhile: a new reader learns where to.
+                self._reader = self._repository.reader(self._reporter)
+                self._expand_all(manifest)
         except (Damaged, ObjectMissing) as error:
+            if name not in self._repository.catalog.names(manifest.session.name):
+                return  # removed, and another collection was faster
             raise Damaged(
                 f"{manifest.session.name}@{manifest.number} is damaged, so nobody knows what it needs: {error.message}",
                 hint=f"Nothing was removed. Remove that checkpoint: criuctl rm {manifest.session.name}@{manifest.number}",
                 object=name,
             ) from error
+
+    def _expand_all(self, manifest: Manifest) -> None:
+        for ref in manifest.streams():
+            self._expand(ref)
 
     def _expand(self, ref: StreamRef) -> None:
         if ref.list is None:

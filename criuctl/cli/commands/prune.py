@@ -32,7 +32,12 @@ _COUNT = click.IntRange(min=1)
     help="Only these sessions; all if none is given.",
 )
 @click.option("--keep-last", type=_COUNT, default=None, metavar="N", help="Keep the N newest.  [default: no rule]")
-@click.option("--keep-hourly", type=_COUNT, metavar="N", help="Keep the newest of each of the last N hours that have one.  [default: no rule]")
+@click.option(
+    "--keep-hourly",
+    type=_COUNT,
+    metavar="N",
+    help="Keep the newest of each of the last N hours that have one.  [default: no rule]",
+)
 @click.option("--keep-daily", type=_COUNT, metavar="N", help="The same by days (of UTC).  [default: no rule]")
 @click.option("--keep-weekly", type=_COUNT, metavar="N", help="The same by weeks, which begin on Monday.  [default: no rule]")
 @click.option("--keep-monthly", type=_COUNT, metavar="N", help="The same by months.  [default: no rule]")

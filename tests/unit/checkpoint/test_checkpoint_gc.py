@@ -365,3 +365,27 @@ def test_pins_hold_on_every_host_and_go_with_their_checkpoint(tmp_path: Path) ->
     repo.store.delete(first.object)
     collect(repo)
     assert repo.catalog.pins() == set()
+
+
+def test_a_writer_that_came_just_before_the_doom_is_spared(tmp_path: Path) -> None:
+    """It looked at doomed lists before this one was put, so the collection must see its intent, and what it commits."""
+    repo = kit.repository(tmp_path, workers=1)
+    repo.remove(kit.write(repo, content(1)))
+    writer = again(repo).writer(Reporter())
+    manifest = kit.fill(writer, content(1))
+    writer.flush()
+    before = packs(repo)
+    intent = gclists.Intent(repo.store, repo.sealer, before)
+
+    def hook(_verb: str, name: str) -> None:
+        if name.startswith(gclists.DOOMED):
+            intent.begin()
+
+    done = collect(again(repo, FaultyStore(repo.store, put="H" * 40, hook=hook)))
+    assert (done.deleted, done.spared, packs(repo)) == (0, len(before), before)
+    summary = repo.publish(manifest)
+    intent.end()
+    writer.close()
+    done = collect(again(repo))  # goes on with the list that stands: what is needed now is copied first
+    assert done.deleted == len(before) and not before & packs(repo) and left(repo) == []
+    kit.check(again(repo), summary, content(1))
