@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import UsageError
+from ..errors import LeaseHeld, UsageError
 from ..session import keys
 from .sessions import connect
 
@@ -16,19 +17,34 @@ if TYPE_CHECKING:
     from ..session.client import Session
 
 _PIECE = 64 << 10  # bytes that may wait in the holder for the terminal
+_PATIENCE, _LOOK = 3.0, 0.1  # seconds for somebody who types to pause; between two questions whether he does
 _BEGIN, _END = b"\x1b[200~", b"\x1b[201~"
 
 
 def writer(config: Config, name: str, *, take: bool) -> Session:
-    """A connection that may type; with `take` it holds the lease already."""
+    """A connection that holds the lease and may type; whoever is typing just now is waited for a little, or not with `take`."""
     session = connect(config, name, kind="agent", role="admin" if take else "write")
+    deadline = time.monotonic() + _PATIENCE
     try:
-        if take:
-            session.lease_take()
+        while not _may_type(session, take=take, last=time.monotonic() >= deadline):
+            time.sleep(_LOOK)
     except BaseException:
         session.close()
         raise
     return session
+
+
+def _may_type(session: Session, *, take: bool, last: bool) -> bool:
+    try:
+        if take:
+            session.lease_take()
+        else:
+            session.lease_request(soft=True)
+    except LeaseHeld:
+        if take or last:
+            raise
+        return False
+    return True
 
 
 def type_into(

@@ -305,7 +305,7 @@ class Attachment:
             self._notice(restored_text(self.name, status["incarnation"], restored))
         elif self._state == "paused":
             self._notice(f"{self.name} is paused; `criuctl resume {self.name}` lets it go on")
-        elif not self._read_only and self._lease is not None and not self._mine:
+        elif not self._read_only and self._lease is not None and not self._lease.get("soft") and not self._mine:
             self._notice(f"{self._writer()} writes in {self.name}; attach with --take to write yourself")
 
     def _attach(self, start: int) -> None:

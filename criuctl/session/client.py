@@ -240,10 +240,18 @@ class Session(Wire):
     # -- authority --------------------------------------------------------------------------------
 
     def lease_request(
-        self, ttl: float = protocol.DEFAULT_TTL, *, queue: bool = False, timeout: float | None = ANSWER_TIMEOUT
+        self,
+        ttl: float = protocol.DEFAULT_TTL,
+        *,
+        queue: bool = False,
+        soft: bool = False,
+        timeout: float | None = ANSWER_TIMEOUT,
     ) -> dict[str, Any]:
-        """Ask for the write lease; `LeaseHeld`, or wait for it with `queue`."""
-        lease: dict[str, Any] = self.request("lease-request", ttl=ttl, queue=queue, timeout=timeout)["lease"]
+        """Ask for the write lease; `LeaseHeld`, or wait for it with `queue`.
+
+        A `soft` one is anybody's who types once we have not typed for a second, as if it had come by typing.
+        """
+        lease: dict[str, Any] = self.request("lease-request", ttl=ttl, queue=queue, soft=soft, timeout=timeout)["lease"]
         return lease
 
     def lease_take(self, ttl: float = protocol.DEFAULT_TTL) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from typing import Any
 
 from .protocol import DEFAULT_TTL, MAX_TTL, ROLES
 
+QUIET = 1.0  # seconds without typing after which a soft lease is anybody's
+
 
 class Refused(Exception):
     """A request is refused; `code` and `details` as in the protocol."""
@@ -56,6 +58,8 @@ class Authority:
     expires: float = 0.0  # on the clock that is passed in
     ttl: float = DEFAULT_TTL
     queue: deque[tuple[str, float]] = field(default_factory=deque)  # (operator id, ttl) who wait
+    soft: bool = False  # the lease came by typing or attaching: whoever types next has it, once its holder pauses
+    wrote: float = 0.0  # when its holder typed last
     serial: int = 0
 
     # -- operators --------------------------------------------------------------------------------
@@ -103,15 +107,24 @@ class Authority:
         """The lease as the protocol shows it; `wall` is the time of day at `now`."""
         if not self.holder:
             return None
-        return {**self.operators[self.holder].who(), "expires": round(wall + self.expires - now, 3)}
+        return {**self.operators[self.holder].who(), "expires": round(wall + self.expires - now, 3), "soft": self.soft}
 
-    def request(self, operator: Operator, ttl: float, now: float) -> bool:
-        """Give the lease to `operator` if nobody is in the way; whether that changed anything.  `Refused`."""
+    def request(self, operator: Operator, ttl: float, now: float, *, soft: bool = False, polite: bool = False) -> bool:
+        """Give the lease to `operator` if nobody is in the way; whether that changed anything.  `Refused`.
+
+        A `soft` lease is given up to the next one who asks, unless that one is `polite`, as soon as its holder has not
+        typed for `QUIET` seconds: somebody who is only attached stands in nobody's way.
+        """
         if self.holder and self.holder != operator.id and self.operators[self.holder].connected and self.expires > now:
-            other = self.operators[self.holder]
-            raise Refused("lease-held", f"{other.kind} {other.name!r} ({other.id}) is writing", holder=other.who())
+            if polite or not self.soft or now - self.wrote < QUIET:
+                other = self.operators[self.holder]
+                raise Refused("lease-held", f"{other.kind} {other.name!r} ({other.id}) is writing", holder=other.who())
         changed = self.holder != operator.id
+        kept = not changed and not self.soft
         self._give(operator, ttl, now)
+        self.soft = soft and not kept
+        if changed:
+            self.wrote = now - QUIET
         return changed
 
     def take(self, operator: Operator, ttl: float, now: float) -> Operator | None:
@@ -172,5 +185,6 @@ class Authority:
 
     def _give(self, operator: Operator, ttl: float, now: float) -> None:
         self.queue = deque(entry for entry in self.queue if entry[0] != operator.id)
+        self.soft = False
         self.holder, self.ttl = operator.id, min(max(ttl, 1.0), MAX_TTL)
         self.expires = now + self.ttl

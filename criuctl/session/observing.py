@@ -113,7 +113,7 @@ class Observing:
         wish = window_size(size) if isinstance(size, dict) else None
         if boolean(message, "write") and by.may("write"):
             try:
-                self._writing.claim(by, protocol.DEFAULT_TTL, "request")
+                self._writing.claim(by, protocol.DEFAULT_TTL, "request", soft=True, polite=True)
             except Refused as refused:
                 if refused.code != "lease-held":
                     raise

@@ -54,7 +54,7 @@ class Steering:
         number = _signal_number(message.get("signal"))
         to = one_of(message, "to", ("foreground", "session", "leader"), "foreground")
         self._needs("running", "paused")
-        self._writing.claim(by, protocol.DEFAULT_TTL, "implicit")
+        self._writing.claim(by, protocol.DEFAULT_TTL, "implicit", soft=True)
         members = holder.tree.members()
         if to == "foreground":
             found = signal_foreground(holder.master.fd, number, members) if holder.master.fd >= 0 else None

@@ -35,11 +35,14 @@ class Writing:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def claim(self, by: Operator, ttl: float, how: str) -> None:
-        """Make `by` the holder of the lease unless somebody else is, or a human has halted the session."""
+    def claim(self, by: Operator, ttl: float, how: str, *, soft: bool = False, polite: bool = False) -> None:
+        """Make `by` the holder of the lease unless somebody else is, or a human has halted the session.
+
+        `soft` and `polite` are as in `Authority.request`.
+        """
         if self._holder.halted and by.kind != "human":
             raise Refused("state", "the session is halted: until it is resumed only humans write", state=self._holder.state)
-        if self._holder.authority.request(by, ttl, time.monotonic()):
+        if self._holder.authority.request(by, ttl, time.monotonic(), soft=soft, polite=polite):
             self._holder.leasing.changed(how, by)
 
     def _input(self, connection: Connection, by: Operator, message: Message) -> Message | None:
@@ -61,7 +64,8 @@ class Writing:
             raise Refused("state", "the session has no terminal", state=holder.state)
         if master.queued + len(data) > protocol.MAX_HELD_INPUT:
             raise Refused("busy", "too much input waits for the terminal already")
-        self.claim(by, holder.authority.ttl if holder.authority.holder == by.id else protocol.DEFAULT_TTL, "implicit")
+        self.claim(by, holder.authority.ttl if holder.authority.holder == by.id else protocol.DEFAULT_TTL, "implicit", soft=True)
+        holder.authority.wrote = time.monotonic()
         fd = connection.sock.fileno()
         chunk = Chunk(data, {**by.who(), "pid": by.pid}, by.kind, fd, request, answered=master.held)
         master.put(chunk)
@@ -69,7 +73,7 @@ class Writing:
         return {"held": True, "offset": holder.log.end} if chunk.answered else LATER
 
     def _resize(self, connection: Connection, by: Operator, message: Message) -> None:
-        self.claim(by, protocol.DEFAULT_TTL, "implicit")
+        self.claim(by, protocol.DEFAULT_TTL, "implicit", soft=True, polite=True)
         self.set_size(by, window_size(message))
 
     def set_size(self, by: Operator, size: tuple[int, int, int, int]) -> None:
@@ -86,7 +90,10 @@ class Writing:
     def _lease_request(self, connection: Connection, by: Operator, message: Message) -> Message:
         ttl = number(message, "ttl", 1, protocol.MAX_TTL, protocol.DEFAULT_TTL)
         try:
-            self.claim(by, ttl, "request")
+            soft = boolean(message, "soft")
+            self.claim(by, ttl, "request", soft=soft)
+            if soft:
+                self._holder.authority.wrote = time.monotonic()
             self._holder.leasing.watch()
         except Refused as refused:
             if refused.code != "lease-held" or not boolean(message, "queue"):

@@ -89,7 +89,8 @@ def test_the_lease_goes_round(holders: Holders) -> None:
     holders.start("cat")
     alice, bob = holders.connect(operator="alice", role="write"), holders.connect(operator="bob", role="write")
     agent = holders.connect(operator="bot", kind="agent", role="write")
-    agent.send("implicitly\n")
+    agent.lease_request()
+    agent.send("asked\n")
     with pytest.raises(LeaseHeld, match="bot") as refused:
         alice.send("x")
     assert refused.value.details["holder"]["operator"] == agent.operator
@@ -108,8 +109,26 @@ def test_the_lease_goes_round(holders: Holders) -> None:
     assert holders.connect(role="admin").lease_take()["from"]["name"] == "bot"
     whats = [entry["what"] for entry in alice.audit()]
     assert [what for what in whats if what.startswith("lease")] == [
-        "lease-implicit", "lease-take", "lease-yield", "lease-request", "lease-grant", "lease-take",
+        "lease-request", "lease-take", "lease-yield", "lease-request", "lease-grant", "lease-take",
     ]  # fmt: skip
+
+
+def test_who_is_only_attached_stands_in_nobodys_way(holders: Holders) -> None:
+    """The lease of an attached operator is anybody's once he pauses; who types next has it, and a second attaching has not."""
+    holders.start("cat")
+    alice = holders.connect(operator="alice", role="write")
+    assert alice.attach(write=True)["lease"]["soft"]
+    bob = holders.connect(operator="bob", role="write")
+    assert bob.attach(write=True)["lease"]["operator"] == alice.operator
+    with pytest.raises(LeaseHeld):
+        bob.resize(10, 10)
+    agent = holders.connect(operator="bot", kind="agent", role="write")
+    agent.send("typed\n")
+    assert agent.status()["lease"]["operator"] == agent.operator
+    agent.lease_request()  # from now on it is kept
+    assert not agent.status()["lease"]["soft"]
+    with pytest.raises(LeaseHeld):
+        alice.send("x")
 
 
 def test_the_lease_expires_without_a_heartbeat_and_is_free_when_its_holder_is_lost(holders: Holders) -> None:

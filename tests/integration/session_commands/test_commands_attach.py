@@ -58,7 +58,7 @@ def test_attach_starts_a_session_that_is_not_there_and_finds_one_that_is(operato
     first.expect(literally("$"))
     first.send(b"marker=same; clear\r")
     second = operators.window("attach", "work", "--", "false")
-    second.expect(rb"writes in work")
+    second.expect(literally("$"))
     first.send(b"echo $marker\r")
     first.expect(rb"same\r\n")
     second.expect(rb"same\r\n")
@@ -66,7 +66,7 @@ def test_attach_starts_a_session_that_is_not_there_and_finds_one_that_is(operato
 
 def test_one_writes_at_a_time(operators: Operators) -> None:
     operators.shell("work")
-    first = operators.window("attach", "work")
+    first = operators.window("attach", "work", "--take")
     first.expect(literally("$"))
     second = operators.window("attach", "work", env={"CRIUCTL_OPERATOR": "second"})
     second.expect(rb"tester \(human\) writes in work")

@@ -124,9 +124,21 @@ def test_commands_in_a_live_shell(operators: Operators, shell: tuple[str, ...], 
     assert operators("status", "work")["exit_code"] == 4
 
 
-def test_an_agent_does_not_type_into_what_a_person_writes(operators: Operators) -> None:
+def test_an_agent_types_beside_a_person_who_only_looks(operators: Operators) -> None:
     operators.shell("work")
     window = operators.window("attach", "work")
+    window.expect(rb"\$")
+    operators("send", "work", "--text", "echo from an agent | tr a-z A-Z", "--enter")
+    window.expect(rb"FROM AN AGENT\r\n")
+    window.send(b"echo mine | tr a-z A-Z\r")
+    window.expect(rb"MINE\r\n")
+    operators("send", "work", "--text", "echo at once | tr a-z A-Z", "--enter")  # it waits for the person to pause
+    window.expect(rb"AT ONCE\r\n")
+
+
+def test_an_agent_does_not_type_into_what_a_person_writes(operators: Operators) -> None:
+    operators.shell("work")
+    window = operators.window("attach", "work", "--take")
     window.expect(rb"\$")
     held = operators("send", "work", "--text", "x", check=False)
     assert held["exit_code"] == 9 and held["error"]["code"] == "lease-held"

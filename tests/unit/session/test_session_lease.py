@@ -27,6 +27,22 @@ def test_one_writes_and_the_other_is_told_who(authority: Authority) -> None:
     assert authority.request(two, 30, now=3)
 
 
+def test_a_soft_lease_is_given_up_when_its_holder_pauses(authority: Authority) -> None:
+    one, two = join(authority), join(authority)
+    authority.request(one, 30, now=10, soft=True)
+    with pytest.raises(Refused):
+        authority.request(two, 30, now=10, polite=True)  # who only attaches
+    authority.wrote = 10.0
+    with pytest.raises(Refused):
+        authority.request(two, 30, now=10.9, soft=True)
+    assert authority.request(two, 30, now=11, soft=True)
+    assert not authority.request(two, 30, now=11)  # and now it asks to keep it
+    assert not authority.request(two, 30, now=12, soft=True)
+    assert not authority.soft
+    with pytest.raises(Refused):
+        authority.request(one, 30, now=20)
+
+
 def test_it_expires_with_its_holders_heartbeat(authority: Authority) -> None:
     one, two = join(authority), join(authority)
     authority.request(one, 10, now=0)
