@@ -79,13 +79,14 @@ def psql() -> None:
     program = subprocess.Popen(
         ["psql", "-X", "-q", "-A", "-t", conninfo], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    assert program.stdin is not None and program.stdout is not None
+    words, answers = program.stdin, program.stdout
+    assert words is not None and answers is not None
     asked = 0
 
     def say(statement: str) -> str:
-        program.stdin.write(statement.encode() + b"\n")
-        program.stdin.flush()
-        return program.stdout.readline().decode().strip()
+        words.write(statement.encode() + b"\n")
+        words.flush()
+        return answers.readline().decode().strip()
 
     say("SET DateStyle = 'German'; PREPARE twice (int) AS SELECT $1 * 2; SELECT 'begun';")
 
