@@ -38,7 +38,7 @@ from ..errors import Damaged
 from . import schema
 
 _IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-TCP_ESTABLISHED, TCP_CLOSE, TCP_LISTEN = 1, 7, 10
+TCP_ESTABLISHED, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 7, 8, 10
 _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM = 2, 10, 1, 2
 _SHUTDOWN_NONE, _SHUTDOWN_BOTH = 0, 3
 _REMAP_LINKED = 0
@@ -200,6 +200,10 @@ class ImageSet:
     def connections(self) -> list[tuple[tuple[int, bytes, int], tuple[int, bytes, int]]]:
         """(local, peer) of every TCP connection that CRIU will restore."""
         return [(s.local, s.peer) for s in self._connected()]
+
+    def closed_by_peer(self) -> list[OpenSocket]:
+        """TCP connections that CRIU will restore with the other end closed."""
+        return [s for s in self._connected() if s.entry.state == TCP_CLOSE_WAIT]
 
     def external_connections(self) -> list[OpenSocket]:
         """TCP sockets with a peer whose other end is not among the images."""

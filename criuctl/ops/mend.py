@@ -13,14 +13,18 @@ word of complaint:
 - A daemon whose session leader is long dead is adopted by whoever is the subreaper *around* the tree, because
   the tree's own subreaper gets that role back too late.  Mended by giving the root its role as soon as it
   exists (`criuctl.ops.earlytasks`).
+- A connection that its peer had closed before the dump may be reset: CRIU lets its socket see the peer's FIN again,
+  and the kernel may put the acknowledgement off until the firewall lock is down.  Then it meets nobody, or a listener,
+  and is answered by a reset.  Mended in post-restore: acknowledged at once, while the lock drops it.
 
-The last two run a system call inside the process (`criuctl.proc.inject`).  What could not be mended is told.
+The two before that run a system call inside the process (`criuctl.proc.inject`).  What could not be mended is told.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import socket
 import struct
 from collections.abc import Mapping
 from typing import Any
@@ -28,6 +32,7 @@ from typing import Any
 from ..criu.images import ImageSet, read, write
 from ..errors import CriuctlError
 from ..proc import inject
+from ..proc.syscalls import borrow_socket
 from ..report import Reporter
 
 _FL_POSIX = 1
@@ -86,6 +91,18 @@ def posix_locks(images: ImageSet) -> list[Any]:
     if "filelocks.img" not in os.listdir(images.folder):
         return []
     return [e for e in read(images.folder, "filelocks.img", "FILE_LOCKS") if e.flag & _FL_POSIX]
+
+
+def acknowledge(images: ImageSet, pids: Mapping[int, int]) -> None:
+    """Let every connection whose peer has closed send its acknowledgement now; `pids` are the tree's PIDs -> ours."""
+    for closed in images.closed_by_peer():
+        for pid, fd in closed.holders[:1]:
+            pidfd = os.pidfd_open(pids[pid])
+            try:
+                with borrow_socket(pidfd, fd) as sock:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+            finally:
+                os.close(pidfd)
 
 
 def set_locks(locks: list[Any], pids: Mapping[int, int], reporter: Reporter) -> None:

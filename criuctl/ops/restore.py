@@ -301,6 +301,7 @@ class _Restore:
             self.reporter.warning(f"sessions {sorted(bereft)}: only their leaders have their controlling terminal")
         pids = handback.outer_pids(root)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
+        mend.acknowledge(self.images, pids)
         if self.plan.connections:
             self.reporter.step("connections")
         self.connections = handback.HandBack(self.config, self.plan.connections, pids, self.hooks.facts | {"pid": root}).run()
