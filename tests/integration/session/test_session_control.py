@@ -12,7 +12,7 @@ from support.holding import TIMEOUT, Holders
 from support.keeper import wait_until
 
 from criuctl.errors import Conflict, CriuctlError, NotFound, UsageError, WrongState
-from criuctl.proc.tree import ProcessIdentity, read_tree
+from criuctl.proc.tree import ProcessIdentity, children, read_tree
 from criuctl.session import cgroup
 from criuctl.session.children import SpawnRequest, spawn_plain
 from criuctl.session.client import Event, Session
@@ -71,8 +71,10 @@ def test_pause_without_a_freezer_keeps_who_was_stopped_stopped(holders: Holders)
     """The walk that stops parents first, on a tree of this process's own."""
     environment = {"PATH": os.environ["PATH"], "TOKEN": holders.token}
     script = "sleep 1000 & kill -STOP $!; sh -c 'sleep 1001 & wait' & echo ready; wait"
+    others = set(children(os.getpid()))  # servers and helpers of the whole test run
     spawned = spawn_plain(SpawnRequest(("sh", "-c", script), environment))
     tree = Tree(None)
+    tree.helpers = others
     tree.root = ProcessIdentity.of(spawned.pid)
     wait_until(lambda: len(tree.members()) >= 4, TIMEOUT, "the tree is complete")
     wait_until(lambda: any(m.state() == "T" for m in tree.members()), TIMEOUT, "one is stopped")
