@@ -53,13 +53,15 @@ def capture(app: App, name: str, screen: bool, scrollback: bool, since: int | No
             raise UsageError(
                 "--follow has no JSON", hint="Ask again and again with --since OFFSET, each time with the offset before."
             )
-        return _follow(app, name, since if since is not None else "start" if scrollback else "now", ansi, watching.follow)
+        return _follow(app, name, since if since is not None else "start" if scrollback else "now", ansi)
     body = look(app.config, name, scrollback=scrollback, since=since, ansi=ansi)
     app.emit(body, lambda: "\n".join(body["lines"]))
     return 0
 
 
-def _follow(app: App, name: str, since: int | str, ansi: bool, follow) -> int:  # type: ignore[no-untyped-def]
+def _follow(app: App, name: str, since: int | str, ansi: bool) -> int:
+    from ...ops.watching import follow
+
     stream = sys.stdout.buffer
 
     def show(data: bytes) -> None:
