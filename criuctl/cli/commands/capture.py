@@ -41,7 +41,6 @@ def capture(app: App, name: str, screen: bool, scrollback: bool, since: int | No
 
     --follow shows output in the order in which it came: what a program overwrites or erases stays to be seen.
     """
-    from ...ops import watching
     from ...ops.watching import capture as look
 
     if screen and (scrollback or since is not None):
