@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import shlex
-import signal
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ from support.keeper import Keeper
 
 from criuctl import __version__
 
-from . import cases, sessions
+from . import cases, interrupts, sessions
 from .commands import Commands, run_tool
 from .errors import BenchFailed
 from .places import Bucket, Folder, Place
@@ -160,18 +159,13 @@ def _say(text: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
 
 
-def _interrupted(number: int, _frame: object) -> None:
-    raise SystemExit(128 + number)
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the bench; 0 whatever the numbers are, 1 when something failed."""
     options = arguments(argv)
     if os.geteuid() != 0:
         print("error: the bench needs root, as CRIU does", file=sys.stderr)
         return 1
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupted)
+    interrupts.install()
     try:
         with ExitStack() as stack:
             disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="criuctl-bench-", dir=options.disk)))

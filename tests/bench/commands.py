@@ -14,6 +14,7 @@ from pathlib import Path
 from support.keeper import Keeper, Launched
 
 from .errors import BenchFailed
+from .interrupts import waiting
 
 _SAMPLE = 0.01  # seconds between two looks at the memory of a program and its children
 _GRACE = 30.0  # seconds for a program that is told to end to do so
@@ -111,7 +112,8 @@ class Commands:
                 watch = _Peaks(running[0].pid) if memory else None
                 if watch is not None:
                     watch.start()
-                codes = [process.wait(timeout) for process in running]
+                with waiting():
+                    codes = [process.wait(timeout) for process in running]
                 seconds = time.monotonic() - clock
                 if watch is not None:
                     watch.over.set()

@@ -14,6 +14,7 @@ from pathlib import Path
 from support.keeper import Keeper
 
 from .errors import BenchFailed
+from .interrupts import waiting
 
 # The words of the control file, as in target.c.
 COMMAND, KIND, CHANGERS, CHANGE_BYTES, CHANGE_RUN, SEED, DEADLINE, TICKS, LARGEST_GAP, ARMED, RESUMED_AT = range(11)
@@ -163,4 +164,5 @@ def _until(condition: Callable[[], bool], seconds: float, complaint: str) -> Non
     while not condition():
         if time.monotonic() > deadline:
             raise BenchFailed(f"{complaint} (waited {seconds:.0f} s)")
-        time.sleep(0.002)  # words in shared memory, which cannot be waited for
+        with waiting():
+            time.sleep(0.002)  # words in shared memory, which cannot be waited for

@@ -30,6 +30,7 @@ from criuctl.session.sessions import state_of
 
 from . import payload
 from .errors import BenchFailed
+from .interrupts import waiting
 
 PROJECT = Path(__file__).parents[2]
 BARE, CLIENT = "bare PTY", "criuctl client"
@@ -133,7 +134,8 @@ class Window(Attached):
         return bytes(self._view[:count])
 
     def wait(self, seconds: float) -> bool:
-        return bool(select.select([self.master], [], [], seconds)[0])
+        with waiting():
+            return bool(select.select([self.master], [], [], seconds)[0])
 
     def close(self) -> None:
         os.close(self.master)
@@ -162,7 +164,8 @@ class Client(Attached):
         raise BenchFailed("criuctl: no output came")
 
     def wait(self, seconds: float) -> bool:
-        return self._session.pending or bool(select.select([self._session], [], [], seconds)[0])
+        with waiting():
+            return self._session.pending or bool(select.select([self._session], [], [], seconds)[0])
 
     def close(self) -> None:
         self._session.leave()

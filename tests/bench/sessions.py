@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from .errors import BenchFailed
+from .interrupts import waiting
 from .report import Bound, Section
 from .session_ways import BARE, CLIENT, Attached, Dtach, Host, Sessions, Tmux, bare, payload_argv
 
@@ -80,7 +81,8 @@ def _attached(bench: Bench, hosts: _Hosts, flood: int) -> Iterator[Section]:
         for end in ends:
             times = []
             for count in range(_ECHOES):
-                time.sleep(_THINKING)
+                with waiting():
+                    time.sleep(_THINKING)
                 times.append(end.echo(_KEYS[count % len(_KEYS)]) * 1000)
             echo.row("median", "ms", ECHO).add(end.name, median(times))
             echo.row("95 of 100 in", "ms").add(end.name, sorted(times)[len(times) * 95 // 100])
@@ -109,9 +111,11 @@ def _idling(bench: Bench, hosts: _Hosts, number: int) -> Section:
         began = time.monotonic()
         held[host.name] = {pid for n in range(number) for pid in host.start(f"idle{n}", ["sleep", "infinity"])}
         section.row("start of one", "ms").add(host.name, (time.monotonic() - began) / number * 1000)
-    time.sleep(_SETTLE)
+    with waiting():
+        time.sleep(_SETTLE)
     before = {name: (_used(pids), _switches(pids), time.monotonic()) for name, pids in held.items()}
-    time.sleep(_WATCH)
+    with waiting():
+        time.sleep(_WATCH)
     for name, pids in held.items():
         used, switches, since = before[name]
         seconds = time.monotonic() - since
