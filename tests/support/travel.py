@@ -10,6 +10,7 @@ import select
 import struct
 import termios
 import time
+from pathlib import Path
 from typing import Any
 
 from criuctl.errors import TimedOut
@@ -17,7 +18,7 @@ from criuctl.session.client import Session
 
 from .command import Criuctl
 from .holding import TIMEOUT, Holders
-from .keeper import Keeper, Launched
+from .keeper import Keeper, Launched, wait_until
 
 ENVIRONMENT = {
     "PATH": os.environ["PATH"],
@@ -96,6 +97,17 @@ class Desk:
         assert again is not None
         self.mark += len(text[: again.end()].encode())
         return found
+
+    def cooked(self) -> None:
+        """Wait until the terminal reads lines and echoes: a shell that has taken a command is still to give it back."""
+        init = self.client.status()["pid"]
+        first = Path(f"/proc/{init}/task/{init}/children").read_text().split()[0]
+        terminal = os.open(f"/proc/{first}/fd/0", os.O_RDONLY | os.O_NOCTTY)
+        wanted = termios.ICANON | termios.ECHO
+        try:
+            wait_until(lambda: termios.tcgetattr(terminal)[3] & wanted == wanted, TIMEOUT, "the terminal reads lines")
+        finally:
+            os.close(terminal)
 
     def log(self) -> str:
         """All that was ever printed."""

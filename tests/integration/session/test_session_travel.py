@@ -28,16 +28,19 @@ def travel(criuctl: Criuctl, holders: Holders) -> Iterator[Travel]:
 
 def bash(desk: Desk) -> None:
     """A job in the background, one that is stopped, a variable, and a half-typed line for a third that reads."""
+    desk.expect(r"\$ ")
     desk.type("X=41; sleep 1000 &\r")
-    desk.expect(r"\[1\] \d+")
+    desk.expect(r"(?s)\[1\] \d+.*\$ ")
     desk.type("cat\r")
     desk.expect("cat\r\n")
+    desk.cooked()
     desk.type("in-cat\r")
     desk.expect("in-cat\r\nin-cat\r\n")
     desk.type("\x1a")
-    desk.expect(r"\[2\]\+  Stopped +cat")
+    desk.expect(r"(?s)\[2\]\+  Stopped +cat.*\$ ")
     desk.type("""python3 -c 'print("re" + "ady"); print(repr(input()))'\r""")
     desk.expect("ready\r\n")
+    desk.cooked()
     desk.type("half-")
     desk.expect("half-")
 
@@ -46,13 +49,14 @@ def bash_goes_on(desk: Desk) -> None:
     desk.type("typed\r")
     desk.expect("'half-typed'")
     desk.type("jobs; echo X=$((X + 1)); stty size\r")
-    desk.expect(r"(?s)\[1\]. +Running +sleep 1000.*\[2\]\+ +Stopped +cat.*X=42.*31 99")
+    desk.expect(r"(?s)\[1\]. +Running +sleep 1000.*\[2\]\+ +Stopped +cat.*X=42.*31 99.*\$ ")
     desk.type("fg\r")
     desk.expect(r"(?s)fg\r\n.*cat\r\n")
+    desk.cooked()
     desk.type("again\r")
     desk.expect("again\r\nagain\r\n")
     desk.type("\x03")
-    desk.expect(r"\^C")
+    desk.expect(r"(?s)\^C.*\$ ")
     desk.type("kill %1; wait; echo over\r")
     desk.expect("over\r\n")
 
@@ -150,8 +154,8 @@ def tmux(desk: Desk) -> None:
     desk.expect(r"[#$] ")
     desk.type("Y=41; echo in-$((Y + 1))\r")
     desk.expect("in-42")
-    desk.type("cat\r")  # reads lines: tmux's own terminal inside holds what is typed
-    desk.expect("cat\r\n")
+    desk.type("echo re''ading; cat\r")  # reads lines: tmux's own terminal inside holds what is typed
+    desk.expect("reading\r\n")  # so bash has given the terminal inside back
     desk.type("whole\r")
     desk.expect("whole\r\nwhole\r\n")
     desk.type("half-")
