@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import platform
@@ -27,7 +28,7 @@ from .errors import BenchFailed
 from .places import Bucket, Folder, Place
 from .program import MAX_PROCESSES, build
 from .report import Section, summary
-from .ways import Criu
+from .ways import PROJECT, Criu
 
 CASES = ("dump", "restore", "increment", "fixed", "list", "rss", "sessions")
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -166,6 +167,7 @@ def main(argv: Sequence[str]) -> int:
         print("error: the bench needs root, as CRIU does", file=sys.stderr)
         return 1
     interrupts.install()
+    compileall.compile_dir(PROJECT / "criuctl", quiet=2)  # as it is where pip has installed it, whatever Python is told here
     try:
         with ExitStack() as stack:
             disk = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="criuctl-bench-", dir=options.disk)))
