@@ -5,6 +5,8 @@ is after the manifest is in the store.  Every failure before that, of whatever p
 tree go on and the packs already written stay unreferenced.  ``kill -9`` of criuctl closes CRIU's socket, which
 is a veto too.  A dump that leaves the tree running thaws it as soon as everything is in memory of ours, and
 uploads afterwards: the tree is never in danger.
+
+A dump with a `Delivery` goes to another host, and `commit` returns only after that host has the tree restored.
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ from ..proc import netfilter
 from ..proc.descriptors import Descriptor, descriptors
 from ..proc.scratch import Scratch
 from ..proc.sockdiag import socket_inside
-from ..proc.tree import Process, read_tree, wait_ended
+from ..proc.tree import Process, ProcessIdentity, read_tree, wait_ended
 from ..report import Reporter
 from ..store import open_store
 from . import files, hooking, insidereport, remaps, surroundings
+from .delivery import Delivery
 from .describe import DumpResult, Taken, describe
 from .holders import DumpedHolder
 from .host import host_id
@@ -62,6 +65,7 @@ def dump(
     with_files: Sequence[str] = (),
     connections: str | None = None,
     drain: float = 0.0,
+    delivery: Delivery | None = None,
 ) -> DumpResult:
     """Dump the tree that `target` names into the configured store; see the module's text for what may fail how."""
     began = time.monotonic()
@@ -90,10 +94,14 @@ def dump(
         survey.ahead(root.pid)
         carried = files.resolve_carried(with_files, root.pid)
         criu = binary.find(config)
-        reporter.step("connect", store=config.store)
-        store = open_store(config.store, config)
-        stack.callback(store.close)
-        repository = Repository.open(store, config, create_local=True)
+        if delivery is None:
+            reporter.step("connect", store=config.store)
+            store = open_store(config.store, config)
+            stack.callback(store.close)
+            repository = Repository.open(store, config, create_local=True)
+        else:
+            repository = delivery.open(session)
+            store = repository.store
         stack.callback(repository.close)
         repository.preflight_write()
         if name is not None and not resolved.session and repository.list(session.name) and registry.get(session.name) is None:
@@ -122,6 +130,7 @@ def dump(
             folder=scratch.folder("images"),
             writer=stack.enter_context(repository.writer(reporter, patient=not leave_running)),
             hooks=hooks,
+            delivery=delivery,
         )
         stack.callback(os.close, work.folder)
         stack.callback(work.farewell.drop)
@@ -142,8 +151,10 @@ def dump(
             manifest = work.committed()
         hooks.done = True
         if not leave_running:
-            work.end_tree()
+            left = work.end_tree()
             insidereport.sweep(config)
+            if delivery is not None:
+                delivery.ended(left)
             try:
                 leases.release(repository, session.name, host=host_id())
             except CriuctlError as error:
@@ -199,6 +210,7 @@ class _Dump:
     folder: int
     writer: CheckpointWriter
     hooks: Hooks
+    delivery: Delivery | None = None
     tree: list[Process] = field(default_factory=list)
     opened: dict[int, list[Descriptor]] = field(default_factory=dict)
     helper: ThreadPoolExecutor = field(init=False)
@@ -278,13 +290,13 @@ class _Dump:
         self.frozen_ms = (time.monotonic() - self.frozen_at) * 1000
         timings = dict(self.manifest.timings, frozen_ms=round(self.frozen_ms, 1))
         self.manifest = self._store(replace(self.manifest, timings=timings))
+        if self.delivery is not None:
+            self.delivery.hand_over(self.manifest, [p.identity for p in self.tree])
         # The checkpoint exists.  From here to the end of the tree is no way back, so no signal may stop us.
         self.reporter.step("kill")
         _ignore_signals()
-        ended = replace(
-            self.session, state="checkpointed", store=self.config.store, checkpoint=self.manifest.id, boot_id=boot_id()
-        )
-        self.registry.put(replace(ended, lock_table=self.lock_table(), lock_kept=self.kept))
+        ended = replace(self.session, state="checkpointed", store=self.where, checkpoint=self.manifest.id, boot_id=boot_id())
+        self.registry.put(replace(ended, lock_table=self.lock_table(), lock_kept=self.stays_locked))
         self.holder.commit(self.manifest.id)
         self.terminals.drop()
 
@@ -325,16 +337,27 @@ class _Dump:
         assert self.manifest is not None and self.manifest.number
         return self.manifest
 
-    def end_tree(self) -> None:
-        """CRIU has killed the tree: wait for that, and take down the lock on its connections."""
+    def end_tree(self) -> list[ProcessIdentity]:
+        """CRIU has killed the tree: wait for that, and take down the lock on its connections; who is left."""
         self.reporter.step("cleanup")
         left = wait_ended((p.identity for p in self.tree), _GONE_TIMEOUT)
         if left:
             self.reporter.warning(f"still ending: PIDs {', '.join(str(i.pid) for i in left)}")
         remaps.clean(self.manifest.links if self.manifest else ())
-        if not self.kept:
+        if not self.stays_locked:
             self.forget_lock()
         self.farewell.say()
+        return left
+
+    @property
+    def where(self) -> str:
+        """The URL of the store that has the checkpoint."""
+        return self.config.store if self.delivery is None else self.repository.store.url
+
+    @property
+    def stays_locked(self) -> bool:
+        """Whether the firewall lock waits for a restore here; of a tree that has moved, the connections are elsewhere, too."""
+        return self.kept and self.delivery is None
 
     def lock_table(self) -> str:
         """The firewall table in which CRIU has locked the tree's connections."""
@@ -369,14 +392,14 @@ def _ignore_signals() -> None:
 
 def _remember(registry: Registry, config: Config, work: _Dump, manifest: Manifest) -> None:
     """Write down where the session is now; the tree's fate is told by looking at it."""
-    record = replace(work.session, store=config.store, checkpoint=manifest.id, boot_id=boot_id())
+    record = replace(work.session, store=work.where, checkpoint=manifest.id, boot_id=boot_id())
     root = work.tree[0]
     if root.identity.alive():
         record = replace(record, state="running", pid=root.pid, start_time=root.start_time)
     else:
-        table = work.lock_table() if work.kept else ""
+        table = work.lock_table() if work.stays_locked else ""
         ended = replace(record, state="checkpointed", pid=root.pid, start_time=root.start_time)
-        record = replace(ended, lock_table=table, lock_kept=work.kept)
+        record = replace(ended, lock_table=table, lock_kept=work.stays_locked)
     registry.put(record)
 
 

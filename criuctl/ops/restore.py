@@ -61,8 +61,14 @@ def restore(
     lazy: bool = False,
     dry_run: bool = False,
     take_over: bool = False,
+    repository: Repository | None = None,
+    held: Callable[[list[dict[str, Any]]], None] | None = None,
 ) -> RestoreResult | RestorePlan:
-    """Bring the checkpoint that `ref` names back to life here; with `dry_run` only say what would be done."""
+    """Bring the checkpoint that `ref` names back to life here; with `dry_run` only say what would be done.
+
+    `held` is called, with what became of the connections, when everything is in place and nothing has run: when it returns,
+    the tree runs; when it raises, nothing is left.  The checkpoint is in `repository` if that is given, which stays open.
+    """
     began = time.monotonic()
     registry = Registry(config)
     if new_name is not None:
@@ -72,10 +78,11 @@ def restore(
         forget_stale_locks(config)
         insidereport.sweep(config)
         criu = binary.find(config)
-        store = open_store(config.store, config)
-        stack.callback(store.close)
-        repository = Repository.open(store, config)
-        stack.callback(repository.close)
+        if repository is None:
+            store = open_store(config.store, config)
+            stack.callback(store.close)
+            repository = Repository.open(store, config)
+            stack.callback(repository.close)
         manifest = repository.manifest(ref)
         name = new_name or manifest.session.name
         stack.enter_context(exclusive_session(config, name))
@@ -150,7 +157,20 @@ def restore(
         copy = new_name is not None
         holder = RestoredHolder(config, manifest, session)
         work = _Restore(
-            config, reporter, manifest, plan, images, terminals, holder, folder, reader, register, pages, hooks, copy=copy
+            config,
+            reporter,
+            manifest,
+            plan,
+            images,
+            terminals,
+            holder,
+            folder,
+            reader,
+            register,
+            pages,
+            hooks,
+            copy=copy,
+            held=held,
         )
         try:
             root = work.run(criu)
@@ -205,6 +225,7 @@ class _Restore:
     lazy: dict[int, LazyImage]  # pages that follow later; empty for an eager restore
     hooks: Hooks
     copy: bool = False  # beside a live original
+    held: Callable[[list[dict[str, Any]]], None] | None = None
     inner_root: int = 0  # the root's PID as the tree sees it
     connections: list[dict[str, Any]] = field(default_factory=list)
     aside: list[tuple[str, str]] = field(default_factory=list)
@@ -308,6 +329,8 @@ class _Restore:
         self._rejoin_groups(pids)
         self.terminals.replant(self.reader, pids)
         self.hooks.run("post-restore", pid=root, connections=self.connections)
+        if self.held is not None:
+            self.held(self.connections)
         if self.following is not None:
             self.following.watch(self.placed)
         self.register(root)
