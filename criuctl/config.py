@@ -30,6 +30,7 @@ class Config:
 
     store: str = DEFAULT_STORE  # URL of the default store
     state_dir: str = "/var/lib/criuctl"  # what criuctl knows of this host's sessions
+    host_id: str = ""  # what this host is called in leases; "" is its machine id, which cloned machines share
     cache_dir: str = "/var/cache/criuctl"  # index caches; may be deleted at any time
     run_dir: str = ""  # tmpfs for plain images and locks; "" picks /run/criuctl or /dev/shm
     key_dir: str = "/etc/criuctl/keys"  # key files, one per encrypted store, mode 0600

@@ -266,6 +266,12 @@ class LeaseHeld(Conflict):
         return "Wait until it is yielded, or take it (`criuctl attach --take`)."
 
 
+class HomeLost(Conflict):
+    """Another host has taken this session over; this host's copy of it may go on no more."""
+
+    code = "fenced"
+
+
 class WrongState(Conflict):
     """The session is not in a state in which this is possible."""
 

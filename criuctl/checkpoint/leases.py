@@ -9,8 +9,10 @@ the store is asked whose record is there.
     released  it lives nowhere: whoever comes first may claim it
 
 A claim raises the *epoch*.  A host may take over what it holds itself, as when it was restarted in the middle of a
-restore; nobody else may: taking a session from a host that seems dead is a decision for a person or for a fencing
-protocol, which can put its own records with a higher epoch (`put_record`).
+restore; nobody else may: taking a session from a host that seems dead is a decision for a person (``restore --take-over``).
+A take-over that comes to nothing is undone: the host that held the session holds it again, by its old epoch.  A home may
+`pass_on` what it holds, which is how a migration ends.  What a home does that finds a higher epoch than its own is told in
+`criuctl.ops.fencing`.
 
 On a store without conditional writes no such promise can be kept.  A claim there is a marker without a lease, and says so
 in `Claim.warning`.
@@ -59,9 +61,10 @@ class Head(Record):
 class Claim:
     """A session claimed for this host; give it back with `release` unless the restore succeeded (`keep`)."""
 
-    def __init__(self, repository: Repository, head: Head, *, leased: bool) -> None:
+    def __init__(self, repository: Repository, head: Head, *, leased: bool, taken: Head | None = None) -> None:
         self._repository = repository
         self.head = head
+        self._taken = taken  # the record of the host that it was taken from
         self.leased = leased
         self.warning = (
             ""
@@ -80,7 +83,10 @@ class Claim:
             return
         self._done = True
         try:
-            _release(self._repository, self.head)
+            if self._taken is None:
+                _release(self._repository, self.head)
+            else:
+                _follow(self._repository, self.head, self._taken)
         except (Conflict, StoreUnreachable):
             return  # taken over meanwhile, or still ours: either way nobody is shut out who may come in
 
@@ -126,8 +132,9 @@ def claim(
     host: str,
     host_name: str = "",
     take_over: bool = False,
+    above: int = 0,
 ) -> Claim:
-    """Make this host (`host` is its id) the session's home; `Conflict` says who holds it.
+    """Make this host (`host` is its id) the session's home, with an epoch above `above`; `Conflict` says who holds it.
 
     What `host` holds itself is taken over; with `take_over`, a person's decision, what any host holds.
     """
@@ -146,7 +153,7 @@ def claim(
             host=host,
             host_name=host_name,
             incarnation=incarnation,
-            epoch=current.epoch + 1 if current else 1,
+            epoch=max(current.epoch if current else 0, above) + 1,
             state="held",
             nonce=os.urandom(16).hex(),
             time=now(),
@@ -156,7 +163,8 @@ def claim(
             return Claim(repository, head, leased=False)
         if put_record(repository, head):
             _clear(repository, head)
-            return Claim(repository, head, leased=True)
+            taken = current if current is not None and current.state == "held" and current.host != host else None
+            return Claim(repository, head, leased=True, taken=taken)
     raise Conflict(f"session {session!r} is being claimed by many at once", hint="Try again.")
 
 
@@ -171,8 +179,48 @@ def release(repository: Repository, session: str, *, host: str) -> bool:
     return True
 
 
+def pass_on(
+    repository: Repository, session: SessionRef, *, from_host: str, to_host: str, to_name: str, incarnation: int
+) -> Head | None:
+    """Make `to_host` the home of what `from_host` (or nobody) holds, by the next epoch; None where the store gives no leases.
+
+    `Conflict` when another host has it.  Asked again after a lost answer it finds its own record and returns that.
+    """
+    if not repository.capabilities.conditional_create:
+        return None
+    for _attempt in range(_ATTEMPTS):
+        current = read_head(repository, session.name)
+        if current is not None and current.state == "held" and current.host != from_host:
+            if (current.host, current.session.id, current.incarnation) == (to_host, session.id, incarnation):
+                return current
+            raise Conflict(
+                f"session {session.name!r} is held by host {current.host_name or current.host} since {current.time}",
+                host=current.host_name or current.host,
+            )
+        head = Head(
+            session=session,
+            host=to_host,
+            host_name=to_name,
+            incarnation=incarnation,
+            epoch=current.epoch + 1 if current else 1,
+            state="held",
+            nonce=os.urandom(16).hex(),
+            time=now(),
+            sequence=current.sequence + 1 if current else 1,
+        )
+        if put_record(repository, head):
+            _clear(repository, head)
+            return head
+    raise Conflict(f"session {session.name!r} is being claimed by many at once", hint="Try again.")
+
+
 def _release(repository: Repository, current: Head) -> None:
-    head = current.with_use(state="released", nonce=os.urandom(16).hex(), time=now(), sequence=current.sequence + 1)
+    _follow(repository, current, current.with_use(state="released", time=now()))
+
+
+def _follow(repository: Repository, current: Head, what: Head) -> None:
+    """Put `what` as the record after `current`."""
+    head = what.with_use(nonce=os.urandom(16).hex(), sequence=current.sequence + 1)
     if not put_record(repository, head):
         raise Conflict(f"session {current.session.name!r} was claimed by somebody else meanwhile")
     _clear(repository, head)
@@ -193,6 +241,8 @@ def _read(repository: Repository, name: str) -> Head:
 
 def _clear(repository: Repository, head: Head) -> None:
     """Remove records that are long superseded; they only cost room, so trouble is no reason to fail."""
+    if head.sequence <= _KEPT:
+        return
     prefix = _name(repository, head)[:-20]
     try:
         for info in repository.store.list(prefix):

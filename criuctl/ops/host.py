@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 
 from ..checkpoint.manifest import HostInfo
+from ..config import Config, load
 from .registry import boot_id
 
 
@@ -20,9 +21,9 @@ def machine_id() -> str:
     return ""
 
 
-def host_id() -> str:
-    """What this host is called in leases: its machine id, else its name."""
-    return machine_id() or platform.node()
+def host_id(config: Config | None = None) -> str:
+    """What this host is called in leases: what the configuration (by default, as it is found) says, else its machine id."""
+    return (config or load()).host_id or machine_id() or platform.node()
 
 
 def cpu() -> tuple[str, tuple[str, ...]]:

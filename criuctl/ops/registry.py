@@ -50,7 +50,7 @@ class SessionRecord:
     name: str
     id: str = field(default_factory=lambda: os.urandom(16).hex())
     incarnation: int = 1
-    state: str = "running"  # running | checkpointed
+    state: str = "running"  # running | checkpointed | lost
     pid: int = 0  # root of the tree as criuctl sees it, when running
     start_time: int = 0
     boot_id: str = ""
@@ -58,6 +58,8 @@ class SessionRecord:
     checkpoint: str = ""  # id of that checkpoint
     lock_table: str = ""  # CRIU's firewall table, from before the tree is ended until it is taken down
     lock_kept: bool = False  # it stays until the restore, because connections are to be kept
+    leases: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)  # this life's claims: see `fencing`
+    reason: str = ""  # why it is lost, or about to be
     updated: float = 0.0  # unix seconds
 
     @property
