@@ -166,6 +166,19 @@ class StoreUnreachable(StoreError):
     code = "store-unreachable"
 
 
+class LinkLost(StoreUnreachable):
+    """The link with criuctl on another host, and all that is reached over it, is gone."""
+
+    code = "link-lost"
+
+
+class HostUnreachable(CriuctlError):
+    """The other host cannot be reached, lets nobody in, or has no criuctl that answers."""
+
+    exit_code = 7
+    code = "host-unreachable"
+
+
 class StoreDenied(StoreError):
     """The store refuses these credentials or this operation."""
 

@@ -1,0 +1,147 @@
+"""The frames of a link, as bytes; what they mean is told in `criuctl.transport.link`."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import CriuctlError, UsageError
+
+Buffer = bytes | bytearray | memoryview
+Data = Buffer | Sequence[Buffer]
+
+MAGIC = b"\x93CRL"
+HEADER = struct.Struct("!4sB3xQII")  # magic, kind, request, bytes of JSON, bytes of body
+HELLO, ASK, ANSWER, ERROR, TELL, PING, BYE = range(1, 8)
+MAX_JSON = 8 << 20
+MAX_BODY = 64 << 20
+_WITH_BODY = (ASK, ANSWER)
+_WITHOUT_REQUEST = (HELLO, TELL, PING, BYE)
+
+
+class Broken(Exception):
+    """The other side sent what the protocol has not."""
+
+
+def as_views(data: Data) -> list[memoryview]:
+    """`data` as flat byte views, empty ones left out; nothing is copied."""
+    pieces: Sequence[Buffer] = [data] if isinstance(data, bytes | bytearray | memoryview) else data
+    views = (memoryview(piece) for piece in pieces)
+    return [view.cast("B") for view in views if view.nbytes]
+
+
+def encode(kind: int, request: int, said: Mapping[str, Any] | None = None, body: Data = b"") -> list[memoryview]:
+    """The frame, in pieces; `UsageError` for one that is too large."""
+    views = as_views(body)
+    length = sum(view.nbytes for view in views)
+    try:
+        text = json.dumps(said, separators=(",", ":")).encode() if said is not None else b""
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"what a link carries must be JSON: {error}") from error
+    if length > MAX_BODY or len(text) > MAX_JSON:
+        raise UsageError(
+            f"a message of {len(text)} and {length} bytes is more than a link carries at once ({MAX_JSON}, {MAX_BODY})"
+        )
+    return [memoryview(HEADER.pack(MAGIC, kind, request, len(text), length) + text), *views]
+
+
+def decode_header(data: Buffer) -> tuple[int, int, int, int]:
+    """Kind, request, and the lengths of JSON and body; `Broken`."""
+    magic, kind, request, text, body = HEADER.unpack(data)
+    if magic != MAGIC:
+        raise Broken(f"a frame begins with {bytes(data[:4])!r}")
+    if not HELLO <= kind <= BYE:
+        raise Broken(f"a frame is of the unknown kind {kind}")
+    if text > MAX_JSON or body > MAX_BODY:
+        raise Broken(f"a frame of {text} and {body} bytes is longer than any may be")
+    if (body and kind not in _WITH_BODY) or (request == 0) != (kind in _WITHOUT_REQUEST) or (text and kind == PING):
+        raise Broken(f"a frame of kind {kind} has what it cannot have")
+    return kind, request, text, body
+
+
+def decode_json(data: Buffer) -> dict[str, Any]:
+    """The mapping in a frame; `Broken`."""
+    try:
+        said = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise Broken(f"a frame's JSON cannot be read: {error}") from None
+    if not isinstance(said, dict):
+        raise Broken("a frame's JSON is no mapping")
+    return said
+
+
+def text_of(said: Mapping[str, Any], key: str, default: str | None = None) -> str:
+    """The text under `key`; `Broken`."""
+    value = said.get(key, default)
+    if not isinstance(value, str):
+        raise Broken(f"a frame's {key} is no text")
+    return value
+
+
+def mapping_of(said: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The mapping under `key`, empty if there is none; `Broken`."""
+    value = said.get(key, {})
+    if not isinstance(value, dict):
+        raise Broken(f"a frame's {key} is no mapping")
+    return value
+
+
+# -- errors ------------------------------------------------------------------------------------------
+
+
+class OtherSideFailed(CriuctlError):
+    """The criuctl on the other side met a bug of its own."""
+
+    code = "other-side"
+
+
+def encode_error(error: BaseException, *, debug: bool = False) -> dict[str, Any]:
+    """An error as it travels."""
+    if isinstance(error, CriuctlError):
+        said = {"code": error.code, "exit_code": error.exit_code, "message": error.message, "hint": error.hint}
+        details = {key: value for key, value in error.details.items() if _travels(value)}
+        return {**said, "details": details} if details else said
+    bug: dict[str, Any] = {"bug": type(error).__name__, "message": str(error)}
+    if debug:
+        import traceback
+
+        bug["traceback"] = "".join(traceback.format_exception(error))
+    return bug
+
+
+def decode_error(said: Mapping[str, Any], where: str) -> CriuctlError:
+    """The error that the other side (`where`) met, as its own class where this criuctl has it."""
+    message = text_of(said, "message")[:100_000]
+    if "bug" in said:
+        details = {"traceback": text_of(said, "traceback")} if "traceback" in said else {}
+        return OtherSideFailed(f"criuctl on {where} met a bug: {text_of(said, 'bug')}: {message}", **details)
+    code, exit_code, details = text_of(said, "code"), said.get("exit_code"), mapping_of(said, "details")
+    for key in ("message", "hint", "self"):
+        details.pop(key, None)
+    if not isinstance(exit_code, int) or isinstance(exit_code, bool) or not 1 <= exit_code <= 255:
+        raise Broken("an error's exit code is none")
+    known = _classes().get((code, exit_code), CriuctlError)
+    error = CriuctlError.__new__(known)
+    CriuctlError.__init__(error, message, hint=text_of(said, "hint", ""), **details)
+    if (known.code, known.exit_code) != (code, exit_code):
+        error.code, error.exit_code = code, exit_code
+    return error
+
+
+def _classes() -> dict[tuple[str, int], type[CriuctlError]]:
+    found: dict[tuple[str, int], type[CriuctlError]] = {}
+    wanted = [CriuctlError]
+    for known in wanted:  # grows as it goes: a class comes before those made from it
+        found.setdefault((known.code, known.exit_code), known)
+        wanted += known.__subclasses__()
+    return found
+
+
+def _travels(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True

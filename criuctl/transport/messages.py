@@ -1,0 +1,120 @@
+"""What the two ends of a link hand each other, and what one end has under way."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import CriuctlError, UnsupportedFormat, UsageError
+from .frames import MAX_BODY, Broken, Data
+
+_POOLED = 64 << 10  # bytes; smaller buffers are made anew each time
+_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the other side asks, or tells (`event`: nobody waits for an answer).
+
+    `body` may be used until the handler's answer is on its way, and not longer: the buffer is used again.
+    """
+
+    verb: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    body: bytes | memoryview = b""
+    event: bool = False
+
+    def argument(self, name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
+        """The argument `name`, checked; `UsageError`."""
+        value = self.arguments.get(name, default)
+        if value is not default and (not isinstance(value, kind) or (isinstance(value, bool) and kind is int)):
+            raise UsageError(f"{self.verb}: {name} has the wrong kind of value")
+        if value is ...:
+            raise UsageError(f"{self.verb}: {name} is missing")
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What comes back.  A received body is a view of `into`, if that was given, or of memory of its own."""
+
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    body: Data = b""
+
+    @property
+    def view(self) -> memoryview:
+        """The body of a received answer."""
+        assert isinstance(self.body, bytes | bytearray | memoryview)
+        return memoryview(self.body)
+
+
+Handler = Callable[[Request], Answer | Mapping[str, Any] | None]
+
+
+def unknown_verb(request: Request) -> UnsupportedFormat:
+    """What a handler raises for a request that it does not know."""
+    return UnsupportedFormat(
+        f"this criuctl does not understand {request.verb[:100]!r}", hint="Install the same version of criuctl on both hosts."
+    )
+
+
+class Waiting:
+    """An ask whose answer is to come."""
+
+    def __init__(self, into: memoryview | None) -> None:
+        self.lock = threading.Lock()  # held while something is read into `into`
+        self.into = into
+        self.placed = into is not None  # the answer's body must go there, or nowhere
+        self.done = threading.Event()
+        self.answer: Answer | None = None
+        self.error: CriuctlError | None = None
+
+    def abandon(self) -> None:
+        """Nobody waits any more: once this returns, nothing is written into the buffer."""
+        with self.lock:
+            self.into = None
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """A frame on its way out."""
+
+    views: list[memoryview]
+    large: bool = False
+    after: Callable[[], None] | None = None  # when it is gone, one way or another
+
+
+class Buffers:
+    """Memory for the bodies of requests, used again: the first touch of fresh memory costs more than the copy."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[mmap.mmap] = []
+
+    def take(self, length: int) -> tuple[memoryview, Callable[[], None]]:
+        """A buffer, and what gives it back."""
+        if length > MAX_BODY:
+            raise Broken("too long")
+        if length < _POOLED:
+            return memoryview(bytearray(length)), _nothing
+        with self._lock:
+            fitting = [buffer for buffer in self._free if len(buffer) >= length]
+            if fitting:
+                memory = min(fitting, key=len)
+                self._free.remove(memory)
+            else:
+                memory = mmap.mmap(-1, -length % mmap.PAGESIZE + length)
+        return memoryview(memory)[:length], lambda: self._give(memory)
+
+    def _give(self, memory: mmap.mmap) -> None:
+        with self._lock:
+            self._free.append(memory)
+            if len(self._free) > _KEPT:
+                self._free.remove(min(self._free, key=len))
+
+
+def _nothing() -> None:
+    """What is small is simply let go."""

@@ -1,0 +1,140 @@
+"""The two byte streams below a link: read and written without ever being stuck in them.
+
+Each stream belongs to one thread, which alone uses and closes its descriptor.  Both wait on a third descriptor as well, readable
+once the link is over, so that neither a silent nor a full stream holds its thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import select
+import socket
+import stat
+import time
+
+_VECTORS = 1024  # Linux's IOV_MAX
+_PIPE = 1 << 20  # bytes on the way in a pipe, as many as everybody may have
+_SOCKET = 4 << 20
+
+
+class Cut(Exception):
+    """The stream ended, or broke."""
+
+
+class Silent(Exception):
+    """Nothing came for as long as the link allows."""
+
+
+class Stopped(Exception):
+    """The link is over."""
+
+
+def prepare(fd: int) -> None:
+    """Never block, and carry much at once."""
+    os.set_blocking(fd, False)
+    mode = os.fstat(fd).st_mode
+    with contextlib.suppress(OSError):  # smaller ones do, more slowly
+        if stat.S_ISFIFO(mode):
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE)
+        elif stat.S_ISSOCK(mode):
+            with socket.socket(fileno=os.dup(fd)) as own:
+                own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET)
+
+
+class Stream:
+    """What both directions have in common."""
+
+    def __init__(self, fd: int, wake: int, events: int) -> None:
+        self._fd = fd
+        self._wake = wake
+        self._poll = select.poll()
+        self._poll.register(fd, events)
+        self._poll.register(wake, select.POLLIN)
+        self.stopped = False
+
+    def _ready(self, seconds: float | None) -> bool:
+        """Wait until something can be done, `seconds` at most; `Stopped`."""
+        events = self._poll.poll(None if seconds is None else math.ceil(max(0.0, seconds) * 1000))
+        if self.stopped or any(fd == self._wake for fd, _ in events):
+            raise Stopped
+        return bool(events)
+
+    def close(self) -> None:
+        """By the thread that the stream belongs to, at its end."""
+        os.close(self._fd)
+
+
+class Inward(Stream):
+    """What comes in."""
+
+    def __init__(self, fd: int, wake: int, patience: float) -> None:
+        super().__init__(fd, wake, select.POLLIN)
+        self.patience = patience  # seconds that nothing may come
+        self.heard = time.monotonic()  # when something came last
+
+    def try_some(self, view: memoryview) -> int:
+        """As much as is there, into `view`; 0 if nothing is.  `Cut`, `Stopped`."""
+        if self.stopped:
+            raise Stopped
+        try:
+            count = os.readv(self._fd, [view])
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise Cut(error.strerror) from error
+        if not count:
+            raise Cut
+        self.heard = time.monotonic()
+        return count
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until something is there, or for `seconds`; `Silent`, `Stopped`."""
+        began = time.monotonic()
+        while True:
+            # One look without waiting comes after the time is up: we ourselves may have been stopped meanwhile.
+            left = self.heard + self.patience - time.monotonic()
+            if self._ready(left if seconds is None else seconds):
+                return True
+            if seconds is not None and time.monotonic() >= began + seconds:
+                return False
+            if left <= 0:
+                raise Silent
+
+    def fill(self, view: memoryview) -> None:
+        """All of `view`."""
+        while view.nbytes:
+            count = self.try_some(view)
+            if not count:
+                self.wait()
+            view = view[count:]
+
+
+class Outward(Stream):
+    """What goes out."""
+
+    def __init__(self, fd: int, wake: int) -> None:
+        super().__init__(fd, wake, select.POLLOUT)
+
+    def send(self, views: list[memoryview], seconds: float | None = None) -> bool:
+        """All of `views`, uncopied; False when `seconds` passed without a byte going.  `Cut`, `Stopped`."""
+        pending = [view for view in views if view.nbytes]
+        while pending:
+            try:
+                written = os.writev(self._fd, pending[:_VECTORS])
+            except BlockingIOError:
+                if not self._ready(seconds):
+                    return False
+                continue
+            except OSError as error:
+                raise Cut(error.strerror) from error
+            done = 0
+            while done < len(pending) and written >= pending[done].nbytes:
+                written -= pending[done].nbytes
+                done += 1
+            del pending[:done]
+            if written:
+                pending[0] = pending[0][written:]
+        return True
