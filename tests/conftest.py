@@ -16,7 +16,7 @@ from support.keeper import Keeper
 from support.trip import Trip
 from support.zoo import PROGRAMS, Zoo
 
-pytest_plugins = ["servers.fixtures"]  # radosgw_server and rclone_server: one of each for the whole session
+pytest_plugins = ["servers.fixtures", "support.hosts"]  # radosgw_server and rclone_server are there once for the whole session
 
 
 @pytest.fixture(scope="session")
