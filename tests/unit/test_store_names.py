@@ -125,7 +125,7 @@ def test_boto3_is_imported_only_for_s3() -> None:
         "import sys; from criuctl.config import Config; from criuctl.store import open_store;"
         "open_store('/tmp/a-store', Config()); open_store('memory:', Config());"
         "print([m for m in ('boto3', 'botocore', 'tenacity', 'urllib3', 'ssl') if m in sys.modules]);"
-        "open_store('s3://bucket', Config()); print('boto3' in sys.modules)"
+        "open_store('s3://bucket', Config()); print('botocore' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\nTrue\n"
