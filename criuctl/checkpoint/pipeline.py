@@ -45,6 +45,7 @@ class Stream:
     packed: bytearray = field(default_factory=bytearray)  # `chunks.ENTRY` records
     size: int = 0  # bytes hashed
     tail: bytearray = field(default_factory=bytearray)  # small things that do not fill a chunk yet
+    kept: bool = True  # False: its chunks are sent ahead, but it is nobody's content and is not remembered
 
 
 @dataclass(slots=True)
@@ -56,6 +57,7 @@ class WriterStats:
     bytes_stored: int = 0  # bytes of the packs written for them
     chunks: int = 0
     chunks_new: int = 0
+    bytes_unused: int = 0  # of `bytes_new`: sent ahead, but in no stream that is kept (by now)
 
 
 Window = tuple[Stream, PageBuffer, int, int]
@@ -86,6 +88,7 @@ class Pipeline:
         self._pack_buffers = BufferPool(slots, size, self.check)
         self._open: list[tuple[PackBuilder, PageBuffer]] = []  # packs that no worker is filling just now
         self._seen: set[bytes] = set()
+        self._ahead: dict[bytes, int] = {}  # new chunks that no kept stream has, and their sizes
         self._compact: PageBuffer | None = None
         self._compact_fill = 0
         self._windows: SimpleQueue[Sequence[Window] | threading.Event | None] = SimpleQueue()
@@ -167,6 +170,7 @@ class Pipeline:
                 thread.join()
         self._open.clear()
         self._seen.clear()
+        self._ahead.clear()
         self.buffers.close()
         self._pack_buffers.close()
 
@@ -194,13 +198,16 @@ class Pipeline:
 
     def _hash_batch(self, batch: Sequence[Window]) -> None:
         chunk_id, seen, pack = self._sealer.chunk_id, self._seen, ENTRY.pack
-        stats = self.stats
+        stats, ahead = self.stats, self._ahead
         named = []
+        kept: set[bytes] = set()
         fresh: dict[bytes, None] = {}
         for stream, buffer, start, end in batch:
             chunk = chunk_id(buffer.view[start:end])
-            stream.packed += pack(chunk, end - start)
-            stream.size += end - start
+            if stream.kept:
+                stream.packed += pack(chunk, end - start)
+                stream.size += end - start
+                kept.add(chunk)
             named.append((chunk, buffer, start, end))
             stats.bytes_in += end - start
             if chunk not in seen:
@@ -218,9 +225,14 @@ class Pipeline:
                     work.append(item)
                     stats.chunks_new += 1
                     stats.bytes_new += end - start
+                    if chunk not in kept:
+                        ahead[chunk] = end - start
+                        stats.bytes_unused += end - start
                     continue
                 self.referenced[place.pack] = place.pack_size
             through[buffer] = through.get(buffer, 0) + 1
+        if ahead:
+            stats.bytes_unused -= sum(ahead.pop(chunk, 0) for chunk in kept)
         if work:
             if len(work) * 2 <= len(named) and self.buffers.low():
                 work = self._compacted(work, through)

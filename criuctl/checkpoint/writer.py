@@ -58,6 +58,7 @@ class CheckpointWriter:
         self._pipeline = pipeline
         self._reporter = reporter
         self._streams: dict[Hashable, Stream] = {}
+        self._ahead = Stream(kept=False)
         self._lock = threading.RLock()
         self._pending: list[Window] = []
         self._small: PageBuffer | None = None  # where small things are copied to
@@ -110,6 +111,15 @@ class CheckpointWriter:
             if stream.tail:
                 self._end_tail(stream)
             self._window(stream, buffer, start, end)
+
+    def ahead(self, buffer: PageBuffer, start: int, end: int) -> None:
+        """``buffer.view[start:end]`` will probably be a chunk of a stream: store it now, if the store does not have it.
+
+        It belongs to no stream.  Once a `window` has the same content it is known; what none has is
+        `WriterStats.bytes_unused`, and left to the garbage collection.
+        """
+        with self._lock:
+            self._window(self._ahead, buffer, start, end)
 
     def release(self, buffer: PageBuffer) -> None:
         """Nothing more is written into `buffer`; it is used again when its last window is through."""

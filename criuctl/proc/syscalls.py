@@ -6,6 +6,7 @@ Each wrapper raises `OSError` with the kernel's errno, like the functions of `os
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import socket
 import sys
@@ -70,6 +71,11 @@ def is_child_subreaper() -> bool:
     value = ctypes.c_int()
     _checked(_c().prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0))
     return bool(value.value)
+
+
+def address_of(buffer: bytearray | memoryview | mmap.mmap) -> int:
+    """Where this writable memory of ours begins."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 def disconnect(fd: int) -> None:

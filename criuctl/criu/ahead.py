@@ -1,0 +1,264 @@
+"""The memory that CRIU would send of a tree, read while the tree runs and cut as `criu.pages` cuts what CRIU sends.
+
+Only then does the frozen pass find the same chunks.  So the rules here are CRIU's own: of each private mapping the
+pages that are in memory or swapped out, not a file's own, not of zeros (``should_dump_page`` in its ``criu/mem.c``);
+the vDSO and rings of asynchronous I/O whole; what the kernel lends (vvar, uprobes, devices) not at all; shared memory
+and memfds by their objects, the parts that were ever written (``criu/shmem.c``).  Windows are what lies in the same 256
+KiB of address space, or of the object.
+
+Where a rule is missed nothing breaks: a chunk that CRIU never sends is never referred to, and one that was not sent
+ahead is sent by the frozen pass.  So whatever cannot be read, or is gone, is left out in silence.
+
+Each object of shared memory is read once; so are the page frames that processes share since a fork.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from ..errors import NoSuchProcess, PreflightRefused
+from ..proc.descriptors import descriptors
+from ..proc.mappings import Mapping, mappings
+from ..proc.memory import ENTRY_SIZE, Run, TaskMemory, shows_frames
+from .pages import PAGE, WINDOW, PageBuffer
+
+B = TypeVar("B", bound=PageBuffer)
+
+_LENT = frozenset({"[vsyscall]", "[vvar]", "[vvar_vclock]", "[uprobes]"})
+_WHOLE = frozenset({"[vdso]", "/[aio]"})
+_SYSV = "/SYSV"
+
+
+class AheadSink(Protocol[B]):
+    """Who takes the windows; see `criuctl.checkpoint.writer`."""
+
+    def acquire(self) -> B:
+        """A free buffer; blocks while none is free."""
+
+    def ahead(self, buffer: B, start: int, end: int) -> None:
+        """``buffer.view[start:end]`` is a window that CRIU will probably send."""
+
+    def release(self, buffer: B) -> None:
+        """Nothing more is written into `buffer`."""
+
+
+@dataclass(slots=True)
+class Cut:
+    """One window: its pages, in order."""
+
+    number: int  # address / WINDOW
+    pieces: list[tuple[int, int]] = field(default_factory=list)
+    size: int = 0
+    dirty: bool = False
+
+
+def cut(runs: Iterable[Run]) -> Iterator[Cut]:
+    """The windows that these ascending runs make."""
+    current = Cut(-1)
+    for start, end, dirty in runs:
+        while start < end:
+            if start // WINDOW != current.number:
+                if current.size:
+                    yield current
+                current = Cut(start // WINDOW)
+            stop = min(end, (current.number + 1) * WINDOW)
+            if current.pieces and current.pieces[-1][1] == start:
+                current.pieces[-1] = (current.pieces[-1][0], stop)
+            else:
+                current.pieces.append((start, stop))
+            current.size += stop - start
+            current.dirty |= dirty
+            start = stop
+    if current.size:
+        yield current
+
+
+class Walk(Generic[B]):
+    """One walk over the memory of a tree; `bytes` were read.
+
+    `dirty_only` leaves out the windows of private memory that were not written to since the walk before.  `going` is
+    asked now and then; when it says no, the walk ends.
+    """
+
+    def __init__(self, sink: AheadSink[B], *, dirty_only: bool, track: bool, going: Callable[[], bool]) -> None:
+        self.bytes = 0
+        self._sink = sink
+        self._dirty_only = dirty_only
+        self._track = track
+        self._going = going
+        self._objects: set[tuple[int, int]] = set()
+        self._frames: set[int] | None = None
+
+    def tree(self, processes: Sequence[int]) -> None:
+        """Read the memory of these processes, named by their PIDs."""
+        if len(processes) > 1 and shows_frames():
+            self._frames = set()
+        for pid in processes:
+            if not self._going():
+                return
+            with suppress(NoSuchProcess, PreflightRefused):
+                self._process(pid)
+
+    def _process(self, pid: int) -> None:
+        found = mappings(pid)
+        private = [m for m in found if not m.shared and m.path not in _LENT and m.path not in _WHOLE]
+        with TaskMemory(pid) as memory:
+            if self._track and not self._dirty_only:
+                memory.clear_dirty()
+            runs = _with_whole(memory.runs([(m.start, m.end) for m in private]), [m for m in found if m.path in _WHOLE])
+            windows = list(cut(runs))
+            if self._track and self._dirty_only:
+                # What is written to between the look and this is missed until the tree is frozen.
+                memory.clear_dirty()
+                windows = [w for w in windows if w.dirty]
+            self._windows(memory, self._unshared(memory, windows))
+        self._shared(pid, found)
+
+    def _unshared(self, memory: TaskMemory, windows: list[Cut]) -> list[Cut]:
+        """Without the windows whose very page frames were read in another process."""
+        seen = self._frames
+        if seen is None:
+            return windows
+        fresh = []
+        width = WINDOW // PAGE * ENTRY_SIZE
+        for first, last in _stretches(windows):
+            frames = memory.frames(windows[first].number * WINDOW, (windows[last].number + 1) * WINDOW)
+            for window in windows[first : last + 1]:
+                at = (window.number - windows[first].number) * width
+                mark = hash((window.number, window.size, frames[at : at + width]))
+                if mark not in seen:
+                    seen.add(mark)
+                    fresh.append(window)
+        return fresh
+
+    def _windows(self, memory: TaskMemory, windows: Sequence[Cut]) -> None:
+        """Read private windows, as many at once as fit into a buffer."""
+        at = 0
+        while at < len(windows) and self._going():
+            buffer = self._sink.acquire()
+            try:
+                end, size = at, 0
+                while end < len(windows) and size + windows[end].size <= len(buffer.view):
+                    size += windows[end].size
+                    end += 1
+                got = memory.read(_joined(windows[at:end]), buffer.view)
+                self.bytes += got
+                place = 0
+                while at < end and place + windows[at].size <= got:
+                    self._sink.ahead(buffer, place, place + windows[at].size)
+                    place += windows[at].size
+                    at += 1
+                if at < end:
+                    at += 1  # a page of this window cannot be read, now or ever
+            finally:
+                self._sink.release(buffer)
+
+    def _shared(self, pid: int, found: Sequence[Mapping]) -> None:
+        """Read the objects of shared memory that this process maps or has open."""
+        device = _shmem_device()
+        base = f"/proc/{pid}"
+        paths = {m.inode: (f"{base}/map_files/{m.start:x}-{m.end:x}", m.path) for m in found if m.device == device}
+        for d in descriptors(pid):
+            if d.kind == "memfd" and d.device == device:
+                paths[d.inode] = (f"{base}/fd/{d.fd}", d.target)
+        for inode, (path, name) in paths.items():
+            if (device, inode) not in self._objects and self._going():
+                self._objects.add((device, inode))
+                with suppress(OSError):  # closed, unmapped, or its process is gone
+                    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    try:
+                        if os.fstat(fd).st_ino == inode:
+                            self._object(fd, whole=name.startswith(_SYSV))
+                    finally:
+                        os.close(fd)
+
+    def _object(self, fd: int, *, whole: bool) -> None:
+        size = os.fstat(fd).st_size
+        runs = [Run(0, _up(size), dirty=True)] if whole else _data(fd, size)
+        windows = list(cut(runs))
+        at = 0
+        while at < len(windows) and self._going():
+            buffer = self._sink.acquire()
+            try:
+                place = 0
+                while at < len(windows) and place + windows[at].size <= len(buffer.view):
+                    begin = place
+                    for start, end in windows[at].pieces:
+                        _read(fd, buffer.view[place : place + end - start], start)
+                        place += end - start
+                    self._sink.ahead(buffer, begin, place)
+                    at += 1
+                self.bytes += place
+            finally:
+                self._sink.release(buffer)
+
+
+def _with_whole(runs: Iterator[Run], whole: Sequence[Mapping]) -> Iterator[Run]:
+    """`runs` with all of these mappings, which they do not touch, put in by address."""
+    waiting = [Run(m.start, m.end, dirty=False) for m in whole]
+    for run in runs:
+        while waiting and waiting[0].start < run.start:
+            yield waiting.pop(0)
+        yield run
+    yield from waiting
+
+
+def _stretches(windows: Sequence[Cut]) -> Iterator[tuple[int, int]]:
+    """First and last of those windows that lie one behind the other."""
+    first = 0
+    for n in range(1, len(windows) + 1):
+        if n == len(windows) or windows[n].number != windows[n - 1].number + 1:
+            yield first, n - 1
+            first = n
+
+
+def _joined(windows: Sequence[Cut]) -> list[tuple[int, int]]:
+    """The pieces of these windows, those that touch as one."""
+    joined: list[tuple[int, int]] = []
+    for window in windows:
+        for start, end in window.pieces:
+            if joined and joined[-1][1] == start:
+                joined[-1] = (joined[-1][0], end)
+            else:
+                joined.append((start, end))
+    return joined
+
+
+def _shmem_device() -> int:
+    """The device of the kernel's own tmpfs: memfds, shared anonymous memory, System V shared memory."""
+    fd = os.memfd_create("criuctl", os.MFD_CLOEXEC)
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
+
+
+def _data(fd: int, size: int) -> Iterator[Run]:
+    """What was written of a sparse file, in whole pages."""
+    at = 0
+    while at < size:
+        try:
+            start = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:  # ENXIO: nothing any more
+            return
+        at = os.lseek(fd, start, os.SEEK_HOLE)
+        yield Run(start // PAGE * PAGE, _up(min(at, size)), dirty=True)
+
+
+def _up(size: int) -> int:
+    return (size + PAGE - 1) // PAGE * PAGE
+
+
+def _read(fd: int, target: memoryview, offset: int) -> None:
+    """Fill `target` from the file, with zeros behind its end."""
+    done = 0
+    while done < len(target):
+        count = os.preadv(fd, [target[done:]], offset + done)
+        if count == 0:
+            target[done:] = bytes(len(target) - done)
+            return
+        done += count
