@@ -25,8 +25,8 @@ bye     ``reason``: the sender ends the link on purpose
 
 **Versions.**  Both sides use the highest protocol that both know.  Magic, header, hello and bye are the same in all of them.
 
-**Life.**  Any byte is a sign of life.  Who has sent nothing for a sixth of the smaller time-out sends a ping.  A side that hears
-nothing for its time-out, reads the end of the stream, or meets what the protocol has not, takes the link for lost; it never comes back.
+**Life.**  Any byte is a sign of life.  Who has sent nothing for a sixth of the smaller time-out, pings.  A side that hears
+nothing for its time-out, reads the end of the stream, or meets what the protocol has not, takes the link for lost, for ever.
 Frames without bodies go first, but none interrupts another.
 
 **Loss.**  When the link is lost, every ask under way raises `LinkLost`: the other side may have done it, or not.
@@ -190,7 +190,7 @@ class Link:
             self._put(outgoing)
 
     def on_lost(self, callback: Callable[[CriuctlError], None]) -> None:
-        """Call `callback` with the reason when the link is lost (at once if it is), from a thread of ours.  Not when we close it."""
+        """Call `callback` with the reason when the link is lost (at once if it is), in a thread of ours; not when we close it."""
         with self._lock:
             if self._failure is None:
                 self._callbacks.append(callback)
@@ -377,7 +377,7 @@ class Link:
         text = " ".join("".join(c if c.isprintable() else " " for c in said.decode(errors="replace")).split())
         return LinkLost(
             f"{self.name} said {text[:300]!r}: not criuctl's protocol",
-            hint="Login scripts there (~/.bashrc, say) must print nothing when there is no terminal; the command must be criuctl.",
+            hint="Login scripts there (~/.bashrc) must print nothing when there is no terminal; the command must be criuctl.",
         )
 
     def _take(self, kind: int, number: int, text: int, length: int) -> None:

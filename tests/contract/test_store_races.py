@@ -15,8 +15,8 @@ from support.places import Place
 from criuctl.errors import ObjectExists, ObjectMissing
 from criuctl.store import Store
 
-KINDS = ["local", "memory", "radosgw", "rclone"]
-EXCLUSIVE = ["local", "memory", "radosgw"]
+KINDS = ["local", "linked", "memory", "radosgw", "rclone"]
+EXCLUSIVE = ["local", "linked", "memory", "radosgw"]
 RACER = Path(__file__).with_name("racer.py")
 pytestmark = pytest.mark.contract
 

@@ -13,7 +13,7 @@ from support.places import Place
 from criuctl.errors import Damaged, InvalidName, ObjectExists, ObjectMissing
 from criuctl.store import Store
 
-KINDS = ["local", "memory", "radosgw", "rclone"]
+KINDS = ["local", "linked", "memory", "radosgw", "rclone"]
 pytestmark = [pytest.mark.contract, pytest.mark.parametrize("place", KINDS, indirect=True)]
 
 
@@ -187,7 +187,13 @@ def test_probing_leaves_nothing(store: Store, place: Place) -> None:
     store.check_writable()
     assert store.sweep(0) == 0
     assert place.left() == before
-    expected = {"local": (True, "local"), "memory": (True, "memory"), "radosgw": (True, "radosgw"), "rclone": (False, "weak")}
+    expected = {
+        "local": (True, "local"),
+        "linked": (True, "local"),
+        "memory": (True, "memory"),
+        "radosgw": (True, "radosgw"),
+        "rclone": (False, "weak"),
+    }
     assert (found.conditional_create, found.kind) == expected[place.kind]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,10 @@ from servers import S3Server
 
 from criuctl.config import Config
 from criuctl.store import Store, open_store
+from criuctl.store.local import LocalStore
+from criuctl.store.remote import RemoteStore
+from criuctl.store.serving import StoreServer
+from criuctl.transport.link import Link
 
 BUCKET = "contract"
 
@@ -27,10 +32,11 @@ class Place:
     environment: dict[str, str] = field(default_factory=dict)  # for other processes
     server: S3Server | None = None
     opened: list[Store] = field(default_factory=list)
+    opener: Callable[[], Store] | None = None  # where no URL leads to it
 
     def open(self) -> Store:
         """One more handle on the place."""
-        store = open_store(self.url, self.config)
+        store = self.opener() if self.opener else open_store(self.url, self.config)
         self.opened.append(store)
         return store
 
@@ -55,3 +61,26 @@ def local_place(folder: Path) -> Place:
         return [str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()]
 
     return Place("local", str(folder), Config(), left)
+
+
+class LinkedStore(RemoteStore):
+    """A store on the other side of a link, with both of its ends."""
+
+    def __init__(self, served: Store) -> None:
+        (there, to_us), (here, to_them) = os.pipe(), os.pipe()
+        self.server = Link(here, to_us, StoreServer(served).handle, name="here")
+        self.link = Link(there, to_them, name="there")
+        super().__init__(self.link, f"there:{served.url}")
+        for link in (self.server, self.link):
+            link.start()
+
+    def close(self) -> None:
+        self.link.close()
+        self.server.close()
+
+
+def linked_place(folder: Path) -> Place:
+    """A local store, reached over a link."""
+    place = local_place(folder)
+    place.kind, place.opener = "linked", lambda: LinkedStore(LocalStore(str(folder)))
+    return place
