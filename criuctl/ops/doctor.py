@@ -14,7 +14,7 @@ import shutil
 import struct
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,18 +54,15 @@ _SOFT_DIRTY = 1 << 55
 
 def doctor(config: Config) -> list[Finding]:
     """All findings about this host, errors first."""
-    checks: tuple[Callable[[Config], Iterator[Finding]], ...] = (
-        _rights,
-        _criu,
-        _hooks,
-        _kernel,
-        _programs,
-        _memory,
-        _folders,
-        _configuration,
-        _clock,
-        _store,
-    )
+    return _ask(config, (_rights, _criu, _hooks, _kernel, _programs, _memory, _folders, _configuration, _clock, _store))
+
+
+def readiness(config: Config) -> list[Finding]:
+    """The part of it that a restore of somebody else's checkpoint needs, errors first: no store, no room."""
+    return _ask(config, (_rights, _criu, _kernel, _programs, _folders))
+
+
+def _ask(config: Config, checks: Sequence[Callable[[Config], Iterator[Finding]]]) -> list[Finding]:
     found: list[Finding] = []
     for check in checks:
         try:

@@ -25,6 +25,7 @@ from ..proc.tree import ProcessIdentity, wait_gone
 from ..report import Finding
 from .connectionplan import ConnectionPlan, plan_connections
 from .putback import Judgement, Policy, judge_all
+from .registry import boot_id
 
 PidMode = Literal["same", "private", "init"]
 NetMode = Literal["host", "named", "existing", "private"]
@@ -118,9 +119,11 @@ def _net(manifest: Manifest, copy: bool) -> tuple[NetMode, str]:
         for folder in ("/run/netns", "/var/run/netns"):
             if os.path.exists(f"{folder}/{os.path.basename(name)}"):
                 return "named", f"{folder}/{os.path.basename(name)}"
+    if copy or manifest.host.boot_id != boot_id():
+        return "private", ""  # the numbers of another kernel's namespaces mean nothing here
     for pid in os.listdir("/proc"):
         try:
-            if not copy and pid.isdigit() and os.stat(f"/proc/{pid}/ns/net").st_ino == net.get("inode"):
+            if pid.isdigit() and os.stat(f"/proc/{pid}/ns/net").st_ino == net.get("inode"):
                 return "existing", f"/proc/{pid}/ns/net"
         except OSError:
             continue
@@ -193,11 +196,12 @@ def _local_addresses(manifest: Manifest, net: tuple[NetMode, str]) -> frozenset[
             namespace = os.open(net[1], os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, namespace)
         hosts = {c.local: endpoint(c.local)[0] for c in manifest.connections if c.external}
-        here = {host for host in set(hosts.values()) if host and _is_local(host, namespace)}
+        here = {host for host in set(hosts.values()) if host and is_local(host, namespace)}
     return frozenset(local for local, host in hosts.items() if host in here)
 
 
-def _is_local(host: str, namespace: int | None) -> bool:
+def is_local(host: str, namespace: int | None) -> bool:
+    """Whether sockets can be bound to this address, in the net namespace of that descriptor (None: ours)."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
     with made(family, socket.SOCK_STREAM, 0) as probe:

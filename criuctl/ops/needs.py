@@ -1,0 +1,485 @@
+"""What another host must have for this very tree to run there: gathered on the source while the tree runs.
+
+`gather` looks and changes nothing; what it found is plain JSON that goes to the target, where `read` takes it as the
+words of a stranger and `criuctl.ops.targetcheck` judges it.  Records that a checkpoint's manifest has too (host,
+processes, connections) are the manifest's own, so the target can ask the restore's plan about them.
+
+What the tree does between this look and its freeze is not known here: the restore judges again, on the files and
+connections of the checkpoint.  Secrets stay behind: no arguments, no environment, nothing that a peer told.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..checkpoint.manifest import ConnectionRecord, HostInfo, ProcessRecord, SessionRef
+from ..checkpoint.records import Record, check_path, check_pattern, check_range, damaged
+from ..config import Config
+from ..connections.rules import endpoint
+from ..connections.survey import Survey
+from ..criu import binary
+from ..errors import CriuctlError, Damaged, NoSuchProcess, UnsupportedFormat
+from ..proc.elfnotes import build_id
+from ..proc.procfs import read_text, reading
+from ..proc.syscalls import borrow_socket
+from ..report import Reporter
+from ..session.names import valid_name
+from .checks.scene import Scene, collect
+from .files import resolve_carried
+from .host import host_info
+from .namespaces import DUMPED, ENTERED, plan_entry
+
+NEEDS_VERSION = 1
+_MAX_ENTRIES = 200_000  # of one list: what is checked one by one on the target
+_MAX_LISTED = 20_000  # files below the carried folders that are named; of the others only the bytes are counted
+_UNNAMED = ("/SYSV", "/memfd:", "/anon_hugepage", "/secretmem", "/dev/zero", "/dev/hugepages/", "anon_inode:", "[")
+_KERNELS_OWN = ("/proc/", "/sys/")
+_MODES = ("host", "entered", "dumped")
+_HEX = re.compile(r"(?:[0-9a-f]{2}){0,64}")
+_NET_NAME = re.compile(r"[^/\0]{1,255}")
+_IP_FREEBIND = 15
+
+USES = ("mapped", "read", "written", "carried", "cwd", "root", "folder")
+
+
+@dataclass(frozen=True, slots=True)
+class NeededFile(Record):
+    """One path that the tree uses, and what must be there on the target."""
+
+    path: str
+    use: str  # one of USES; folder: things are made in it, its mode does not matter
+    size: int = 0
+    mode: int = 0
+    mtime_ns: int = 0
+    rdev: int = 0  # of a device
+    build_id: str = ""  # hex; of mapped files
+    blocks: int = 0  # bytes that it takes on disk
+    travels: bool = False  # the source sends it
+    append: bool = False  # every writer appends
+    holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor; -1: mapped, or none)
+
+    def check(self, where: str) -> None:
+        check_path(self.path, f"{where}.path")
+        if self.use not in USES:
+            raise damaged(f"{where}.use", f"is none of {', '.join(USES)}")
+        if self.path.startswith(_KERNELS_OWN):
+            raise damaged(f"{where}.path", "is a file that every kernel makes itself")
+        check_pattern(_HEX, self.build_id, f"{where}.build_id")
+        for name in ("size", "mode", "mtime_ns", "rdev", "blocks"):
+            check_range(getattr(self, name), 0, (1 << 63) - 1, f"{where}.{name}")
+
+
+@dataclass(frozen=True, slots=True)
+class NeededTerminal(Record):
+    """A terminal of the tree; a new pseudo-terminal is made for it."""
+
+    path: str
+    kind: str  # pts, console, serial, other
+    holders: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Needs(Record):
+    """Everything that a tree needs of the host that it comes to."""
+
+    session: SessionRef
+    host: HostInfo
+    version: int = NEEDS_VERSION
+    incarnation: int = 1
+    time: float = 0.0  # the source's clock when this was gathered
+    monotonic: float = 0.0  # the same of CLOCK_MONOTONIC
+    criu: tuple[int, ...] = ()
+    processes: tuple[ProcessRecord, ...] = ()
+    namespaces: dict[str, dict[str, Any]] = field(default_factory=dict)
+    ids: tuple[int, ...] = ()  # every PID, thread, group and session, as the tree sees them
+    users: dict[str, str] = field(default_factory=dict)  # id -> name, "" without one
+    groups: dict[str, str] = field(default_factory=dict)
+    connections: tuple[ConnectionRecord, ...] = ()
+    free_binds: tuple[str, ...] = ()  # local ends that may be bound without being an address of the host
+    keep_addresses: tuple[str, ...] = ()  # IP or IP@DEVICE
+    files: tuple[NeededFile, ...] = ()
+    more_files: int = 0  # files that travel and are not listed
+    more_bytes: int = 0  # what those take on disk
+    terminals: tuple[NeededTerminal, ...] = ()
+    memory: int = 0  # bytes that the tree has in memory and swap, shared ones once
+    pids: str = "auto"  # wishes, as of `restore`
+    connections_wish: str = ""
+    file_conflicts: str = ""  # "" leaves it to the target's configuration
+    carry_binaries: bool = False  # mapped programs and libraries travel too
+
+    def check(self, where: str) -> None:
+        if not valid_name(self.session.name):
+            raise damaged(f"{where}.session.name", "cannot be a session's name")
+        for name in ("processes", "ids", "users", "groups", "connections", "files", "terminals"):
+            if len(getattr(self, name)) > _MAX_ENTRIES:
+                raise damaged(f"{where}.{name}", f"has more than {_MAX_ENTRIES} entries")
+        for number in self.ids:
+            check_range(number, 0, 1 << 31, f"{where}.ids")
+        for name in ("memory", "more_files", "more_bytes", "incarnation"):
+            check_range(getattr(self, name), 0, (1 << 63) - 1, f"{where}.{name}")
+        for name, choices in (
+            ("pids", ("auto", "same", "private")),
+            ("connections_wish", ("", "keep", "reconnect", "hangup", "refuse")),
+            ("file_conflicts", ("", "refuse", "restore", "keep")),
+        ):
+            if getattr(self, name) not in choices:
+                raise damaged(f"{where}.{name}", f"is none of {', '.join(filter(None, choices))}")
+        for name in ("users", "groups"):
+            for key in getattr(self, name):
+                check_pattern(re.compile(r"\d{1,10}"), key, f"{where}.{name}")
+        _check_namespaces(self.namespaces, f"{where}.namespaces")
+        for number, record in enumerate(self.connections):
+            _check_connection(record, f"{where}.connections[{number}]")
+        for text in self.keep_addresses:
+            _check_address(text.partition("@")[0], f"{where}.keep_addresses")
+
+
+def _check_namespaces(value: Mapping[str, Mapping[str, Any]], where: str) -> None:
+    for kind, told in value.items():
+        if kind not in (*ENTERED, *DUMPED) or told.get("mode") not in _MODES:
+            raise damaged(where, f"says nothing sensible of {kind[:20]!r}")
+        name, inode, init = told.get("name"), told.get("inode", 0), told.get("init", False)
+        if name is not None and not (isinstance(name, str) and _NET_NAME.fullmatch(name) and name not in (".", "..")):
+            raise damaged(f"{where}.{kind}.name", "is no name")
+        if not isinstance(inode, int) or not isinstance(init, bool):
+            raise damaged(f"{where}.{kind}", "is not valid")
+
+
+def _check_connection(record: ConnectionRecord, where: str) -> None:
+    if record.family in ("inet", "inet6"):
+        for text in filter(None, (record.local, record.peer)):
+            host, port = endpoint(text)
+            _check_address(host, where)  # a name would be asked of the resolver
+            check_range(port, 0, 65535, where)
+    elif "\0" in record.local or "\0" in record.peer:
+        raise damaged(where, "has a name with a zero byte")
+
+
+def _check_address(text: str, where: str) -> None:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        raise damaged(where, f"{text[:60]!r} is no address") from None
+
+
+def read(value: Any) -> Needs:
+    """The needs in decoded JSON that may be hostile.  `Damaged`, `UnsupportedFormat`."""
+    version = value.get("version") if isinstance(value, dict) else None
+    if isinstance(version, int) and version > NEEDS_VERSION:
+        raise UnsupportedFormat(
+            f"the source speaks of its tree in version {version}, this host understands {NEEDS_VERSION}",
+            hint="Install the same criuctl on both hosts.",
+        )
+    try:
+        return Needs.from_dict(value, "needs")
+    except Damaged as error:
+        text = error.message.removeprefix("the manifest is not valid: ")
+        raise Damaged(f"what the source says of its tree is not valid: {text}", hint="Is it criuctl that speaks?") from error
+
+
+# -- gathering -----------------------------------------------------------------------------------------------------
+
+
+def gather(
+    config: Config,
+    root_pid: int,
+    *,
+    session: SessionRef,
+    incarnation: int = 1,
+    with_files: Sequence[str] = (),
+    keep_addresses: Sequence[str] = (),
+    connections: str | None = None,
+    records: Sequence[ConnectionRecord] | None = None,
+    written_travel: bool = True,
+    carry_binaries: bool = False,
+    file_conflicts: str = "",
+    pids: str = "auto",
+) -> dict[str, Any]:
+    """The needs of the running tree of `root_pid`, as JSON.
+
+    `records` are its connections with their policies if the caller has looked already; else they are looked at here,
+    with `connections` as the command line's wish.  `NotFound` for `with_files` that are not there, `NoSuchProcess`.
+    """
+    scene = collect(root_pid, config)
+    if records is None:
+        records = [c.record for c in Survey(config, Reporter(), wish=connections).look(root_pid, details=False)]
+    carried = _Carried(resolve_carried(with_files, root_pid), root_pid)
+    users, groups = _owners(scene)
+    criu: tuple[int, ...] = ()
+    with suppress(CriuctlError, OSError):  # a source without CRIU finds out by itself
+        criu = binary.find(config).version()
+    files = list(_files(scene, config, carried, written_travel=written_travel, carry_binaries=carry_binaries))
+    return Needs(
+        session=session,
+        host=host_info(),
+        incarnation=incarnation,
+        criu=criu,
+        processes=tuple(
+            ProcessRecord(
+                pid=p.pid, ns_pid=p.ns_pid, command=p.command, exe=p.exe, cwd=p.cwd, uid=p.uid, gid=p.gid, threads=p.threads
+            )
+            for p in scene.tree
+        ),
+        namespaces=plan_entry(root_pid).to_dict(),
+        ids=tuple(sorted(_ids(scene))),
+        users=users,
+        groups=groups,
+        connections=tuple(r.with_use(session={}, options={}, tcp={}, peer_process="") for r in records),
+        free_binds=tuple(_free_binds(scene)),
+        keep_addresses=tuple(keep_addresses),
+        files=(*files, *carried.listed()),
+        more_files=carried.more_files,
+        more_bytes=carried.more_bytes,
+        terminals=tuple(NeededTerminal(t.path, t.kind, t.holders) for t in scene.terminals),
+        memory=sum(_memory(p.pid) for p in scene.tree if not p.zombie),
+        pids=pids,
+        connections_wish=connections or "",
+        file_conflicts=file_conflicts,
+        carry_binaries=carry_binaries,
+        time=time.time(),
+        monotonic=time.monotonic(),
+    ).to_dict()
+
+
+class _Carried:
+    """What ``--with-files`` names: found again by inode while the open files are looked at."""
+
+    def __init__(self, paths: Sequence[str], root_pid: int) -> None:
+        self._view = f"/proc/{root_pid}/root"
+        self._folders = [path for path in paths if stat.S_ISDIR(os.lstat(self._view + path).st_mode)]
+        self._found: dict[str, NeededFile] = {}
+        self.more_files = self.more_bytes = 0
+        for path in paths:
+            for name, status in self._walk(path):
+                if len(self._found) < _MAX_LISTED:
+                    self._found[name] = _needed(name, "carried", status, travels=True)
+                else:
+                    self.more_files += 1
+                    self.more_bytes += status.st_blocks * 512
+
+    def _walk(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
+        """As `criuctl.ops.files` walks: what is on the same file system."""
+        top = os.lstat(self._view + path)
+        pending = [(path, top)]
+        while pending:
+            name, status = pending.pop()
+            yield name, status
+            if stat.S_ISDIR(status.st_mode) and status.st_dev == top.st_dev:
+                with suppress(OSError), os.scandir(self._view + name) as entries:
+                    for entry in entries:
+                        with suppress(OSError):  # removed meanwhile
+                            pending.append((os.path.join(name, entry.name), entry.stat(follow_symlinks=False)))
+
+    def has(self, path: str) -> bool:
+        """Whether it travels because it is named, or is in a folder that is."""
+        return path in self._found or any(path.startswith(f"{folder.rstrip('/')}/") for folder in self._folders)
+
+    def listed(self) -> list[NeededFile]:
+        """Each by itself."""
+        return list(self._found.values())
+
+
+def _needed(path: str, use: str, status: os.stat_result, **more: Any) -> NeededFile:
+    return NeededFile(
+        path=path,
+        use=use,
+        size=status.st_size,
+        mode=status.st_mode,
+        mtime_ns=max(0, status.st_mtime_ns),
+        rdev=status.st_rdev,
+        blocks=status.st_blocks * 512,
+        **more,
+    )
+
+
+def _files(
+    scene: Scene, config: Config, carried: _Carried, *, written_travel: bool, carry_binaries: bool
+) -> Iterator[NeededFile]:
+    for path, held in _by_path(scene).items():
+        if carried.has(path):
+            continue
+        status = held.status
+        travels = held.use == "written" and written_travel and status.st_size <= config.files_max_mib << 20
+        travels = travels or (held.use == "mapped" and carry_binaries and not path.startswith("/dev/"))
+        yield _needed(
+            path,
+            held.use,
+            status,
+            build_id=_build_id(held.source) if held.use == "mapped" else "",
+            travels=travels,
+            append=held.use == "written" and held.append,
+            holders=tuple(held.holders[:16]),
+        )
+    for path, use, pid in _places(scene):
+        if not carried.has(path):
+            with suppress(OSError):
+                yield _needed(
+                    path,
+                    use,
+                    os.stat(f"/proc/{pid}/root{path}" if use == "folder" else f"/proc/{pid}/{use}"),
+                    holders=((pid, -1),),
+                )
+
+
+@dataclass(slots=True)
+class _Held:
+    """One path, over everybody who uses it."""
+
+    status: os.stat_result
+    source: str  # a name under /proc that leads to the very file
+    use: str = "read"
+    append: bool = True
+    holders: list[tuple[int, int]] = field(default_factory=list)
+
+
+def _by_path(scene: Scene) -> dict[str, _Held]:
+    found: dict[str, _Held] = {}
+    for process, d in scene.descriptors():
+        path = d.target
+        if d.deleted or d.kind not in ("file", "dir", "device", "symlink", "pipe") or not _has_name(path):
+            continue
+        source = f"/proc/{process.pid}/fd/{d.fd}"
+        held = _hold(found, path, source)
+        if held is None:
+            continue
+        held.holders.append((process.pid, d.fd))
+        if d.writable and d.kind == "file":
+            held.use, held.append = "written", held.append and bool(d.flags & os.O_APPEND)
+    for process, m in scene.mappings():
+        if not m.inode or m.deleted or not _has_name(m.path):
+            continue
+        held = found.get(m.path)
+        if held is None:
+            held = _hold(found, m.path, f"/proc/{process.pid}/map_files/{m.start:x}-{m.end:x}")
+            if held is None or not stat.S_ISREG(held.status.st_mode):
+                found.pop(m.path, None)
+                continue
+            held.use = "mapped"
+        if (process.pid, -1) not in held.holders[-1:]:
+            held.holders.append((process.pid, -1))
+        if m.shared and "w" in m.perms and not m.path.startswith("/dev/"):
+            held.use, held.append = "written", False
+        elif held.use == "read" and "x" in m.perms:
+            held.use = "mapped"  # it is open too, but what counts is that it is run
+    return found
+
+
+def _hold(found: dict[str, _Held], path: str, source: str) -> _Held | None:
+    if path not in found:
+        try:
+            found[path] = _Held(os.stat(source), source)
+        except OSError:
+            return None  # closed meanwhile
+    return found[path]
+
+
+def _has_name(path: str) -> bool:
+    return path.startswith("/") and not path.startswith(_KERNELS_OWN) and not path.startswith(_UNNAMED)
+
+
+def _build_id(source: str) -> str:
+    try:
+        fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:
+        return ""
+    try:
+        return build_id(fd)
+    finally:
+        os.close(fd)
+
+
+def _places(scene: Scene) -> Iterator[tuple[str, str, int]]:
+    """(path, use, PID) of working and root folders, and of the folders in which unix sockets have their names."""
+    seen: set[tuple[str, str]] = set()
+    for process in scene.tree:
+        if process.zombie:
+            continue
+        for use in ("cwd", "root"):
+            with suppress(OSError):
+                path = os.readlink(f"/proc/{process.pid}/{use}")
+                if path.startswith("/") and not path.endswith(" (deleted)") and not f"{path}/".startswith(_KERNELS_OWN):
+                    if (path, use) not in seen:
+                        seen.add((path, use))
+                        yield path, use, process.pid
+    for s in scene.sockets:
+        name = s.socket.name
+        if s.socket.family == "unix" and name.startswith("/") and (os.path.dirname(name), "folder") not in seen:
+            seen.add((os.path.dirname(name), "folder"))
+            yield os.path.dirname(name), "folder", s.pid
+
+
+def _status(text: str) -> dict[str, list[str]]:
+    return {key: value.split() for key, _, value in (line.partition(":") for line in text.split("\n"))}
+
+
+def _ids(scene: Scene) -> set[int]:
+    """Every number that a restore in the tree's own PID namespace would take."""
+    found: set[int] = set()
+    for process in scene.tree:
+        try:
+            with reading(process.pid):
+                threads = os.listdir(f"/proc/{process.pid}/task")
+            for tid in threads:
+                status = _status(read_text(process.pid, f"task/{tid}/status"))
+                found.update(int(status[key][-1]) for key in ("NSpid", "NSpgid", "NSsid") if status.get(key))
+        except NoSuchProcess:
+            continue
+    return found - {0}
+
+
+def _owners(scene: Scene) -> tuple[dict[str, str], dict[str, str]]:
+    """Names of every user and group id that a process of the tree has."""
+    import grp
+    import pwd
+
+    users = {uid for process in scene.tree for uid in process.uids}
+    groups = {gid for process in scene.tree for gid in process.gids}
+    for process in scene.tree:
+        with suppress(NoSuchProcess):
+            groups.update(map(int, _status(read_text(process.pid, "status")).get("Groups", [])))
+    user_names, group_names = {}, {}
+    for uid in sorted(users):
+        user_names[str(uid)] = ""
+        with suppress(KeyError):
+            user_names[str(uid)] = pwd.getpwuid(uid).pw_name
+    for gid in sorted(groups):
+        group_names[str(gid)] = ""
+        with suppress(KeyError):
+            group_names[str(gid)] = grp.getgrgid(gid).gr_name
+    return user_names, group_names
+
+
+def _free_binds(scene: Scene) -> Iterable[str]:
+    """Local ends of sockets that are bound with IP_FREEBIND."""
+    import socket
+
+    for s in scene.sockets:
+        kernel = s.socket
+        if kernel.local is None or s.loopback or kernel.local.host in ("0.0.0.0", "::", "127.0.0.1", "::1"):
+            continue
+        if kernel.listening or not kernel.connected:
+            with suppress(OSError, NoSuchProcess):
+                pidfd = os.pidfd_open(s.pid)
+                try:
+                    with borrow_socket(pidfd, s.fd) as borrowed:
+                        if borrowed.getsockopt(socket.IPPROTO_IP, _IP_FREEBIND):
+                            yield str(kernel.local)
+                finally:
+                    os.close(pidfd)
+
+
+def _memory(pid: int) -> int:
+    """Bytes of memory and swap, each page divided among those who share it."""
+    try:
+        rollup = _status(read_text(pid, "smaps_rollup"))
+    except (NoSuchProcess, OSError):
+        return 0
+    return sum(int(rollup[key][0]) for key in ("Pss", "SwapPss") if rollup.get(key)) * 1024

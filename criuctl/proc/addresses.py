@@ -1,0 +1,348 @@
+"""An address that moves from one host to another, with the established connections that are bound to it.
+
+Around a migration with ``--keep-address``: the tree is frozen and CRIU's firewall lock holds every packet of its
+connections back.  The source gives the address up (`take`), the target gets it (`bring`) before CRIU restores the
+sockets, which bind to it, and tells the network where it is now (`BroughtAddress.announce`).  A migration that fails
+undoes both, target first: an address that two hosts have breaks the connections of both.
+
+Taking one address away may take more with it: other addresses of its subnet, when it was the first of them, and routes
+that were set through it.  What can stay is put back at once; what cannot is part of what is held and comes back with
+`HeldAddress.put_back`, whose description is JSON, so that another criuctl can do it if this one is killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..errors import Conflict, CriuctlError, NotFound, UsageError
+from . import rtnetlink
+from .rtnetlink import Address, Link, Route, Rtnetlink
+from .sockdiag import socket_inside
+
+_ETHERNET = 1
+_ETH_P_ARP = 0x0806
+_BROADCAST = b"\xff" * 6
+_ARP = struct.Struct("!HHBBH6s4s6s4s")
+_ARP_REQUEST, _ARP_REPLY = 1, 2
+_ADVERTISEMENT, _OVERRIDE, _ALL_NODES = 136, 0x20, "ff02::1"
+_MAX_ROUTES = 10_000
+
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An address that a host has."""
+
+    ip: str
+    device: str
+    prefix: int
+    dynamic: bool  # it has a lifetime: DHCP or a router gave it, and may give it again
+    shares: int  # other addresses of the same subnet on that device
+
+
+@dataclass(slots=True)
+class HeldAddress:
+    """An address that `take` has taken away; it is nobody's until it is brought somewhere or put back."""
+
+    ip: str
+    device: str
+    address: Address
+    routes: tuple[Route, ...]  # that went with it
+    namespace: int | None = None  # descriptor; None: ours.  Not part of the description
+    notes: list[str] = field(default_factory=list)  # what a person should know
+
+    def to_dict(self) -> dict[str, Any]:
+        """The description as JSON: for the target, and for whoever must put it back later."""
+        a = self.address
+        return {
+            "ip": self.ip,
+            "device": self.device,
+            "prefix": a.prefix,
+            "flags": a.flags,
+            "scope": a.scope,
+            "attributes": [[kind, value.hex()] for kind, value in a.attributes],
+            "routes": [route.message.hex() for route in self.routes],
+        }
+
+    @classmethod
+    def from_dict(cls, told: Any, namespace: int | None = None) -> HeldAddress:
+        """What `to_dict` has told, read on the host that it was taken from.  `UsageError` if it makes no sense."""
+        try:
+            ip = ipaddress.ip_address(told["ip"])
+            attributes = tuple((int(kind), bytes.fromhex(value)) for kind, value in told["attributes"][:32])
+            routes = tuple(Route(bytes.fromhex(text), 0) for text in told["routes"][:_MAX_ROUTES])
+            family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+            address = Address(family, int(told["prefix"]), int(told["flags"]), int(told["scope"]), 0, attributes)
+            if address.ip != str(ip):
+                raise ValueError("two addresses in one")
+            return cls(str(ip), str(told["device"]), address, routes, namespace)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise UsageError(f"the description of an address that moves is not valid: {error}") from error
+
+    def put_back(self) -> None:
+        """Give it back to its device, with its routes, and tell the network.  An address that is there is fine.
+
+        `NotFound` if the device is gone.  Where it was the first of several in its subnet, it is the last of them now.
+        """
+        with Rtnetlink(self.namespace) as net:
+            link = _link(net, self.device)
+            address = replace(self.address, index=link.index, flags=self.address.flags | rtnetlink.F_NODAD)
+            _add(net, address, self.device)
+            _set_routes(net, self.routes)
+        announce(self.ip, link, self.namespace)
+
+
+@dataclass(slots=True)
+class BroughtAddress:
+    """An address that `bring` has given to this host."""
+
+    ip: str
+    device: str
+    prefix: int
+    namespace: int | None = None
+
+    def announce(self) -> None:
+        """Tell the network that it is here now; harmless as often as one likes."""
+        with Rtnetlink(self.namespace) as net:
+            link = _link(net, self.device)
+        announce(self.ip, link, self.namespace)
+
+    def undo(self) -> None:
+        """Take it away again; one that is gone already is fine."""
+        with Rtnetlink(self.namespace) as net:
+            for address in _all(net, self.ip):
+                with suppress(NotFound):
+                    if address.index == _link(net, self.device).index and address.prefix == self.prefix:
+                        _delete(net, address)
+
+
+# -- asking --------------------------------------------------------------------------------------------------------
+
+
+def parse(text: str) -> tuple[str, str | None]:
+    """(address, device) of ``IP`` or ``IP@DEVICE``; `UsageError` for what cannot move."""
+    plain, at, device = text.partition("@")
+    try:
+        ip = ipaddress.ip_address(plain)
+    except ValueError:
+        raise UsageError(f"{plain!r} is no IP address", hint="--keep-address takes IP or IP@DEVICE (of the target).") from None
+    if "%" in plain or ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified:
+        raise UsageError(f"{plain} means another place on each host and cannot move", hint="Only addresses of a subnet can.")
+    if at and not (0 < len(device) <= 15 and "/" not in device and device.isprintable()):
+        raise UsageError(f"{device!r} is no name of a network device")
+    return str(ip), device or None
+
+
+def find(ip: str, namespace: int | None) -> Found | None:
+    """Where this host has the address; None if nowhere."""
+    wanted, _device = parse(ip)
+    with Rtnetlink(namespace) as net:
+        for address in _all(net, wanted):
+            names = {link.index: link.name for link in net.links()}
+            shares = sum(a.index == address.index and a.network == address.network for a in net.addresses()) - 1
+            dynamic = not address.flags & rtnetlink.F_PERMANENT
+            return Found(wanted, names.get(address.index, ""), address.prefix, dynamic, shares)
+    return None
+
+
+def choose_device(ip: str, device: str | None, namespace: int | None) -> tuple[str, int]:
+    """(device, prefix length) that the address would get here.
+
+    The device that was asked for, else the one in whose subnet the address is, else the one with the default route.
+    Outside of every subnet the address stands for itself alone: a subnet that is not here would be cut off.
+    `NotFound` if there is none that is up.
+    """
+    wanted, _none = parse(ip)
+    with Rtnetlink(namespace) as net:
+        link, prefix = _choose(net, ipaddress.ip_address(wanted), device)
+    return link.name, prefix
+
+
+def _choose(net: Rtnetlink, ip: IpAddress, device: str | None) -> tuple[Link, int]:
+    alone = ip.max_prefixlen
+    links = {link.index: link for link in net.links() if link.up and not link.flags & rtnetlink.IFF_LOOPBACK}
+    around = [
+        a
+        for a in net.addresses()
+        if a.index in links and a.prefix < alone and a.network.version == ip.version and ip in a.network
+    ]
+    if device is not None:
+        chosen = next((link for link in links.values() if link.name == device), None)
+        if chosen is None:
+            raise NotFound(f"there is no network device {device} that is up on the target", hint="`ip link` shows them.")
+        around = [a for a in around if a.index == chosen.index]
+        return chosen, max((a.prefix for a in around), default=alone)
+    if around:
+        closest = max(around, key=lambda a: a.prefix)
+        return links[closest.index], closest.prefix
+    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+    for route in net.routes(family):
+        if route.default and route.device in links:
+            return links[route.device], alone
+    raise NotFound(
+        f"no network device of the target has a subnet with {ip}, and there is no default route",
+        hint=f"Name the device: --keep-address {ip}@DEVICE.",
+    )
+
+
+def _all(net: Rtnetlink, ip: str) -> list[Address]:
+    return [address for address in net.addresses() if address.ip == ip]
+
+
+def _link(net: Rtnetlink, device: str) -> Link:
+    for link in net.links():
+        if link.name == device:
+            return link
+    raise NotFound(
+        f"the network device {device} is gone", hint="Make it again, or add the address to another (`ip address add`)."
+    )
+
+
+# -- moving --------------------------------------------------------------------------------------------------------
+
+
+def take(ip: str, namespace: int | None) -> HeldAddress:
+    """Take the address away from the device that has it.  `NotFound` without it, `Conflict` if two devices have it.
+
+    `namespace` is a descriptor of the net namespace (None: ours), which the result keeps using: it stays the caller's.
+    """
+    wanted, _device = parse(ip)
+    with Rtnetlink(namespace) as net:
+        found = _all(net, wanted)
+        if not found:
+            raise NotFound(f"{wanted} is no address of this host", hint="`ip address` shows them.")
+        names = {link.index: link.name for link in net.links()}
+        if len(found) > 1:
+            where = ", ".join(names.get(a.index, "?") for a in found)
+            raise Conflict(f"several devices have the address {wanted}: {where}", hint="Take it away from all but one.")
+        address = found[0]
+        others = [a for a in net.addresses() if a.index == address.index and a.family == address.family and a != address]
+        before = net.routes(address.family)
+        held = HeldAddress(wanted, names[address.index], address, (), namespace)
+        if not address.flags & rtnetlink.F_PERMANENT:
+            held.notes.append(f"{wanted} has a lifetime: whoever gave it (DHCP, a router) may give it to this host again")
+        _delete(net, address)
+        try:
+            _repair(net, others)
+            lost = _missing(before, net.routes(address.family))
+            _set_routes(net, lost)
+            held.routes = tuple(_missing(before, net.routes(address.family)))
+        except BaseException:
+            held.routes = tuple(before)
+            held.put_back()
+            raise
+        return held
+
+
+def _repair(net: Rtnetlink, others: Iterable[Address]) -> None:
+    """Addresses of the subnet that went because theirs was the first."""
+    here = {(a.ip, a.prefix) for a in net.addresses()}
+    for address in others:
+        if (address.ip, address.prefix) not in here:
+            _add(net, replace(address, flags=address.flags | rtnetlink.F_NODAD), str(address.index))
+
+
+def _missing(before: Iterable[Route], after: Iterable[Route]) -> list[Route]:
+    left = {route.message for route in after}
+    return [route for route in before if route.message not in left]
+
+
+def _set_routes(net: Rtnetlink, routes: Iterable[Route]) -> None:
+    """Those that can be: one through an address that is not here cannot, nor one that is there already."""
+    for route in routes:
+        with suppress(OSError):
+            net.add_route(route)
+
+
+def bring(ip: str, description: Any, *, device: str | None = None, namespace: int | None = None) -> BroughtAddress:
+    """Give the address to this host; `description` is what `HeldAddress.to_dict` told there.
+
+    `Conflict` if it is here already, `NotFound` if no device fits (see `choose_device`).
+    """
+    wanted, _none = parse(ip)
+    if not isinstance(description, dict) or description.get("ip") != wanted:
+        raise UsageError(f"the description that came with {wanted} is of another address")
+    with Rtnetlink(namespace) as net:
+        if _all(net, wanted):
+            raise Conflict(f"{wanted} is an address of this host already", hint="Take it away here first.")
+        parsed = ipaddress.ip_address(wanted)
+        link, prefix = _choose(net, parsed, device)
+        family = socket.AF_INET if parsed.version == 4 else socket.AF_INET6
+        attributes = [(rtnetlink.IFA_LOCAL, parsed.packed), (rtnetlink.IFA_ADDRESS, parsed.packed)]
+        if parsed.version == 4 and prefix < 31:
+            network = ipaddress.IPv4Network((parsed.packed, prefix), strict=False)
+            attributes.append((rtnetlink.IFA_BROADCAST, network.broadcast_address.packed))
+        flags = rtnetlink.F_NODAD | rtnetlink.F_PERMANENT
+        _add(net, Address(family, prefix, flags, 0, link.index, tuple(attributes)), link.name)
+    return BroughtAddress(wanted, link.name, prefix, namespace)
+
+
+def _add(net: Rtnetlink, address: Address, device: str) -> None:
+    try:
+        net.add_address(address)
+    except OSError as error:
+        if error.errno != errno.EEXIST:
+            raise CriuctlError(
+                f"{address.ip} cannot be given to {device}: {error.strerror}",
+                hint="criuctl needs CAP_NET_ADMIN; is the device up?",
+            ) from error
+
+
+def _delete(net: Rtnetlink, address: Address) -> None:
+    try:
+        net.delete_address(address)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise CriuctlError(
+                f"{address.ip} cannot be taken away: {error.strerror}", hint="criuctl needs CAP_NET_ADMIN."
+            ) from error
+
+
+# -- announcing ----------------------------------------------------------------------------------------------------
+
+
+def announce(ip: str, link: Link, namespace: int | None) -> None:
+    """Gratuitous ARP (request and reply), or an unsolicited neighbour advertisement, on a device that has such a thing.
+
+    Hosts that know the address learn its new place; nothing is said of failure: who missed it asks before long.
+    """
+    parsed = ipaddress.ip_address(ip)
+    if link.kind != _ETHERNET or len(link.hardware) != 6 or link.flags & rtnetlink.IFF_NOARP:
+        return
+    with suppress(OSError):
+        if parsed.version == 4:
+            _gratuitous_arp(parsed.packed, link, namespace)
+        else:
+            _advertisement(parsed.packed, link, namespace)
+
+
+def _make(namespace: int | None, family: int, protocol: int) -> socket.socket:
+    if namespace is None:
+        return socket.socket(family, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+    return socket_inside(namespace, family, socket.SOCK_RAW, protocol)
+
+
+def _gratuitous_arp(ip: bytes, link: Link, namespace: int | None) -> None:
+    with _make(namespace, socket.AF_PACKET, 0) as sock:
+        sock.bind((link.name, 0))
+        for operation, target in ((_ARP_REQUEST, b"\0" * 6), (_ARP_REPLY, _BROADCAST)):
+            body = _ARP.pack(_ETHERNET, 0x0800, 6, 4, operation, link.hardware, ip, target, ip)
+            sock.send(_BROADCAST + link.hardware + struct.pack("!H", _ETH_P_ARP) + body)
+
+
+def _advertisement(ip: bytes, link: Link, namespace: int | None) -> None:
+    with _make(namespace, socket.AF_INET6, socket.IPPROTO_ICMPV6) as sock:
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, 255)  # else it is not believed
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, link.index)
+        sock.bind((str(ipaddress.IPv6Address(ip)), 0))
+        option = struct.pack("!BB", 2, 1) + link.hardware
+        body = struct.pack("!BBHB3x", _ADVERTISEMENT, 0, 0, _OVERRIDE) + ip + option
+        sock.sendto(body, (_ALL_NODES, 0, 0, link.index))

@@ -1,0 +1,260 @@
+"""Links, addresses and routes of a net namespace, asked and changed in the kernel's own words (NETLINK_ROUTE).
+
+The socket is made inside of the namespace (`criuctl.proc.sockdiag.socket_inside`) and stays with it, so neither a
+thread of ours nor a helper program has to go there.  Addresses and routes are kept as the kernel tells them, attributes
+that are not known here included: what was told is what is put back.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..errors import PlatformError
+from .sockdiag import socket_inside
+
+_ROUTE = 0
+_NEWLINK, _GETLINK = 16, 18
+_NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
+_NEWROUTE, _GETROUTE = 24, 26
+_ERROR, _DONE = 2, 3
+_REQUEST, _ACK, _DUMP, _CREATE, _EXCLUSIVE = 1, 4, 0x300, 0x400, 0x200
+_DUMP_INTERRUPTED = 0x10
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
+_LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
+_ADDRESS = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, index
+_ROUTE_MESSAGE = struct.Struct("=BBBBBBBBI")  # family, dst and src length, tos, table, protocol, scope, type, flags
+_ATTRIBUTE = struct.Struct("=HH")
+_NESTED = 0x8000
+
+IFLA_ADDRESS, IFLA_IFNAME = 1, 3
+IFA_ADDRESS, IFA_LOCAL, IFA_LABEL, IFA_BROADCAST, IFA_CACHEINFO, IFA_FLAGS = 1, 2, 3, 4, 6, 8
+RTA_OIF, RTA_TABLE = 4, 15
+IFF_UP, IFF_LOOPBACK, IFF_NOARP = 1, 8, 0x80
+F_SECONDARY, F_NODAD, F_DEPRECATED, F_TENTATIVE, F_PERMANENT, F_MANAGE_TEMPORARY, F_NO_PREFIX_ROUTE = (
+    *(0x01, 0x02, 0x20, 0x40, 0x80),
+    *(0x100, 0x200),
+)
+_F_TEMPORARY = F_SECONDARY  # of IPv6
+_KERNEL_OWN, _TABLE_LOCAL, _UNICAST, _CLONED, _ONLINK = 2, 255, 1, 0x200, 4
+_TRIES = 5  # of a dump that is interrupted by a change
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A network device."""
+
+    index: int
+    name: str
+    kind: int  # ARPHRD_*: 1 is Ethernet
+    flags: int
+    hardware: bytes  # "" without one
+
+    @property
+    def up(self) -> bool:
+        """Whether it is switched on."""
+        return bool(self.flags & IFF_UP)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An address of a device, with everything that the kernel told."""
+
+    family: int
+    prefix: int
+    flags: int
+    scope: int
+    index: int
+    attributes: tuple[tuple[int, bytes], ...] = field(repr=False, default=())
+
+    def attribute(self, kind: int) -> bytes:
+        """The value of one attribute, "" without it."""
+        return next((value for number, value in self.attributes if number == kind), b"")
+
+    @property
+    def ip(self) -> str:
+        """The address itself; of a point-to-point link our side."""
+        raw = self.attribute(IFA_LOCAL) or self.attribute(IFA_ADDRESS)
+        return str(ipaddress.ip_address(raw))
+
+    @property
+    def network(self) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+        """The subnet that it makes reachable."""
+        raw = self.attribute(IFA_ADDRESS) or self.attribute(IFA_LOCAL)
+        return ipaddress.ip_network((raw, self.prefix), strict=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A unicast route that somebody has set (not the kernel by itself)."""
+
+    message: bytes  # rtmsg with its attributes
+    device: int  # 0: several, or none
+
+    @property
+    def family(self) -> int:
+        """AF_INET or AF_INET6."""
+        return self.message[0]
+
+    @property
+    def default(self) -> bool:
+        """Whether it leads everywhere, in the main table."""
+        table = _attributes(self.message, _ROUTE_MESSAGE.size).get(RTA_TABLE)
+        return self.message[1] == 0 and (struct.unpack("=I", table)[0] if table else self.message[4]) == 254
+
+
+class Rtnetlink:
+    """A conversation with one net namespace, of the descriptor `namespace`; None is our own."""
+
+    def __init__(self, namespace: int | None = None) -> None:
+        kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC
+        try:
+            if namespace is None:
+                self._socket = socket.socket(socket.AF_NETLINK, kind, _ROUTE)
+            else:
+                self._socket = socket_inside(namespace, socket.AF_NETLINK, socket.SOCK_RAW, _ROUTE)
+        except OSError as error:
+            raise PlatformError(
+                f"the network cannot be looked at: {error.strerror}", hint="criuctl needs CAP_SYS_ADMIN and CAP_NET_ADMIN."
+            ) from error
+        self._sequence = 0
+
+    def close(self) -> None:
+        """End it."""
+        self._socket.close()
+
+    def __enter__(self) -> Rtnetlink:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- asking
+
+    def links(self) -> list[Link]:
+        """All devices."""
+        found = []
+        for message in self._dump(_GETLINK, _LINK.pack(0, 0, 0, 0, 0)):
+            _family, kind, index, flags, _change = _LINK.unpack_from(message)
+            told = _attributes(message, _LINK.size)
+            name = os.fsdecode(told.get(IFLA_IFNAME, b"").rstrip(b"\0"))
+            found.append(Link(index, name, kind, flags, told.get(IFLA_ADDRESS, b"")))
+        return found
+
+    def addresses(self) -> list[Address]:
+        """All addresses, IPv4 and IPv6."""
+        found = []
+        for message in self._dump(_GETADDR, _ADDRESS.pack(0, 0, 0, 0, 0)):
+            family, prefix, flags, scope, index = _ADDRESS.unpack_from(message)
+            told = _attributes(message, _ADDRESS.size)
+            if family not in (socket.AF_INET, socket.AF_INET6) or not (IFA_LOCAL in told or IFA_ADDRESS in told):
+                continue
+            flags = struct.unpack("=I", told[IFA_FLAGS])[0] if IFA_FLAGS in told else flags
+            found.append(Address(family, prefix, flags, scope, index, tuple(told.items())))
+        return found
+
+    def routes(self, family: int) -> list[Route]:
+        """The routes of a family, in the order in which the kernel tells them, without those that it makes by itself."""
+        found = []
+        for message in self._dump(_GETROUTE, _ROUTE_MESSAGE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0)):
+            route = _ROUTE_MESSAGE.unpack_from(message)
+            told = _attributes(message, _ROUTE_MESSAGE.size)
+            table = struct.unpack("=I", told[RTA_TABLE])[0] if RTA_TABLE in told else route[4]
+            if route[7] != _UNICAST or route[5] == _KERNEL_OWN or table == _TABLE_LOCAL or route[8] & _CLONED:
+                continue
+            device = struct.unpack("=I", told[RTA_OIF])[0] if RTA_OIF in told else 0
+            head = _ROUTE_MESSAGE.pack(*route[:8], route[8] & _ONLINK)  # the other flags are states
+            found.append(Route(head + bytes(message[_ROUTE_MESSAGE.size :]), device))
+        return found
+
+    # -- changing; `OSError` with the kernel's reason
+
+    def add_address(self, address: Address) -> None:
+        """Give a device an address, as it was told, or as it was made; EEXIST if it is there."""
+        flags = address.flags & (F_NODAD | F_NO_PREFIX_ROUTE)
+        told = {kind: value for kind, value in address.attributes if kind not in (IFA_FLAGS, IFA_CACHEINFO)}
+        told[IFA_FLAGS] = struct.pack("=I", flags)
+        lifetime = address.attribute(IFA_CACHEINFO)
+        if lifetime and not address.flags & F_PERMANENT:
+            told[IFA_CACHEINFO] = lifetime
+        head = _ADDRESS.pack(address.family, address.prefix, flags & 0xFF, address.scope, address.index)
+        self._change(_NEWADDR, head + _packed(told), _CREATE | _EXCLUSIVE)
+
+    def delete_address(self, address: Address) -> None:
+        """Take an address away from a device."""
+        told = {kind: value for kind, value in address.attributes if kind in (IFA_LOCAL, IFA_ADDRESS)}
+        head = _ADDRESS.pack(address.family, address.prefix, 0, 0, address.index)
+        self._change(_DELADDR, head + _packed(told))
+
+    def add_route(self, route: Route) -> None:
+        """Set a route as it was told; EEXIST if it is there."""
+        self._change(_NEWROUTE, route.message, _CREATE | _EXCLUSIVE)
+
+    # -- talking
+
+    def _send(self, kind: int, flags: int, body: bytes) -> None:
+        self._sequence += 1
+        self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, _REQUEST | flags, self._sequence, 0) + body)
+
+    def _answers(self) -> Iterator[tuple[int, int, bytes]]:
+        """(type, flags, payload) of each message that answers the last request."""
+        while True:
+            data = self._socket.recv(1 << 18)
+            position = 0
+            while position + _HEADER.size <= len(data):
+                length, kind, flags, sequence, _port = _HEADER.unpack_from(data, position)
+                if sequence == self._sequence:
+                    yield kind, flags, data[position + _HEADER.size : position + length]
+                position += (length + 3) & ~3
+
+    def _dump(self, kind: int, body: bytes) -> list[bytes]:
+        for _ in range(_TRIES):
+            found: list[bytes] = []
+            whole = True
+            self._send(kind, _DUMP, body)
+            for answer, flags, payload in self._answers():
+                whole = whole and not flags & _DUMP_INTERRUPTED
+                if answer == _DONE:
+                    break
+                if answer == _ERROR:
+                    raise _error(payload)
+                found.append(payload)
+            if whole:
+                break
+        return found
+
+    def _change(self, kind: int, body: bytes, flags: int = 0) -> None:
+        self._send(kind, _ACK | flags, body)
+        for answer, _flags, payload in self._answers():
+            if answer == _ERROR:
+                if payload[:4] != b"\0\0\0\0":
+                    raise _error(payload)
+                return
+
+
+def _error(payload: bytes) -> OSError:
+    number = -struct.unpack_from("=i", payload)[0] or errno.EIO
+    return OSError(number, os.strerror(number))
+
+
+def _attributes(message: bytes, start: int) -> dict[int, bytes]:
+    found = {}
+    while start + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, start)
+        if length < _ATTRIBUTE.size:
+            break
+        found[kind & ~_NESTED] = bytes(message[start + _ATTRIBUTE.size : start + length])
+        start += (length + 3) & ~3
+    return found
+
+
+def _packed(attributes: dict[int, bytes]) -> bytes:
+    made = b""
+    for kind, value in attributes.items():
+        made += _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + b"\0" * (-len(value) % 4)
+    return made
