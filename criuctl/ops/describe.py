@@ -42,6 +42,7 @@ class DumpResult:
     warnings: list[str]
     degraded: bool = False
     hooks: list[dict[str, Any]] = field(default_factory=list)
+    rounds: list[dict[str, Any]] = field(default_factory=list)  # of pre-copy
 
     def to_dict(self) -> dict[str, Any]:
         """Keys as in the command line's contract."""
@@ -60,7 +61,7 @@ class DumpResult:
             "terminals": [t.to_dict() for t in m.terminals],
             "hooks": self.hooks,
             "warnings": self.warnings,
-        }
+        } | ({"precopy": self.rounds} if self.rounds else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,8 @@ from .describe import DumpResult, Taken, describe
 from .holders import DumpedHolder
 from .host import host_id
 from .namespaces import NamespacePlan, plan_entry
+from .precopy import Round
+from .precopy import precopy as store_ahead
 from .preflight import check_tree
 from .registry import Registry, SessionRecord, boot_id, check_name, exclusive, exclusive_session, forget_stale_locks
 from .target import Target, resolve_target
@@ -66,6 +68,7 @@ def dump(
     connections: str | None = None,
     drain: float = 0.0,
     delivery: Delivery | None = None,
+    precopy: bool = False,
 ) -> DumpResult:
     """Dump the tree that `target` names into the configured store; see the module's text for what may fail how."""
     began = time.monotonic()
@@ -137,6 +140,8 @@ def dump(
         stack.enter_context(_handlers_restored())
         hooks.run("pre-dump")
         try:
+            if precopy:
+                work.rounds = store_ahead(work.writer, root.pid, reporter)
             manifest = work.run(criu)
         except BaseException as error:
             work.forget_lock()
@@ -163,7 +168,8 @@ def dump(
         work.holder.done(manifest.id, manifest.number, ended=not leave_running)
     hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
-    return DumpResult(manifest, store.url, list(reporter.warnings), hooks.degraded, hooks.records())
+    rounds = [r.to_dict() for r in work.rounds]
+    return DumpResult(manifest, store.url, list(reporter.warnings), hooks.degraded, hooks.records(), rounds)
 
 
 def _session(registry: Registry, target: Target, name: str | None) -> SessionRecord:
@@ -218,6 +224,7 @@ class _Dump:
     connections: list[ConnectionRecord] = field(default_factory=list)
     frozen_at: float = 0.0
     frozen_ms: float = 0.0
+    rounds: list[Round] = field(default_factory=list)  # of pre-copy
     manifest: Manifest | None = None
     farewell: Farewell = field(default_factory=Farewell)
     kept: bool = False  # an external connection is to be kept: the firewall lock stays
@@ -313,6 +320,8 @@ class _Dump:
     def _with_sizes(self, manifest: Manifest) -> Manifest:
         stats = self.writer.stats
         sizes = dict(manifest.bytes, new=stats.bytes_new, stored=stats.bytes_stored)
+        if self.rounds:
+            sizes["unused"] = stats.bytes_unused
         timings = dict(manifest.timings, total_ms=round((time.monotonic() - self.began) * 1000, 1))
         return replace(manifest, bytes=sizes, timings=timings, warnings=tuple(self.reporter.warnings))
 

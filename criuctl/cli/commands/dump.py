@@ -50,6 +50,7 @@ def _outcome(result: Mapping[str, Any]) -> str:
     examples=[
         ("Store process 4711 and all its descendants under the name web, and end them:", "criuctl dump 4711 --name web"),
         ("Take a backup of it and let it run on:", "criuctl dump 4711 --name web --leave-running --store s3://backups/trees"),
+        ("Freeze it for a moment only: store its memory while it runs, then what changed:", "criuctl dump 4711 --pre-copy"),
         ("Take the database files along as they are at this moment:", "criuctl dump 4711 --name db --with-files /srv/db"),
     ],
     exits=[3, 4, 5, 7, 8, 9, 10, 11, 12, 13],
@@ -64,6 +65,13 @@ def _outcome(result: Mapping[str, Any]) -> str:
     " else made from the command and the PID]",
 )
 @click.option("--leave-running", is_flag=True, help="Let the tree run on when it is stored.  [default: end it]")
+@click.option(
+    "--pre-copy",
+    "precopy",
+    is_flag=True,
+    help="Store the memory in rounds while the tree runs, and freeze it when little is left to store: the freeze is shorter,"
+    " the whole takes longer and may store more.",
+)
 @click.option(
     "--label",
     "labels",
@@ -104,6 +112,7 @@ def dump(
     with_files: tuple[str, ...],
     connections: str | None,
     drain: float,
+    precopy: bool,
 ) -> int:
     """Freezes the process tree under TARGET, writes a complete image of it into the store, and then ends the tree,
     or lets it run on with --leave-running. The options that CRIU needs for this very tree are found by criuctl.
@@ -116,6 +125,10 @@ def dump(
     With --connections reconnect, or a rule that says so, the peers of idle connections are asked, when the tree is
     frozen, what they hold for the session; a connection whose session cannot be set up again is hung up at the
     restore (or refused, by the rule), and the reason is in the checkpoint. See `criuctl connections`.
+
+    A tree that is to end stays frozen until its checkpoint is durable in the store: --pre-copy makes that short. Each
+    of its rounds stores what changed since the one before; they end when what changed is stored in 0.3 seconds, when
+    rounds do not get smaller (the tree writes faster than the store takes), or after the fifth.
 
     What the store holds already, from an earlier dump of the same tree say, is not stored again.
     """
@@ -132,6 +145,7 @@ def dump(
             with_files=with_files,
             connections=connections,
             drain=drain,
+            precopy=precopy,
         )
     body = result.to_dict()
     app.emit(body, lambda: _outcome(body), brief=lambda: str(body["checkpoint"]))
