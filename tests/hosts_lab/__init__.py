@@ -11,6 +11,7 @@ Hosts meet on a bridge in one more network namespace, where a test cuts it, slow
 - `sshd`       keys and configuration
 - `bridge`     the wire between the hosts, on the side of the tests
 - `host`       one host, on the side of the tests
+- `relay`      a server of this machine on the address of a host
 
 ``support.hosts`` has the fixture.
 """
