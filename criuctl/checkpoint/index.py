@@ -35,6 +35,8 @@ _SEGMENT_RECORDS = 1 << 18  # records of one segment, about 12 MiB
 _BATCH = 64  # ids per query
 _ADD_PACK = "INSERT INTO packs (name, size, segment) VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET segment = excluded.segment"
 _MANY_PACKS = 20_000  # more packs than this are not listed before a dump
+_LISTED_AT_ONCE = 1000  # packs on one page of a listing, which takes as long as
+_LOOKS_PER_PAGE = 8  # looks at single packs
 
 
 def encode_segments(packs: Iterable[PackIndex]) -> Iterator[bytes]:
@@ -208,24 +210,36 @@ class Index:
         expected = self.pack_sizes()
         if not expected or len(expected) > _MANY_PACKS:
             return
-        there = {pack: info.size for info in self._store.list("packs/") if (pack := pack_of(info.name)) is not None}
+        there = self._listed()
         self.distrust([pack for pack, size in expected.items() if there.get(pack) != size])
 
-    def check_packs(self, packs: Mapping[bytes, int], threads: int) -> list[str]:
-        """Which of these packs (name -> size) are not there, or not whole; they are distrusted from now on."""
+    def check_packs(self, packs: Mapping[bytes, int], threads: int, *, listings: bool) -> list[str]:
+        """Which of these packs (name -> size) are not there, or not whole; they are distrusted from now on.
+
+        With `listings`, those of the store show at once what was put and deleted: one may take the place of many looks.
+        """
         if not packs:
             return []
-
-        def good(pack: bytes) -> bool:
-            try:
-                return self._store.stat(object_name(pack)).size == packs[pack]
-            except ObjectMissing:
-                return False
-
-        with ThreadPoolExecutor(threads, "criuctl-check") as pool:
-            bad = [pack for pack, fine in zip(packs, pool.map(good, packs), strict=True) if not fine]
+        pages = 1 + (len(self.pack_sizes()) + len(packs)) // _LISTED_AT_ONCE
+        if listings and len(packs) > _LOOKS_PER_PAGE * pages:
+            there = self._listed()
+            bad = [pack for pack, size in packs.items() if there.get(pack) != size]
+        else:
+            with ThreadPoolExecutor(threads, "criuctl-check") as pool:
+                sizes = pool.map(self._size, packs)
+                bad = [pack for (pack, size), there_is in zip(packs.items(), sizes, strict=True) if there_is != size]
         self.distrust(bad)
         return [object_name(pack) for pack in bad]
+
+    def _listed(self) -> dict[bytes, int]:
+        """Name -> size of every pack in the store."""
+        return {pack: info.size for info in self._store.list("packs/") if (pack := pack_of(info.name)) is not None}
+
+    def _size(self, pack: bytes) -> int | None:
+        try:
+            return self._store.stat(object_name(pack)).size
+        except ObjectMissing:
+            return None
 
     def distrust(self, packs: Sequence[bytes]) -> None:
         """Count the chunks of these packs as unknown from now on, on this host."""

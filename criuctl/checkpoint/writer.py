@@ -225,7 +225,11 @@ class CheckpointWriter:
         packs = {**self._pipeline.referenced, **{pack.pack: pack.size for pack in self._pipeline.packs}}
         self._intent = intent = Intent(self._repository.store, self._repository.sealer, packs)
         intent.begin()
-        missing = index.check_packs(packs, max(self._repository.config.uploads, _CHECKERS))
+        missing = index.check_packs(
+            packs,
+            max(self._repository.config.uploads, _CHECKERS),
+            listings=self._repository.capabilities.conditional_create,
+        )
         if missing:
             raise Damaged(
                 f"packs of this checkpoint, or of older ones, are missing or cut off in the store: {', '.join(missing[:4])}",

@@ -10,6 +10,7 @@ from support import checkpoints as kit
 from support.faulty_store import FaultyStore
 
 from criuctl.checkpoint.codec import Compressor
+from criuctl.checkpoint.packs import object_name
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import CriuctlError, Damaged, ObjectMissing, StoreDenied, StoreFull, StoreUnreachable
 from criuctl.report import Reporter
@@ -131,6 +132,21 @@ def test_a_pack_that_vanished_fails_the_commit_and_the_next_dump_mends_it(tmp_pa
     assert [s.number for s in repo.list()] == [1]
     summary = kit.write(repo)
     kit.check(repo, summary)
+
+
+@pytest.mark.parametrize(("packs", "listings", "looks"), [(3, True, 3), (20, True, 0), (20, False, 20)])
+def test_many_packs_are_looked_at_by_one_listing(tmp_path: Path, packs: int, listings: bool, looks: int) -> None:
+    opened, store = faulty(kit.repository(tmp_path))
+    sizes = {bytes([n]) * 16: 100 + n for n in range(packs)}
+    for pack, size in sizes.items():
+        store.put(object_name(pack), b"p" * size)
+    assert opened.index.check_packs(sizes, 4, listings=listings) == []
+    gone, cut, *_ = sizes
+    store.delete(object_name(gone))
+    store.put(object_name(cut), b"p")
+    store.calls.clear()
+    assert opened.index.check_packs(sizes, 4, listings=listings) == [object_name(gone), object_name(cut)]
+    assert [verb for verb, _name, _letter in store.calls].count("stat") == looks
 
 
 def test_a_pack_that_is_gone_before_a_dump_is_not_relied_on(tmp_path: Path) -> None:
