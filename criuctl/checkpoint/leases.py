@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .repository import Repository
 
 _ATTEMPTS = 8  # races lost in a row before giving up
+UNLEASED = "the store has no conditional writes, so nothing keeps another host from restoring this session at the same time"
 _KEPT = 4  # records of a session that are left; older ones are removed
 
 
@@ -66,11 +67,7 @@ class Claim:
         self.head = head
         self._taken = taken  # the record of the host that it was taken from
         self.leased = leased
-        self.warning = (
-            ""
-            if leased
-            else "the store has no conditional writes, so nothing keeps another host from restoring this session at the same time"
-        )
+        self.warning = "" if leased else UNLEASED
         self._done = False
 
     def keep(self) -> None:

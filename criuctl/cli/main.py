@@ -51,6 +51,7 @@ COMMANDS: dict[str, Entry] = {
     "halt": Entry(f"{_HERE}.halt:halt", "Stop an agent: freeze now, drop what it typed.", "Sessions"),
     "signal": Entry(f"{_HERE}.signal:signal_", "Send a signal to a session.", "Sessions"),
     "kill": Entry(f"{_HERE}.kill:kill", "End every process of a session.", "Sessions"),
+    "fence": Entry(f"{_HERE}.fence:fence", "Stop sessions that another host has taken over.", "Sessions"),
     "log": Entry(f"{_HERE}.log:log", "Who did what to a session; export as a recording.", "Sessions"),
     "check": Entry(f"{_HERE}.check:check", "Tell whether a process tree can be dumped.", "Checkpoints"),
     "connections": Entry(f"{_HERE}.connections:connections", "List a process tree's connections.", "Checkpoints"),

@@ -43,6 +43,7 @@ from ..store import open_store
 from . import files, hooking, insidereport, remaps, surroundings
 from .delivery import Delivery
 from .describe import DumpResult, Taken, describe
+from .fencing import Home
 from .holders import DumpedHolder
 from .host import host_id
 from .namespaces import NamespacePlan, plan_entry
@@ -50,6 +51,7 @@ from .precopy import Round
 from .precopy import precopy as store_ahead
 from .preflight import check_tree
 from .registry import Registry, SessionRecord, boot_id, check_name, exclusive, exclusive_session, forget_stale_locks
+from .standdown import stopping
 from .target import Target, resolve_target
 from .terminals import DumpedTerminals
 
@@ -79,6 +81,7 @@ def dump(
     root = resolved.root
     busy = f"PID {root.pid} is being dumped by another criuctl"
     with ExitStack() as stack:
+        stack.enter_context(stopping(config, reporter))
         stack.enter_context(exclusive(f"tree/{boot_id()}/{root.pid}/{root.start_time}", busy))
         session = _session(registry, resolved, name)
         stack.enter_context(exclusive_session(config, session.name))
@@ -107,6 +110,10 @@ def dump(
             store = repository.store
         stack.callback(repository.close)
         repository.preflight_write()
+        home: Home | None = None
+        if delivery is None:  # who has a session that moves is settled between the two hosts
+            home = Home(config, repository, registry, session, root, reporter, lives_on=leave_running)
+            session = stack.enter_context(home).session
         if name is not None and not resolved.session and repository.list(session.name) and registry.get(session.name) is None:
             reporter.warning(f"the store already holds checkpoints named {session.name!r}; this one is added to them")
 
@@ -134,6 +141,7 @@ def dump(
             writer=stack.enter_context(repository.writer(reporter, patient=not leave_running)),
             hooks=hooks,
             delivery=delivery,
+            home=home,
         )
         stack.callback(os.close, work.folder)
         stack.callback(work.farewell.drop)
@@ -155,13 +163,15 @@ def dump(
             # The last process of a private PID namespace takes CRIU, its guest, along: no answer, but all is done.
             manifest = work.committed()
         hooks.done = True
+        if home is not None:
+            home.keep()
         if not leave_running:
             left = work.end_tree()
             insidereport.sweep(config)
             if delivery is not None:
                 delivery.ended(left)
             try:
-                leases.release(repository, session.name, host=host_id())
+                leases.release(repository, session.name, host=host_id(config))
             except CriuctlError as error:
                 reporter.warning(f"the lease of {session.name!r} could not be given back: {error.message}", error.hint)
         _remember(registry, config, work, manifest)
@@ -217,6 +227,7 @@ class _Dump:
     writer: CheckpointWriter
     hooks: Hooks
     delivery: Delivery | None = None
+    home: Home | None = None
     tree: list[Process] = field(default_factory=list)
     opened: dict[int, list[Descriptor]] = field(default_factory=dict)
     helper: ThreadPoolExecutor = field(init=False)
@@ -314,6 +325,8 @@ class _Dump:
         self.hooks.run("post-dump", checkpoint=manifest.id, connections=hooking.about_connections(manifest))
         manifest = replace(self._with_sizes(manifest), hooks=tuple(self.hooks.records()))
         self.reporter.step("commit")
+        if self.home is not None:
+            self.home.check()
         summary = self.writer.commit(manifest)
         return replace(manifest, number=summary.number)
 

@@ -39,6 +39,7 @@ from ..store import open_store
 from . import arrival, cgroups, handback, hooking, insidereport, materialise, mend, remaps
 from .arrival import RestoreResult
 from .earlytasks import EarlyTasks
+from .fencing import with_lease
 from .holders import RestoredHolder
 from .host import host_id
 from .netlock import ConnectionLock, table_of
@@ -125,7 +126,7 @@ def restore(
             session.name,
             session.id,
             session.incarnation,
-            host=host_id(),
+            host=host_id(config),
             host_name=platform.node(),
             take_over=take_over,
         )
@@ -143,6 +144,8 @@ def restore(
         before = registry.get(name)
         here = replace(session, state="checkpointed", boot_id=boot_id(), store=config.store, checkpoint=manifest.id)
         here = replace(here, lock_table=table_of(images), lock_kept=False)
+        if claim.leased:
+            here = with_lease(here, repository, claim.head.epoch)
         if here.lock_table and not (before and before.lock_kept):
             registry.put(here)  # the next command takes the lock down, should this one be killed
 

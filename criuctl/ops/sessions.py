@@ -72,6 +72,8 @@ def run(
 ) -> NewSession:
     """Start `argv` as a new session under a holder of its own; `size` is rows and columns.
 
+    The folder `workspace` is where it starts, and travels along when the session moves to another host.
+
     `Conflict` when the name is taken or when we run inside of a session, `NotFound` when there is no such command.
     """
     from ..session.launch import HolderSpec, start_holder
@@ -95,6 +97,7 @@ def run(
         rows=size[0],
         cols=size[1],
         labels=dict(labels or {}),
+        facts={"workspace": folder} if workspace is not None else {},
         spawner=SPAWNER,
         options={"host_pids": host_pids, "run_dir": config.run_dir, "umask": _umask()},
     )
@@ -226,6 +229,7 @@ def _known(state: Mapping[str, Any] | None, record: SessionRecord | None) -> dic
             "incarnation": state["incarnation"],
             "exit_code": state["exit_code"],
             "exit_signal": state.get("exit_signal"),
+            "reason": state.get("reason") or (record.reason if record is not None else "") or None,
             "since": when(state["since"]),
             "id": state["id"],
             "created": when(state.get("created")),
@@ -245,6 +249,7 @@ def _known(state: Mapping[str, Any] | None, record: SessionRecord | None) -> dic
             "incarnation": record.incarnation,
             "exit_code": None,
             "exit_signal": None,
+            "reason": record.reason or None,
             "since": when(record.updated),
             "id": record.id,
             "created": None,
@@ -301,7 +306,7 @@ def _why_not(known: Mapping[str, Any]) -> str:
         return f"session {name!r} has ended with exit code {known['exit_code']}"
     if state == "running":
         return f"session {name!r} runs as PID {known['pid']}, without a terminal of criuctl's"
-    return f"session {name!r} is lost: its holder ended without a word"
+    return f"session {name!r} is lost: {known.get('reason') or 'its holder ended without a word'}"
 
 
 def kill(config: Config, name: str, grace: float) -> dict[str, Any]:

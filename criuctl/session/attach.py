@@ -450,6 +450,8 @@ class Attachment:
             self._notice(
                 f"{self.name} was {event.name} by {by.get('name')}; `criuctl resume {self.name}` lets it go on", stay=True
             )
+        elif event.name == "fenced":
+            self._notice(f"{body.get('reason')}; this copy of it is stopped", stay=True)
         elif event.name == "resumed":
             self._restore_screen()
         elif event.name == "shutdown":

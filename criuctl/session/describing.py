@@ -36,6 +36,7 @@ def status(holder: Holder) -> dict[str, Any]:
         "start_time": root.start_time if root is not None else None,
         "exit_code": holder.exit[0],
         "exit_signal": holder.exit[1],
+        "reason": holder.identity.facts.get("fenced", {}).get("reason"),
         "since": holder.since,
         "created": identity.created,
         "command": identity.command,
@@ -73,7 +74,7 @@ def write_state(holder: Holder, ended: bool = False) -> None:
         mine = ProcessIdentity(os.getpid(), 0)
     known = status(holder)
     kept = ("session", "id", "state", "incarnation", "pid", "start_time", "exit_code", "exit_signal", "since", "created")
-    body = {key: known[key] for key in (*kept, "command", "labels", "checkpoint", "rows", "cols")}
+    body = {key: known[key] for key in (*kept, "reason", "command", "labels", "checkpoint", "rows", "cols")}
     body |= {"pid_namespace": _pid_namespace(holder), "socket": str(holder.run_folder / "socket")}
     body["cgroup"] = holder.tree.group.path if holder.tree.group is not None else None
     body |= {"holder": None if ended else asdict(mine), "boot_id": _boot_id(), "log": str(holder.log.path)}

@@ -299,8 +299,10 @@ class Holder:
         self.finish("exited" if code is not None else "lost", code, number)
 
     def finish(self, state: str, code: int | None, number: int | None) -> None:
-        """The session is over."""
+        """The session is over; if it goes on at another host, what was here is no more than lost."""
         self.master.close()
+        if "fenced" in self.identity.facts:
+            state, code, number = "lost", None, None
         self.exit, self.paused_by, self.halted = (code, number), None, False
         self.tree.thaw()
         self.emit("exit", exit_code=code, exit_signal=number, offset=self.log.end)

@@ -9,7 +9,7 @@ from . import helpers, killing, protocol
 from .connection import Connection
 from .lease import Operator, Refused
 from .processes import signal_foreground
-from .values import LATER, Message, Operations, boolean, number, one_of, text
+from .values import LATER, Message, Operations, boolean, integer, number, one_of, text
 
 if TYPE_CHECKING:
     from .holder import Holder
@@ -29,6 +29,7 @@ class Steering:
             "resume": ("write", self._resume),
             "halt": ("write", self._halt),
             "kill": ("admin", self._kill),
+            "fence": ("admin", self._fence),
             "checkpoint-begin": ("admin", lambda c, o, m: checkpointing.begin(c, o)),
             "checkpoint-commit": ("admin", lambda c, o, m: checkpointing.commit(c, text(m, "checkpoint"))),
             "checkpoint-thawed": ("admin", lambda c, o, m: checkpointing.thawed(c)),
@@ -112,6 +113,17 @@ class Steering:
         self._holder.emit("killed", by=by.who())
         killing.Kill(self._holder, grace, lambda killed: connection.send({"id": message["id"], "ok": True, "killed": killed}))
         return LATER
+
+    def _fence(self, connection: Connection, by: Operator, message: Message) -> Message:
+        """Another host has the session: freeze this copy and tell everybody.  However it ends, it is lost here."""
+        facts: Message = {"reason": text(message, "reason", 1024), "host": text(message, "host")}
+        facts |= {"epoch": integer(message, "epoch", 0, 1 << 62)}
+        answer = self._pause(connection, by, message)
+        self._holder.identity.facts["fenced"] = facts
+        self._requests.record("fence", by, **facts)
+        self._holder.emit("fenced", by=by.who(), **facts)
+        self._holder.write_state()
+        return answer
 
     # -- checkpoints, upgrade, the end ------------------------------------------------------------
 
