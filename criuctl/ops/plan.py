@@ -258,9 +258,11 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
 def _platform(manifest: Manifest, facts: HostFacts, findings: list[Finding]) -> None:
     host = manifest.host
     if host.arch != facts.kernel_arch:
-        findings.append(Finding("error", "arch", f"dumped on {host.arch}, this host is {facts.kernel_arch}"))
+        text = f"the tree is of a {host.arch} host, this one is {facts.kernel_arch}"
+        findings.append(Finding("error", "arch", text, f"Only another {host.arch} host can run it."))
     if host.page_size and host.page_size != facts.page_size:
-        findings.append(Finding("error", "page-size", f"pages were {host.page_size} bytes, here they are {facts.page_size}"))
+        text = f"pages were {host.page_size} bytes, here they are {facts.page_size}"
+        findings.append(Finding("error", "page-size", text, "Use a kernel that is built with the same page size."))
     missing = sorted(set(host.cpu_flags) - facts.cpu_flags)
     if missing and host.arch == facts.kernel_arch:
         text = f"this processor lacks {', '.join(missing[:12])}{' ...' if len(missing) > 12 else ''}"

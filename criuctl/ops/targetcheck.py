@@ -52,7 +52,7 @@ _SET_ASIDE = "Move it away, or migrate with --files restore (keeps the copy that
 
 
 @dataclass
-class _Arrival:
+class Arrival:
     """The tree that wants to come, and this host."""
 
     needs: Needs
@@ -111,7 +111,7 @@ class _Arrival:
         return make_plan(self.manifest, self.facts, self.wishes)
 
 
-Check = Callable[[_Arrival], Iterable[Finding]]
+Check = Callable[[Arrival], Iterable[Finding]]
 
 
 def examine(needs: Mapping[str, Any], config: Config, clock: float) -> list[Finding]:
@@ -120,9 +120,13 @@ def examine(needs: Mapping[str, Any], config: Config, clock: float) -> list[Find
     `clock` is what this host's clock said when the needs came.  `Damaged` or `UnsupportedFormat` for needs that make
     no sense; nothing else is raised.
     """
-    coming = _Arrival(read(needs), config, clock)
+    return findings(Arrival(read(needs), config, clock), (*HOST_CHECKS, *TREE_CHECKS))
+
+
+def findings(coming: Arrival, checks: Iterable[Check]) -> list[Finding]:
+    """What these checks find, errors first."""
     found: list[Finding] = []
-    for check in CHECKS:
+    for check in checks:
         try:
             found += check(coming)
         except CriuctlError as error:
@@ -136,7 +140,7 @@ def examine(needs: Mapping[str, Any], config: Config, clock: float) -> list[Find
 # -- the host ------------------------------------------------------------------------------------------------------
 
 
-def _host(coming: _Arrival) -> Iterator[Finding]:
+def _host(coming: Arrival) -> Iterator[Finding]:
     """Rights, CRIU, kernel and programs: what `doctor` says of them, and what this tree asks beyond."""
     needed: dict[str, str] = {}
     tcp = any(c.protocol == "tcp" and not c.waits for c in coming.needs.connections)
@@ -155,25 +159,24 @@ def _host(coming: _Arrival) -> Iterator[Finding]:
             yield Finding("error", "namespaces", text, "Use a distribution's stock kernel.")
 
 
-def _criu(coming: _Arrival) -> Iterator[Finding]:
+def _criu(coming: Arrival) -> Iterator[Finding]:
     theirs = coming.needs.criu
     if not theirs:
         return
-    ours = binary.find(coming.config).version()
+    found = binary.find(coming.config)
+    numbers = _release(found.recorded_version)
+    ours = numbers if len(numbers) == 2 else found.version()
     if ours[:2] < theirs[:2]:
-        yield Finding(
-            "warning",
-            "criu-older",
-            f"CRIU here is {_dotted(ours)}, the source's is {_dotted(theirs)}; an older one may not understand its images",
-            "Install the same CRIU on both hosts (scripts/setup).",
-        )
+        here = found.recorded_version or _dotted(ours)
+        text = f"CRIU here is {here}, the source's is {_dotted(theirs)}; an older one may not understand its images"
+        yield Finding("warning", "criu-older", text, "Install the same CRIU on both hosts (scripts/setup).")
 
 
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _kernel(coming: _Arrival) -> Iterator[Finding]:
+def _kernel(coming: Arrival) -> Iterator[Finding]:
     ours, theirs = platform.release(), coming.needs.host.kernel
     if _release(ours) < _release(theirs):
         text = f"the kernel here is older ({ours}) than the source's ({theirs[:60]})"
@@ -189,12 +192,12 @@ def _release(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _session(coming: _Arrival) -> Iterator[Finding]:
+def _session(coming: Arrival) -> Iterator[Finding]:
     check_not_running(Registry(coming.config), coming.needs.session.name, copy=False)
     yield from ()
 
 
-def _clock(coming: _Arrival) -> Iterator[Finding]:
+def _clock(coming: Arrival) -> Iterator[Finding]:
     ahead = coming.clock - coming.needs.time
     if coming.needs.time and abs(ahead) > _CLOCK:
         yield Finding(
@@ -218,12 +221,12 @@ def _clock(coming: _Arrival) -> Iterator[Finding]:
 # -- what the restore's plan says ------------------------------------------------------------------------------------
 
 
-def _plan(coming: _Arrival) -> Iterator[Finding]:
+def _plan(coming: Arrival) -> Iterator[Finding]:
     """Architecture, CPU, PIDs, ports, connections; users are told by name in `_users`."""
     yield from (f for f in coming.plan.findings if f.code != "user")
 
 
-def _pids(coming: _Arrival) -> Iterator[Finding]:
+def _pids(coming: Arrival) -> Iterator[Finding]:
     highest = max(coming.needs.ids, default=0)
     most = int(read_raw("/proc/sys/kernel/pid_max"))
     if highest >= most:
@@ -231,7 +234,7 @@ def _pids(coming: _Arrival) -> Iterator[Finding]:
         yield Finding("error", "pid-max", text, f"`sysctl kernel.pid_max={max(4194304, highest + 1)}` on this host.")
 
 
-def _addresses(coming: _Arrival) -> Iterator[Finding]:
+def _addresses(coming: Arrival) -> Iterator[Finding]:
     """Addresses that sockets are bound to, and those that are to come along."""
     from ..proc import addresses
 
@@ -282,7 +285,7 @@ def _is_here(host: str, plan: RestorePlan) -> bool:
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def _files(coming: _Arrival) -> Iterator[Finding]:
+def _files(coming: Arrival) -> Iterator[Finding]:
     for needed in coming.needs.files:
         try:
             yield from _file(needed, coming.policy)
@@ -422,7 +425,7 @@ def _left_behind(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
 # -- people and room -----------------------------------------------------------------------------------------------
 
 
-def _users(coming: _Arrival) -> Iterator[Finding]:
+def _users(coming: Arrival) -> Iterator[Finding]:
     import grp
 
     for uid, name in coming.needs.users.items():
@@ -451,7 +454,7 @@ def _identity(
     yield Finding("warning", what, text + ("" if not here or elsewhere is None else f"; {number} is {here} here"), hint)
 
 
-def _terminals(coming: _Arrival) -> Iterator[Finding]:
+def _terminals(coming: Arrival) -> Iterator[Finding]:
     pts = [t for t in coming.needs.terminals if t.kind == "pts"]
     for terminal in coming.needs.terminals:
         if terminal.kind != "pts" and terminal.path and not os.path.exists(terminal.path):
@@ -465,7 +468,7 @@ def _terminals(coming: _Arrival) -> Iterator[Finding]:
             yield Finding("error", "terminals", text, "`sysctl kernel.pty.max` is the limit.")
 
 
-def _memory(coming: _Arrival) -> Iterator[Finding]:
+def _memory(coming: Arrival) -> Iterator[Finding]:
     wanted = coming.needs.memory
     told = dict(line.split(":", 1) for line in read_raw("/proc/meminfo").decode().splitlines())
     free = sum(int(told[key].split()[0]) * 1024 for key in ("MemAvailable", "SwapFree") if key in told)
@@ -480,7 +483,7 @@ def _memory(coming: _Arrival) -> Iterator[Finding]:
         yield Finding("error", "memory", text, "Give the host more memory.")
 
 
-def _room(coming: _Arrival) -> Iterator[Finding]:
+def _room(coming: Arrival) -> Iterator[Finding]:
     """Disk for the files that come, and for the checkpoint in the inbox, which is compressed."""
     wanted: dict[int, tuple[str, int]] = {}
 
@@ -511,18 +514,5 @@ def _free(path: str) -> int:
     return status.f_bavail * status.f_frsize
 
 
-CHECKS: tuple[Check, ...] = (
-    _host,
-    _criu,
-    _kernel,
-    _session,
-    _plan,
-    _pids,
-    _addresses,
-    _files,
-    _users,
-    _terminals,
-    _memory,
-    _room,
-    _clock,
-)
+HOST_CHECKS: tuple[Check, ...] = (_host, _criu, _kernel)
+TREE_CHECKS: tuple[Check, ...] = (_session, _plan, _pids, _addresses, _files, _users, _terminals, _memory, _room, _clock)

@@ -1,0 +1,304 @@
+"""What a target says of a tree that wants to come: from needs that are made up, some of them by somebody hostile."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from criuctl.checkpoint.manifest import ConnectionRecord, ProcessRecord, SessionRef
+from criuctl.config import Config
+from criuctl.errors import Damaged, UnsupportedFormat
+from criuctl.ops.host import host_info
+from criuctl.ops.needs import NeededFile, NeededTerminal, Needs, read
+from criuctl.ops.registry import Registry, SessionRecord, boot_id
+from criuctl.ops.targetcheck import TREE_CHECKS, Arrival, examine, findings
+from criuctl.proc.tree import ProcessIdentity
+from criuctl.report import Finding
+
+LISTENER = ConnectionRecord(pid=1, fd=3, family="inet", type="stream", protocol="tcp", state="listen", local="192.0.2.1:80")
+KEPT = ConnectionRecord(
+    pid=1,
+    fd=4,
+    family="inet",
+    type="stream",
+    protocol="tcp",
+    state="established",
+    local="192.0.2.1:80",
+    peer="192.0.2.9:4000",
+    external=True,
+    policy="keep",
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"), hook_dirs=())
+
+
+def needs(**changes: Any) -> Needs:
+    made = Needs(
+        session=SessionRef("crunch", "1" * 32),
+        host=host_info(),
+        time=time.time(),
+        monotonic=time.monotonic(),
+        processes=(ProcessRecord(pid=4194000, ns_pid=4194000, command="crunch"),),
+        ids=(4194000,),
+        users={"0": "root"},
+        groups={"0": "root"},
+    )
+    return replace(made, **changes)
+
+
+def ask(wanted: Needs, config: Config, clock: float | None = None, *, host: bool = False) -> list[Finding]:
+    told = json.loads(json.dumps(wanted.to_dict()))
+    clock = wanted.time if clock is None else clock
+    found = examine(told, config, clock) if host else findings(Arrival(read(told), config, clock), TREE_CHECKS)
+    assert [f.level for f in found] == sorted((f.level for f in found), key=["error", "warning", "info"].index)
+    for finding in found:
+        assert finding.hint or finding.level != "error", f"{finding.code} has no remedy"
+    return [f for f in found if f.code not in ("capabilities", "pid-max")]  # as this machine has them
+
+
+def codes(found: list[Finding], level: str) -> list[str]:
+    return [f.code for f in found if f.level == level]
+
+
+def needed(path: Path, use: str, **changes: Any) -> NeededFile:
+    status = path.stat()
+    made = NeededFile(path=str(path), use=use, size=status.st_size, mode=status.st_mode, mtime_ns=status.st_mtime_ns)
+    return replace(made, **changes)
+
+
+def test_nothing_is_missing(config: Config) -> None:
+    assert ask(needs(), config, host=True) == []
+
+
+def test_the_restores_plan_is_asked(config: Config) -> None:
+    other = replace(host_info(), arch="m68k", page_size=65536, cpu_flags=("avx1024", "fpu"))
+    assert codes(ask(needs(host=other), config), "error") == ["arch", "page-size"]
+    lacking = replace(host_info(), cpu_flags=(*host_info().cpu_flags, "avx1024"))
+    (found,) = ask(needs(host=lacking), config)
+    assert (found.level, found.code) == ("warning", "cpu")
+    assert "avx1024" in found.text
+
+
+def test_pids(config: Config) -> None:
+    found = ask(needs(ids=(os.getpid(),)), config)
+    assert [(f.level, f.code) for f in found] == [("info", "pids-private")]
+    assert codes(ask(needs(ids=(os.getpid(),), pids="same"), config), "error") == ["pids-taken"]
+    wanted = needs(ids=(1 << 30,))
+    assert "pid-max" in codes(findings(Arrival(wanted, config, wanted.time), TREE_CHECKS), "error")
+
+
+def test_the_clocks(config: Config) -> None:
+    now = time.time()
+    assert ask(needs(time=now), config, now + 3) == []
+    (ahead,) = ask(needs(time=now), config, now + 61)
+    assert (ahead.code, ahead.level) == ("clock", "warning")
+    assert "61 s ahead" in ahead.text
+    (behind,) = ask(needs(monotonic=time.monotonic() + 5000), config)
+    assert (behind.code, behind.level) == ("monotonic-clock", "warning")
+    own = {"time": {"mode": "dumped", "name": None}}
+    assert ask(needs(monotonic=time.monotonic() + 5000, namespaces=own), config) == []
+
+
+def test_a_session_of_that_name(config: Config) -> None:
+    here = ProcessIdentity.of(os.getpid())
+    Registry(config).put(SessionRecord("crunch", pid=here.pid, start_time=here.start_time, boot_id=boot_id()))
+    (found,) = ask(needs(), config)
+    assert (found.level, found.code) == ("error", "conflict")
+    assert str(here.pid) in found.text
+
+
+def test_an_older_criu(config: Config) -> None:
+    (found,) = ask(needs(criu=(99, 0, 0)), config, host=True)
+    assert (found.level, found.code) == ("warning", "criu-older")
+    assert ask(needs(criu=(1, 0)), config, host=True) == []
+
+
+def test_criu_is_missing(config: Config) -> None:
+    found = ask(needs(criu=(4, 2)), replace(config, criu="/nowhere/criu"), host=True)
+    assert set(codes(found, "error")) == {"platform"}
+
+
+def test_users_and_groups(config: Config) -> None:
+    found = ask(needs(users={"0": "toor", "54321": "someone-else", "65000": ""}, groups={"54321": "root", "0": "root"}), config)
+    assert codes(found, "warning") == ["user", "user", "group"]
+    told = [f.text for f in found]
+    assert "user id 0 is toor on the source and root here" in told[0]
+    assert "someone-else" in told[1]
+    assert "54321 on the source and 0 here" in told[2]
+
+
+def test_room(config: Config, tmp_path: Path) -> None:
+    assert codes(ask(needs(memory=1 << 50), config), "error") == ["memory"]
+    big = NeededFile(path=str(tmp_path / "big"), use="written", blocks=1 << 50, mode=0o100644, travels=True)
+    found = ask(needs(files=(big,)), config)
+    assert (codes(found, "error"), codes(found, "warning")) == (["space"], ["space"])
+
+
+def test_terminals(config: Config) -> None:
+    found = ask(
+        needs(terminals=(NeededTerminal("/dev/pts/7", "pts"), NeededTerminal("/dev/ttyNO7", "serial", ((9, 1),)))), config
+    )
+    assert [(f.code, f.pid, f.fd) for f in found] == [("terminal", 9, 1)]
+
+
+def test_namespaces(config: Config) -> None:
+    assert ask(needs(namespaces={"ipc": {"mode": "dumped", "name": None}}), config, host=True) == []
+
+
+# -- addresses
+
+
+def test_listeners_need_their_address(config: Config) -> None:
+    (found,) = ask(needs(connections=(LISTENER,)), config)
+    assert (found.level, found.code, found.fd) == ("error", "address-missing", 3)
+    assert "--keep-address 192.0.2.1" in found.hint
+    assert ask(needs(connections=(LISTENER,), free_binds=("192.0.2.1:80",)), config) == []
+    assert ask(needs(connections=(LISTENER.with_use(local="0.0.0.0:4"), LISTENER.with_use(local="127.0.0.1:4"))), config) == []
+
+
+def test_kept_connections_need_their_address(config: Config) -> None:
+    assert codes(ask(needs(connections=(KEPT,)), config), "error") == ["address"]
+    found = ask(needs(connections=(KEPT, LISTENER), keep_addresses=("192.0.2.1@lo-no",)), config)
+    assert codes(found, "error") == ["not-found"]
+    assert "lo-no" in found[0].text
+
+
+# -- files
+
+
+def test_files_that_stay_at_home(config: Config, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("four")
+    file.chmod(0o640)
+    assert ask(needs(files=tuple(needed(file, use) for use in ("mapped", "read", "written"))), config) == []
+
+    def level(use: str, **changes: Any) -> list[tuple[str, str]]:
+        return [(f.level, f.code) for f in ask(needs(files=(needed(file, use, holders=((7, 3),), **changes),)), config)]
+
+    assert level("mapped", size=5) == [("error", "file-refuse")]
+    assert level("read", size=5) == [("info", "file-moved-on")]
+    assert level("written", size=5) == [("error", "file-refuse")]
+    assert level("written", size=2, append=True) == [("warning", "file-refuse")]
+    for use in ("mapped", "read", "written"):
+        assert level(use, mode=0o100600) == [("error", "file-mode")]
+        assert level(use, mode=0o020640)[0][0] == "error"
+    wanted = needed(file, "read", holders=((7, 3),))
+    file.unlink()
+    for use in ("mapped", "read", "written"):
+        (found,) = ask(needs(files=(replace(wanted, use=use),)), config)
+        assert (found.level, found.code, found.pid, found.fd) == ("error", "file-missing", 7, 3)
+        assert str(file) in found.text
+
+
+def test_folders(config: Config, tmp_path: Path) -> None:
+    assert ask(needs(files=tuple(needed(tmp_path, use) for use in ("cwd", "root", "folder"))), config) == []
+    there = replace(needed(tmp_path, "cwd"), path=str(tmp_path / "gone"))
+    (found,) = ask(needs(files=(there,)), config)
+    assert (found.level, found.code) == ("error", "folder-missing")
+    assert "--with-files" in found.hint
+    (found,) = ask(needs(files=(needed(tmp_path, "cwd", mode=0o040123),)), config)
+    assert (found.level, found.code) == ("error", "file-mode")
+    assert ask(needs(files=(needed(tmp_path, "folder", mode=0o040123),)), config) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "level", "code"),
+    [("restore", "warning", "file-put-back"), ("refuse", "error", "file-refuse"), ("keep", "info", "file-moved-on")],
+)
+def test_files_that_travel(config: Config, tmp_path: Path, policy: str, level: str, code: str) -> None:
+    file = tmp_path / "file"
+    file.write_text("four")
+    same = needed(file, "written", travels=True)
+    gone = replace(same, path=str(tmp_path / "deeper/gone"))
+    assert ask(needs(files=(same, gone), file_conflicts=policy), config) == []
+    (found,) = ask(needs(files=(replace(same, size=5),), file_conflicts=policy), config)
+    assert (found.level, found.code) == (level, code)
+    (found,) = ask(needs(files=(replace(same, mtime_ns=1),), file_conflicts=policy), config)
+    assert (found.level, found.code) == ("info", "file-exists")
+
+
+def test_the_targets_policy_counts_without_a_wish(config: Config, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("four")
+    other = needs(files=(needed(file, "written", travels=True, size=9),))
+    assert codes(ask(other, config), "error") == []
+    assert codes(ask(other, replace(config, file_conflicts="refuse")), "error") == ["file-refuse"]
+
+
+def test_carried_programs_may_be_missing(config: Config, tmp_path: Path) -> None:
+    gone = NeededFile(path=str(tmp_path / "lib.so"), use="mapped", size=9, mode=0o100755, travels=True)
+    other = needed(tmp_path, "mapped", size=9, mode=0o100755, travels=True)
+    assert ask(needs(files=(gone, other), carry_binaries=True), config) == []
+
+
+def test_what_blocks_when_opened_is_not_opened(config: Config, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    link = tmp_path / "link"
+    link.symlink_to(fifo)
+    lies = [NeededFile(path=str(p), use="mapped", size=0, mode=0o100644, build_id="ab" * 20) for p in (fifo, link)]
+    began = time.monotonic()
+    assert codes(ask(needs(files=tuple(lies)), config), "error") == ["file-refuse", "file-refuse"]
+    assert time.monotonic() - began < 20
+
+
+# -- strangers
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": [{"path": "relative", "use": "read"}]},
+        {"files": [{"path": "/a/../etc/shadow", "use": "read"}]},
+        {"files": [{"path": "/proc/1/root/etc/shadow", "use": "read"}]},
+        {"files": [{"path": "/etc/passwd", "use": "execute"}]},
+        {"files": [{"path": "/etc/passwd", "use": "read", "size": -1}]},
+        {"files": [{"path": "/etc/passwd", "use": "mapped", "build_id": "../x"}]},
+        {"files": "all"},
+        {"files": None},
+        {"session": {"name": "../../etc/cron.d/x", "id": "1" * 32}},
+        {"session": {"name": "1234", "id": "1" * 32}},
+        {"ids": [-1]},
+        {"ids": [1 << 40]},
+        {"ids": list(range(200_001))},
+        {"users": {"root": "root"}},
+        {"memory": -1},
+        {"memory": "much"},
+        {"time": "now"},
+        {"pids": "all"},
+        {"file_conflicts": "overwrite"},
+        {"connections_wish": "steal"},
+        {"keep_addresses": ["host.example"]},
+        {"namespaces": {"net": {"mode": "entered", "name": "../../x"}}},
+        {"namespaces": {"net": {"mode": "entered", "name": 7}}},
+        {"namespaces": {"net": {"mode": "elsewhere"}}},
+        {"namespaces": {"self": {"mode": "host"}}},
+        {"connections": [{"pid": 1, "fd": 1, "family": "inet", "local": "evil.example:80"}]},
+        {"connections": [{"pid": 1, "fd": 1, "family": "inet", "local": "1.2.3.4:99999"}]},
+        {"connections": [{"pid": 1, "fd": 1, "family": "unix", "peer": "/a\0b"}]},
+    ],
+)
+def test_a_hostile_source_is_refused(config: Config, change: dict[str, Any]) -> None:
+    with pytest.raises(Damaged, match="what the source says"):
+        examine({**needs().to_dict(), **change}, config, time.time())
+
+
+def test_another_version(config: Config) -> None:
+    with pytest.raises(UnsupportedFormat, match="version 2"):
+        examine({**needs().to_dict(), "version": 2, "files": "of another shape"}, config, time.time())
+    with pytest.raises(Damaged):
+        examine([], config, time.time())  # type: ignore[arg-type]
+
+
+def test_needs_come_back_as_they_went() -> None:
+    made = needs(connections=(LISTENER, KEPT), files=(NeededFile(path="/a\udcff", use="read"),))
+    assert read(json.loads(json.dumps(made.to_dict()))) == made
