@@ -13,45 +13,55 @@ from collections.abc import Callable, Mapping
 from .frames import ANSWER, ERROR, Broken, encode, encode_error
 from .messages import Answer, Handler, Outgoing, Request, unknown_verb
 
-_EVENTS = 4096  # not yet handled; no honest side has as many
+_EVENTS = 1 << 16  # not yet handled; no honest side has as many
+_EVENTS_SIZE = 64 << 20  # bytes of JSON that they were
 
 
 class Desk:
-    """Serves requests with `serve`; `send` takes the answers."""
+    """Serves requests, `window` of them at most under way, with `serve`; `send` takes the answers."""
 
-    def __init__(self, serve: Handler | None, workers: int, send: Callable[[Outgoing], None], *, debug: bool) -> None:
+    def __init__(
+        self, serve: Handler | None, workers: int, window: int, send: Callable[[Outgoing], None], *, debug: bool
+    ) -> None:
         self._serve = serve or _nobody
         self._workers = workers
         self._send = send
         self._debug = debug
-        self.window = 2 * workers  # requests that the other side may have under way
+        self._window = window
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._under_way: set[int] = set()
         self._threads = 0
         self._free = 0
         self._work: queue.SimpleQueue[tuple[int, Request, Callable[[], None]] | None] = queue.SimpleQueue()
-        self._events: queue.SimpleQueue[Request | None] | None = None
+        self._events: queue.SimpleQueue[tuple[Request, int] | None] | None = None
+        self._events_size = 0
+
+    def expect(self, number: int) -> None:
+        """A request begins to come; `Broken` if it must not."""
+        with self._lock:
+            if number in self._under_way or len(self._under_way) >= self._window:
+                raise Broken(f"more is asked at once than was agreed ({self._window})")
 
     def ask(self, number: int, request: Request, done: Callable[[], None]) -> None:
-        """A request came; `done` gives its body back.  `Broken` if it must not have come."""
+        """A request came; `done` gives its body back."""
         with self._lock:
-            if number in self._under_way or len(self._under_way) >= self.window:
-                raise Broken(f"more is asked at once than was agreed ({self.window})")
             self._under_way.add(number)
             if self._threads < self._workers and len(self._under_way) > self._threads:
                 self._threads += 1
                 threading.Thread(target=self._answer, name=f"criuctl-link-worker-{self._threads}", daemon=True).start()
         self._work.put((number, request, done))
 
-    def tell(self, request: Request) -> None:
-        """An event came."""
+    def tell(self, request: Request, size: int) -> None:
+        """An event came, in `size` bytes."""
         if self._events is None:
             self._events = queue.SimpleQueue()
             threading.Thread(target=self._hear, args=(self._events,), name="criuctl-link-events", daemon=True).start()
-        if self._events.qsize() >= _EVENTS:
-            raise Broken(f"more than {_EVENTS} events wait to be handled")
-        self._events.put(request)
+        with self._lock:
+            self._events_size += size
+            if self._events_size > _EVENTS_SIZE or self._events.qsize() >= _EVENTS:
+                raise Broken("it sends more events than can be handled")
+        self._events.put((request, size))
 
     def settle(self, seconds: float) -> bool:
         """Wait until everything is answered."""
@@ -75,8 +85,7 @@ class Desk:
             # First out of the set: as soon as the answer is there, the other side may ask again.
             with self._idle:
                 self._under_way.discard(number)
-            large = len(views) > 1
-            self._send(Outgoing(views, large, done))
+            self._send(Outgoing(views, done))
             del item, request, views, done
             with self._idle:
                 self._idle.notify_all()
@@ -87,10 +96,12 @@ class Desk:
             answer = Answer(answer or {})
         return encode(ANSWER, number, {"arguments": dict(answer.arguments)}, answer.body)
 
-    def _hear(self, events: queue.SimpleQueue[Request | None]) -> None:
-        while (request := events.get()) is not None:
+    def _hear(self, events: queue.SimpleQueue[tuple[Request, int] | None]) -> None:
+        while (event := events.get()) is not None:
+            with self._lock:
+                self._events_size -= event[1]
             try:
-                self._serve(request)
+                self._serve(event[0])
             except Exception:  # nobody waits for an answer in which it could travel
                 threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 

@@ -17,6 +17,7 @@ HEADER = struct.Struct("!4sB3xQII")  # magic, kind, request, bytes of JSON, byte
 HELLO, ASK, ANSWER, ERROR, TELL, PING, BYE = range(1, 8)
 MAX_JSON = 8 << 20
 MAX_BODY = 64 << 20
+MAX_TEXT = 100_000  # characters of an error
 _WITH_BODY = (ASK, ANSWER)
 _WITHOUT_REQUEST = (HELLO, TELL, PING, BYE)
 
@@ -45,6 +46,13 @@ def encode(kind: int, request: int, said: Mapping[str, Any] | None = None, body:
             f"a message of {len(text)} and {length} bytes is more than a link carries at once ({MAX_JSON}, {MAX_BODY})"
         )
     return [memoryview(HEADER.pack(MAGIC, kind, request, len(text), length) + text), *views]
+
+
+def numbered(head: memoryview, request: int) -> memoryview:
+    """The first piece of an encoded frame with this number."""
+    data = bytearray(head)
+    data[8:16] = request.to_bytes(8, "big")
+    return memoryview(data)
 
 
 def decode_header(data: Buffer) -> tuple[int, int, int, int]:
@@ -100,20 +108,25 @@ class OtherSideFailed(CriuctlError):
 def encode_error(error: BaseException, *, debug: bool = False) -> dict[str, Any]:
     """An error as it travels."""
     if isinstance(error, CriuctlError):
-        said = {"code": error.code, "exit_code": error.exit_code, "message": error.message, "hint": error.hint}
+        said = {
+            "code": error.code,
+            "exit_code": error.exit_code,
+            "message": error.message[:MAX_TEXT],
+            "hint": error.hint[:MAX_TEXT],
+        }
         details = {key: value for key, value in error.details.items() if _travels(value)}
         return {**said, "details": details} if details else said
-    bug: dict[str, Any] = {"bug": type(error).__name__, "message": str(error)}
+    bug: dict[str, Any] = {"bug": type(error).__name__, "message": str(error)[:MAX_TEXT]}
     if debug:
         import traceback
 
-        bug["traceback"] = "".join(traceback.format_exception(error))
+        bug["traceback"] = "".join(traceback.format_exception(error))[-MAX_TEXT:]
     return bug
 
 
 def decode_error(said: Mapping[str, Any], where: str) -> CriuctlError:
     """The error that the other side (`where`) met, as its own class where this criuctl has it."""
-    message = text_of(said, "message")[:100_000]
+    message = text_of(said, "message")[:MAX_TEXT]
     if "bug" in said:
         details = {"traceback": text_of(said, "traceback")} if "traceback" in said else {}
         return OtherSideFailed(f"criuctl on {where} met a bug: {text_of(said, 'bug')}: {message}", **details)
@@ -123,8 +136,7 @@ def decode_error(said: Mapping[str, Any], where: str) -> CriuctlError:
     if not isinstance(exit_code, int) or isinstance(exit_code, bool) or not 1 <= exit_code <= 255:
         raise Broken("an error's exit code is none")
     known = _classes().get((code, exit_code), CriuctlError)
-    error = CriuctlError.__new__(known)
-    CriuctlError.__init__(error, message, hint=text_of(said, "hint", ""), **details)
+    error = known(message, hint=text_of(said, "hint", ""), **details)
     if (known.code, known.exit_code) != (code, exit_code):
         error.code, error.exit_code = code, exit_code
     return error
@@ -134,7 +146,8 @@ def _classes() -> dict[tuple[str, int], type[CriuctlError]]:
     found: dict[tuple[str, int], type[CriuctlError]] = {}
     wanted = [CriuctlError]
     for known in wanted:  # grows as it goes: a class comes before those made from it
-        found.setdefault((known.code, known.exit_code), known)
+        if known.__init__ is CriuctlError.__init__:  # the others know more than what travels
+            found.setdefault((known.code, known.exit_code), known)
         wanted += known.__subclasses__()
     return found
 

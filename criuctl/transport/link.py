@@ -34,28 +34,28 @@ Frames without bodies go first, but none interrupts another.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from .. import __version__
-from ..errors import CriuctlError, LinkLost, TimedOut, UnsupportedFormat
+from ..errors import CriuctlError, LinkLost, TimedOut
 from . import frames
 from .desk import Desk
 from .frames import Broken, Data
+from .greeting import Hello, our_hello, their_hello
 from .messages import Answer, Buffers, Handler, Outgoing, Request, Waiting
+from .sender import Sender
 from .streams import Cut, Inward, Outward, Silent, Stopped, prepare
 
 __all__ = ["Answer", "Handler", "Link", "Request"]
 
-PROTOCOL = (1, 1)  # oldest and newest that this criuctl speaks
-_BANNER = 0.5  # seconds in which what is no protocol may finish its sentence
+_PINGS = 6  # in the time-out
+_WINDOW = 2  # asks of the other side under way, for each worker
 _SCRATCH = 256 << 10
+_LAST_WORDS = 1.0  # seconds in which the other side's reason may arrive when we can no longer send
 
 
 class Link:
@@ -74,7 +74,7 @@ class Link:
         facts: Mapping[str, Any] | None = None,
         debug: bool = False,
     ) -> None:
-        """`serve` answers what the other side asks, in `workers` threads.
+        """`serve` answers what the other side asks, in `workers` threads, and takes its events, in another one.
 
         The other side is called `name` in errors.  It may be silent for `timeout` seconds, and take `patience` to say hello.
         `facts` go with our hello.  With `debug` the traceback of a bug travels too.
@@ -84,47 +84,30 @@ class Link:
         for fd in (reading, writing):
             prepare(fd)
         self.name = name
-        self.lost = threading.Event()
+        self.lost = threading.Event()  # for whatever reason, `close` included
         self._timeout = timeout
-        self._facts = dict(facts or {})
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._in = Inward(reading, self._wake, timeout if patience is None else patience)
         self._out = Outward(writing, self._wake)
-        self._desk = Desk(serve, workers, self._queue, debug=debug)
         self._buffers = Buffers()
-        self._interval = timeout / 6
-        self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)  # the writer has something to do
-        self._room = threading.Condition(self._lock)  # one more may be asked
-        self._gone = threading.Condition(self._lock)  # a frame is sent
+        window = _WINDOW * workers
+        self._sender = Sender(self._out, our_hello(facts or {}, timeout, window), timeout / _PINGS, self._broke)
+        self._desk = Desk(serve, workers, window, self._sender.put, debug=debug)
         self._greeted = threading.Event()
-        self._hello: dict[str, Any] | None = None
-        self._window = 0
+        self._hello: Hello | None = None
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)  # one more may be asked
         self._number = 0
         self._asked: dict[int, Waiting] = {}
-        self._first: deque[Outgoing] = deque()
-        self._bulk: deque[Outgoing] = deque()
-        self._sending: Outgoing | None = None
         self._failure: CriuctlError | None = None
-        self._farewell = ""
         self._closing = False
         self._callbacks: list[Callable[[CriuctlError], None]] = []
         self._threads: list[threading.Thread] = []
 
-    # -- for both sides ------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Say hello and begin to listen.  Returns at once; `hello` waits for the other side's."""
-        said = {
-            **self._facts,
-            "protocol": list(PROTOCOL),
-            "criuctl": __version__,
-            "timeout": self._timeout,
-            "window": self._desk.window,
-        }
-        self._first.appendleft(Outgoing(frames.encode(frames.HELLO, 0, said)))
         self._in.heard = time.monotonic()
-        for work, name in ((self._read, "reader"), (self._write, "writer")):
+        for work, name in ((self._read, "reader"), (self._sender.run, "writer")):
             self._threads.append(threading.Thread(target=work, name=f"criuctl-link-{name}", daemon=True))
         for thread in self._threads:
             thread.start()
@@ -132,10 +115,12 @@ class Link:
     @property
     def hello(self) -> dict[str, Any]:
         """What the other side said of itself; waits for it.  `LinkLost`, `UnsupportedFormat`."""
-        self._greeted.wait()
-        if self._hello is None:
-            raise self._error()
-        return self._hello
+        return self._met().said
+
+    @property
+    def protocol(self) -> int:
+        """The version that both speak; waits for the hello."""
+        return self._met().protocol
 
     def ask(
         self,
@@ -146,89 +131,76 @@ class Link:
         into: memoryview | None = None,
         timeout: float | None = None,
     ) -> Answer:
-        """Ask and wait for the answer, for ever unless the link is lost, or `timeout` seconds: `TimedOut`.
+        """Ask and wait for the answer: as long as the link lives, or `timeout` seconds (`TimedOut`).
 
         `body` must not change until this returns.  The answer's body goes to the beginning of `into`, if given.
         Raises what the other side's handler raised, and `LinkLost`; after that and `TimedOut` it may have been done or not.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not self._greeted.wait(timeout):
-            raise TimedOut(f"{self.name} has not said hello after {timeout:g} s")
-        views = frames.encode(frames.ASK, 1, {"verb": verb, "arguments": dict(arguments or {})}, body)
-        waiting = Waiting(into.cast("B") if into is not None else None)
-        outgoing = Outgoing(views, len(views) > 1)
-        number = 0
+        hello = self._met(timeout)
+        views = frames.encode(frames.ASK, 0, {"verb": verb, "arguments": dict(arguments or {})}, body)
+        waiting, outgoing, number = Waiting(into), Outgoing(views), 0
         try:
             with self._lock:
-                while self._failure is None and not self._closing and len(self._asked) >= self._window:
+                while not self._over() and len(self._asked) >= hello.window:
                     if not self._room.wait(_left(deadline)):
-                        raise TimedOut(f"{self.name} has too much to do: {verb} could not even be asked after {timeout:g} s")
-                if self._failure is not None or self._closing:
+                        raise TimedOut(f"{self.name} has too much to do: it could not even be asked ({verb}) for {timeout:g} s")
+                if self._over():
                     raise self._error()
                 self._number += 1
                 number = self._number
-                _renumber(views, number)
+                views[0] = frames.numbered(views[0], number)
                 self._asked[number] = waiting
-                self._put(outgoing)
-            waiting.done.wait(_left(deadline))
-            if not waiting.done.is_set():
-                raise TimedOut(f"{self.name} has not answered {verb} after {timeout:g} s")
+                self._sender.put(outgoing)
+            if not waiting.done.wait(_left(deadline)):
+                raise TimedOut(f"{self.name} has not answered ({verb}) for {timeout:g} s")
         except BaseException:
             self._abandon(number, waiting, outgoing)
             raise
-        if waiting.error is not None:
-            raise waiting.error
-        assert waiting.answer is not None
-        return waiting.answer
+        return waiting.result()
 
     def tell(self, verb: str, arguments: Mapping[str, Any] | None = None) -> None:
-        """Send an event.  Returns at once; `LinkLost` if it is known that it cannot arrive."""
+        """Send an event.  Returns at once; `LinkLost` if it is known already that it cannot arrive."""
         outgoing = Outgoing(frames.encode(frames.TELL, 0, {"verb": verb, "arguments": dict(arguments or {})}))
         with self._lock:
-            if self._failure is not None or self._closing:
+            if self._over():
                 raise self._error()
-            self._put(outgoing)
+            self._sender.put(outgoing)
 
     def on_lost(self, callback: Callable[[CriuctlError], None]) -> None:
-        """Call `callback` with the reason when the link is lost (at once if it is), in a thread of ours; not when we close it."""
+        """Have `callback` called with the reason, in a thread of its own, when the link is lost or if it is; not by `close`."""
         with self._lock:
             if self._failure is None:
                 self._callbacks.append(callback)
                 return
-            failure = self._failure
         if not self._closing:
-            callback(failure)
+            _call([callback], self._failure)
 
-    def close(self, grace: float = 2.0) -> None:
-        """End the link: our asks raise `LinkLost`; what is being answered has `grace` seconds to be finished and sent."""
+    def close(self, grace: float = 2.0, reason: str = "it is done") -> None:
+        """End the link, telling the other side `reason`; never from a handler.
+
+        Our asks under way raise `LinkLost`; what is being answered has `grace` seconds to be finished and sent.
+        """
         with self._lock:
-            first = not self._closing
+            if self._closing:
+                return
             self._closing = True
             waiting = self._take_asked()
             self._room.notify_all()
         for one in waiting:
-            one.error = self._error()
-            one.done.set()
-        if not first:
-            return
-        deadline = time.monotonic() + grace
+            one.settle(error=self._error())
         if self._threads and self._failure is None:
+            deadline = time.monotonic() + grace
             self._desk.settle(grace)
-            with self._lock:
-                self._farewell = self._farewell or "it is done"
-                self._work.notify_all()
-            _reader, writer = self._threads
-            if threading.current_thread() not in self._threads:
-                writer.join(max(0.0, deadline - time.monotonic()))
+            self._sender.finish(reason)
+            self._threads[-1].join(max(0.0, deadline - time.monotonic()))
         self._fail(self._error())
         for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
+            thread.join()
         if not self._threads:
             self._in.close()
             self._out.close()
-        if threading.current_thread() not in self._threads:
-            os.close(self._wake)
+        os.close(self._wake)
 
     def __enter__(self) -> Self:
         return self
@@ -236,69 +208,24 @@ class Link:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    # -- sending -------------------------------------------------------------------------------------
+    # -- asking --------------------------------------------------------------------------------------
 
-    def _put(self, outgoing: Outgoing) -> None:
-        """With the lock held."""
-        (self._bulk if outgoing.large else self._first).append(outgoing)
-        self._work.notify()
-
-    def _queue(self, outgoing: Outgoing) -> None:
-        """An answer; nobody wants it any more if the link is lost."""
-        with self._lock:
-            if self._failure is None:
-                self._put(outgoing)
-                return
-        if outgoing.after is not None:
-            outgoing.after()
-
-    def _next(self) -> Outgoing | None:
-        """The next frame, a ping when there is none for long, None at the end."""
-        with self._lock:
-            self._sending = None
-            self._gone.notify_all()
-            while not self._first and not self._bulk and self._failure is None and not self._farewell:
-                if not self._work.wait(self._interval):
-                    self._first.append(Outgoing(frames.encode(frames.PING, 0)))
-            if self._failure is None and (self._first or self._bulk):
-                self._sending = self._first.popleft() if self._first else self._bulk.popleft()
-            return self._sending
-
-    def _write(self) -> None:
-        try:
-            while (outgoing := self._next()) is not None:
-                self._out.send(outgoing.views)
-                if outgoing.after is not None:
-                    outgoing.after()
-                del outgoing
-            if self._farewell:
-                self._out.stopped = False
-                self._out.send(frames.encode(frames.BYE, 0, {"reason": self._farewell}), 0)
-        except Cut as cut:
-            # The other side's last words may still be on their way to our reader: they tell more.
-            self.lost.wait(1.0)
-            self._fail(self._cut(cut))
-        except Stopped:
-            pass
-        finally:
-            with self._lock:
-                self._sending = None
-                self._gone.notify_all()
-            self._out.close()
+    def _met(self, timeout: float | None = None) -> Hello:
+        if not self._greeted.wait(timeout):
+            raise TimedOut(f"{self.name} has not said hello for {timeout:g} s")
+        if self._hello is None:
+            raise self._error()
+        return self._hello
 
     def _abandon(self, number: int, waiting: Waiting, outgoing: Outgoing) -> None:
         """Nobody waits for this answer any more: its buffers are the caller's again when this returns."""
         waiting.abandon()
         try:
-            with self._lock:
-                for line in (self._first, self._bulk):
-                    if outgoing in line:
-                        line.remove(outgoing)
-                        self._asked.pop(number, None)
-                        self._room.notify()
-                while self._sending is outgoing and self._failure is None:
-                    self._gone.wait()
-        except BaseException:  # interrupted once more: a frame in the middle of which the buffer may change must not arrive
+            if self._sender.withdraw(outgoing):
+                with self._lock:
+                    self._asked.pop(number, None)
+                    self._room.notify()
+        except BaseException:  # interrupted again: a frame whose buffer may change before all of it is sent must not arrive
             self._fail(LinkLost(f"the link with {self.name} was given up in the middle of a message"))
             raise
 
@@ -306,7 +233,11 @@ class Link:
 
     def _read(self) -> None:
         try:
-            self._greet()
+            hello = their_hello(self._in, self.name)
+            self._in.patience = self._timeout
+            self._sender.hurry(min(self._timeout, hello.timeout) / _PINGS)
+            self._hello = hello
+            self._greeted.set()
             header = memoryview(bytearray(frames.HEADER.size))
             while True:
                 self._in.fill(header)
@@ -328,129 +259,77 @@ class Link:
         finally:
             self._in.close()
 
-    def _greet(self) -> None:
-        """The other side's hello; what is said in its place is told."""
-        header = memoryview(bytearray(frames.HEADER.size))
-        done = 0
-        while done < header.nbytes:
-            if not (count := self._in.try_some(header[done:])):
-                self._in.wait()
-            done += count
-            if not frames.MAGIC.startswith(header[: min(done, 4)]):
-                raise self._babble(bytes(header[:done]))
-        kind, _request, text, _body = frames.decode_header(header)
-        if kind != frames.HELLO:
-            raise Broken("it did not say hello")
-        said = self._json(text)
-        theirs, window, timeout = said.get("protocol"), said.get("window"), said.get("timeout")
-        if not isinstance(theirs, list) or len(theirs) != 2 or not all(type(version) is int for version in theirs):
-            raise Broken("its hello names no protocol")
-        if type(window) is not int or not 1 <= window <= 4096:
-            raise Broken("its hello names no window")
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < 1e6:
-            raise Broken("its hello names no time-out")
-        if min(PROTOCOL[1], theirs[1]) < max(PROTOCOL[0], theirs[0]):
-            version = str(said.get("criuctl"))[:40]
-            raise UnsupportedFormat(
-                f"criuctl {version} on {self.name} speaks protocols {theirs[0]} to {theirs[1]}, "
-                f"criuctl {__version__} here {PROTOCOL[0]} to {PROTOCOL[1]}",
-                hint="Install the same version of criuctl on both hosts.",
-            )
-        with self._lock:
-            self._window = window
-            self._interval = min(self._timeout, timeout) / 6
-            self._work.notify()  # the interval may be shorter now
-        self._in.patience = self._timeout
-        self._hello = said
-        self._greeted.set()
-
-    def _babble(self, said: bytes) -> CriuctlError:
-        """What is no hello, as far as it comes soon: a login script's greeting, an error of the shell."""
-        buffer = memoryview(bytearray(400))
-        ends = time.monotonic() + _BANNER
-        with contextlib.suppress(Cut, Silent):
-            while len(said) < 400 and time.monotonic() < ends:
-                count = self._in.try_some(buffer)
-                said += bytes(buffer[:count])
-                if not count:
-                    self._in.wait(max(0.0, ends - time.monotonic()))
-        text = " ".join("".join(c if c.isprintable() else " " for c in said.decode(errors="replace")).split())
-        return LinkLost(
-            f"{self.name} said {text[:300]!r}: not criuctl's protocol",
-            hint="Login scripts there (~/.bashrc) must print nothing when there is no terminal; the command must be criuctl.",
-        )
-
-    def _take(self, kind: int, number: int, text: int, length: int) -> None:
+    def _take(self, kind: int, number: int, length: int, body_length: int) -> None:
         """The rest of one frame, to whom it is for."""
         if kind == frames.PING:
             return
         if kind == frames.HELLO:
             raise Broken("it said hello twice")
-        said = self._json(text)
+        text = memoryview(bytearray(length))
+        self._in.fill(text)
+        said = frames.decode_json(text)
         if kind == frames.ASK:
-            body, done = self._buffers.take(length)
+            self._desk.expect(number)
+            body, done = self._buffers.take(body_length)
             self._in.fill(body)
-            request = Request(frames.text_of(said, "verb"), frames.mapping_of(said, "arguments"), body)
-            self._desk.ask(number, request, done)
+            self._desk.ask(number, Request(frames.text_of(said, "verb"), frames.mapping_of(said, "arguments"), body), done)
         elif kind == frames.TELL:
-            self._desk.tell(Request(frames.text_of(said, "verb"), frames.mapping_of(said, "arguments"), event=True))
+            self._desk.tell(Request(frames.text_of(said, "verb"), frames.mapping_of(said, "arguments"), event=True), length)
         elif kind == frames.BYE:
             raise LinkLost(f"{self.name} ended the link: {frames.text_of(said, 'reason')[:500]}")
         else:
-            self._answered(kind, number, said, length)
-
-    def _json(self, length: int) -> dict[str, Any]:
-        text = memoryview(bytearray(length))
-        self._in.fill(text)
-        return frames.decode_json(text)
+            self._answered(kind, number, said, body_length)
 
     def _answered(self, kind: int, number: int, said: dict[str, Any], length: int) -> None:
         with self._lock:
             waiting = self._asked.get(number)
+            if waiting is None and not self._closing:
+                raise Broken("it answered what was not asked")
         if waiting is None:
-            if self._closing:
-                raise Stopped
-            raise Broken("it answered what was not asked")
-        answer, error = None, None
+            waiting = Waiting(memoryview(b""))  # given up by `close`
         if kind == frames.ERROR:
-            error = frames.decode_error(said, self.name)
+            answer, error = None, frames.decode_error(said, self.name)
         else:
             body = self._body(waiting, length)
+            answer, error = Answer(frames.mapping_of(said, "arguments"), body or b""), None
             if body is None:
                 error = LinkLost(f"{self.name} answered with {length} bytes, more than were asked for")
-            answer = Answer(frames.mapping_of(said, "arguments"), body or b"")
         with self._lock:
             self._asked.pop(number, None)
             self._room.notify()
-        if not waiting.done.is_set():
-            waiting.answer, waiting.error = answer, error
-            waiting.done.set()
+        waiting.settle(answer, error)
 
     def _body(self, waiting: Waiting, length: int) -> memoryview | None:
-        """An answer's body, where it is wanted; None if there is no room for it."""
+        """An answer's body, where it is wanted; None if it is too long for that."""
         if not waiting.placed:
             memory = memoryview(bytearray(length))
             self._in.fill(memory)
             return memory
-        with waiting.lock:
-            fits = waiting.into is not None and length <= waiting.into.nbytes
-            place = waiting.into[:length] if fits and waiting.into is not None else None
+        fits = length <= waiting.size
         scratch = memoryview(bytearray(min(length, _SCRATCH)))
         done = 0
         while done < length:
             with waiting.lock:  # once it is abandoned, the buffer is its owner's again
-                wanted = fits and waiting.into is not None and place is not None
-                count = self._in.try_some(place[done:] if wanted and place is not None else scratch[: length - done])
+                wanted = waiting.into if fits else None
+                count = self._in.try_some(scratch[: length - done] if wanted is None else wanted[done:length])
             if not count:
                 self._in.wait()
             done += count
-        return place
+        with waiting.lock:
+            return waiting.into[:length] if fits and waiting.into is not None else None
 
     # -- the end -------------------------------------------------------------------------------------
 
+    def _broke(self, cut: Cut) -> None:
+        """We cannot send.  The other side's last words may still be on their way to our reader: they tell more."""
+        self.lost.wait(_LAST_WORDS)
+        self._fail(self._cut(cut))
+
     def _cut(self, cut: Cut) -> LinkLost:
-        how = f" ({cut})" if str(cut) else ""
-        return LinkLost(f"the link with {self.name} was cut{how}")
+        return LinkLost(f"the link with {self.name} was cut" + (f" ({cut})" if str(cut) else ""))
+
+    def _over(self) -> bool:
+        return self._closing or self._failure is not None
 
     def _error(self) -> CriuctlError:
         """Why there is no link, as an error of the caller's own."""
@@ -469,36 +348,28 @@ class Link:
             if self._failure is not None:
                 return
             self._failure = error
-            self._farewell = farewell or self._farewell
             waiting = self._take_asked()
-            waste = [*self._first, *self._bulk]
-            self._first.clear()
-            self._bulk.clear()
             callbacks = [] if self._closing else self._callbacks
-            self._in.stopped = self._out.stopped = True
-            for condition in (self._work, self._room, self._gone):
-                condition.notify_all()
+            self._room.notify_all()
+        self._in.stopped = True
+        self._sender.stop(farewell)
         os.eventfd_write(self._wake, 1)
-        for outgoing in waste:
-            if outgoing.after is not None:
-                outgoing.after()
         for one in waiting:
-            if not one.done.is_set():
-                one.error = self._error()
-                one.done.set()
+            one.settle(error=self._error())
         self._desk.close()
         self._greeted.set()
         self.lost.set()
+        _call(callbacks, error)
+
+
+def _call(callbacks: list[Callable[[CriuctlError], None]], error: CriuctlError) -> None:
+    def call() -> None:
         for callback in callbacks:
             callback(error)
+
+    if callbacks:
+        threading.Thread(target=call, name="criuctl-link-lost", daemon=True).start()
 
 
 def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-
-def _renumber(views: list[memoryview], number: int) -> None:
-    """Give an encoded ask its number, which is known only when it may be sent."""
-    header = bytearray(views[0])
-    header[8:16] = number.to_bytes(8, "big")
-    views[0] = memoryview(header)

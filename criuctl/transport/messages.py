@@ -66,11 +66,26 @@ class Waiting:
 
     def __init__(self, into: memoryview | None) -> None:
         self.lock = threading.Lock()  # held while something is read into `into`
-        self.into = into
+        self.into = into.cast("B") if into is not None else None
         self.placed = into is not None  # the answer's body must go there, or nowhere
+        self.size = into.nbytes if into is not None else 0
         self.done = threading.Event()
-        self.answer: Answer | None = None
-        self.error: CriuctlError | None = None
+        self._answer: Answer | None = None
+        self._error: CriuctlError | None = None
+
+    def settle(self, answer: Answer | None = None, error: CriuctlError | None = None) -> None:
+        """The answer is there, or why there will be none; what is told first counts."""
+        with self.lock:
+            if not self.done.is_set():
+                self._answer, self._error = answer, error
+                self.done.set()
+
+    def result(self) -> Answer:
+        """The answer; raises the error."""
+        if self._error is not None:
+            raise self._error
+        assert self._answer is not None
+        return self._answer
 
     def abandon(self) -> None:
         """Nobody waits any more: once this returns, nothing is written into the buffer."""
@@ -83,8 +98,12 @@ class Outgoing:
     """A frame on its way out."""
 
     views: list[memoryview]
-    large: bool = False
     after: Callable[[], None] | None = None  # when it is gone, one way or another
+
+    def let_go(self) -> None:
+        """It is sent, or never will be."""
+        if self.after is not None:
+            self.after()
 
 
 class Buffers:

@@ -118,15 +118,19 @@ class Outward(Stream):
     def __init__(self, fd: int, wake: int) -> None:
         super().__init__(fd, wake, select.POLLOUT)
 
-    def send(self, views: list[memoryview], seconds: float | None = None) -> bool:
-        """All of `views`, uncopied; False when `seconds` passed without a byte going.  `Cut`, `Stopped`."""
+    def send_at_once(self, views: list[memoryview]) -> None:
+        """All of `views`, or what can be sent without waiting; also when the link is over."""
+        with contextlib.suppress(OSError):
+            os.writev(self._fd, views)
+
+    def send(self, views: list[memoryview]) -> None:
+        """All of `views`, uncopied.  `Cut`, `Stopped`."""
         pending = [view for view in views if view.nbytes]
         while pending:
             try:
                 written = os.writev(self._fd, pending[:_VECTORS])
             except BlockingIOError:
-                if not self._ready(seconds):
-                    return False
+                self._ready(None)
                 continue
             except OSError as error:
                 raise Cut(error.strerror) from error
@@ -137,4 +141,3 @@ class Outward(Stream):
             del pending[:done]
             if written:
                 pending[0] = pending[0][written:]
-        return True
