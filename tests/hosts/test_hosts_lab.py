@@ -126,10 +126,33 @@ def test_a_slow_and_lossy_wire(hosts: Hosts) -> None:
                 assert size == 2 << 20
                 return time.monotonic() - began
 
-        hosts.slow(rate="20mbit", loss="0.5%")
+        hosts.slow(rate="20mbit", loss=0.005)
         assert seconds() > 0.6  # 0.84 s by the rate, less what fits into the bucket
         hosts.fast()
         assert seconds() < 0.5  # 3 ms when nothing else runs
+
+
+def test_a_wire_that_takes_its_time(hosts: Hosts) -> None:
+    """Each packet is held on its way out of one port and into the other; much passes nevertheless, and a cut is a cut."""
+    hosts.b.sh("echo hello >/tmp/hello")
+
+    def seconds(script: str) -> float:
+        began = time.monotonic()
+        hosts.a.sh(script, timeout=100)
+        return time.monotonic() - began
+
+    quick = seconds(f"ssh {hosts.b.ssh_url} true")
+    hosts.slow(delay=0.01)
+    assert seconds(f"ssh {hosts.b.ssh_url} true") > quick + 0.1  # five exchanges of 40 ms at the least
+    hosts.a.sh("head -c 2M /dev/urandom >/tmp/much")
+    hosts.a.sh(f"ssh {hosts.b.ssh_url} cat '>/tmp/much' </tmp/much")
+    assert hosts.a.sh("md5sum </tmp/much") == hosts.b.sh("md5sum </tmp/much")
+    hosts.cut(hosts.a, hosts.b)
+    with pytest.raises(TimeoutError):
+        hosts.a.connect(hosts.b.address, 22, timeout=0.3)
+    hosts.mend()
+    hosts.fast()
+    hosts.a.connect(hosts.b.address, 22).close()
 
 
 def test_a_lost_host(hosts: Hosts) -> None:

@@ -9,8 +9,10 @@ Hosts meet on a bridge in one more network namespace, where a test cuts it, slow
 - `init`       PID 1 of a host: builds the root, starts what it is asked to start, reaps
 - `root`       the file system of a host
 - `sshd`       keys and configuration
-- `bridge`     the wire between the hosts, on the side of the tests
+- `bridge`     the wire between the hosts, on the side of the tests; `delay` is the part of it that takes time
 - `host`       one host, on the side of the tests
+- `observer`   who looks at the hosts from outside, and at a program that must run on one of them only
+- `pauses`     criuctl held at a step of its work, on any host
 - `relay`      a server of this machine on the address of a host
 
 ``support.hosts`` has the fixture.

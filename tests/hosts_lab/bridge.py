@@ -1,25 +1,32 @@
 """The wire between the hosts, as the tests treat it: cut, slow, lossy, whole again.
 
 Frames between two hosts are dropped on the bridge, so both see silence: no carrier is lost, nothing is refused.  The rate is a
-token bucket on the bridge's ports, the loss a random drop on the bridge; a delay needs the kernel's netem, which not every
-machine has.
+token bucket on the bridge's ports, the loss a random drop on the bridge, the delay a program between port and bridge (see
+`delay`).
 """
 
 from __future__ import annotations
 
 import subprocess
+import sys
+from pathlib import Path
+
+from .supervisor import BRIDGE
 
 TABLE = "hosts_lab"
+DELAY = Path(__file__).with_name("delay.py")
 
 
 class Bridge:
     """The bridge of one lab; `pid` lives in its network namespace."""
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
+        self._enter = ["nsenter", "--target", str(pid), "--net"]
         self._cuts: set[frozenset[str]] = set()
         self._loss = 0.0
-        self._slowed: list[str] = []
+        self._limited: list[str] = []
+        self._late: subprocess.Popen[bytes] | None = None
+        self._delayed: list[str] = []
 
     def cut(self, one: str, other: str) -> None:
         """Let every frame between two hosts vanish."""
@@ -31,31 +38,54 @@ class Bridge:
         self._cuts -= {frozenset((one, other))} if one else set(self._cuts)
         self._filter()
 
-    def slow(self, ports: list[str], rate: str, loss: str, delay: str) -> None:
-        """Let no port carry more than `rate`, lose `loss` (as ``1%``) of the frames, hold each for `delay`; "" is no limit."""
+    def slow(self, hosts: list[str], rate: str, loss: float, delay: float) -> None:
+        """Let no port carry more than `rate` (as tc says it), lose this part of the frames, hold each this many seconds."""
         self.fast()
-        self._loss = float(loss.rstrip("%") or 0) / 100
+        self._loss = loss
         self._filter()
-        for port in ports if rate or delay else ():
-            if delay:
-                self._run("tc", "qdisc", "add", "dev", port, "root", "handle", "1:", "netem", "delay", delay, "limit", "20000")
-            place = ["parent", "1:"] if delay else ["root"]
-            if rate:
-                self._run("tc", "qdisc", "add", "dev", port, *place, "tbf", "rate", rate, "burst", "256k", "latency", "100ms")
-            self._slowed.append(port)
+        if rate:
+            bucket = ["tbf", "rate", rate, "burst", "256k", "latency", "100ms"]
+            for host in hosts:
+                self._run("tc", "qdisc", "add", "dev", f"port-{host}", "root", *bucket)
+            self._limited = hosts
+        if delay:
+            self._delay(hosts, delay)
 
     def fast(self) -> None:
         """Undo `slow`."""
-        for port in self._slowed:
-            self._run("tc", "qdisc", "del", "dev", port, "root")
-        self._slowed, self._loss = [], 0.0
+        for host in self._limited:
+            self._run("tc", "qdisc", "del", "dev", f"port-{host}", "root")
+        if self._late is not None:
+            self._late.communicate(timeout=20)
+            for host in self._delayed:
+                self._run("ip", "link", "del", f"late-{host}")
+                self._run("ip", "link", "set", f"port-{host}", "master", BRIDGE)
+        self._limited, self._delayed, self._late, self._loss = [], [], None, 0.0
         self._filter()
+
+    def _delay(self, hosts: list[str], delay: float) -> None:
+        """Take each port off the bridge, and put a link in its place whose other end is joined to it by a program."""
+        for host in hosts:
+            self._run("ip", "link", "set", f"port-{host}", "nomaster")
+            self._run("ip", "link", "add", f"late-{host}", "type", "veth", "peer", "name", f"join-{host}")
+            self._run("ip", "link", "set", f"late-{host}", "master", BRIDGE, "up")
+            self._run("ip", "link", "set", f"join-{host}", "up")
+        self._delayed = hosts
+        pairs = [f"port-{host}:join-{host}" for host in hosts]
+        self._late = subprocess.Popen(
+            [*self._enter, sys.executable, "-I", "-S", str(DELAY), str(delay), *pairs],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self._late.stdout is not None
+        assert self._late.stdout.readline() == b"ready\n"
 
     def _filter(self) -> None:
         rules = []
         for pair in self._cuts:
             one, other = sorted(pair)
-            rules += [f'iifname "port-{a}" oifname "port-{b}" drop' for a, b in ((one, other), (other, one))]
+            ends = [[f"{kind}-{host}" for kind in ("port", "late")] for host in (one, other)]
+            rules += [f'iifname "{i}" oifname "{o}" drop' for x, y in (ends, ends[::-1]) for i in x for o in y]
         if self._loss:
             rules.append(f"numgen random mod 10000 < {round(self._loss * 10000)} drop")
         chain = ["type filter hook forward priority 0; policy accept;", *rules]
@@ -65,7 +95,7 @@ class Bridge:
 
     def _run(self, *argv: str, given: str = "") -> str:
         done = subprocess.run(
-            ["nsenter", "--target", str(self.pid), "--net", *argv],
+            [*self._enter, *argv],
             input=given,
             capture_output=True,
             text=True,

@@ -64,9 +64,9 @@ class Hosts:
         """Undo every `cut`."""
         self.wire.mend()
 
-    def slow(self, *, rate: str = "", loss: str = "", delay: str = "") -> None:
-        """Limit what the wire carries, as tc names it (``100mbit``, ``1%``, ``2ms``); a delay needs the kernel's netem."""
-        self.wire.slow([f"port-{name}" for name in self._made], rate, loss, delay)
+    def slow(self, *, rate: str = "", loss: float = 0.0, delay: float = 0.0) -> None:
+        """Limit what the wires of the hosts carry: ``100mbit``; the part of frames that is lost; seconds on each host's wire."""
+        self.wire.slow(list(self._made), rate, loss, delay)
 
     def fast(self) -> None:
         """Undo `slow`."""
@@ -79,6 +79,7 @@ class Hosts:
 
     def close(self) -> None:
         """Everything is gone afterwards."""
+        self.wire.fast()
         self._requests.close()
         assert self._process.wait(30) == 0
 

@@ -1,0 +1,141 @@
+"""Who looks at two hosts from outside, and the program that it looks at.
+
+A *teller* counts, and tells each number, with the name of the host that it finds itself on, in a datagram to the observer, who
+listens on a third host.  A copy that runs beside another one tells a number a second time; one that went back to an older state
+does so too; one that is lost is heard of no more.  So the record of the numbers is the proof: every one once, in order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from support.keeper import Launched, wait_until
+
+from .host import Host
+
+PORT = 4000
+SO_RCVBUFFORCE = 33  # the socket module has no name for it
+SECONDS = 30.0
+# The marker of the command line and a size of memory are its arguments; it ends when it is told to by a datagram to its own port.
+PROGRAM = """
+import os, socket, sys, time
+name, address, mib = sys.argv[1], sys.argv[2], float(sys.argv[3])
+heap = os.urandom(int(mib * (1 << 20)))
+{more}
+tell = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+tell.bind(("0.0.0.0", 0))
+number = 0
+while True:
+    number += 1
+    tell.sendto(f"{{name}} {{number}} {{os.uname().nodename}}".encode(), (address, 4000))
+    time.sleep(0.005)
+"""
+
+
+@dataclass
+class Told:
+    """All that was heard of one teller."""
+
+    numbers: list[int] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)  # for each number, who told it
+
+
+class Observer:
+    """See the module's docstring; listens while inside."""
+
+    def __init__(self, host: Host) -> None:
+        self._socket = host.open_socket(socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 8 << 20)
+        self._socket.bind((host.address, PORT))
+        self._address = host.address
+        self._told: dict[str, Told] = {}
+        self._lock = threading.Lock()
+        self._counter = itertools.count(1)
+        self._over = False
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._over = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the listener; a datagram socket says that it is not connected
+        self._thread.join(10)
+        self._socket.close()
+
+    def launch(self, host: Host, *, mib: float = 0.5, more: str = "", prefix: tuple[str, ...] = ()) -> Teller:
+        """Start a teller on `host`, and wait until it is heard; `more` is Python that it runs first."""
+        name = f"teller-{next(self._counter)}"
+        code = PROGRAM.format(more=more)
+        process = host.spawn([*prefix, "/usr/bin/python3", "-I", "-S", "-c", code, name, self._address, str(mib)], cwd="/")
+        teller = Teller(self, name, host, process)
+        teller.wait_heard(host)
+        return teller
+
+    def told(self, name: str) -> Told:
+        """What was heard until now."""
+        with self._lock:
+            told = self._told.get(name, Told())
+            return Told(list(told.numbers), list(told.hosts))
+
+    def _listen(self) -> None:
+        while not self._over:
+            try:
+                text = self._socket.recv(200).decode()
+            except OSError:
+                return
+            if text:
+                name, number, host = text.split()
+                with self._lock:
+                    told = self._told.setdefault(name, Told())
+                    told.numbers.append(int(number))
+                    told.hosts.append(host)
+
+
+class Teller:
+    """One teller, wherever it is."""
+
+    def __init__(self, observer: Observer, name: str, host: Host, process: Launched) -> None:
+        self._observer = observer
+        self.name = name
+        self.pid = host.inner_pid(process.pid)  # as its first host calls it
+
+    def wait_heard(self, host: Host, count: int = 3) -> None:
+        """Wait until it has told `count` more numbers, and those on `host`."""
+        before = len(self._observer.told(self.name).numbers)
+
+        def heard() -> bool:
+            return self._observer.told(self.name).hosts[before:].count(host.name) >= count
+
+        wait_until(heard, SECONDS, f"{self.name} is heard on {host.name}, not {self._observer.told(self.name).hosts[-1:]}")
+
+    def living(self, *hosts: Host) -> list[str]:
+        """The hosts that have a process of it, one that waits to be let go included."""
+        return [host.name for host in hosts for _ in host.processes(f"{self.name} ")]
+
+    def check(self) -> list[str]:
+        """Every number was told once and in order; the hosts that it has run on, in order."""
+        told = self._observer.told(self.name)
+        assert told.numbers == list(range(1, len(told.numbers) + 1)), self._odd(told)
+        return [name for name, _ in itertools.groupby(told.hosts)]
+
+    def _odd(self, told: Told) -> str:
+        for index, number in enumerate(told.numbers):
+            if number != index + 1:
+                near = list(zip(told.numbers, told.hosts, strict=True))[max(0, index - 4) : index + 4]
+                return f"{self.name}: number {index + 1} should have come, but heard were {near}"
+        return ""
+
+    def end(self, *hosts: Host) -> None:
+        """Kill what is left of it, and wait until it is gone."""
+        for host in hosts:
+            for pid in host.processes(f"{self.name} "):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not self.living(*hosts), SECONDS, f"{self.name} is gone")
