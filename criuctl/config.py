@@ -62,7 +62,10 @@ class Config:
         default_factory=dict, hash=False
     )  # session pattern: keep rules; first match wins
     gc_grace: str = "1d"  # how long `gc` leaves what nothing needs; longer than any dump or restore takes
+    link_timeout: float = 20.0  # seconds that another host may be silent in a migration before the link counts as lost
     scrollback_mib: int = 16  # output of a session that is kept, on disk
+    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)  # by name: url, command, options
+    ssh_command: str = "ssh"  # the ssh program, with options if need be; as GIT_SSH_COMMAND
 
     sources: tuple[str, ...] = field(default=(), compare=False)  # the files that were read, for doctor
 
@@ -73,6 +76,10 @@ class Config:
 
 _FIELDS = {f.name: f for f in fields(Config) if f.name != "sources"}
 _DEFAULTS = Config()
+_NESTED = {
+    "retention": "session patterns to mappings such as {keep_daily: 7}",
+    "hosts": "names to mappings such as {url: ssh://root@host}",
+}
 _CHOICES: dict[str, tuple[str, ...]] = {
     "files": get_args(FilePolicy),
     "file_conflicts": get_args(FileConflictPolicy),
@@ -85,8 +92,8 @@ def _coerce(key: str, value: Any, where: str) -> Any:
     default = getattr(_DEFAULTS, key)
     if key == "connection_rules":
         return _rules(value, where)
-    if key == "retention":
-        return _retention(value, where)
+    if key in _NESTED:
+        return _mappings(value, key, where)
     if key in _CHOICES and value not in _CHOICES[key]:
         raise ConfigError(f"{where}: {key} must be one of {', '.join(_CHOICES[key])}, not {value!r}")
     try:
@@ -125,8 +132,8 @@ def _rules(value: Any, where: str) -> ConnectionRules:
     return tuple((f"{where}: connection_rules[{number}]", rule) for number, rule in enumerate(value, 1))
 
 
-def _retention(value: Any, where: str) -> dict[str, dict[str, Any]]:
-    """Policies by the pattern of sessions' names; the rules are looked at by those who need them."""
+def _mappings(value: Any, key: str, where: str) -> dict[str, dict[str, Any]]:
+    """Mappings by name; what is in them is looked at by those who need them."""
     if isinstance(value, str):  # of a variable
         import yaml
 
@@ -134,9 +141,9 @@ def _retention(value: Any, where: str) -> dict[str, dict[str, Any]]:
             value = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"{where} is not valid YAML: {error}") from error
-    if not isinstance(value, dict) or not all(isinstance(rules, dict) for rules in value.values()):
-        raise ConfigError(f"{where}: retention must be a mapping of session patterns to mappings such as {{keep_daily: 7}}")
-    return {str(pattern): rules for pattern, rules in value.items()}
+    if not isinstance(value, dict) or not all(isinstance(inner, dict) for inner in value.values()):
+        raise ConfigError(f"{where}: {key} must be a mapping of {_NESTED[key]}")
+    return {str(name): inner for name, inner in value.items()}
 
 
 def _read_file(path: Path) -> dict[str, Any]:

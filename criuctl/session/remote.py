@@ -7,7 +7,6 @@ between it and the holder's socket, as the user who logged in, and understands n
 from __future__ import annotations
 
 import os
-import re
 import select
 import shlex
 import socket
@@ -16,56 +15,52 @@ from typing import TYPE_CHECKING
 
 from ..errors import CriuctlError, SessionGone, UsageError
 from ..proc import command
+from ..transport import ssh
 from . import names
 from .client import Session
 
 if TYPE_CHECKING:
     from ..config import Config
 
-_URL = re.compile(
-    r"ssh://(?:(?P<user>[A-Za-z0-9._+\\-][A-Za-z0-9._+\\-]*)@)?(?P<host>\[[0-9A-Za-z:.%_-]+\]|[A-Za-z0-9._-]+)(?::(?P<port>\d{1,5}))?/(?P<name>[^/]+)/?"
-)
-_AGENT = ("SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_ASKPASS", "DISPLAY")
-
 
 @dataclass(slots=True)
 class Remote:
     """A session by its ``ssh://[USER@]HOST[:PORT]/NAME``."""
 
-    destination: str
-    port: str
+    address: ssh.Address
     name: str
     _ssh: command.Child | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, url: str) -> Remote:
         """From the address; `UsageError`."""
-        match = _URL.fullmatch(url)
-        if match is None or match["host"].startswith("-") or (match["user"] or "").startswith("-"):
+        try:
+            address = ssh.Address.parse(url)
+        except UsageError:
+            address = None
+        name = address.path.removesuffix("/") if address is not None else ""
+        if address is None or not name or "/" in name:
             raise UsageError(f"{url!r} is no session's address", hint="Like ssh://user@host:22/NAME.")
-        host = match["host"].strip("[]")
-        user = f"{match['user']}@" if match["user"] else ""
-        return cls(f"{user}{host}", match["port"] or "", names.check_name(match["name"]))
+        return cls(address, names.check_name(name))
 
     def connect(self, role: str, resume: tuple[str, str] | None) -> Session:
         """A connection through a new ssh; the one before, if any, is ended."""
         self.close()
-        port = ["-p", self.port] if self.port else []
         program = shlex.join(["criuctl", "attach", "--stdio", self.name])
         ours, theirs = socket.socketpair()
         with theirs:
             self._ssh = command.spawn(
-                ["ssh", "-T", "-o", "ServerAliveInterval=10", *port, "--", self.destination, program],
+                ["ssh", "-T", "-o", "ServerAliveInterval=10", *self.address.words(), program],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                env={key: os.environ[key] for key in _AGENT if key in os.environ},
+                env=ssh.environment(),
             )
         try:
             return Session(ours, role=role, resume=resume)
         except SessionGone as error:
             said = self._ssh.stderr_tail().strip().splitlines()
             raise SessionGone(
-                f"session {self.name!r} cannot be reached at {self.destination}: {said[-1] if said else error.message}",
+                f"session {self.name!r} cannot be reached at {self.address.destination}: {said[-1] if said else error.message}",
                 hint="criuctl must be on the PATH there.",
             ) from error
 

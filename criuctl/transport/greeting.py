@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import __version__
-from ..errors import CriuctlError, LinkLost, UnsupportedFormat
+from ..errors import CriuctlError, HostUnreachable, UnsupportedFormat
 from . import frames
 from .frames import Broken
 from .streams import Cut, Inward, Silent
@@ -37,7 +37,7 @@ def our_hello(facts: Mapping[str, Any], timeout: float, window: int) -> list[mem
 
 
 def their_hello(inward: Inward, name: str) -> Hello:
-    """Wait for the other side's first frame; `Broken`, `UnsupportedFormat`, `LinkLost`, and what `inward` raises."""
+    """Wait for the other side's first frame; `Broken`, `UnsupportedFormat`, `HostUnreachable`, and what `inward` raises."""
     header = memoryview(bytearray(frames.HEADER.size))
     done = 0
     while done < header.nbytes:
@@ -83,7 +83,7 @@ def _no_protocol(inward: Inward, said: bytes, name: str) -> CriuctlError:
             if not count:
                 inward.wait(left)
     words = "".join(c if c.isprintable() else " " for c in said[:_BANNER_SIZE].decode(errors="replace")).split()
-    return LinkLost(
+    return HostUnreachable(
         f"{name} said {' '.join(words)!r}: not criuctl's protocol",
         hint="Login scripts there (~/.bashrc) must print nothing when there is no terminal; the command must be criuctl.",
     )

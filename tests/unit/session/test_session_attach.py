@@ -124,8 +124,8 @@ def test_a_command_is_one_line_of_harmless_characters() -> None:
 
 def test_addresses_of_sessions_elsewhere() -> None:
     remote = Remote.parse("ssh://me@host.example:2222/work")
-    assert (remote.destination, remote.port, remote.name) == ("me@host.example", "2222", "work")
-    assert Remote.parse("ssh://[fe80::1%eth0]/work").destination == "fe80::1%eth0"
+    assert (remote.address.destination, remote.address.port, remote.name) == ("me@host.example", "2222", "work")
+    assert Remote.parse("ssh://[fe80::1%eth0]/work").address.destination == "fe80::1%eth0"
     for bad in ("ssh://-oProxyCommand=x/work", "ssh://host", "ssh://host/", "ssh://a b/work", "ssh://host/we ird"):
         with pytest.raises(UsageError):
             Remote.parse(bad)

@@ -1,0 +1,263 @@
+"""Another host, reached by the system's ssh, and a criuctl started there.
+
+ssh does what it is good at: keys, agents, jump hosts, known hosts, the user's ``~/.ssh/config``.  We add what a tool needs that
+carries bytes: no terminal there, no forwardings, no compression (what we send is compressed), signs of life, and no shared connection
+on which others would come to depend.  Where there is a terminal here, ssh may ask its user; else it fails at once.
+
+ssh ignores the signals that a terminal sends: an interrupt is criuctl's to handle, and it needs the link to do that.
+
+A host is written ``ssh://[USER@]HOST[:PORT]`` or is a name under ``hosts`` in the configuration::
+
+    hosts:
+      web2:
+        url: ssh://root@web2.example.com
+        command: sudo criuctl       # how criuctl is called there; a shell there reads it
+        options: [ProxyJump=bastion]  # of ssh_config(5)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ..errors import ConfigError, CriuctlError, HostUnreachable, LinkLost, PlatformError, TimedOut, UsageError
+from ..proc import command
+from .link import Handler, Link
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+_URL = re.compile(
+    r"ssh://(?:(?P<user>[A-Za-z0-9._+\\][A-Za-z0-9._+\\-]*)@)?"
+    r"(?P<host>\[[0-9A-Za-z:.%_-]+\]|[A-Za-z0-9._][A-Za-z0-9._-]*)(?::(?P<port>\d{1,5}))?(?:/(?P<path>.*))?"
+)
+_OPTION = re.compile(r"[A-Za-z0-9]+[ =].+")
+_AGENT = ("SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "DISPLAY", "XAUTHORITY", "KRB5CCNAME")
+_CONNECT = 15  # seconds for one attempt to connect
+_ASKING = 120.0  # seconds in which somebody may type a password
+_ENDS = 3.0  # seconds that ssh may take to end once its streams are closed
+_OPTIONS = (
+    *(f"ConnectTimeout={_CONNECT}", "ServerAliveInterval=10", "ServerAliveCountMax=3", "TCPKeepAlive=yes", "Compression=no"),
+    *("ControlMaster=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no"),
+    *("RemoteCommand=none", "StdinNull=no", "ForkAfterAuthentication=no"),
+)
+_HINTS = (
+    (
+        "REMOTE HOST IDENTIFICATION HAS CHANGED",
+        "Its key is not the one known here: if that is right, `ssh-keygen -R` it, then ssh by hand.",
+    ),
+    ("Host key verification failed", "Its key is not known here: connect once by hand with ssh, and look at the key."),
+    (
+        "Permission denied",
+        "Does `ssh -o BatchMode=yes` get in? Give it a key or an agent; without a terminal nobody can type a password.",
+    ),
+    ("Connection refused", "No ssh server listens there: is it the right port?"),
+    ("Could not resolve hostname", "No such name: is it spelt right, or an alias of another user's ~/.ssh/config?"),
+    ("timed out", "Nothing answers there: is the host up, and a firewall between?"),
+    ("No route to host", "Is the host up, and the network?"),
+    ("Network is unreachable", "Is the network up?"),
+    ("a terminal is required", "sudo wants a password there: allow criuctl without one (NOPASSWD), or log in as root."),
+    ("a password is required", "sudo wants a password there: allow criuctl without one (NOPASSWD), or log in as root."),
+    (
+        "Bad configuration option",
+        "The options of this host in criuctl's configuration, or ~/.ssh/config, have one that ssh does not know.",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where ssh connects to."""
+
+    destination: str  # [USER@]HOST
+    port: str  # "" leaves it to ssh
+    path: str  # what follows the host, without its slash
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """From ``ssh://[USER@]HOST[:PORT][/PATH]``; `UsageError`."""
+        match = _URL.fullmatch(url)
+        if match is None or not 0 < int(match["port"] or 22) < 65536:
+            raise UsageError(f"{url!r} is no host's address", hint="Like ssh://user@host:22.")
+        user = f"{match['user']}@" if match["user"] else ""
+        return cls(user + match["host"].strip("[]"), match["port"] or "", match["path"] or "")
+
+    def words(self) -> list[str]:
+        """The last of ssh's arguments before the command."""
+        return [*(["-p", self.port] if self.port else []), "--", self.destination]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Another host, as the user or the configuration names it."""
+
+    name: str
+    address: Address
+    command: str = "criuctl"
+    options: tuple[str, ...] = ()
+
+    @classmethod
+    def parse(cls, text: str, config: Config) -> Host:
+        """From an address, or a name in the configuration; `UsageError`, `ConfigError`."""
+        if (settings := config.hosts.get(text)) is not None:
+            return cls._configured(text, settings)
+        if "://" not in text:
+            known = ", ".join(sorted(config.hosts)) or "none"
+            raise UsageError(f"no host {text!r} in the configuration", hint=f"Known there: {known}. Or write ssh://user@host.")
+        address = Address.parse(text)
+        if address.path:
+            raise UsageError(f"{text!r} has a path, which a host has not", hint="Like ssh://user@host:22.")
+        return cls(address.destination, address)
+
+    @classmethod
+    def _configured(cls, name: str, settings: Mapping[str, Any]) -> Host:
+        where = f"hosts: {name}"
+        if unknown := set(settings) - {"url", "command", "options"}:
+            raise ConfigError(f"{where}: unknown key {min(map(str, unknown))!r}", hint="Known: url, command, options.")
+        url, program, options = settings.get("url"), settings.get("command", "criuctl"), settings.get("options", [])
+        if not isinstance(url, str):
+            raise ConfigError(f"{where}: url is missing", hint="Like ssh://user@host:22.")
+        try:
+            address = Address.parse(url)
+        except UsageError as error:
+            raise ConfigError(f"{where}: {error.message}", hint=error.hint) from None
+        if address.path:
+            raise ConfigError(f"{where}: {url!r} has a path, which a host has not")
+        if not isinstance(program, str) or not program.strip():
+            raise ConfigError(f"{where}: command must be text")
+        if not isinstance(options, list) or not all(isinstance(o, str) and _OPTION.fullmatch(o) for o in options):
+            raise ConfigError(f"{where}: options must be a list of Name=value, as in ssh_config(5)")
+        return cls(name, address, program, tuple(options))
+
+
+def environment() -> dict[str, str]:
+    """What ssh may know of our environment, beyond what every child may."""
+    return {key: os.environ[key] for key in _AGENT if key in os.environ}
+
+
+def connect(host: Host, argv: Sequence[str], config: Config) -> tuple[command.Child, int, int]:
+    """Start ``criuctl argv...`` there: ssh, and the descriptors for reading from it and writing to it.
+
+    Returns before ssh is connected.  Raises `PlatformError` without an ssh, `CommandFailed` if it cannot be started.
+    """
+    try:
+        program = shlex.split(config.ssh_command)
+    except ValueError as error:
+        raise ConfigError(f"ssh_command cannot be read: {error}") from None
+    if not program or shutil.which(program[0], path=command.environment()["PATH"]) is None:
+        raise PlatformError(f"{config.ssh_command or 'ssh'}: no such program", hint="Install openssh-client, or set ssh_command.")
+    wanted = [*host.options, *_OPTIONS, f"BatchMode={'no' if _may_ask() else 'yes'}"]  # ssh takes the first of each name
+    words = [*program, "-T", *(word for option in wanted for word in ("-o", option)), *host.address.words()]
+    # ssh keeps ignoring what is ignored when it starts.
+    words = ["env", "--ignore-signal=INT", "--ignore-signal=QUIT", "--ignore-signal=HUP", *words]
+    (reading, theirs_out), (theirs_in, writing) = os.pipe(), os.pipe()
+    try:
+        child = command.spawn(
+            [*words, f"{host.command} {shlex.join(argv)}"], stdin=theirs_in, stdout=theirs_out, env=environment()
+        )
+    except BaseException:
+        os.close(reading)
+        os.close(writing)
+        raise
+    finally:
+        os.close(theirs_in)
+        os.close(theirs_out)
+    return child, reading, writing
+
+
+class Connection:
+    """A link with a criuctl on another host, and the ssh that carries it."""
+
+    def __init__(self, host: Host, child: command.Child, link: Link) -> None:
+        self.host = host
+        self.link = link
+        self._child = child
+
+    @classmethod
+    def open(
+        cls,
+        host: Host,
+        argv: Sequence[str],
+        config: Config,
+        serve: Handler | None = None,
+        *,
+        timeout: float = 30.0,
+        facts: Mapping[str, Any] | None = None,
+        debug: bool = False,
+    ) -> Connection:
+        """Start ``criuctl argv...`` on `host` and meet it.  `HostUnreachable` tells why that cannot be, `UnsupportedFormat`."""
+        patience = _CONNECT + timeout + (_ASKING if _may_ask() else 0)
+        child, reading, writing = connect(host, argv, config)
+        link = Link(reading, writing, serve, timeout=timeout, patience=patience, name=host.name, facts=facts, debug=debug)
+        connection = cls(host, child, link)
+        try:
+            link.start()
+            _ = link.hello
+        except BaseException as error:
+            link.close(0)
+            told = connection.why(error) if isinstance(error, CriuctlError) else error
+            connection.close()
+            if told is error:
+                raise
+            raise told from error
+        return connection
+
+    def why(self, error: CriuctlError) -> CriuctlError:
+        """What became of the link, told by ssh where it knows better than `error`."""
+        if not isinstance(error, LinkLost):
+            return error
+        with suppress(TimedOut):
+            self._child.wait(_ENDS)
+        code, said = self._child.returncode, _clean(self._child.stderr_tail())
+        last = said[-1] if said else ""
+        hint = next((hint for text, hint in _HINTS if any(text in line for line in said)), "")
+        if code == 127:
+            return HostUnreachable(
+                f"{self.host.name} has no {shlex.split(self.host.command)[-1]}: {last or 'exit code 127'}",
+                hint="Install criuctl there, on the PATH that a command over ssh has; or tell where: hosts: NAME: command.",
+            )
+        if code == 255:
+            return HostUnreachable(f"{self.host.name} cannot be reached by ssh: {last or error.message}", hint=hint)
+        if code:
+            how = f"exit code {code}" if code > 0 else f"ended by signal {-code}"
+            return HostUnreachable(f"criuctl on {self.host.name} ended ({how}): {last or error.message}", hint=hint)
+        return type(error)(f"{error.message}: {last}" if last else error.message, hint=error.hint or hint)
+
+    def close(self, grace: float = 2.0, reason: str = "it is done") -> None:
+        """End the link, then ssh."""
+        self.link.close(grace, reason)
+        try:
+            self._child.wait(_ENDS)
+        except TimedOut:
+            self._child.end()
+        self._child.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _may_ask() -> bool:
+    """Whether ssh can ask somebody for a password."""
+    if "SSH_ASKPASS" in os.environ:
+        return True
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def _clean(text: str) -> list[str]:
+    """The lines that say something."""
+    lines = ("".join(c for c in line if c.isprintable()).strip() for line in text.splitlines())
+    return [line[:300] for line in lines if line]
