@@ -1,0 +1,85 @@
+"""Memory stored while the tree runs: the frozen pass finds it, and what comes back is of the moment of the freeze."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+from support import oracle
+from support.command import Criuctl
+from support.keeper import wait_until
+from support.pauses import paused
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.integration
+MIB = 1 << 20
+
+
+def while_frozen(told: dict[str, Any]) -> int:
+    """Bytes that were new to the store only when the tree was frozen."""
+    return int(told["bytes"]["new"]) - sum(int(r["new"]) for r in told["precopy"])
+
+
+def test_of_a_quiet_tree_nothing_is_left_to_store(zoo: Zoo, trip: Trip) -> None:
+    """Heap, forked and shared memory, memfds, private file mappings, guards: cut just as CRIU sends them."""
+    animal = zoo.launch("memory.py", "32")
+    shared_before = oracle.read(f"/proc/{animal.pid}/smaps_rollup")
+    told = trip.snapshot(animal, "--pre-copy")
+    first, *others = told["precopy"]
+    assert first["round"] == 1
+    assert first["new"] > 32 * MIB
+    assert first["read"] < told["bytes"]["memory"] - 30 * MIB  # what the child shares with its parent is read once
+    assert [r for r in others if r["new"] > MIB] == []
+    assert while_frozen(told) < 2 * MIB  # CRIU's images, with a deleted file of one MiB
+    assert told["bytes"]["unused"] < MIB
+    # Forked memory is shared as before: reading it has copied nothing.
+    assert abs(shared(oracle.read(f"/proc/{animal.pid}/smaps_rollup")) - shared(shared_before)) < 4 * MIB
+    # The same chunks as without pre-copy.
+    plain = trip.snapshot(animal)
+    assert "precopy" not in plain
+    assert plain["bytes"]["new"] < MIB
+    ended = trip.dump(animal, "--pre-copy")
+    restored = trip.restore(ended, animal)
+    restored.ask()
+
+
+def shared(rollup: str) -> int:
+    """Bytes of private memory that several processes share."""
+    found = [int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Shared_Dirty:")]
+    return found[0] * 1024
+
+
+def test_of_a_tree_that_writes_only_what_it_writes_is_stored_again(zoo: Zoo, trip: Trip) -> None:
+    animal = zoo.launch("rewriter.py", quiet=False)
+    told = trip.dump(animal, "--pre-copy")
+    assert told["precopy"][0]["new"] > 30 * MIB
+    assert while_frozen(told) < 8 * MIB
+    restored = trip.restore(told, animal, equal=False)
+    turns = restored.ask()["turns"]
+    assert wait_until(lambda: restored.ask()["turns"] > turns, 20, "it writes on")
+
+
+def test_a_process_that_ends_between_rounds_is_not_missed(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    animal = zoo.launch("memory.py", "4")
+    (child,) = oracle.tree(animal.pid)[1:]
+    with paused(criuctl, "precopy", "dump", animal.pid, "--leave-running", "--pre-copy") as held:
+        os.kill(child, signal.SIGKILL)
+        held.go_on()
+        assert held.command.process.wait(120) == 0, held.command.told()
+    told = held.command.json()
+    assert animal.alive()
+    assert told["bytes"]["unused"] > 0  # what the child alone had
+
+
+def test_a_tree_that_ends_during_pre_copy_is_told(zoo: Zoo, criuctl: Criuctl) -> None:
+    animal = zoo.launch("memory.py", "4")
+    with paused(criuctl, "precopy", "dump", animal.pid, "--leave-running", "--pre-copy") as held:
+        animal.end()
+        held.go_on()
+        assert held.command.process.wait(120) != 0
+    told = held.command.json()
+    assert told["error"]["code"] in {"no-such-process", "dump-failed"}, told
+    assert criuctl("list") == []

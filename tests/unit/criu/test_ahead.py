@@ -1,0 +1,158 @@
+"""Memory read ahead: windows as the page receiver cuts them, of processes that change while they are read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criuctl.criu.ahead import Walk, cut
+from criuctl.criu.pages import PAGE, PE_LAZY, PE_PRESENT, WINDOW, PagemapEntry, window_sizes
+from criuctl.proc.mappings import mappings
+from criuctl.proc.memory import Run, TaskMemory, scans
+from criuctl.proc.syscalls import address_of
+
+MIB = 1 << 20
+
+
+class Buffer:
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(4 * MIB))
+
+
+class Sink:
+    """Keeps all windows; `on_window` is called before each."""
+
+    def __init__(self, on_window: Callable[[int], None] = lambda number: None) -> None:
+        self.windows: list[bytes] = []
+        self.out = 0
+        self._on_window = on_window
+
+    def acquire(self) -> Buffer:
+        self.out += 1
+        return Buffer()
+
+    def ahead(self, buffer: Buffer, start: int, end: int) -> None:
+        self._on_window(len(self.windows))
+        self.windows.append(bytes(buffer.view[start:end]))
+
+    def release(self, buffer: Buffer) -> None:
+        self.out -= 1
+
+
+def walk(sink: Sink, *pids: int) -> Walk[Buffer]:
+    made = Walk(sink, dirty_only=False, track=False, going=lambda: True)
+    made.tree(pids)
+    assert sink.out == 0
+    assert sum(map(len, sink.windows)) <= made.bytes
+    return made
+
+
+@contextmanager
+def forked() -> Iterator[int]:
+    """A child of ours, with all of our memory, that waits."""
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            signal.pause()
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+@given(
+    st.integers(0, 200),
+    st.lists(st.tuples(st.sampled_from([0, 0, 1, 3, 63, 64, 65, 1000]), st.integers(1, 200), st.booleans()), max_size=20),
+)
+def test_windows_are_those_that_the_receiver_makes(first: int, steps: list[tuple[int, int, bool]]) -> None:
+    runs, entries, at = [], [], first * PAGE
+    for gap, pages, flag in steps:
+        at += gap * PAGE
+        runs.append(Run(at, at + pages * PAGE, flag))
+        entries.append(PagemapEntry(at, pages, PE_PRESENT | (PE_LAZY if flag else 0)))
+        at += pages * PAGE
+    windows = list(cut(runs))
+    assert [w.size for w in windows] == list(window_sizes(entries))
+    assert [p for w in windows for s, e in w.pieces for p in range(s, e, PAGE)] == [
+        p for r in runs for p in range(r.start, r.end, PAGE)
+    ]
+    for window in windows:
+        assert {start // WINDOW for start, _end in window.pieces} == {window.number}
+        touched = [r for r in runs if r.start < (window.number + 1) * WINDOW and r.end > window.number * WINDOW]
+        assert window.dirty == any(r.dirty for r in touched)
+
+
+def test_both_ways_to_find_pages_find_the_same() -> None:
+    """PAGEMAP_SCAN and, as on older kernels, the pagemap itself; pages of zeros and of files are neither's."""
+    with mmap.mmap(-1, 40 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+        start = address_of(memory)
+        for page in (0, 1, 2, 7, 9, 39):
+            memory[page * PAGE] = 1
+        assert memory[20 * PAGE] == 0  # there now, but the kernel's page of zeros
+        wanted = [(0, 3), (7, 8), (9, 10), (39, 40)]
+        with forked() as pid, TaskMemory(pid) as task:
+            found = list(task._pagemap_runs(start, start + len(memory)))
+            assert [((r.start - start) // PAGE, (r.end - start) // PAGE) for r in found] == wanted
+            if scans():
+                ranges = [(m.start, m.end) for m in mappings(pid) if not m.shared and not m.path.startswith("[v")]
+                scanned = [(r.start, r.end) for r in _joined(task.runs(ranges))]
+                assert scanned == [(r.start, r.end) for r in _joined(r for s, e in ranges for r in task._pagemap_runs(s, e))]
+
+
+def _joined(runs: Iterator[Run]) -> list[Run]:
+    joined: list[Run] = []
+    for run in runs:
+        if joined and joined[-1].end == run.start:
+            joined[-1] = Run(joined[-1].start, run.end, dirty=False)
+        else:
+            joined.append(Run(run.start, run.end, dirty=False))
+    return joined
+
+
+def test_forked_and_shared_memory_are_read_once() -> None:
+    with (
+        mmap.mmap(-1, 16 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as private,
+        mmap.mmap(-1, 8 * MIB, mmap.MAP_SHARED | mmap.MAP_ANONYMOUS) as shared,
+    ):
+        private[:] = os.urandom(16 * MIB)
+        shared[2 * MIB : 6 * MIB] = os.urandom(4 * MIB)
+        with forked() as one, forked() as two:
+            both = Sink()
+            read = walk(both, one, two).bytes
+            assert b"".join(both.windows).count(private[:64]) == 1
+            assert both.windows.count(shared[2 * MIB : 2 * MIB + WINDOW]) == 1
+            assert shared[:WINDOW] not in both.windows  # never written
+            # Reading ends no sharing: a second look still finds the frames of the first.
+            assert walk(Sink(), one, two).bytes < read + 8 * MIB
+
+
+def test_a_process_that_ends_while_it_is_read_is_left_out() -> None:
+    with mmap.mmap(-1, 16 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[:] = os.urandom(16 * MIB)
+        with forked() as one, forked() as two:
+
+            def kill(number: int) -> None:
+                if number == 0:
+                    os.kill(one, signal.SIGKILL)
+                    os.waitid(os.P_PID, one, os.WEXITED | os.WNOWAIT)
+
+            sink = Sink(kill)
+            walk(sink, one, two)
+            assert memory[-64:] in sink.windows[-1] or any(memory[-64:] in w for w in sink.windows)
+
+
+def test_a_walk_ends_when_it_is_told_to() -> None:
+    with mmap.mmap(-1, 16 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[:] = os.urandom(16 * MIB)
+        with forked() as pid:
+            sink = Sink()
+            Walk(sink, dirty_only=False, track=False, going=lambda: not sink.windows).tree([pid])
+            assert 0 < sum(map(len, sink.windows)) <= 4 * MIB
