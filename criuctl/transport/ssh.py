@@ -1,8 +1,8 @@
 """Another host, reached by the system's ssh, and a criuctl started there.
 
 ssh does what it is good at: keys, agents, jump hosts, known hosts, the user's ``~/.ssh/config``.  We add what a tool needs that
-carries bytes: no terminal there, no forwardings, no compression (what we send is compressed), signs of life, and no shared connection
-on which others would come to depend.  Where there is a terminal here, ssh may ask its user; else it fails at once.
+carries bytes: no terminal there, no forwardings, no compression (what we send is compressed), signs of life, and no shared
+connection on which others would come to depend.  Where there is a terminal here, ssh may ask its user; else it fails at once.
 
 ssh ignores the signals that a terminal sends: an interrupt is criuctl's to handle, and it needs the link to do that.
 
@@ -216,11 +216,12 @@ class Connection:
         with suppress(TimedOut):
             self._child.wait(_ENDS)
         code, said = self._child.returncode, _clean(self._child.stderr_tail())
-        last = said[-1] if said else ""
-        hint = next((hint for text, hint in _HINTS if any(text in line for line in said)), "")
+        theirs = [line.removeprefix("hint: ") for line in said if line.startswith("hint: ")]  # of criuctl there
+        last = next((line for line in reversed(said) if not line.startswith("hint: ")), "")
+        hint = next((hint for text, hint in _HINTS if any(text in line for line in said)), theirs[-1] if theirs else "")
         if code == 127:
             return HostUnreachable(
-                f"{self.host.name} has no {shlex.split(self.host.command)[-1]}: {last or 'exit code 127'}",
+                f"criuctl cannot be started on {self.host.name}: {last or 'command not found'}",
                 hint="Install criuctl there, on the PATH that a command over ssh has; or tell where: hosts: NAME: command.",
             )
         if code == 255:
