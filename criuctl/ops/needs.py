@@ -1,191 +1,39 @@
 """What another host must have for this very tree to run there: gathered on the source while the tree runs.
 
-`gather` looks and changes nothing; what it found is plain JSON that goes to the target, where `read` takes it as the
-words of a stranger and `criuctl.ops.targetcheck` judges it.  Records that a checkpoint's manifest has too (host,
-processes, connections) are the manifest's own, so the target can ask the restore's plan about them.
-
-What the tree does between this look and its freeze is not known here: the restore judges again, on the files and
-connections of the checkpoint.  Secrets stay behind: no arguments, no environment, nothing that a peer told.
+`gather` looks and changes nothing; what it found (`criuctl.ops.needed`) goes to the target, where
+`criuctl.ops.targetcheck` judges it.  What the tree does between this look and its freeze is not known here: the restore
+judges again, on the files and connections of the checkpoint.  Secrets stay behind: no arguments, no environment, nothing
+that a peer told.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..checkpoint.manifest import ConnectionRecord, HostInfo, ProcessRecord, SessionRef
-from ..checkpoint.records import Record, check_path, check_pattern, check_range, damaged
+from ..checkpoint.manifest import ConnectionRecord, ProcessRecord, SessionRef
 from ..config import Config
-from ..connections.rules import endpoint
 from ..connections.survey import Survey
 from ..criu import binary
-from ..errors import CriuctlError, Damaged, NoSuchProcess, UnsupportedFormat
+from ..errors import CriuctlError, NoSuchProcess
 from ..proc.elfnotes import build_id
 from ..proc.procfs import read_text, reading
 from ..proc.syscalls import borrow_socket
 from ..report import Reporter
-from ..session.names import valid_name
 from .checks.scene import Scene, collect
 from .files import resolve_carried
 from .host import host_info
-from .namespaces import DUMPED, ENTERED, plan_entry
+from .namespaces import plan_entry
+from .needed import KERNELS_OWN, NeededFile, NeededTerminal, Needs
 
-NEEDS_VERSION = 1
-_MAX_ENTRIES = 200_000  # of one list: what is checked one by one on the target
 _MAX_LISTED = 20_000  # files below the carried folders that are named; of the others only the bytes are counted
 _UNNAMED = ("/SYSV", "/memfd:", "/anon_hugepage", "/secretmem", "/dev/zero", "/dev/hugepages/", "anon_inode:", "[")
-_KERNELS_OWN = ("/proc/", "/sys/")
-_MODES = ("host", "entered", "dumped")
-_HEX = re.compile(r"(?:[0-9a-f]{2}){0,64}")
-_NET_NAME = re.compile(r"[^/\0]{1,255}")
 _IP_FREEBIND = 15
-
-USES = ("mapped", "read", "written", "carried", "cwd", "root", "folder")
-
-
-@dataclass(frozen=True, slots=True)
-class NeededFile(Record):
-    """One path that the tree uses, and what must be there on the target."""
-
-    path: str
-    use: str  # one of USES; folder: things are made in it, its mode does not matter
-    size: int = 0
-    mode: int = 0
-    mtime_ns: int = 0
-    rdev: int = 0  # of a device
-    build_id: str = ""  # hex; of mapped files
-    blocks: int = 0  # bytes that it takes on disk
-    travels: bool = False  # the source sends it
-    append: bool = False  # every writer appends
-    holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor; -1: mapped, or none)
-
-    def check(self, where: str) -> None:
-        check_path(self.path, f"{where}.path")
-        if self.use not in USES:
-            raise damaged(f"{where}.use", f"is none of {', '.join(USES)}")
-        if self.path.startswith(_KERNELS_OWN):
-            raise damaged(f"{where}.path", "is a file that every kernel makes itself")
-        check_pattern(_HEX, self.build_id, f"{where}.build_id")
-        for name in ("size", "mode", "mtime_ns", "rdev", "blocks"):
-            check_range(getattr(self, name), 0, (1 << 63) - 1, f"{where}.{name}")
-
-
-@dataclass(frozen=True, slots=True)
-class NeededTerminal(Record):
-    """A terminal of the tree; a new pseudo-terminal is made for it."""
-
-    path: str
-    kind: str  # pts, console, serial, other
-    holders: tuple[tuple[int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Needs(Record):
-    """Everything that a tree needs of the host that it comes to."""
-
-    session: SessionRef
-    host: HostInfo
-    version: int = NEEDS_VERSION
-    incarnation: int = 1
-    time: float = 0.0  # the source's clock when this was gathered
-    monotonic: float = 0.0  # the same of CLOCK_MONOTONIC
-    criu: tuple[int, ...] = ()
-    processes: tuple[ProcessRecord, ...] = ()
-    namespaces: dict[str, dict[str, Any]] = field(default_factory=dict)
-    ids: tuple[int, ...] = ()  # every PID, thread, group and session, as the tree sees them
-    users: dict[str, str] = field(default_factory=dict)  # id -> name, "" without one
-    groups: dict[str, str] = field(default_factory=dict)
-    connections: tuple[ConnectionRecord, ...] = ()
-    free_binds: tuple[str, ...] = ()  # local ends that may be bound without being an address of the host
-    keep_addresses: tuple[str, ...] = ()  # IP or IP@DEVICE
-    files: tuple[NeededFile, ...] = ()
-    more_files: int = 0  # files that travel and are not listed
-    more_bytes: int = 0  # what those take on disk
-    terminals: tuple[NeededTerminal, ...] = ()
-    memory: int = 0  # bytes that the tree has in memory and swap, shared ones once
-    pids: str = "auto"  # wishes, as of `restore`
-    connections_wish: str = ""
-    file_conflicts: str = ""  # "" leaves it to the target's configuration
-    carry_binaries: bool = False  # mapped programs and libraries travel too
-
-    def check(self, where: str) -> None:
-        if not valid_name(self.session.name):
-            raise damaged(f"{where}.session.name", "cannot be a session's name")
-        for name in ("processes", "ids", "users", "groups", "connections", "files", "terminals"):
-            if len(getattr(self, name)) > _MAX_ENTRIES:
-                raise damaged(f"{where}.{name}", f"has more than {_MAX_ENTRIES} entries")
-        for number in self.ids:
-            check_range(number, 0, 1 << 31, f"{where}.ids")
-        for name in ("memory", "more_files", "more_bytes", "incarnation"):
-            check_range(getattr(self, name), 0, (1 << 63) - 1, f"{where}.{name}")
-        for name, choices in (
-            ("pids", ("auto", "same", "private")),
-            ("connections_wish", ("", "keep", "reconnect", "hangup", "refuse")),
-            ("file_conflicts", ("", "refuse", "restore", "keep")),
-        ):
-            if getattr(self, name) not in choices:
-                raise damaged(f"{where}.{name}", f"is none of {', '.join(filter(None, choices))}")
-        for name in ("users", "groups"):
-            for key in getattr(self, name):
-                check_pattern(re.compile(r"\d{1,10}"), key, f"{where}.{name}")
-        _check_namespaces(self.namespaces, f"{where}.namespaces")
-        for number, record in enumerate(self.connections):
-            _check_connection(record, f"{where}.connections[{number}]")
-        for text in self.keep_addresses:
-            _check_address(text.partition("@")[0], f"{where}.keep_addresses")
-
-
-def _check_namespaces(value: Mapping[str, Mapping[str, Any]], where: str) -> None:
-    for kind, told in value.items():
-        if kind not in (*ENTERED, *DUMPED) or told.get("mode") not in _MODES:
-            raise damaged(where, f"says nothing sensible of {kind[:20]!r}")
-        name, inode, init = told.get("name"), told.get("inode", 0), told.get("init", False)
-        if name is not None and not (isinstance(name, str) and _NET_NAME.fullmatch(name) and name not in (".", "..")):
-            raise damaged(f"{where}.{kind}.name", "is no name")
-        if not isinstance(inode, int) or not isinstance(init, bool):
-            raise damaged(f"{where}.{kind}", "is not valid")
-
-
-def _check_connection(record: ConnectionRecord, where: str) -> None:
-    if record.family in ("inet", "inet6"):
-        for text in filter(None, (record.local, record.peer)):
-            host, port = endpoint(text)
-            _check_address(host, where)  # a name would be asked of the resolver
-            check_range(port, 0, 65535, where)
-    elif "\0" in record.local or "\0" in record.peer:
-        raise damaged(where, "has a name with a zero byte")
-
-
-def _check_address(text: str, where: str) -> None:
-    try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        raise damaged(where, f"{text[:60]!r} is no address") from None
-
-
-def read(value: Any) -> Needs:
-    """The needs in decoded JSON that may be hostile.  `Damaged`, `UnsupportedFormat`."""
-    version = value.get("version") if isinstance(value, dict) else None
-    if isinstance(version, int) and version > NEEDS_VERSION:
-        raise UnsupportedFormat(
-            f"the source speaks of its tree in version {version}, this host understands {NEEDS_VERSION}",
-            hint="Install the same criuctl on both hosts.",
-        )
-    try:
-        return Needs.from_dict(value, "needs")
-    except Damaged as error:
-        text = error.message.removeprefix("the manifest is not valid: ")
-        raise Damaged(f"what the source says of its tree is not valid: {text}", hint="Is it criuctl that speaks?") from error
-
-
-# -- gathering -----------------------------------------------------------------------------------------------------
 
 
 def gather(
@@ -303,8 +151,15 @@ def _needed(path: str, use: str, status: os.stat_result, **more: Any) -> NeededF
 def _files(
     scene: Scene, config: Config, carried: _Carried, *, written_travel: bool, carry_binaries: bool
 ) -> Iterator[NeededFile]:
+    told: set[str] = set()
+    for path, use, pid in _places(scene):
+        told |= {path} if use != "folder" else set()
+        if not carried.has(path):
+            source = f"/proc/{pid}/root{path}" if use == "folder" else f"/proc/{pid}/{use}"
+            with suppress(OSError):
+                yield _needed(path, use, os.stat(source), holders=((pid, -1),))
     for path, held in _by_path(scene).items():
-        if carried.has(path):
+        if carried.has(path) or path in told:
             continue
         status = held.status
         travels = held.use == "written" and written_travel and status.st_size <= config.files_max_mib << 20
@@ -318,15 +173,6 @@ def _files(
             append=held.use == "written" and held.append,
             holders=tuple(held.holders[:16]),
         )
-    for path, use, pid in _places(scene):
-        if not carried.has(path):
-            with suppress(OSError):
-                yield _needed(
-                    path,
-                    use,
-                    os.stat(f"/proc/{pid}/root{path}" if use == "folder" else f"/proc/{pid}/{use}"),
-                    holders=((pid, -1),),
-                )
 
 
 @dataclass(slots=True)
@@ -382,7 +228,7 @@ def _hold(found: dict[str, _Held], path: str, source: str) -> _Held | None:
 
 
 def _has_name(path: str) -> bool:
-    return path.startswith("/") and not path.startswith(_KERNELS_OWN) and not path.startswith(_UNNAMED)
+    return path.startswith("/") and not path.startswith(KERNELS_OWN) and not path.startswith(_UNNAMED)
 
 
 def _build_id(source: str) -> str:
@@ -405,7 +251,7 @@ def _places(scene: Scene) -> Iterator[tuple[str, str, int]]:
         for use in ("cwd", "root"):
             with suppress(OSError):
                 path = os.readlink(f"/proc/{process.pid}/{use}")
-                if path.startswith("/") and not path.endswith(" (deleted)") and not f"{path}/".startswith(_KERNELS_OWN):
+                if path.startswith("/") and not path.endswith(" (deleted)") and not f"{path}/".startswith(KERNELS_OWN):
                     if (path, use) not in seen:
                         seen.add((path, use))
                         yield path, use, process.pid
@@ -457,7 +303,7 @@ def _owners(scene: Scene) -> tuple[dict[str, str], dict[str, str]]:
     return user_names, group_names
 
 
-def _free_binds(scene: Scene) -> Iterable[str]:
+def _free_binds(scene: Scene) -> Iterator[str]:
     """Local ends of sockets that are bound with IP_FREEBIND."""
     import socket
 

@@ -15,7 +15,6 @@ import ipaddress
 import os
 import platform
 import pwd
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -24,7 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from ..checkpoint.manifest import FileRecord, Manifest
+from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..connections import rules
 from ..connections.rules import endpoint
@@ -32,23 +31,21 @@ from ..criu import binary
 from ..errors import CriuctlError
 from ..hooks.contract import RECONNECT
 from ..hooks.find import executables
-from ..proc.elfnotes import build_id
 from ..proc.procfs import read_raw
 from ..proc.scratch import Scratch
 from ..report import Finding
 from . import doctor
 from .arrival import check_not_running
-from .needs import NeededFile, Needs, read
+from .needed import Needs, read
 from .plan import HostFacts, RestorePlan, Wishes, is_local, make_plan, observe
-from .putback import Policy, judge
+from .putback import Policy
 from .registry import Registry
+from .targetfiles import file_finding, judge_file
 
 _CLOCK = 5.0  # seconds of difference that nobody has to know of
 _ORDER = {"error": 0, "warning": 1, "info": 2}
 _MIB = 1 << 20
 _ANY = ("0.0.0.0", "::", "")
-_PACKAGE = "Install the version that the program was started from, or migrate with --carry-binaries."
-_SET_ASIDE = "Move it away, or migrate with --files restore (keeps the copy that is here aside)."
 
 
 @dataclass
@@ -288,138 +285,9 @@ def _is_here(host: str, plan: RestorePlan) -> bool:
 def _files(coming: Arrival) -> Iterator[Finding]:
     for needed in coming.needs.files:
         try:
-            yield from _file(needed, coming.policy)
+            yield from judge_file(needed, coming.policy)
         except OSError as error:
-            yield _told("warning", needed, "file-unseen", f"cannot be looked at: {error.strerror}")
-
-
-def _told(level: Any, needed: NeededFile, code: str, text: str, hint: str = "") -> Finding:
-    pid, fd = needed.holders[0] if needed.holders else (None, None)
-    return Finding(level, code, f"{needed.path}: {text}", hint, pid, None if fd == -1 else fd)
-
-
-def _file(needed: NeededFile, policy: Policy) -> Iterator[Finding]:
-    try:
-        now = os.lstat(needed.path) if needed.travels else os.stat(needed.path)
-    except (FileNotFoundError, NotADirectoryError):
-        if not needed.travels:
-            yield _missing(needed)
-        return
-    if needed.use in ("cwd", "root", "folder") or (stat.S_ISDIR(needed.mode) and not needed.travels):
-        yield from _folder(needed, now)
-    elif needed.travels:
-        yield from _conflict(needed, now, policy)
-    elif needed.use == "written" or not stat.S_ISREG(needed.mode):
-        yield from _left_behind(needed, now)
-    else:
-        judgement = judge(FileRecord(path=needed.path, kind=needed.use, size=needed.size, mode=needed.mode), policy)
-        finding = judgement.finding()
-        if finding is not None:
-            told = _told(finding.level, needed, finding.code, judgement.why, judgement.hint)
-            yield replace(told, hint=_PACKAGE) if needed.use == "mapped" else told
-        if judgement.verdict != "refuse":
-            yield from _mode(needed, now)
-        if judgement.verdict == "same" and needed.build_id:
-            yield from _build(needed)
-
-
-_WHAT = {"cwd": "the working folder", "root": "the root folder", "folder": "a folder in which a unix socket has its name"}
-
-
-def _missing(needed: NeededFile) -> Finding:
-    if needed.use in _WHAT:
-        return _told("error", needed, "folder-missing", f"{_WHAT[needed.use]} does not exist here", _folder_hint(needed))
-    what = {"mapped": "is mapped into memory", "read": "is open", "written": "is open for writing"}[needed.use]
-    hint = _PACKAGE if needed.use == "mapped" else f"Put it there, or migrate with --with-files {needed.path}."
-    return _told("error", needed, "file-missing", f"{what} and does not exist here", hint)
-
-
-def _folder_hint(needed: NeededFile) -> str:
-    if needed.use == "cwd":
-        return (
-            f"Take it along with --with-files {needed.path}, or make it: `install -d -m {needed.mode & 0o7777:o} {needed.path}`."
-        )
-    return f"Make it on the target: `install -d -m {needed.mode & 0o7777:o} {needed.path}`."
-
-
-def _folder(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
-    if not stat.S_ISDIR(now.st_mode):
-        yield _told(
-            "error", needed, "folder-missing", "is no folder here", "Move away what is there; then: " + _folder_hint(needed)
-        )
-    elif needed.use != "folder":
-        yield from _mode(needed, now)
-
-
-def _mode(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
-    """CRIU compares type and permissions of whatever it opens."""
-    if now.st_mode != needed.mode:
-        text = f"has mode {now.st_mode & 0o7777:04o} here and {needed.mode & 0o7777:04o} on the source, which CRIU refuses"
-        yield _told("error", needed, "file-mode", text, f"`chmod {needed.mode & 0o7777:o} {needed.path}` on the target.")
-
-
-def _build(needed: NeededFile) -> Iterator[Finding]:
-    fd = _open_plain(needed.path)
-    if fd is None:
-        return
-    try:
-        here = build_id(fd)
-    finally:
-        os.close(fd)
-    if here != needed.build_id and here:
-        text = f"is another build: its build-id is {here[:12]}... here and {needed.build_id[:12]}... on the source"
-        yield _told("error", needed, "build-id", text, _PACKAGE)
-
-
-def _open_plain(path: str) -> int | None:
-    """A descriptor of a regular file; nothing else is opened, so that nothing can block or be set off."""
-    with suppress(OSError):
-        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        try:
-            if stat.S_ISREG(os.fstat(place).st_mode):
-                return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        finally:
-            os.close(place)
-    return None
-
-
-def _conflict(needed: NeededFile, now: os.stat_result, policy: Policy) -> Iterator[Finding]:
-    """A file that travels and is here already: contents are compared when it comes, sizes and times now."""
-    if needed.use == "mapped":
-        return  # --carry-binaries: what is here stays, the tree does not see it
-    if stat.S_IFMT(now.st_mode) != stat.S_IFMT(needed.mode):
-        why = "is another kind of file here"
-    elif stat.S_ISDIR(needed.mode) or not stat.S_ISREG(needed.mode):
-        return
-    elif now.st_size != needed.size:
-        why = f"exists here with {now.st_size} bytes; the source's, {needed.size} bytes, comes"
-    elif now.st_mtime_ns != needed.mtime_ns:
-        yield _told("info", needed, "file-exists", "exists here with the same size; its contents are compared when it comes")
-        return
-    else:
-        return
-    if policy == "refuse":
-        yield _told("error", needed, "file-refuse", why, _SET_ASIDE)
-    elif policy == "keep":
-        yield _told("info", needed, "file-moved-on", f"{why}; left as it is, as asked")
-    else:
-        yield _told("warning", needed, "file-put-back", f"{why}; what is here is kept aside")
-
-
-def _left_behind(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
-    """A file that is written to and does not travel, or a device or FIFO: it has to be here as it is there."""
-    if stat.S_IFMT(now.st_mode) != stat.S_IFMT(needed.mode):
-        yield _told("error", needed, "file-refuse", "is another kind of file here", "Move it away.")
-        return
-    yield from _mode(needed, now)
-    if stat.S_ISCHR(needed.mode) or stat.S_ISBLK(needed.mode):
-        if now.st_rdev != needed.rdev:
-            text = f"is device {os.major(now.st_rdev)}:{os.minor(now.st_rdev)} here, another one on the source"
-            yield _told("error", needed, "device", text, "Make the device node as it is on the source.")
-    elif stat.S_ISREG(needed.mode) and now.st_size != needed.size:
-        text = f"is open for writing, does not travel, and has {now.st_size} bytes here and {needed.size} on the source"
-        level = "warning" if needed.append and now.st_size > needed.size else "error"
-        yield _told(level, needed, "file-refuse", text, f"Migrate with --with-files {needed.path}.")
+            yield file_finding("warning", needed, "file-unseen", f"cannot be looked at: {error.strerror}")
 
 
 # -- people and room -----------------------------------------------------------------------------------------------

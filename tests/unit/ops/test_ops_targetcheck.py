@@ -15,7 +15,7 @@ from criuctl.checkpoint.manifest import ConnectionRecord, ProcessRecord, Session
 from criuctl.config import Config
 from criuctl.errors import Damaged, UnsupportedFormat
 from criuctl.ops.host import host_info
-from criuctl.ops.needs import NeededFile, NeededTerminal, Needs, read
+from criuctl.ops.needed import NeededFile, NeededTerminal, Needs, read
 from criuctl.ops.registry import Registry, SessionRecord, boot_id
 from criuctl.ops.targetcheck import TREE_CHECKS, Arrival, examine, findings
 from criuctl.proc.tree import ProcessIdentity
@@ -263,6 +263,9 @@ def test_what_blocks_when_opened_is_not_opened(config: Config, tmp_path: Path) -
         {"files": [{"path": "/etc/passwd", "use": "execute"}]},
         {"files": [{"path": "/etc/passwd", "use": "read", "size": -1}]},
         {"files": [{"path": "/etc/passwd", "use": "mapped", "build_id": "../x"}]},
+        {"files": [{"path": "/etc/passwd", "use": "carried"}]},
+        {"files": [{"path": "/etc//passwd", "use": "read"}]},
+        {"files": [{"path": "/proc", "use": "cwd"}]},
         {"files": "all"},
         {"files": None},
         {"session": {"name": "../../etc/cron.d/x", "id": "1" * 32}},
