@@ -311,6 +311,12 @@ class TimedOut(CriuctlError):
     code = "timed-out"
 
 
+class InDoubt(TimedOut):
+    """A session has left its home, and the host that has it could not be told to let it run."""
+
+    code = "in-doubt"
+
+
 class PlatformError(CriuctlError):
     """CRIU or the kernel is missing something."""
 

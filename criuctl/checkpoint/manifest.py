@@ -217,6 +217,7 @@ class HolderRecord(Record):
     created: float = 0.0  # unix seconds
     command: tuple[str, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
+    workspace: str = ""  # the folder that travels with the session, if it was given one
     rows: int = 24
     columns: int = 80
     base: int = 0  # offset of the first byte in `scrollback`
@@ -225,6 +226,7 @@ class HolderRecord(Record):
     roles: tuple[tuple[str, ...], ...] = ()  # (kind, name, role): the ceilings of operators
     events: int = 0  # sequence of the last event
     audit: int = 0  # sequence of the last entry in the audit log
+    paused: dict[str, Any] | None = None  # by whom it stood still, whether halted, and the tree's PIDs that were stopped for it
 
     def check(self, where: str) -> None:
         for name in ("base", "events", "audit"):

@@ -149,12 +149,16 @@ class Repository:
             "slots": [{"type": s.get("type"), "fingerprint": s.get("fingerprint")} for s in self.about.slots],
         }
 
-    def export_key(self, path: Path) -> None:
-        """Write a key file that opens this store to the new file `path`, 0600; `Conflict` if it exists."""
+    def key_text(self) -> str:
+        """The content of a key file that opens this store; `Conflict` if it has no key."""
         if self._opened is None:
             raise Conflict("the store is not encrypted, so it has no key to export")
+        return self._opened.key.text()
+
+    def export_key(self, path: Path) -> None:
+        """Write a key file that opens this store to the new file `path`, 0600; `Conflict` if it exists."""
         try:
-            keys.write_secret(path, self._opened.key.text())
+            keys.write_secret(path, self.key_text())
         except FileExistsError:
             raise Conflict(f"{path} exists", hint="Name a new file.") from None
 

@@ -58,6 +58,8 @@ COMMANDS: dict[str, Entry] = {
     "dump": Entry(f"{_HERE}.dump:dump", "Store a live process tree as a checkpoint.", "Checkpoints"),
     "restore": Entry(f"{_HERE}.restore:restore", "Bring a checkpoint back to life.", "Checkpoints"),
     "snapshot": Entry(f"{_HERE}.snapshot:snapshot", "Dump several trees and leave them running.", "Checkpoints"),
+    "migrate": Entry(f"{_HERE}.migrate:migrate", "Move a running tree to another host.", "Checkpoints"),
+    "receive": Entry(f"{_HERE}.receive:receive", "What migrate starts on the other host.", "Checkpoints"),
     "list": Entry(f"{_HERE}.list:list_", "List the checkpoints of a store.", "Looking and keeping"),
     "show": Entry(f"{_HERE}.show:show", "Show what a checkpoint holds.", "Looking and keeping"),
     "verify": Entry(f"{_HERE}.verify:verify", "Read a checkpoint in full and check every byte.", "Looking and keeping"),

@@ -17,6 +17,9 @@ class Delivery(Protocol):
     def open(self, session: SessionRecord) -> Repository:
         """Where the checkpoint is stored; the dump closes it, and whoever made this closes its store."""
 
+    def frozen(self) -> None:
+        """The tree stands still from now on."""
+
     def hand_over(self, manifest: Manifest, tree: Sequence[ProcessIdentity]) -> None:
         """Inside post-dump, the checkpoint is durable: returns when the other host has the tree, whole and held.
 

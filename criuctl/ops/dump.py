@@ -83,7 +83,7 @@ def dump(
     with ExitStack() as stack:
         stack.enter_context(stopping(config, reporter))
         stack.enter_context(exclusive(f"tree/{boot_id()}/{root.pid}/{root.start_time}", busy))
-        session = _session(registry, resolved, name)
+        session = session_for(registry, resolved, name)
         stack.enter_context(exclusive_session(config, session.name))
         hooks = hooking.of_dump(config, reporter, session, root.pid, labels=labels or {}, leave_running=leave_running)
         stack.enter_context(hooks.telling("dump-failed"))
@@ -174,7 +174,7 @@ def dump(
                 leases.release(repository, session.name, host=host_id(config))
             except CriuctlError as error:
                 reporter.warning(f"the lease of {session.name!r} could not be given back: {error.message}", error.hint)
-        _remember(registry, config, work, manifest)
+        _remember(registry, work, manifest)
         work.holder.done(manifest.id, manifest.number, ended=not leave_running)
     hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
@@ -182,7 +182,7 @@ def dump(
     return DumpResult(manifest, store.url, list(reporter.warnings), hooks.degraded, hooks.records(), rounds)
 
 
-def _session(registry: Registry, target: Target, name: str | None) -> SessionRecord:
+def session_for(registry: Registry, target: Target, name: str | None) -> SessionRecord:
     """The session that this tree is: known by its root, named by the user, or named after its command."""
     known = registry.find(target.root)
     if name is not None:
@@ -253,9 +253,11 @@ class _Dump:
                 self.survey.wait(self.root)
                 self.reporter.step("freeze")
                 try:
-                    driver.dump(criu, self.folder, self._options(), self.writer, steps, enter=self.entry.prefix)
+                    with self.holder.prepared() as freezer:
+                        driver.dump(criu, self.folder, self._options(freezer), self.writer, steps, enter=self.entry.prefix)
                     break
                 except NotIdle as error:  # nothing has been taken of the tree yet, and it runs again
+                    self.holder.unprepare()
                     self.reporter.step("thawed", why=error.message)
         assert self.manifest is not None  # commit ran, or the driver raised
         if self.leave_running:
@@ -265,7 +267,7 @@ class _Dump:
             self.manifest = self._store(replace(self.manifest, timings=timings))
         return self.manifest
 
-    def _options(self) -> DumpOptions:
+    def _options(self, freezer: int | None) -> DumpOptions:
         return DumpOptions(
             pid=self.entry.root,
             leave_running=self.leave_running,
@@ -274,11 +276,14 @@ class _Dump:
             external=[*self.external, *self.terminals.external],
             external_mounts=self.entry.is_init,
             timeout=self.config.criu_timeout,
+            freezer=freezer,
         )
 
     def frozen(self) -> driver.Frozen:
         """Every task is stopped: what /proc says now is what the images will say."""
         self.frozen_at = time.monotonic()
+        if self.delivery is not None:
+            self.delivery.frozen()
         self.reporter.step("frozen")
         self.tree = read_tree(self.root)
         self.opened = {p.pid: descriptors(p.pid) for p in self.tree if not p.zombie}
@@ -412,7 +417,7 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _remember(registry: Registry, config: Config, work: _Dump, manifest: Manifest) -> None:
+def _remember(registry: Registry, work: _Dump, manifest: Manifest) -> None:
     """Write down where the session is now; the tree's fate is told by looking at it."""
     record = replace(work.session, store=work.where, checkpoint=manifest.id, boot_id=boot_id())
     root = work.tree[0]

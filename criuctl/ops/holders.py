@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from ..checkpoint.manifest import HolderRecord, Manifest, TerminalRecord
 from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
-from ..errors import Conflict, CriuctlError
+from ..criu.images import ImageSet
+from ..errors import Conflict, CriuctlError, NoSuchProcess
 from ..proc import command, terminalkeeper
+from ..proc.namespaces import ns_pids
 from ..proc.tree import ProcessIdentity
 from ..session import sessions
 from ..session.client import Session
@@ -62,6 +64,26 @@ class DumpedHolder:
             writer.add_bytes(_STREAM, found.data)
         self._end = found.end
 
+    @contextmanager
+    def prepared(self) -> Iterator[int | None]:
+        """The tree is about to be frozen: nobody else may, from now on.  Descriptor of the control group that already has."""
+        freezer: str | None = None
+        if self._session is not None and "standstill" in self._session.hello["features"]:
+            freezer = self._session.request("checkpoint-prepare")["freezer"]
+        if freezer is None:
+            yield None
+            return
+        fd = os.open(freezer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def unprepare(self) -> None:
+        """The dump begins anew."""
+        if self._session is not None and "standstill" in self._session.hello["features"]:
+            self._session.request("checkpoint-abort")
+
     def begin(self, writer: CheckpointWriter) -> HolderRecord | None:
         """The tree is frozen; what it printed before is in the record, and no input reaches it until the end of the dump."""
         if self._session is None:
@@ -75,6 +97,7 @@ class DumpedHolder:
             created=float(status["created"]),
             command=tuple(status["command"]),
             labels=dict(status["labels"]),
+            workspace=str(status.get("facts", {}).get("workspace", "")),
             rows=told["rows"],
             columns=told["cols"],
             base=self._base,
@@ -83,6 +106,7 @@ class DumpedHolder:
             roles=tuple(map(tuple, told["roles"])),
             events=told["events"],
             audit=told["audit"],
+            paused=_inner(told.get("paused")),
         )
 
     def commit(self, checkpoint: str) -> None:
@@ -172,6 +196,7 @@ class RestoredHolder:
                 rows=main.rows if main is not None else held.rows,
                 cols=main.columns if main is not None else held.columns,
                 labels=held.labels,
+                facts={"workspace": held.workspace} if held.workspace else {},
                 spawner="",
                 log_fd=memory,
                 base=held.base,
@@ -203,8 +228,13 @@ class RestoredHolder:
         assert self._session is not None
         return self._session.spawn(argv, command.environment(), sorted(set(fds)))
 
-    def adopt(self, root: int, init: int, ptys: Sequence[tuple[TerminalRecord, Pty]]) -> None:
-        """The tree is in place and about to run: it is the holder's, with the master of its terminal."""
+    def adopt(
+        self, root: int, init: int, ptys: Sequence[tuple[TerminalRecord, Pty]], pids: Mapping[int, int], images: ImageSet
+    ) -> None:
+        """The tree is in place and about to run: it is the holder's, with the master of its terminal.
+
+        `pids`: the tree's own PIDs -> ours.
+        """
         if self._session is None:
             return
         main = main_terminal([record for record, _ in ptys])
@@ -216,10 +246,34 @@ class RestoredHolder:
         restored = {"host": m.host.name, "checkpoint": m.id, "created": m.created, "dropped": []}
         masters = [pty.master for record, pty in ptys if record is main]
         facts: dict[str, Any] = {"pid": root, "start_time": identity.start_time, "incarnation": self._record.incarnation}
+        if self.stands_still:
+            facts["paused"] = self._paused(pids, images.stopped())
         self._session.request(
             "adopt", fds=masters, master=bool(masters), restored=restored, init=init, private=bool(init), **facts
         )
         self._adopted = True
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the session was paused or halted when it was dumped."""
+        return self._manifest.holder is not None and self._manifest.holder.paused is not None
+
+    def _paused(self, pids: Mapping[int, int], stopped: Collection[int]) -> dict[str, Any]:
+        """The pause as the holder is told it; `stopped`: who is restored as stopped."""
+        assert self._manifest.holder is not None and self._manifest.holder.paused is not None
+        paused = self._manifest.holder.paused
+        by_pause = set(paused.get("stopped") or ())
+        return {
+            "by": paused.get("by"),
+            "halted": paused.get("halted"),
+            "stopped": [pids[pid] for pid in stopped if pid in by_pause and pid in pids],
+            "asleep": [pids[pid] for pid in stopped if pid not in by_pause and pid in pids],
+        }
+
+    def settle(self) -> None:
+        """CRIU is about to let go of the tree: from here on the holder keeps it standing still, if it did before."""
+        if self._session is not None and self.stands_still:
+            self._session.request("settle")
 
     def _keep(self, pty: Pty) -> None:
         """A terminal beside the main one: somebody has to read it, or the program would stand still."""
@@ -234,6 +288,17 @@ class RestoredHolder:
             with suppress(CriuctlError):
                 self._session.request("shutdown", force=True)
         self._session.leave()
+
+
+def _inner(paused: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A pause as the holder tells it, with the PIDs as the tree itself sees them."""
+    if paused is None:
+        return None
+    stopped = []
+    for pid in paused["stopped"]:
+        with suppress(NoSuchProcess):
+            stopped.append(ns_pids(pid)[-1])
+    return {**paused, "stopped": stopped}
 
 
 def main_terminal(records: Sequence[TerminalRecord]) -> TerminalRecord | None:

@@ -16,7 +16,7 @@ import errno
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -209,10 +209,11 @@ def _link(net: Rtnetlink, device: str) -> Link:
 # -- moving --------------------------------------------------------------------------------------------------------
 
 
-def take(ip: str, namespace: int | None) -> HeldAddress:
+def take(ip: str, namespace: int | None, noted: Callable[[HeldAddress], None] | None = None) -> HeldAddress:
     """Take the address away from the device that has it.  `NotFound` without it, `Conflict` if two devices have it.
 
     `namespace` is a descriptor of the net namespace (None: ours), which the result keeps using: it stays the caller's.
+    `noted` is told what is about to be taken, to write it down.
     """
     wanted, _device = parse(ip)
     with Rtnetlink(namespace) as net:
@@ -229,6 +230,8 @@ def take(ip: str, namespace: int | None) -> HeldAddress:
         held = HeldAddress(wanted, names[address.index], address, (), namespace)
         if not address.flags & rtnetlink.F_PERMANENT:
             held.notes.append(f"{wanted} has a lifetime: whoever gave it (DHCP, a router) may give it to this host again")
+        if noted is not None:
+            noted(replace(held, routes=tuple(before)))
         _delete(net, address)
         try:
             _repair(net, others)

@@ -47,6 +47,7 @@ class HolderSpec:
     rows: int = 24
     cols: int = 80
     labels: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)  # for `status`; the spawner adds its own
     spawner: str = PLAIN  # module:function (see `children`); "" waits for `adopt`
     options: Mapping[str, Any] = field(default_factory=dict)  # the spawner's own
     scrollback: int = 0  # bytes of output kept on disk; 0: the configuration's

@@ -49,7 +49,11 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tu
     help="Keep this label with the session; may be given several times.",
 )
 @click.option(
-    "--workspace", metavar="DIR", type=click.Path(file_okay=False), help="Start in this folder.  [default: the current one]"
+    "--workspace",
+    metavar="DIR",
+    type=click.Path(file_okay=False),
+    help="Start in this folder, which is the session's own: it travels along when the session is migrated.  [default: the"
+    " current folder, which does not]",
 )
 @click.option(
     "--size", metavar="COLSxROWS", callback=_size, help="The terminal's size at first.  [default: this terminal's, else 80x24]"

@@ -1,0 +1,30 @@
+"""``criuctl receive``: what `criuctl migrate` on another host starts here."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ..app import App, pass_app
+from ..pages import page
+
+
+@page(exits=[3, 7, 8, 9, 13], see_also=["migrate"])
+@pass_app
+def receive(app: App) -> int:
+    """Receives sessions from another host, which speaks over standard input and output. It is started by criuctl migrate
+    over ssh; by hand there is nothing to do with it.
+
+    When the link breaks while a restored session is held, it waits five minutes for the other host to come again.
+    """
+    from ...ops.receive import receive as serve
+
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the login ends with the link; what is held does not
+    reading, writing = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):  # nothing else may write into the protocol, or hold the login open
+        os.dup2(null, stream)
+    with app.reporting() as reporter:
+        serve(app.config, reading, writing, reporter=reporter)
+    os.close(null)
+    return 0
