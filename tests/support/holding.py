@@ -68,8 +68,9 @@ class Holders:
                 client.request("shutdown", force=True)
                 client.close()
             state = state_of(self.config, started.name)
-            if state is not None and state["holder"] and wait_ended([ProcessIdentity(**state["holder"])], 5.0):
-                os.kill(state["holder"]["pid"], signal.SIGKILL)
+            if state is not None and state["holder"] and wait_ended([ProcessIdentity(**state["holder"])], TIMEOUT):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(state["holder"]["pid"], signal.SIGKILL)
 
 
 def numbers(count: int) -> tuple[str, ...]:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pexpect
 
+from . import oracle
 from .command import Command, Criuctl, Home
-from .keeper import Keeper
+from .keeper import Keeper, wait_until
 
 TIMEOUT = 30  # seconds for what takes milliseconds on an idle machine
 
@@ -56,9 +57,18 @@ class Operators(Criuctl):
     def text(self, *arguments: str | int | Path, code: int = 0) -> str:
         """What a command prints for people."""
         command = self.start(*arguments, json_output=False)
-        ended = command.process.wait(TIMEOUT)
+        ended = command.process.wait(120)
         assert ended == code, f"criuctl {arguments} ended with {ended}\n{command.told()}"
         return command.out.read_text(errors="replace")
+
+    def runs(self, name: str, command: str) -> None:
+        """Wait until a process of that session is `command`; what was typed takes a moment to become one."""
+        root: int = self("status", name)["pid"]
+        wait_until(
+            lambda: any(oracle.read(f"/proc/{pid}/comm").strip() == command for pid in oracle.tree(root)),
+            TIMEOUT,
+            f"{command} runs in {name}",
+        )
 
     def close(self) -> None:
         """Close the terminals and end every session."""

@@ -24,7 +24,7 @@ def test_an_idle_holder_has_no_deadline_and_is_small(holders: Holders) -> None:
     started = holders.start(*numbers(1_000_000))
     with holders.connect() as client:
         client.attach("start", write=True)
-        client.wait_output(8_000_000 - 1, TIMEOUT)
+        client.wait_output(8_000_000 - 1, 120)
         client.heartbeat()
     wait_until(lambda: sleeps_for_good(started.holder_pid), TIMEOUT, "the holder sleeps without a deadline")
     status = Path(f"/proc/{started.holder_pid}/status").read_text()

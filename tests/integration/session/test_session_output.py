@@ -40,7 +40,7 @@ def test_a_stopped_client_holds_up_nobody_and_finds_a_gap(holders: Holders) -> N
     slow, quick = holders.connect(), holders.connect()
     slow.attach("start")  # and reads nothing
     end = count * 8
-    quick.wait_output(end - 1, TIMEOUT)
+    quick.wait_output(end - 1, 120)
     status = quick.status()
     assert status["base"] == end - (2 << 20)
     whole = expected(count)
@@ -62,9 +62,9 @@ def test_events_come_at_their_place_in_the_output(holders: Holders) -> None:
     holders.start("sh", "-c", "stty -echo; echo ready; read a; echo $a; read a; echo $a; exit 3")
     driver, reader = holders.connect(), holders.connect(role="observe")
     reader.attach("start")
-    driver.wait_match("ready", since="start", timeout=TIMEOUT)
+    driver.wait_match("ready\r\n", since="start", timeout=TIMEOUT)
     mark = driver.send("one\n")["offset"]
-    driver.wait_match("one", since=mark, timeout=TIMEOUT)
+    driver.wait_match("one\r\n", since=mark, timeout=TIMEOUT)
     driver.resize(31, 99)
     driver.send("two\n")
     assert driver.wait_exit(TIMEOUT)["exit_code"] == 3
@@ -104,7 +104,7 @@ def test_waiting(holders: Holders) -> None:
     assert client.wait_match(r"hel+o\r\nhello", since=mark, timeout=TIMEOUT)
     assert client.wait_match(r"hel+o\r\nhello", timeout=TIMEOUT)  # it came already, but after the input
     client.send("more\n")
-    client.wait_match(r"more\r\nmore", timeout=TIMEOUT)
+    client.wait_match(r"more\r\nmore\r\n", timeout=TIMEOUT)
     with pytest.raises(TimedOut):
         client.wait_match("hello", timeout=0.05)
     assert client.wait_idle(0.05, TIMEOUT) == client.status()["offset"]
