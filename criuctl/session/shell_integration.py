@@ -32,6 +32,7 @@ _EDITORS = ("bash", "zsh")  # their prompt is known by the line editor
 _PLAIN = ("sh", "dash", "ash", "busybox", "ksh", "mksh")
 _MAX_CANONICAL = 4000  # bytes that a terminal takes as one line
 _BEGIN_TIMEOUT = 10.0  # seconds until the shell must have begun
+_SETTLE, _LOOK = 3.0, 0.02  # seconds for a shell to come to its prompt; between two looks
 _SAFE = frozenset(b'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789 _-./:=,+@^~[]{}()<>|&;*?#"')
 
 
@@ -137,6 +138,10 @@ def execute(
     if status["state"] != "running":
         raise WrongState(f"session {status['session']!r} is {status['state']}")
     shell = at_prompt(status["pid"])
+    settled = time.monotonic() + _SETTLE
+    while shell is None and not force and foreground_name(status["pid"]) in _EDITORS + _PLAIN and time.monotonic() < settled:
+        time.sleep(_LOOK)  # a shell that has just run something is on its way back to its prompt
+        shell = at_prompt(status["pid"])
     if shell is None and not force:
         raise WrongState(
             f"no shell is at its prompt in session {status['session']!r}: {foreground_name(status['pid'])} is in the foreground",
