@@ -20,7 +20,8 @@ from ..checkpoint.manifest import ConnectionRecord, ProcessRecord, SessionRef
 from ..config import Config
 from ..connections.survey import Survey
 from ..criu import binary
-from ..errors import CriuctlError, NoSuchProcess
+from ..errors import CriuctlError, NoSuchProcess, NotFound
+from ..proc import addresses
 from ..proc.elfnotes import build_id
 from ..proc.procfs import read_text, reading
 from ..proc.syscalls import borrow_socket
@@ -54,8 +55,13 @@ def gather(
     """The needs of the running tree of `root_pid`, as JSON.
 
     `records` are its connections with their policies if the caller has looked already; else they are looked at here,
-    with `connections` as the command line's wish.  `NotFound` for `with_files` that are not there, `NoSuchProcess`.
+    with `connections` as the command line's wish.  `NotFound` for `with_files` and `keep_addresses` that are not here,
+    `UsageError` for what is no address, `NoSuchProcess`.
     """
+    for text in keep_addresses:
+        ip, _device = addresses.parse(text)
+        if addresses.find(ip, None) is None:
+            raise NotFound(f"{ip}, which is to be taken along, is no address of this host", hint="`ip address` shows them.")
     scene = collect(root_pid, config)
     if records is None:
         records = [c.record for c in Survey(config, Reporter(), wish=connections).look(root_pid, details=False)]

@@ -18,7 +18,7 @@ import pwd
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
@@ -54,7 +54,8 @@ class Arrival:
 
     needs: Needs
     config: Config
-    clock: float  # this host's, when the needs came
+    clock: float  # the source's, when it asked
+    now: float = field(default_factory=time.time)  # this host's, when it was asked
 
     @property
     def policy(self) -> Policy:
@@ -114,7 +115,7 @@ Check = Callable[[Arrival], Iterable[Finding]]
 def examine(needs: Mapping[str, Any], config: Config, clock: float) -> list[Finding]:
     """All findings about the tree that `needs` describes, errors first; without errors it may come.
 
-    `clock` is what this host's clock said when the needs came.  `Damaged` or `UnsupportedFormat` for needs that make
+    `clock` is what the source's clock said when it asked.  `Damaged` or `UnsupportedFormat` for needs that make
     no sense; nothing else is raised.
     """
     return findings(Arrival(read(needs), config, clock), (*HOST_CHECKS, *TREE_CHECKS))
@@ -195,8 +196,8 @@ def _session(coming: Arrival) -> Iterator[Finding]:
 
 
 def _clock(coming: Arrival) -> Iterator[Finding]:
-    ahead = coming.clock - coming.needs.time
-    if coming.needs.time and abs(ahead) > _CLOCK:
+    ahead = coming.now - coming.clock
+    if abs(ahead) > _CLOCK:
         yield Finding(
             "warning",
             "clock",
@@ -204,8 +205,9 @@ def _clock(coming: Arrival) -> Iterator[Finding]:
             f"timers of the tree that ring at a time of day are off by that",
             "Have both hosts set their clocks by NTP (timedatectl set-ntp true).",
         )
-    gone = time.monotonic() - coming.needs.monotonic - (time.time() - coming.clock)
-    if coming.needs.monotonic and gone < -_CLOCK and coming.needs.namespaces.get("time", {}).get("mode") != "dumped":
+    theirs = coming.needs.monotonic + (coming.clock - coming.needs.time)
+    gone = time.monotonic() - (time.time() - coming.now) - theirs
+    if gone < -_CLOCK and coming.needs.namespaces.get("time", {}).get("mode") != "dumped":
         yield Finding(
             "warning",
             "monotonic-clock",
