@@ -104,7 +104,8 @@ def dump(
 
     receiver.start()
     try:
-        with theirs, criu.swrk(enter=enter, pass_fds=[folder, theirs.fileno()]) as swrk:
+        freezer = [options.freezer] if options.freezer is not None else []
+        with theirs, criu.swrk(enter=enter, pass_fds=[folder, theirs.fileno(), *freezer]) as swrk:
             request = dump_options(folder_path(folder), theirs.fileno(), options)
             theirs.close()  # CRIU holds its own copy; the stream must end when CRIU does
             swrk.call("DUMP", request, notify)
@@ -128,11 +129,13 @@ def restore(
     pass_fds: Sequence[int] = (),
     start: Starter | None = None,
     about_to_fork: Callable[[int], None] | None = None,
+    about_to_run: Callable[[], None] | None = None,
 ) -> int:
     """Restore a tree from `folder`; `placed` is called with the root's PID before anything executes.
 
     `start` starts CRIU as somebody else's child: the tree's root is that one's too.  `about_to_fork` is told CRIU's
-    PID, or that of its parent, when it is about to make the tree.  Returns the root's PID in CRIU's PID namespace.
+    PID, or that of its parent, when it is about to make the tree; `about_to_run` when every task stands before its first
+    instruction, in CRIU's hands (what raises there, comes too late for CRIU).  Returns the root's PID in CRIU's PID namespace.
     Raises what `placed` raised, else `CriuFailed`; nothing of the tree is left then.
     """
 
@@ -141,6 +144,8 @@ def restore(
             about_to_fork(swrk.pid)
         elif script == "post-restore":
             placed(pid)
+        elif script == "pre-resume" and about_to_run is not None:
+            about_to_run()
         return True
 
     try:

@@ -42,6 +42,7 @@ TCP_ESTABLISHED, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 7, 8, 10
 _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM = 2, 10, 1, 2
 _SHUTDOWN_NONE, _SHUTDOWN_BOTH = 0, 3
 _REMAP_LINKED = 0
+_STOPPED = 3  # a task's state
 
 
 def valid_name(name: str) -> bool:
@@ -151,6 +152,11 @@ class ImageSet:
     def pids(self) -> list[int]:
         """PIDs of all processes, root first, as the tree itself sees them."""
         return [entry.pid for entry in read(self.folder, "pstree.img", "PSTREE")]
+
+    def stopped(self) -> set[int]:
+        """PIDs of the processes that a signal had stopped, as the tree itself sees them."""
+        cores = {pid: read(self.folder, f"core-{pid}.img", "CORE")[0] for pid in self.pids()}
+        return {pid for pid, core in cores.items() if core.HasField("tc") and core.tc.task_state == _STOPPED}
 
     def reserved_ids(self) -> set[int]:
         """Every number that must be free for a restore with the same PIDs: processes, threads, groups, sessions."""

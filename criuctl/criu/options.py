@@ -29,6 +29,7 @@ class DumpOptions:
     external: Sequence[str] = ()  # resources that come from outside again at restore
     external_mounts: bool = False  # CRIU saves the mount namespace, with every mount coming from outside again
     timeout: int = 30  # seconds that freezing may take
+    freezer: int | None = None  # descriptor of the control group by which the tree is frozen already
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,9 @@ def dump_options(images: str, page_socket: int, options: DumpOptions) -> Any:
     opts.ps.port = 0
     opts.timeout = options.timeout
     opts.external.extend(options.external)
+    if options.freezer is not None:
+        # CRIU seizes what stands still there, thaws the group when all are in its hands, and freezes it before it lets go.
+        opts.freeze_cgroup = f"/proc/self/fd/{options.freezer}"
     _external_mounts(opts, options.external_mounts)
     return opts
 

@@ -152,6 +152,7 @@ def restore(
         def register(root: int) -> None:
             """Known before it runs: a criuctl that is killed from here on leaves a session, not a stray tree."""
             nonlocal here
+            claim.check()
             here = replace(here, state="running", pid=root, start_time=ProcessIdentity.of(root).start_time)
             registry.put(here)
             names = {"session": name, "incarnation": session.incarnation, "checkpoint": manifest.id}
@@ -302,6 +303,7 @@ class _Restore:
                 enter=prefix,
                 start=start,
                 about_to_fork=self.early.follow if self.early is not None else None,
+                about_to_run=self.holder.settle,
             )
             self.running_at = time.monotonic()
             if fresh is not None:
@@ -337,7 +339,7 @@ class _Restore:
         if self.following is not None:
             self.following.watch(self.placed)
         self.register(root)
-        self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys)
+        self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys, pids, self.images)
         self.reporter.step("resume")
 
     def _rejoin_groups(self, pids: dict[int, int]) -> None:

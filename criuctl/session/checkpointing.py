@@ -32,26 +32,35 @@ class Checkpointing:
 
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
+        self._preparing: Connection | None = None  # whose CRIU is about to seize the tree, or just does
         self._connection: Connection | None = None
         self._committed = ""  # id of the checkpoint that exists, whatever becomes of the tree
         self._end: tuple[int | None, int | None] | None = None  # how the tree ended meanwhile
         self._uncertain: Timer | None = None
+        self._bringing: Connection | None = None  # whose CRIU has restored a paused tree, and has not let go of it
 
     @property
     def active(self) -> bool:
         """Whether a dump is being made."""
-        return self._connection is not None or self._uncertain is not None
+        return self._preparing is not None or self._connection is not None or self._uncertain is not None
 
     # -- the dump ---------------------------------------------------------------------------------
+
+    def prepare(self, connection: Connection) -> dict[str, Any]:
+        """CRIU is about to seize the tree: nobody may freeze or thaw it under its hands.  The group that it stands still in."""
+        if self.active and connection is not self._preparing:
+            raise Refused("busy", "a checkpoint of this session is being made")
+        self._preparing = connection
+        return {"freezer": self._holder.tree.seizable()}
 
     def begin(self, connection: Connection, by: Operator) -> dict[str, Any]:
         """The tree is frozen: record what it printed, hold input back, tell all that a restore needs."""
         holder = self._holder
-        if self.active:
+        if self.active and connection is not self._preparing:
             raise Refused("busy", "a checkpoint of this session is being made")
         if holder.state not in ("running", "paused"):
             raise Refused("state", f"the session is {holder.state}", state=holder.state)
-        self._connection, self._committed, self._end = connection, "", None
+        self._preparing, self._connection, self._committed, self._end = None, connection, "", None
         holder.master.hold(True)
         holder.master.drain()
         holder.audit.write("checkpoint-begin", {**by.who(), "pid": connection.pid}, holder.identity.incarnation)
@@ -67,7 +76,14 @@ class Checkpointing:
             "events": holder.sequence,
             "audit": holder.audit.sequence,
             "pending_input": pending,
+            "paused": self._paused(),
         }
+
+    def _paused(self) -> dict[str, Any] | None:
+        holder = self._holder
+        if holder.state != "paused":
+            return None
+        return {"by": holder.paused_by, "halted": holder.halted, "stopped": [identity.pid for identity in holder.tree.stopped]}
 
     def commit(self, connection: Connection, checkpoint: str) -> None:
         """The checkpoint exists and its maker is about to end the tree."""
@@ -92,6 +108,10 @@ class Checkpointing:
 
     def abort(self, connection: Connection) -> None:
         """The dump came to nothing."""
+        if connection is self._preparing:
+            self._preparing = None
+            self._stand_still()
+            return
         self._check(connection)
         self._connection = None
         self._holder.emit("checkpoint-aborted")
@@ -99,6 +119,9 @@ class Checkpointing:
 
     def lost(self, connection: Connection) -> None:
         """A connection was lost; was it the one that makes the dump?"""
+        if connection in (self._preparing, self._bringing):
+            self._preparing = self._bringing = None
+            self._stand_still()
         if connection is not self._connection:
             return
         self._connection = None
@@ -141,7 +164,13 @@ class Checkpointing:
         if end is not None:
             self._holder.finish("exited" if end[0] is not None else "lost", *end)
         else:
+            self._stand_still()
             self._holder.master.hold(False)
+
+    def _stand_still(self) -> None:
+        """CRIU leaves a paused tree as it found it, unless it was killed."""
+        if self._holder.state == "paused":
+            self._holder.tree.freeze()
 
     def _survived(self) -> None:
         self._uncertain = None
@@ -171,6 +200,11 @@ class Checkpointing:
         if holder.tree.group is not None:
             for identity in holder.tree.members():
                 holder.tree.group.add(identity.pid)
+        paused = _paused_facts(message.get("paused"))
+        if paused is not None:
+            holder.tree.returns(paused.pop("stopped"), paused.pop("asleep"))
+            holder.paused_by, holder.halted = paused["by"], paused["halted"]
+            self._bringing = connection
         held = holder.master.queued
         if message.get("input") == "drop":
             holder.requests.refuse_dropped(holder.master.drop(lambda chunk: False))
@@ -178,8 +212,18 @@ class Checkpointing:
         holder.identity.restored = {**facts, "at": round(time.time(), 3)}
         holder.audit.write("adopt", {**by.who(), "pid": connection.pid}, holder.identity.incarnation, tree=root.pid, **facts)
         holder.emit("restored", **facts, offset=holder.log.end, held_input=held)
-        holder.set_state("running")
+        if paused is not None:
+            holder.emit("halted" if paused["halted"] else "paused", by=paused["by"], restored=True)
+        holder.set_state("running" if paused is None else "paused")
         holder.master.hold(False)
+
+    def settle(self, connection: Connection) -> dict[str, Any]:
+        """CRIU is about to let go of a restored tree that is to stand still."""
+        if connection is not self._bringing:
+            raise Refused("state", "this connection has not adopted a paused tree", state=self._holder.state)
+        self._bringing = None
+        method, count = self._holder.tree.freeze()
+        return {"method": method, "processes": count}
 
 
 def _identity(message: dict[str, Any]) -> ProcessIdentity:
@@ -193,3 +237,19 @@ def _identity(message: dict[str, Any]) -> ProcessIdentity:
     if start_time is not None and start_time != root.start_time:
         raise Refused("not-found", f"PID {pid} is another process by now")
     return root
+
+
+def _paused_facts(facts: Any) -> dict[str, Any] | None:
+    if not isinstance(facts, dict):
+        return None
+    by = facts.get("by")
+    found = {key: [_living(pid) for pid in facts.get(key) or () if isinstance(pid, int)] for key in ("stopped", "asleep")}
+    lists = {key: [identity for identity in listed if identity is not None] for key, listed in found.items()}
+    return {"by": by if isinstance(by, dict) else None, "halted": facts.get("halted") is True, **lists}
+
+
+def _living(pid: int) -> ProcessIdentity | None:
+    try:
+        return ProcessIdentity.of(pid)
+    except CriuctlError:
+        return None

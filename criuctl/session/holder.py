@@ -81,7 +81,9 @@ class Holder:
         self.master.on_begun = self._on_input_begun
         self.master.on_written = self._on_input_written
         self.master.on_broken = self._on_terminal_gone
-        self.tree = Tree(cgroup.create(f"{identity.name}-{identity.id[:8]}"))
+        # Two homes of one session may share a kernel (containers, a copy that is not ended yet): each has a group of its own.
+        place = os.stat(run_folder)
+        self.tree = Tree(cgroup.create(f"{identity.name}-{identity.id[:8]}-{place.st_dev:x}-{place.st_ino:x}"))
         self.state, self.since = "checkpointed", time.time()
         self.exit: tuple[int | None, int | None] = (None, None)  # code, signal
         self.collected = False

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
+import time
 from collections.abc import Callable, Iterable
 
 from ..errors import CriuctlError
@@ -22,6 +24,8 @@ from .cgroup import SessionGroup
 _MAX_WALKS = 50
 _TIOCSIG = 0x40045436  # _IOW("T", 0x36, int); not in the termios module
 _STOPPED = ("T", "t")
+_STANDING = (*_STOPPED, "Z", "X", None)
+_STOP_SECONDS = 1.0
 
 
 class Tree:
@@ -33,6 +37,7 @@ class Tree:
         self.helpers: set[int] = set()  # children of the holder that are not the session's
         self.stopped: list[ProcessIdentity] = []  # whom `stop` stopped, parents first
         self.frozen = ""  # by which method it stands still
+        self.asleep: frozenset[ProcessIdentity] | None = None  # who had been stopped before everybody was; None: one can see it
 
     def members(self) -> list[ProcessIdentity]:
         """Everybody who lives, parents before children."""
@@ -75,12 +80,18 @@ class Tree:
                 os.close(fd)
         return count
 
+    def returns(self, stopped: Iterable[ProcessIdentity], asleep: Iterable[ProcessIdentity]) -> None:
+        """A tree that stood still comes back in its restorer's hands: whom the pause has `stopped`, who was `asleep` before."""
+        self.stopped, self.asleep = list(stopped), frozenset(asleep)
+
     def freeze(self) -> tuple[str, int]:
         """Let everybody stand still; by which method, and how many."""
         members = self.members()
         if self.group is not None and members:
             # A process may have been started or restored outside the group.
             inside = set(self.group.pids())
+            if self.asleep is None and not self.frozen:  # afterwards they look as frozen as the others
+                self.asleep = frozenset(identity for identity in members if identity.state() in _STOPPED)
             for identity in members:
                 if identity.pid not in inside:
                     self.group.add(identity.pid)
@@ -97,8 +108,25 @@ class Tree:
         if self.group is not None:
             self.group.thaw()
         self.signal(signal.SIGCONT, reversed(self.stopped))
-        self.stopped = []
+        self.stopped, self.asleep = [], None
         self.frozen = ""
+
+    def seizable(self) -> str | None:
+        """Let a tracer seize a tree that stands still: the group through which it has to, None if it needs to know nothing.
+
+        The freezer of version 1 would let it wait for ever for a process that was stopped: there all are stopped instead, before
+        the group is thawed, and get no further than to that signal.
+        """
+        if self.group is None or self.frozen != self.group.method:
+            return None
+        if self.group.version > 1:
+            return self.group.path
+        self._stop()
+        self.group.thaw()
+        deadline = time.monotonic() + _STOP_SECONDS
+        while not all(identity.state() in _STANDING for identity in self.stopped) and time.monotonic() < deadline:
+            select.select([], [], [], 0.001)
+        return None
 
     def _stop(self) -> None:
         known: set[ProcessIdentity] = set()
@@ -108,8 +136,12 @@ class Tree:
                 return
             for identity in new:
                 known.add(identity)
-                if identity.state() not in _STOPPED and self.signal(signal.SIGSTOP, (identity,)):
+                if identity not in self.stopped and not self._sleeps(identity) and self.signal(signal.SIGSTOP, (identity,)):
                     self.stopped.append(identity)
+
+    def _sleeps(self, identity: ProcessIdentity) -> bool:
+        """Whether it is stopped without us; of a tree in its restorer's hands every process looks so."""
+        return identity.state() in _STOPPED if self.asleep is None else identity in self.asleep
 
 
 def _children(pid: int) -> list[int]:

@@ -115,6 +115,7 @@ def _state(holder: Holder) -> dict[str, Any]:
         "root": asdict(root) if root is not None else None,
         "stopped": [asdict(identity) for identity in holder.tree.stopped],
         "frozen": holder.tree.frozen,
+        "asleep": None if holder.tree.asleep is None else [asdict(identity) for identity in holder.tree.asleep],
         "helpers": list(holder.helpers),
         "master": master.fd,
         "size": [master.rows, master.cols, master.xpixel, master.ypixel],
@@ -193,6 +194,8 @@ def _resume_tree(holder: Holder, state: dict[str, Any]) -> None:
     tree, master = holder.tree, holder.master
     tree.stopped = [ProcessIdentity(**values) for values in state["stopped"]]
     tree.frozen = state["frozen"]
+    if state.get("asleep") is not None:
+        tree.asleep = frozenset(ProcessIdentity(**values) for values in state["asleep"])
     for pid in state["helpers"]:
         tree.helpers.add(pid)
         holder.helpers[pid] = helpers.reporter(holder, pid)

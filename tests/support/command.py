@@ -33,6 +33,7 @@ class Criuctl:
         self.home = home
         self.store = home.path / "store"
         self.extra: dict[str, str] = {}  # more environment for every later command
+        self.prefix: list[str] = []  # a program that runs every later command
         self.running: list[Launched] = []
         self._count = 0
 
@@ -56,7 +57,7 @@ class Criuctl:
     def start(self, *arguments: str | int | Path, env: Mapping[str, str] | None = None, json_output: bool = True) -> Command:
         """Start a command and return at once."""
         self._count += 1
-        argv = [sys.executable, "-m", "criuctl", *map(str, arguments), *(["--json"] if json_output else [])]
+        argv = [*self.prefix, sys.executable, "-m", "criuctl", *map(str, arguments), *(["--json"] if json_output else [])]
         out, err = self.home.path / f"command-{self._count}.out", self.home.path / f"command-{self._count}.err"
         with out.open("wb") as stdout, err.open("wb") as stderr:
             process = self.keeper.spawn(

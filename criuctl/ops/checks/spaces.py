@@ -9,6 +9,7 @@ from ...errors import NoSuchProcess
 from ...proc.namespaces import for_children
 from ...proc.procfs import read_text
 from ...report import Finding
+from ...session.sessions import all_states
 from .scene import Scene
 
 _WORDS = {
@@ -79,7 +80,7 @@ def check_proc_mount(scene: Scene) -> Iterator[Finding]:
 
 
 def check_freezer(scene: Scene) -> Iterator[Finding]:
-    """Control groups that are frozen already: a tree in one never answers CRIU."""
+    """Control groups that are frozen already: a tree in one never answers CRIU, but if it knows the group: a paused session's."""
     told: set[str] = set()
     for process in scene.tree:
         try:
@@ -93,14 +94,25 @@ def check_freezer(scene: Scene) -> Iterator[Finding]:
             state = _frozen(scene, path, unified=not controllers)
             if state and state not in told:
                 told.add(state)
+                if os.path.dirname(state) == _paused_group(scene):
+                    continue
                 yield Finding(
                     "error",
                     "frozen",
                     f"{process} is in a frozen control group, {state}; CRIU would wait for it in vain",
-                    "Thaw it first: `criuctl resume NAME` if it is a session that was paused or halted, else "
-                    f"`echo {'0' if not controllers else 'THAWED'} > {state}`.",
+                    f"Thaw it first: `echo {'0' if not controllers else 'THAWED'} > {state}`.",
                     pid=process.pid,
                 )
+
+
+def _paused_group(scene: Scene) -> str | None:
+    """The control group of the session whose root this is, if its holder has paused it."""
+    root = scene.root.identity
+    for state in all_states(scene.config):
+        if state["holder_alive"] and (state["pid"], state["start_time"]) == (root.pid, root.start_time):
+            group: str | None = state["cgroup"] if state["state"] == "paused" else None
+            return group
+    return None
 
 
 def _frozen(scene: Scene, path: str, *, unified: bool) -> str:

@@ -1,0 +1,90 @@
+"""Sessions that stand still: by each kind of freezer and without one, through a dump, and to the store and back."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.command import Home
+from support.keeper import Keeper, wait_until
+from support.operating import TIMEOUT, Operators
+
+pytestmark = pytest.mark.integration
+
+# A job that was stopped before anybody paused anything, and a counter.
+COUNTER = "sleep 1000 & kill -STOP $!; i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.01; done"
+METHODS = {"freezer-v2": (), "freezer-v1": ("cgroup2",), "SIGSTOP": ("cgroup2", "freezer")}  # and which mounts hide it
+
+
+def _mounted(kind: str) -> list[str]:
+    """Where hierarchies of version 2, or of version 1 with this controller, are mounted."""
+    lines = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+    return [fields[4] for fields in lines if fields[fields.index("-") + 1] == kind or kind in fields[-1].split(",")]
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest, keeper: Keeper, home: Home, operators: Operators) -> Iterator[str]:
+    """The way by which this test's sessions are paused: all commands run where the better ones are not mounted."""
+    kinds = {"freezer-v2": "cgroup2", "freezer-v1": "freezer"}
+    if request.param in kinds and not _mounted(kinds[request.param]):
+        pytest.skip(f"no {request.param} here")
+    hidden = [path for kind in METHODS[request.param] for path in _mounted(kind)]
+    apart = None
+    if hidden:
+        ready = home.path / "hidden"
+        script = f"umount {' '.join(hidden)} && touch {ready} && exec sleep 1000"
+        environment = {"PATH": os.environ["PATH"], "CZOO_TOKEN": home.token}
+        apart = keeper.spawn(["unshare", "--mount", "--propagation", "private", "sh", "-c", script], env=environment)
+        wait_until(ready.exists, TIMEOUT, "the mount namespace is there")
+        operators.prefix = ["nsenter", f"--mount=/proc/{apart.pid}/ns/mnt", "--"]
+    yield request.param
+    operators.prefix = []
+    if apart is not None:
+        apart.kill()
+
+
+def _ticks(operators: Operators, name: str) -> list[int]:
+    text = "\n".join(operators("capture", name, "--scrollback")["lines"])
+    return [int(number) for number in re.findall(r"tick (\d+)\b", text)]
+
+
+def _goes_on(operators: Operators, name: str, last: int) -> None:
+    """The very next number comes after `last`, and many more."""
+    operators("wait", name, "--match", rf"tick {last + 20}\b", "--timeout", TIMEOUT)
+    ticks = _ticks(operators, name)
+    assert ticks == list(range(1, len(ticks) + 1)) and len(ticks) >= last + 20
+
+
+def test_a_paused_session_is_dumped_and_comes_back_paused(operators: Operators, method: str) -> None:
+    operators("run", "-d", "--name", "work", "--", "sh", "-c", COUNTER)
+    assert operators("status", "work")["freezer"] == method
+    operators("wait", "work", "--match", r"tick 5\b", "--timeout", TIMEOUT)
+    assert operators("pause", "work")["method"] == method
+    before = operators("status", "work")
+    last = _ticks(operators, "work")[-1]
+    operators("snapshot", "work")
+    after = operators("status", "work")
+    assert (after["state"], after["offset"], after["paused_by"]) == ("paused", before["offset"], before["paused_by"])
+    operators("resume", "work")
+    _goes_on(operators, "work", last)
+    operators("halt", "work")
+    before = operators("status", "work")
+    last = _ticks(operators, "work")[-1]
+    operators("dump", "work")
+    assert operators("status", "work")["state"] == "checkpointed"
+    restored = operators("restore", "work")
+    status = operators("status", "work")
+    assert (status["state"], status["halted"], status["pid"]) == ("paused", True, restored["pid"])
+    assert status["offset"] == before["offset"] and status["paused_by"]["name"] == "tester"
+    operators("resume", "work")
+    _goes_on(operators, "work", last)
+    jobs = Path(f"/proc/{status['pid']}/task/{status['pid']}/children").read_text().split()
+    below = [f"/proc/{pid}/task/{pid}/children" for pid in jobs]
+    sleeping = [pid for path in below for pid in Path(path).read_text().split()]
+    states = {Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in [*jobs, *sleeping]}
+    assert "T" in states  # who was stopped before the pause still is
+    operators("kill", "work")
+    assert operators("status", "work")["state"] == "exited"
