@@ -25,7 +25,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import Conflict, CriuctlError, Damaged, ObjectExists, ObjectMissing, StoreUnreachable
+from ..errors import Conflict, CriuctlError, Damaged, DataError, ObjectExists, ObjectMissing, StoreError, StoreUnreachable
 from . import objects
 from .catalog import load_json
 from .manifest import SessionRef, now
@@ -73,6 +73,18 @@ class Claim:
     def keep(self) -> None:
         """The session lives here now: the lease stays."""
         self._done = True
+
+    def check(self) -> None:
+        """Before the session runs: `Conflict` if somebody has taken it over meanwhile; no answer of the store means no."""
+        if not self.leased:
+            return
+        try:
+            current = read_head(self._repository, self.head.session.name)
+        except (StoreError, DataError):
+            return
+        if current is not None and current.epoch > self.head.epoch:
+            who = current.host_name or current.host
+            raise Conflict(f"session {self.head.session.name!r} was taken over by host {who} meanwhile", host=who)
 
     def release_unless_kept(self) -> None:
         """Give the lease back after a failure; a store that does not answer leaves it to us to take over later."""
