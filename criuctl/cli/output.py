@@ -59,6 +59,7 @@ class LineReporter(Reporter):
     def step(self, name: str, **facts: Any) -> None:
         if self._verbose:
             self._line(f"{time.monotonic() - self._started:8.3f} s  {printable(name)}{_facts(facts)}")
+        super().step(name, **facts)
 
     def warning(self, text: str, hint: str = "") -> None:
         super().warning(text, hint)
@@ -86,6 +87,7 @@ class JsonReporter(Reporter):
 
     def step(self, name: str, **facts: Any) -> None:
         self._event("step", name=name, facts=facts)
+        super().step(name, **facts)
 
     def progress(self, name: str, done: int, total: int | None = None, unit: str = "bytes") -> None:
         now = time.monotonic()
