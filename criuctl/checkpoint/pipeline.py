@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -57,6 +59,8 @@ class WriterStats:
     bytes_stored: int = 0  # bytes of the packs written for them
     chunks: int = 0
     chunks_new: int = 0
+    packing: float = 0.0  # seconds of all workers together
+    sending: float = 0.0  # seconds in which packs were on their way
     bytes_unused: int = 0  # of `bytes_new`: sent ahead, but in no stream that is kept (by now)
 
 
@@ -78,8 +82,8 @@ class Pipeline:
         self.packs: list[PackIndex] = []  # durable in the store
         self.referenced: dict[bytes, int] = {}  # older packs that this dump relies on, and their sizes
         self._store, self._sealer, self._index, self._reporter = store, sealer, index, reporter
-        self._level = config.compression
-        workers = config.workers or min(len(os.sched_getaffinity(0)), 16)
+        self.level = config.compression  # zstd; may be changed at any time
+        self.workers = workers = config.workers or min(len(os.sched_getaffinity(0)), 16)
         uploads = max(config.uploads, 1)
         smallest, wanted = _PACK_SIZES
         slots = workers + uploads
@@ -98,6 +102,8 @@ class Pipeline:
         self._error: BaseException | None = None
         self._working = 0  # windows given to the workers that are not in a pack
         self._uploading = 0  # packs that are not in the store
+        self._puts = 0  # packs on their way just now
+        self._put_since = 0.0
         self._hasher = self._thread(self._hash, "hash")
         self._workers = [self._thread(self._compress, f"pack-{n}") for n in range(workers)]
         self._uploaders = [self._thread(self._upload, f"put-{n}") for n in range(uploads)]
@@ -270,13 +276,18 @@ class Pipeline:
             self._compact = None
 
     def _compress(self) -> None:
-        compress = Compressor(self._level)
+        level = self.level
+        compress = Compressor(level)
         while (work := self._work.get()) is not None:
+            if level != self.level:
+                level = self.level
+                compress = Compressor(level)
             if self._error is None:
                 self._pack(work, compress)
 
     def _pack(self, work: Work, compress: Compressor) -> None:
         """Put these windows into a pack that nobody else is filling."""
+        spent = 0.0
         with self._state:
             current = self._open.pop() if self._open else None
         for chunk, buffer, start, end in work:
@@ -287,12 +298,15 @@ class Pipeline:
                 slot = self._pack_buffers.acquire()
                 current = PackBuilder(self._sealer, slot.view), slot
             content = buffer.view[start:end]
+            began = time.monotonic()
             codec, payload = compress(content)
             current[0].add(chunk, end - start, codec, payload)
+            spent += time.monotonic() - began
             self.buffers.done(buffer)
         with self._state:
             if current is not None:
                 self._open.append(current)
+            self.stats.packing += spent
             self._working -= len(work)
             if self._working == 0:
                 self._state.notify_all()
@@ -308,7 +322,8 @@ class Pipeline:
             builder, slot = full
             if self._error is None:
                 index, data = builder.finish()
-                self._store.put(object_name(index.pack), data)
+                with self._sending():
+                    self._store.put(object_name(index.pack), data)
                 with self._state:
                     self.packs.append(index)
                     self.stats.bytes_stored += index.size
@@ -316,3 +331,18 @@ class Pipeline:
                     self._state.notify_all()
                 self._reporter.progress("upload", self.stats.bytes_stored)
             self._pack_buffers.done(slot)
+
+    @contextmanager
+    def _sending(self) -> Iterator[None]:
+        """Counts the time in which at least one pack is on its way."""
+        with self._state:
+            if not self._puts:
+                self._put_since = time.monotonic()
+            self._puts += 1
+        try:
+            yield
+        finally:
+            with self._state:
+                self._puts -= 1
+                if not self._puts:
+                    self.stats.sending += time.monotonic() - self._put_since

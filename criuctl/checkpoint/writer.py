@@ -19,9 +19,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ..config import Config
 from ..errors import CriuctlError, Damaged, StoreUnreachable
 from .buffers import BUFFER_SIZE, PageBuffer
 from .chunks import ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, WINDOW, StreamRef
+from .effort import fitting
 from .gclists import Intent
 from .manifest import CheckpointSummary, Manifest
 from .packs import object_name
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from .repository import Repository
 
 _BATCH = 16  # windows handed over at once
+_MEASURABLE = 32 << 20  # plain bytes from which on speeds are measured
 _CHECKERS = 8  # packs looked at side by side at the commit
 
 
@@ -185,6 +188,19 @@ class CheckpointWriter:
             with self._lock:
                 self._window(stream, self._zeros, 0, piece)
         self._submit()
+
+    def adapt(self, before: WriterStats) -> int:
+        """Fit the compression of what comes to the store, by what it came to since `before`; the zstd level.
+
+        A level that the configuration sets to another value than the default is a wish, and stays.
+        """
+        pipeline, now = self._pipeline, self.stats
+        packing, sending = now.packing - before.packing, now.sending - before.sending
+        plain, stored = now.bytes_new - before.bytes_new, now.bytes_stored - before.bytes_stored
+        if self._repository.config.compression == Config.compression and plain >= _MEASURABLE and packing > 0 and sending > 0:
+            workers = min(pipeline.workers, len(os.sched_getaffinity(0)))
+            pipeline.level = fitting(pipeline.level, workers * plain / packing, stored / plain, stored / sending)
+        return pipeline.level
 
     # -- barriers --------------------------------------------------------------------------------------
 

@@ -9,14 +9,15 @@ checkpoint wrong: what it stored is used if it is the same as what CRIU sends, e
 Where the kernel knows soft-dirty pages, later rounds read the windows that were written to; elsewhere they read and
 hash everything, and send on what changed.  Another round is worth it while the one before found more than the
 freeze may take (`Rules.target` seconds to store it at the rate seen so far), and as long as rounds shrink: a tree that writes
-faster than the store takes will not be caught up with.
+faster than the store takes will not be caught up with.  Between rounds the compression is fitted to the speed that the
+way to the store was seen to have.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..checkpoint.writer import CheckpointWriter
@@ -63,7 +64,7 @@ def precopy(writer: CheckpointWriter, root: int, reporter: Reporter, *, rules: R
     rounds: list[Round] = []
     while not enough(rounds, rules) and time.monotonic() < deadline:
         began = time.monotonic()
-        before = (writer.stats.bytes_new, writer.stats.bytes_stored)
+        before = replace(writer.stats)
         walk = Walk(writer, dirty_only=track and bool(rounds), track=track, going=lambda: time.monotonic() < deadline)
         try:
             walk.tree([p.pid for p in read_tree(root) if not p.zombie])
@@ -73,12 +74,13 @@ def precopy(writer: CheckpointWriter, root: int, reporter: Reporter, *, rules: R
         made = Round(
             number=len(rounds) + 1,
             read=walk.bytes,
-            new=writer.stats.bytes_new - before[0],
-            stored=writer.stats.bytes_stored - before[1],
+            new=writer.stats.bytes_new - before.bytes_new,
+            stored=writer.stats.bytes_stored - before.bytes_stored,
             seconds=time.monotonic() - began,
         )
         rounds.append(made)
         reporter.step("precopy", round=made.number, read=made.read, changed=made.new, seconds=round(made.seconds, 3))
+        writer.adapt(before)
     return rounds
 
 
