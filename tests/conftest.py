@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support import leaks
 from support.aftermath import Aftermath
 from support.command import Criuctl, Home
 from support.keeper import Keeper
 from support.trip import Trip
 from support.zoo import PROGRAMS, Zoo
+
+# A slow machine is no failure; and every run tries the same examples, unless one goes looking for others.
+settings.register_profile(
+    "suite",
+    deadline=None,
+    derandomize="CRIUCTL_TEST_SEARCH" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("suite")
 
 pytest_plugins = ["servers.fixtures", "support.hosts"]  # radosgw_server and rclone_server are there once for the whole session
 
@@ -39,7 +51,7 @@ def home(request: pytest.FixtureRequest) -> Iterator[Home]:
         yield home
     finally:
         found = leaks.leftovers(before, token, allowed=frozenset({str(home.path), str(home.run)}))
-        large = [path for path in home.run.rglob("*") if path.is_file() and path.stat().st_size > 4096]
+        large = [path for path in home.run.rglob("*") if _size(path) > 4096]
         # A tree's report to itself stays until the next command finds the tree gone, and grows with its connections.
         found += [f"plain image {path}" for path in large if path.parent != home.run / "inside"]
         leaks.end_processes(token)
@@ -47,6 +59,15 @@ def home(request: pytest.FixtureRequest) -> Iterator[Home]:
             shutil.rmtree(path)
     if found:
         pytest.fail("left behind: " + "; ".join(found))
+
+
+def _size(path: Path) -> int:
+    """Of a file; 0 when it is none, or was removed at this moment."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 @pytest.fixture
