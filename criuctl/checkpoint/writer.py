@@ -61,6 +61,7 @@ class CheckpointWriter:
         self._pipeline = pipeline
         self._reporter = reporter
         self._streams: dict[Hashable, Stream] = {}
+        self._tailed: list[Stream] = []  # all streams with a tail are among them
         self._ahead = Stream(kept=False)
         self._lock = threading.RLock()
         self._pending: list[Window] = []
@@ -135,6 +136,8 @@ class CheckpointWriter:
         with self._lock:
             stream = self._streams.setdefault(key, Stream())
             while len(view):
+                if not stream.tail:
+                    self._tailed.append(stream)
                 step = min(len(view), WINDOW - len(stream.tail))
                 stream.tail += view[:step]
                 view = view[step:]
@@ -210,8 +213,8 @@ class CheckpointWriter:
         What is new is in memory of ours then: whoever owns the original may go on.
         """
         with self._lock:
-            for stream in self._streams.values():
-                self._end_tail(stream)
+            while self._tailed:
+                self._end_tail(self._tailed.pop(0))
             self._submit()
             dirty, self._dirty = self._dirty, False
         if dirty:

@@ -89,7 +89,9 @@ def describe(
 ) -> Manifest:
     """The manifest; CRIU's metadata images and the maps of the memory go into the checkpoint on the way."""
     image_files = tuple(_add_images(images, writer))
-    memory_images = tuple(_add_memory(image, writer) for image in memory)
+    for image in memory:
+        writer.add_bytes(("entries", image.key), image.pack())
+    memory_images = tuple(_memory(image, writer) for image in memory)  # only now: the first one waits for all to be hashed
     return Manifest(
         id=os.urandom(16).hex(),
         session=SessionRef(session.name, session.id),
@@ -132,14 +134,12 @@ def _add_images(images: ImageSet, writer: CheckpointWriter) -> Iterator[ImageFil
         yield ImageFile(name, size)
 
 
-def _add_memory(image: PageImage, writer: CheckpointWriter) -> MemoryImage:
-    key = ("entries", image.key)
-    writer.add_bytes(key, image.pack())
+def _memory(image: PageImage, writer: CheckpointWriter) -> MemoryImage:
     return MemoryImage(
         kind=image.key.kind,
         id=image.key.id,
         pages=image.pages,
-        entries=writer.stream(key),
+        entries=writer.stream(("entries", image.key)),
         data=writer.stream(image.key),
     )
 

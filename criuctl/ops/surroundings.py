@@ -15,7 +15,8 @@ from ..config import Config
 from ..criu import binary
 from ..criu.pages import PageGuard
 from ..proc.descriptors import Descriptor, descriptors
-from ..proc.tree import Process, mappings, read_process, read_tree
+from ..proc.mappings import each_mapping, mappings
+from ..proc.tree import Process, read_process, read_tree
 
 _SLACK = 1 << 20  # a deleted file may grow by this much until the freeze
 
@@ -42,7 +43,7 @@ def page_guards(tree: Sequence[Process]) -> dict[int, PageGuard]:
     for process in tree:
         if process.zombie:
             continue
-        code = next((m for m in mappings(process.pid) if "x" in m.perms), None)
+        code = next((m for m in each_mapping(process.pid) if "x" in m.perms), None)
         if code is not None:
             guards[process.ns_pid] = PageGuard(process.pid, code.start)
     return guards

@@ -7,6 +7,7 @@ it, for those who found a reason to in the plain list.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .procfs import read_text
@@ -46,7 +47,11 @@ class Mapping:
 
 def mappings(pid: int) -> list[Mapping]:
     """All mappings of `pid` in order; none for zombies and kernel threads.  `NoSuchProcess`, `PreflightRefused`."""
-    found = []
+    return list(each_mapping(pid))
+
+
+def each_mapping(pid: int) -> Iterator[Mapping]:
+    """`mappings`, one after the other, for those who need only the first ones."""
     for line in read_text(pid, "maps").split("\n"):
         if not line:
             continue
@@ -54,20 +59,17 @@ def mappings(pid: int) -> list[Mapping]:
         start, _, end = f[0].partition("-")
         major, _, minor = f[3].partition(":")
         path = f[5] if len(f) > 5 else ""
-        found.append(
-            Mapping(
-                start=int(start, 16),
-                end=int(end, 16),
-                perms=f[1],
-                offset=int(f[2], 16),
-                major=int(major, 16),
-                minor=int(minor, 16),
-                inode=int(f[4]),
-                path=path.removesuffix(_DELETED),
-                deleted=path.endswith(_DELETED),
-            )
+        yield Mapping(
+            start=int(start, 16),
+            end=int(end, 16),
+            perms=f[1],
+            offset=int(f[2], 16),
+            major=int(major, 16),
+            minor=int(minor, 16),
+            inode=int(f[4]),
+            path=path.removesuffix(_DELETED),
+            deleted=path.endswith(_DELETED),
         )
-    return found
 
 
 def vm_flags(pid: int) -> dict[int, frozenset[str]]:
