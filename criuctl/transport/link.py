@@ -293,7 +293,7 @@ class Link:
             body = self._body(waiting, length)
             answer, error = Answer(frames.mapping_of(said, "arguments"), body or b""), None
             if body is None:
-                error = LinkLost(f"{self.name} answered with {length} bytes, more than were asked for")
+                error = frames.OtherSideFailed(f"{self.name} answered with {length} bytes, more than were asked for")
         with self._lock:
             self._asked.pop(number, None)
             self._room.notify()

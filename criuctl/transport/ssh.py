@@ -259,6 +259,6 @@ def _may_ask() -> bool:
 
 
 def _clean(text: str) -> list[str]:
-    """The lines that say something."""
+    """The lines that say something of importance."""
     lines = ("".join(c for c in line if c.isprintable()).strip() for line in text.splitlines())
-    return [line[:300] for line in lines if line]
+    return [line[:300] for line in lines if line and not line.startswith("Warning: Permanently added")]
