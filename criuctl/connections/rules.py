@@ -30,7 +30,7 @@ TRANSPORTS = frozenset({"tcp", "udp", "unix"})
 FALLBACKS = ("hangup", "refuse")
 DEADLINE = 30.0  # seconds in which a connection must be back, unless a rule says else
 _RULE_KEYS = ("match", "policy", "application", "secret", "options", "on_failure", "deadline", "drain")
-_MATCH_KEYS = ("peer", "port", "host", "protocol", "process", "direction", "path")
+_MATCH_KEYS = ("peer", "local", "port", "host", "protocol", "process", "direction", "path")
 _SECRET_KEYS = ("env", "file", "command")
 _MOST_SECONDS = 86400.0
 _ALIVE = ("established", "syn-sent", "syn-recv")
@@ -41,6 +41,7 @@ class Match:
     """What a connection must be like; an empty tuple matches everything."""
 
     peers: tuple[Network, ...] = ()
+    locals: tuple[Network, ...] = ()  # our own address
     ports: tuple[tuple[int, int], ...] = ()  # of the peer; of accepted connections, our own
     hosts: tuple[str, ...] = ()
     protocols: tuple[str, ...] = ()  # tcp, udp, unix, or an application protocol
@@ -188,6 +189,8 @@ def _matches(
         return None
     if match.peers and not _within(peer_host, match.peers):
         return None
+    if match.locals and (unix or not _within(endpoint(record.local)[0], match.locals)):
+        return None
     if match.ports:
         port = 0 if unix else endpoint(record.local)[1] if accepted else peer_port
         if not any(low <= port <= high for low, high in match.ports):
@@ -259,6 +262,7 @@ def _match(raw: Mapping[str, Any], where: str) -> Match:
             raise ConfigError(f"{where}.direction must be accepted or initiated, not {direction!r}")
     return Match(
         peers=tuple(_network(text, f"{where}.peer") for text in _texts(raw, "peer", where)),
+        locals=tuple(_network(text, f"{where}.local") for text in _texts(raw, "local", where)),
         ports=tuple(_ports(item, f"{where}.port") for item in _items(raw, "port")),
         hosts=_texts(raw, "host", where),
         protocols=_texts(raw, "protocol", where),

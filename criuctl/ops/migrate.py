@@ -148,7 +148,7 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
         for finding in findings:
             reporter.finding(finding)
         delivery = stack.enter_context(_Delivery(config, to, there, moves, wishes, reporter))
-        carrying = replace(config, files="carry", files_max_mib=_CARRIED_MIB)
+        carrying = replace(_keeping(config, wishes), files="carry", files_max_mib=_CARRIED_MIB)
         try:
             dumped = dump(
                 carrying,
@@ -255,12 +255,21 @@ def _travelling(config: Config, target: str, wishes: Wishes) -> Wishes:
     return replace(wishes, with_files=(*wishes.with_files, workspace)) if workspace else wishes
 
 
+def _keeping(config: Config, wishes: Wishes) -> Config:
+    """Connections of an address that moves along are kept, whatever the rules say of others."""
+    rules = (
+        (f"--keep-address {wanted}", {"match": {"local": addresses.parse(wanted)[0]}, "policy": "keep"})
+        for wanted in wishes.keep_addresses
+    )
+    return replace(config, connection_rules=(*rules, *config.connection_rules))
+
+
 def _look(config: Config, target: str, there: ssh.Connection, wishes: Wishes) -> list[Finding]:
     registry = Registry(config)
     resolved = resolve_target(target, registry.lookup, registry.session_of)
     session = session_for(registry, resolved, wishes.name)
     needs = gather(
-        config,
+        _keeping(config, wishes),
         resolved.root.pid,
         session=SessionRef(session.name, session.id),
         incarnation=session.incarnation,
