@@ -49,10 +49,10 @@ from ..store import open_store
 from ..store.remote import RemoteStore
 from ..transport import ssh
 from ..transport.link import Request
-from . import fencing
+from . import fencing, inbox
 from .dump import dump, session_for
 from .host import host_id
-from .moves import Moves, Outgoing, new_id
+from .moves import Incoming, Moves, Outgoing, new_id
 from .needs import gather
 from .registry import Registry, SessionRecord, boot_id, exclusive_session
 from .target import resolve_target
@@ -134,9 +134,6 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
     with ExitStack() as stack:
         reporter.step("reach", host=to)
         there = stack.enter_context(_reach(config, to, reporter))
-        for move in list(moves.all()):
-            if move.state == "sending" and not move.alive():
-                moves.forget(move.id)
         reporter.step("examine")
         wishes = _travelling(config, target, wishes)
         _check_home(config, Registry(config).get(target) if valid_name(target) else None, reporter)
@@ -193,7 +190,7 @@ def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[
     moves = Moves(config, Outgoing)
     found = [m for m in moves.all() if session in (None, m.session)]
     if session is not None and not found:
-        raise NotFound(f"no move of {session!r} was interrupted on this host")
+        raise NotFound(f"no move of {session!r} was interrupted on this host", hint=_arrived(config, session))
     answers: list[dict[str, Any]] = []
     for move in found:
         answer = {"session": move.session, "host": move.host or move.to, "checkpoint": move.checkpoint, "error": ""}
@@ -215,6 +212,18 @@ def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[
             answer |= {"error": error.message}
         answers.append({"outcome": "in-doubt", **answer})
     return answers
+
+
+def _arrived(config: Config, session: str) -> str:
+    """What can be done here about a session that has come and was not told to run."""
+    move = Moves(config, Incoming).of(session)
+    if move is None or move.state == "running":
+        return ""
+    inbox_store = inbox.configured(config).store
+    return (
+        f"It has come here from {move.origin}, which has not said that it is gone there: resolve it there. If that host is lost"
+        f" for good: `criuctl restore {session} --store {inbox_store} --take-over`."
+    )
 
 
 def _stays(move: Outgoing) -> bool:
@@ -322,6 +331,7 @@ class _Delivery:
             url=_url(self.to, self.config, session.name),
             boot_id=boot_id(),
         )
+        self._end_earlier()
         asked = {"id": self.move.id, "session": session.name, "session_id": session.id, "origin": host_name()}
         self.reporter.step("connect", store=f"{self.host_name}: inbox")
         told = self.there.link.ask("begin", asked).arguments
@@ -332,6 +342,14 @@ class _Delivery:
         key.chmod(0o600)
         store = RemoteStore(self.there.link, f"{self.to}{told['store']}")
         return Repository.open(store, replace(self.config, key_file=str(key), passphrase_file="", passphrase_command=""))
+
+    def _end_earlier(self) -> None:
+        """Earlier moves of the session that came to nothing: it is here, and nobody else works on it."""
+        assert self.move is not None
+        for move in list(self.moves.all()):
+            if move.session_id == self.move.session_id:
+                _put_back(move, self.reporter)
+                self.moves.forget(move.id)
 
     def frozen(self) -> None:
         """The tree stands still from now on."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ..config import Config
-from ..errors import Damaged, NoSuchProcess
+from ..errors import Conflict, Damaged, NoSuchProcess
 from ..proc.tree import ProcessIdentity, read_process
 from .registry import boot_id
 
@@ -152,6 +152,24 @@ class Moves(Generic[M]):
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def check_at_home(config: Config, session: str, *, take_over: bool) -> None:
+    """A session that has left, and whose other end was not told yet, is not restored here: `Conflict`.
+
+    With `take_over`, a person's decision that the other end is lost, it will not be told any more.
+    """
+    moves = Moves(config, Outgoing)
+    move = moves.of(session)
+    if move is None or move.state not in ("handed-over", "ended") or move.alive():
+        return
+    if not take_over:
+        raise Conflict(
+            f"session {session!r} has left for {move.host or move.to}, which could not be told to let it run yet",
+            hint=f"`criuctl migrate --resolve {session}` tells it; --take-over if that host is lost for good; or --as NEW-NAME.",
+            host=move.host or move.to,
+        )
+    moves.forget(move.id)
 
 
 def new_id() -> str:

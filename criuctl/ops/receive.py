@@ -40,7 +40,7 @@ from . import inbox, rendezvous
 from .arrival import RestoreResult
 from .fencing import with_lease
 from .host import host_id
-from .moves import Incoming, Moves, check_id
+from .moves import Incoming, Moves, Outgoing, check_id
 from .registry import Registry, boot_id, check_name
 from .restore import restore
 
@@ -56,13 +56,31 @@ def facts(config: Config) -> dict[str, Any]:
 def receive(config: Config, reading: int, writing: int, *, reporter: Reporter, hold: float = HOLD) -> None:
     """Serve one other host over two descriptors, which are closed; returns when it has left and nothing is held any more."""
     with ExitStack() as stack:
-        visit = _Visit(config, reporter, hold, stack)
+        told = _Told(reporter)
+        visit = _Visit(config, told, hold, stack)
         link = Link(reading, writing, visit.answer, timeout=config.link_timeout, facts=facts(config))
+        told.link = link
         stack.callback(link.close)
         link.on_lost(lambda _why: visit.left())
         visit.link = link
         link.start()
         visit.run()
+
+
+class _Told(Reporter):
+    """Tells the other host how far it is, and keeps the warnings for the answer."""
+
+    link: Link
+
+    def __init__(self, reporter: Reporter) -> None:
+        super().__init__()
+        self._reporter = reporter
+
+    def step(self, name: str, **facts: Any) -> None:
+        with suppress(CriuctlError):
+            self.link.tell("step", {"what": name})
+        with suppress(OSError):  # standard error went with the link
+            self._reporter.step(name, **facts)
 
 
 class _Visit:
@@ -133,6 +151,10 @@ class _Visit:
                     with suppress(CriuctlError):
                         rendezvous.tell(self._config, earlier.id, "abort")
                 self._moves.forget(earlier.id)
+        leaving = Moves(self._config, Outgoing)
+        for left in list(leaving.all()):  # from here, an earlier time: it has arrived there, since it comes back
+            if left.session_id == move.session_id:
+                leaving.forget(left.id)
         repository = self._open()
         self._serve = StoreServer(repository.store)
         self._arrival = _Arrival(self._config, self._reporter, repository, self._moves, move)

@@ -36,7 +36,7 @@ from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..store import open_store
-from . import arrival, cgroups, handback, hooking, insidereport, materialise, mend, remaps
+from . import arrival, cgroups, handback, hooking, insidereport, materialise, mend, moves, remaps
 from .arrival import RestoreResult
 from .earlytasks import EarlyTasks
 from .fencing import with_lease
@@ -88,6 +88,8 @@ def restore(
         name = new_name or manifest.session.name
         stack.enter_context(exclusive_session(config, name))
         arrival.check_not_running(registry, name, copy=new_name is not None)
+        if new_name is None and held is None:
+            moves.check_at_home(config, name, take_over=take_over)
         hooks = hooking.of_restore(config, reporter, manifest, name)
         if not dry_run:
             stack.enter_context(hooks.telling("restore-failed"))
