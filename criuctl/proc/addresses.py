@@ -3,7 +3,8 @@
 Around a migration with ``--keep-address``: the tree is frozen and CRIU's firewall lock holds every packet of its
 connections back.  The source gives the address up (`take`), the target gets it (`bring`) before CRIU restores the
 sockets, which bind to it, and tells the network where it is now (`BroughtAddress.announce`).  A migration that fails
-undoes both, target first: an address that two hosts have breaks the connections of both.
+undoes both, target first: an address that two hosts have breaks the connections of both.  So the target's is on trial
+until the tree runs there.
 
 Taking one address away may take more with it: other addresses of its subnet, when it was the first of them, and routes
 that were set through it.  What can stay is put back at once; what cannot is part of what is held and comes back with
@@ -16,6 +17,7 @@ import errno
 import ipaddress
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -33,6 +35,7 @@ _ARP = struct.Struct("!HHBBH6s4s6s4s")
 _ARP_REQUEST, _ARP_REPLY = 1, 2
 _ADVERTISEMENT, _OVERRIDE, _ALL_NODES = 136, 0x20, "ff02::1"
 _MAX_ROUTES = 10_000
+TRIAL = 20  # seconds for which an address on trial outlives its keeper
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -100,28 +103,55 @@ class HeldAddress:
         announce(self.ip, link, self.namespace)
 
 
-@dataclass(slots=True)
 class BroughtAddress:
-    """An address that `bring` has given to this host."""
+    """An address that `bring` has given to this host: on trial, until `announce` or `undo`.
 
-    ip: str
-    device: str
-    prefix: int
-    namespace: int | None = None
+    On trial it has a lifetime of seconds, which a thread renews: should this process be killed, the kernel itself takes
+    the address away, and the host that it came from can have it again.
+    """
+
+    def __init__(self, address: Address, device: str, namespace: int | None, trial: int) -> None:
+        self.ip, self.prefix, self.device = address.ip, address.prefix, device
+        self._address = address
+        self._namespace = namespace
+        self._trial = trial
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._give(trial=True, renew=False)
+        threading.Thread(target=self._renew, name=f"trial of {self.ip}", daemon=True).start()
 
     def announce(self) -> None:
-        """Tell the network that it is here now; harmless as often as one likes."""
-        with Rtnetlink(self.namespace) as net:
-            link = _link(net, self.device)
-        announce(self.ip, link, self.namespace)
+        """It stays: take its lifetime away and tell the network that it is here; harmless as often as one likes."""
+        self._over.set()
+        with self._lock:
+            link = self._give(trial=False, renew=True)
+        announce(self.ip, link, self._namespace)
 
     def undo(self) -> None:
         """Take it away again; one that is gone already is fine."""
-        with Rtnetlink(self.namespace) as net:
+        self._over.set()
+        with self._lock, Rtnetlink(self._namespace) as net:
+            links = {link.index: link.name for link in net.links()}
             for address in _all(net, self.ip):
-                with suppress(NotFound):
-                    if address.index == _link(net, self.device).index and address.prefix == self.prefix:
-                        _delete(net, address)
+                if links.get(address.index) == self.device and address.prefix == self.prefix:
+                    _delete(net, address)
+
+    def _give(self, *, trial: bool, renew: bool) -> Link:
+        lifetime = struct.pack("=IIII", self._trial, self._trial, 0, 0)  # preferred, valid, and when it was made and changed
+        with Rtnetlink(self._namespace) as net:
+            link = _link(net, self.device)
+            address = replace(self._address, index=link.index)
+            if trial:
+                attributes = (*address.attributes, (rtnetlink.IFA_CACHEINFO, lifetime))
+                address = replace(address, flags=address.flags & ~rtnetlink.F_PERMANENT, attributes=attributes)
+            _add(net, address, self.device, renew=renew)
+        return link
+
+    def _renew(self) -> None:
+        while not self._over.wait(self._trial / 5):
+            with self._lock, suppress(CriuctlError, OSError):  # the device may be gone; the next try tells
+                if not self._over.is_set():
+                    self._give(trial=True, renew=True)
 
 
 # -- asking --------------------------------------------------------------------------------------------------------
@@ -265,7 +295,9 @@ def _set_routes(net: Rtnetlink, routes: Iterable[Route]) -> None:
             net.add_route(route)
 
 
-def bring(ip: str, description: Any, *, device: str | None = None, namespace: int | None = None) -> BroughtAddress:
+def bring(
+    ip: str, description: Any, *, device: str | None = None, namespace: int | None = None, trial: int = TRIAL
+) -> BroughtAddress:
     """Give the address to this host; `description` is what `HeldAddress.to_dict` told there.
 
     `Conflict` if it is here already, `NotFound` if no device fits (see `choose_device`).
@@ -284,13 +316,13 @@ def bring(ip: str, description: Any, *, device: str | None = None, namespace: in
             network = ipaddress.IPv4Network((parsed.packed, prefix), strict=False)
             attributes.append((rtnetlink.IFA_BROADCAST, network.broadcast_address.packed))
         flags = rtnetlink.F_NODAD | rtnetlink.F_PERMANENT
-        _add(net, Address(family, prefix, flags, 0, link.index, tuple(attributes)), link.name)
-    return BroughtAddress(wanted, link.name, prefix, namespace)
+    address = Address(family, prefix, flags, 0, link.index, tuple(attributes))
+    return BroughtAddress(address, link.name, namespace, trial)
 
 
-def _add(net: Rtnetlink, address: Address, device: str) -> None:
+def _add(net: Rtnetlink, address: Address, device: str, *, renew: bool = False) -> None:
     try:
-        net.add_address(address)
+        net.add_address(address, renew=renew)
     except OSError as error:
         if error.errno != errno.EEXIST:
             raise CriuctlError(

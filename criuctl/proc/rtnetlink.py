@@ -23,7 +23,7 @@ _NEWLINK, _GETLINK = 16, 18
 _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
 _NEWROUTE, _GETROUTE = 24, 26
 _ERROR, _DONE = 2, 3
-_REQUEST, _ACK, _DUMP, _CREATE, _EXCLUSIVE = 1, 4, 0x300, 0x400, 0x200
+_REQUEST, _ACK, _DUMP, _CREATE, _EXCLUSIVE, _REPLACE = 1, 4, 0x300, 0x400, 0x200, 0x100
 _DUMP_INTERRUPTED = 0x10
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
@@ -174,8 +174,11 @@ class Rtnetlink:
 
     # -- changing; `OSError` with the kernel's reason
 
-    def add_address(self, address: Address) -> None:
-        """Give a device an address, as it was told, or as it was made; EEXIST if it is there."""
+    def add_address(self, address: Address, *, renew: bool = False) -> None:
+        """Give a device an address, as it was told, or as it was made; EEXIST if it is there.
+
+        With `renew` one that is there gets the lifetime anew.
+        """
         flags = address.flags & (F_NODAD | F_NO_PREFIX_ROUTE)
         told = {kind: value for kind, value in address.attributes if kind not in (IFA_FLAGS, IFA_CACHEINFO)}
         told[IFA_FLAGS] = struct.pack("=I", flags)
@@ -183,7 +186,7 @@ class Rtnetlink:
         if lifetime and not address.flags & F_PERMANENT:
             told[IFA_CACHEINFO] = lifetime
         head = _ADDRESS.pack(address.family, address.prefix, flags & 0xFF, address.scope, address.index)
-        self._change(_NEWADDR, head + _packed(told), _CREATE | _EXCLUSIVE)
+        self._change(_NEWADDR, head + _packed(told), _CREATE | (_REPLACE if renew else _EXCLUSIVE))
 
     def delete_address(self, address: Address) -> None:
         """Take an address away from a device."""

@@ -9,8 +9,11 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,7 +88,7 @@ class Net:
             socket_inside(self.fd(asker), family, socket.SOCK_DGRAM) as here,
         ):
             there.bind((ip, 0))
-            there.settimeout(20)
+            there.settimeout(60)
             here.sendto(b"hello", (ip, there.getsockname()[1]))
             assert there.recv(100) == b"hello"
 
@@ -112,7 +115,7 @@ def test_it_moves_and_the_third_host_learns_it(net: Net, ip: str) -> None:
     assert net.addresses(2) == before[2] | {f"{ip}/{prefix}"}
     assert net.known(3, ip) == net.mac(1), "nobody has told it yet"
     brought.announce()
-    wait_until(lambda: net.known(3, ip) == net.mac(2), 20, "the third host knows the new place")
+    wait_until(lambda: net.known(3, ip) == net.mac(2), 60, "the third host knows the new place")
     net.ask(3, 2, ip)
 
     brought.undo()
@@ -122,8 +125,44 @@ def test_it_moves_and_the_third_host_learns_it(net: Net, ip: str) -> None:
     again.put_back()
     assert net.addresses(1) == before[1]
     again.put_back()
-    wait_until(lambda: net.known(3, ip) == net.mac(1), 20, "the third host knows the old place again")
+    wait_until(lambda: net.known(3, ip) == net.mac(1), 60, "the third host knows the old place again")
     net.ask(3, 1, ip)
+
+
+def test_it_is_on_trial_until_it_is_announced(net: Net) -> None:
+    """Whoever brings it and is killed leaves it to the kernel, which takes it away."""
+
+    def lifetimes(ip: str) -> list[int]:
+        told = net.ip(2, "address", "show", "dev", "eth0")[0]["addr_info"]
+        return [a["valid_life_time"] for a in told if a["local"] == ip]
+
+    def gone(ip: str) -> bool:
+        return not lifetimes(ip)
+
+    for ip in (MOVES, MOVES_6):
+        told = addresses.take(ip, net.fd(1)).to_dict()
+        code = (
+            "import sys, os, json; sys.path.insert(0, sys.argv[1])\n"
+            "from criuctl.proc import addresses\n"
+            "fd = os.open(sys.argv[2], os.O_RDONLY)\n"
+            "addresses.bring(sys.argv[3], json.loads(sys.argv[4]), namespace=fd, trial=2)\n"
+            "os.kill(os.getpid(), 9)"
+        )
+        place = f"/run/netns/{net.token}-2"
+        project = Path(__file__).parent.parent.parent
+        done = subprocess.run([sys.executable, "-c", code, project, place, ip, json.dumps(told)], check=False, timeout=60)
+        assert done.returncode == -9
+    assert all(0 <= left <= 2 for ip in (MOVES, MOVES_6) for left in lifetimes(ip))
+    for ip in (MOVES, MOVES_6):
+        wait_until(partial(gone, ip), 60, f"{ip} is gone by itself")
+        brought = addresses.bring(ip, {"ip": ip}, namespace=net.fd(2))
+        assert lifetimes(ip)[0] <= 20
+        net.ip(2, "address", "delete", f"{ip}/{brought.prefix}", "dev", "eth0")  # as if it had been stopped for long
+        brought.announce()
+        assert lifetimes(ip) == [(1 << 32) - 1]
+        brought.announce()
+        brought.undo()
+        assert lifetimes(ip) == []
 
 
 def test_other_addresses_and_routes_stay(net: Net) -> None:
