@@ -202,7 +202,7 @@ class Connection:
             _ = link.hello
         except BaseException as error:
             link.close(0)
-            told = connection.why(error) if isinstance(error, CriuctlError) else error
+            told = connection._unmet(error) if isinstance(error, CriuctlError) else error
             connection.close()
             if told is error:
                 raise
@@ -210,26 +210,39 @@ class Connection:
         return connection
 
     def why(self, error: CriuctlError) -> CriuctlError:
-        """What became of the link, told by ssh where it knows better than `error`."""
+        """How the link was lost: `error`, with what ssh said last."""
         if not isinstance(error, LinkLost):
             return error
-        with suppress(TimedOut):
-            self._child.wait(_ENDS)
-        code, said = self._child.returncode, _clean(self._child.stderr_tail())
-        theirs = [line.removeprefix("hint: ") for line in said if line.startswith("hint: ")]  # of criuctl there
-        last = next((line for line in reversed(said) if not line.startswith("hint: ")), "")
-        hint = next((hint for text, hint in _HINTS if any(text in line for line in said)), theirs[-1] if theirs else "")
+        _code, last, hint = self._last_words()
+        return LinkLost(f"{error.message}: {last}" if last else error.message, hint=hint or error.hint)
+
+    def _unmet(self, error: CriuctlError) -> CriuctlError:
+        """Why the other side was never met."""
+        if not isinstance(error, LinkLost):
+            return error
+        code, last, hint = self._last_words()
+        name, why = self.host.name, last or error.message
         if code == 127:
             return HostUnreachable(
-                f"criuctl cannot be started on {self.host.name}: {last or 'command not found'}",
+                f"criuctl cannot be started on {name}: {why}",
                 hint="Install criuctl there, on the PATH that a command over ssh has; or tell where: hosts: NAME: command.",
             )
         if code == 255:
-            return HostUnreachable(f"{self.host.name} cannot be reached by ssh: {last or error.message}", hint=hint)
+            return HostUnreachable(f"{name} cannot be reached by ssh: {why}", hint=hint)
         if code:
             how = f"exit code {code}" if code > 0 else f"ended by signal {-code}"
-            return HostUnreachable(f"criuctl on {self.host.name} ended ({how}): {last or error.message}", hint=hint)
-        return type(error)(f"{error.message}: {last}" if last else error.message, hint=error.hint or hint)
+            return HostUnreachable(f"criuctl on {name} ended ({how}): {why}", hint=hint)
+        return HostUnreachable(f"criuctl on {name} did not answer: {why}", hint=hint or error.hint)
+
+    def _last_words(self) -> tuple[int | None, str, str]:
+        """ssh's exit code, if it has ended, the last line that it or criuctl there wrote, and a hint."""
+        with suppress(TimedOut):
+            self._child.wait(_ENDS)
+        said = _clean(self._child.stderr_tail())
+        theirs = [line.removeprefix("hint: ") for line in said if line.startswith("hint: ")]  # of criuctl there
+        last = next((line for line in reversed(said) if not line.startswith("hint: ")), "")
+        hint = next((hint for text, hint in _HINTS if any(text in line for line in said)), theirs[-1] if theirs else "")
+        return self._child.returncode, last, hint
 
     def close(self, grace: float = 2.0, reason: str = "it is done") -> None:
         """End the link, then ssh."""
