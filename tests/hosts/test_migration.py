@@ -189,13 +189,20 @@ def test_a_build_in_progress_ends_with_the_right_result(hosts: Hosts) -> None:
     calls = " + ".join(f"f{n}()" for n in range(30))
     declared = "".join(f"int f{n}(void);\n" for n in range(30))
     (folder / "main.c").write_text(f'#include <stdio.h>\n{declared}int main(void) {{ printf("%d\\n", {calls}); return 0; }}\n')
-    (folder / "build").write_text(
-        'set -e\nfor file in f*.c main.c; do cc -c -o "${file%.c}.o" "$file"; sleep 0.05; done\ncc -o result *.o\n./result >sum\n'
-    )
+    (folder / "build").write_text("""
+        set -e
+        for file in f*.c; do
+            cc -c -o "${file%.c}.o" "$file"
+            while [ "$file" = f17.c ] && [ ! -e moved ]; do cc -c -o f17.o f17.c; done  # in progress until it has moved
+        done
+        cc -o result main.c *.o
+        ./result >sum
+    """)
     run(a, "build", "sh", "./build", options=("--workspace", "/srv/build"))
     wait_until(lambda: len(list(folder.glob("*.o"))) > 5, 60, "something is built")
     assert not (folder / "sum").exists()
     a.criuctl("migrate", "build", b.ssh_url)
+    b.path("/srv/build/moved").touch()
     done = b.criuctl("wait", "build", "--exit", "--timeout", "60")
     assert done["exit_code"] == 0, b.criuctl("capture", "build")
     assert b.path("/srv/build/sum").read_text() == f"{sum(range(30))}\n"
