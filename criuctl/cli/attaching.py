@@ -27,13 +27,31 @@ def attach_to(
     `start` shows the log from that offset instead of the screen of now; `quiet` says nothing when the session ends.
     """
     key = app.config.detach_key
-    session = connect(None) if session is None else session
-    attachment = Attachment(name, connect, key, read_only=read_only, take=take, start=start, patience=patience)
-    try:
-        ended = attachment.run(session)
-    finally:
-        with contextlib.suppress(OSError):
-            attachment.session.leave()
+    with contextlib.ExitStack() as stack:
+
+        def follow(url: str) -> Connect:
+            from ..session.remote import Remote
+
+            remote = Remote.parse(url, app.config)
+            stack.callback(remote.close)
+            role = "observe" if read_only else "admin" if take else "write"
+            return lambda resume: remote.connect(role, resume)
+
+        if session is None:
+            try:
+                session = connect(None)
+            except SessionGone as gone:
+                if not gone.details.get("moved_to"):
+                    raise
+                say(f"criuctl: moved to {gone.details['home']}")
+                connect, patience = follow(gone.details["moved_to"]), 3600.0
+                session = connect(None)
+        attachment = Attachment(name, connect, key, read_only=read_only, take=take, start=start, patience=patience, follow=follow)
+        try:
+            ended = attachment.run(session)
+        finally:
+            with contextlib.suppress(OSError):
+                attachment.session.leave()
     if ended.how == "detached":
         say(f"detached from {name}")
         return 0

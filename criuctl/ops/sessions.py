@@ -197,7 +197,7 @@ def ended(config: Config, name: str) -> bool:
 def shown(status: Mapping[str, Any]) -> dict[str, Any]:
     """A holder's status as `criuctl status --json` prints it."""
     body = dict(status)
-    body["home"] = body.get("host")
+    body["home"] = body.get("home") or body.get("host")
     if body["state"] not in ("running", "paused"):
         body["pid"] = None
     for key in ("since", "created"):
@@ -259,7 +259,18 @@ def _known(state: Mapping[str, Any] | None, record: SessionRecord | None) -> dic
             "holder": False,
         }
     body["operators"] = []
+    moved_to = ((state or {}).get("moved_to") or (record.moved_to if record is not None else "")) or None
+    if body["state"] == "checkpointed" and moved_to:
+        body["home"] = (state or {}).get("home") or _host_of(moved_to)
+    body["moved_to"] = moved_to if body["state"] == "checkpointed" else None
     return body
+
+
+def _host_of(url: str) -> str:
+    """The host of an ``ssh://`` address, without user and port."""
+    from urllib.parse import urlsplit
+
+    return urlsplit(url).hostname or url
 
 
 def _command(pid: int) -> list[str]:
@@ -295,11 +306,17 @@ def connect(
         state, record = state_of(config, name), Registry(config).get(name)
         if state is None and record is None:
             raise SessionGone(f"no session {name!r} is known to this host") from error
-        raise SessionGone(_why_not(_known(state, record)), hint=error.hint) from error
+        known = _known(state, record)
+        if known["moved_to"]:
+            hint = f"`criuctl attach {known['moved_to']}`"
+            raise SessionGone(_why_not(known), hint=hint, moved_to=known["moved_to"], home=known["home"]) from error
+        raise SessionGone(_why_not(known), hint=error.hint) from error
 
 
 def _why_not(known: Mapping[str, Any]) -> str:
     name, state = known["session"], known["state"]
+    if known["moved_to"]:
+        return f"session {name!r} has moved to {known['home']}"
     if state == "checkpointed":
         return f"session {name!r} is checkpointed and nobody holds its terminal; `criuctl restore {name}` brings it back"
     if state == "exited":

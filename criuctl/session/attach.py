@@ -36,6 +36,9 @@ from .client import Answer, Event, Output, Session
 Connect = Callable[[tuple[str, str] | None], Session]
 """Makes a connection, resuming the operator (id, token) if one is given."""
 
+Follow = Callable[[str], Connect]
+"""Makes what connects to a session by its address, which has moved there."""
+
 HEARTBEAT = 10.0
 REPLAY = 256 << 10  # bytes of the log that a redraw looks at
 _REPLAY_MAX = 2 << 20  # ... or more, if a full-screen program began that long ago
@@ -44,6 +47,8 @@ _MAX_UNANSWERED = 64 << 10  # bytes of input on their way
 _NOTICE = 4.0  # seconds that a notice stays
 _QUIET = 0.2  # seconds without output after a gap, until the screen is drawn again
 _RETRY = 0.2
+_FOLLOW_SECONDS = 20.0  # for reaching the host that the session has moved to
+_LINK_SECONDS = 3600.0  # that a lost connection to another host may take to come back
 _PASTE_BEGIN, _PASTE_END = b"\x1b[200~", b"\x1b[201~"
 
 # What brings a terminal back to how a shell wants it, whatever a session's programs have asked of it.
@@ -236,11 +241,14 @@ class Attachment:
         take: bool = False,
         start: int | None = None,
         patience: float = 10.0,
+        follow: Follow | None = None,
     ) -> None:
         """`start` shows the log from that offset on, as it is, instead of drawing the screen of now.
 
-        `patience` is how many seconds a lost connection may take to come back.
+        `patience` is how many seconds a lost connection may take to come back; `follow` leads to where the session has moved.
         """
+        self._follow = follow
+        self._moved: tuple[str, str] | None = None  # address and name of the host to follow the session to
         self.name, self._connect, self._detach_key = name, connect, detach_key
         self._read_only, self._take, self._start, self._patience = read_only, take, start, patience
         self.session: Session
@@ -289,6 +297,9 @@ class Attachment:
     def _begin(self) -> None:
         status = self.session.hello["status"]
         self._terminal.drew = True
+        if status.get("moved_to"):
+            self._moved = (status["moved_to"], status["home"])
+            return
         if self._take and not self._read_only:
             self.session.lease_take()
         if self._start is not None or not self._terminal.is_terminal:
@@ -354,6 +365,9 @@ class Attachment:
         keyboard = True
         beat = time.monotonic() + HEARTBEAT
         while self._ended is None:
+            if self._moved is not None:
+                self._go_after(*self._moved)
+                continue
             poll = select.poll()
             poll.register(wake, select.POLLIN)
             if keyboard:
@@ -454,6 +468,8 @@ class Attachment:
             self._notice(f"{body.get('reason')}; this copy of it is stopped", stay=True)
         elif event.name == "resumed":
             self._restore_screen()
+        elif event.name == "moved":
+            self._moved = (str(body.get("to")), str(body.get("host")))
         elif event.name == "shutdown":
             self._ended = Ended("lost", text="its holder was shut down")
 
@@ -554,6 +570,9 @@ class Attachment:
             try:
                 session = self._connect(resume)
             except NotFound as gone:
+                if gone.details.get("moved_to"):
+                    self._moved = (gone.details["moved_to"], gone.details["home"])
+                    return
                 if time.monotonic() >= deadline:
                     self._ended = Ended("lost", text=gone.message or error.message)
                     return
@@ -564,6 +583,39 @@ class Attachment:
             self.session = session
             self._attach(self._position)
             self._resize()
+            return
+
+    def _go_after(self, url: str, host: str) -> None:
+        """Go on at another host, where the output broke off here."""
+        self._moved = None
+        if self._follow is None:
+            self._ended = Ended("lost", text=f"it has moved to {host}: criuctl attach {url}")
+            return
+        self.session.leave()
+        try:
+            self._connect, self._patience = self._follow(url), _LINK_SECONDS
+        except CriuctlError as error:
+            self._ended = Ended("lost", text=f"it has moved to {host}, and {error.message}")
+            return
+        self._unanswered.clear()
+        deadline = time.monotonic() + _FOLLOW_SECONDS
+        while self._ended is None:
+            try:
+                self.session = self._connect(None)
+            except CriuctlError as error:
+                if time.monotonic() >= deadline:
+                    self._ended = Ended("lost", text=f"it has moved to {host}, and {error.message}: criuctl attach {url}")
+                    return
+                self._pause(_RETRY)
+                continue
+            self._lease = None
+            if self._position:
+                self._attach(self._position)
+                self._resize()
+            else:
+                self._begin()
+            status = self.session.hello["status"]
+            self._notice(f"criuctl: moved to {host}, {self.name} is incarnation {status['incarnation']}")
             return
 
     def _pause(self, seconds: float) -> None:

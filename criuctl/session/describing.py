@@ -55,6 +55,8 @@ def status(holder: Holder) -> dict[str, Any]:
         "input_offset": max(holder.input_offset, holder.log.base),
         "labels": identity.labels,
         "checkpoint": holder.checkpoint_id or None,
+        "moved_to": holder.moved["to"] if holder.moved is not None else None,
+        "home": holder.moved["host"] if holder.moved is not None else os.uname().nodename,
         "checkpointing": holder.checkpointing.active,
         "audit": str(holder.audit.path),
         "log_error": holder.log.broken or None,
@@ -74,7 +76,7 @@ def write_state(holder: Holder, ended: bool = False) -> None:
         mine = ProcessIdentity(os.getpid(), 0)
     known = status(holder)
     kept = ("session", "id", "state", "incarnation", "pid", "start_time", "exit_code", "exit_signal", "since", "created")
-    body = {key: known[key] for key in (*kept, "reason", "command", "labels", "checkpoint", "rows", "cols")}
+    body = {key: known[key] for key in (*kept, "reason", "command", "labels", "checkpoint", "moved_to", "home", "rows", "cols")}
     body |= {"pid_namespace": _pid_namespace(holder), "socket": str(holder.run_folder / "socket")}
     body["cgroup"] = holder.tree.group.path if holder.tree.group is not None else None
     body |= {"holder": None if ended else asdict(mine), "boot_id": _boot_id(), "log": str(holder.log.path)}

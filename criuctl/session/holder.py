@@ -91,6 +91,7 @@ class Holder:
         self.halted = False  # by `halt`, until `resume`
         self.input_offset = 0  # where the output stood when something was typed last
         self.checkpoint_id = ""
+        self.moved: dict[str, Any] | None = None  # to which host, once the session goes on there
         self.linger = DEFAULT_LINGER
         self.sequence = 0
         self.events: deque[tuple[int, bytes]] = deque(maxlen=_REMEMBERED_EVENTS)
@@ -315,7 +316,13 @@ class Holder:
 
     def end_if_done(self) -> None:
         """A session that is over, whose status is collected and whose clients have left, needs no holder."""
-        if self.state in ("exited", "lost") and self.collected and not self.connections:
+        done = (self.state in ("exited", "lost") and self.collected) or self.moved is not None
+        if done and not self.connections:
+            self.loop.running = False
+
+    def end_moved(self) -> None:
+        """Who has not followed the session to its new host will not."""
+        if self.moved is not None:
             self.loop.running = False
 
     def end_lingering(self) -> None:

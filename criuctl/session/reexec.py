@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..proc.tree import ProcessIdentity
-from . import helpers
+from . import helpers, protocol
 from .audit import AuditLog
 from .bytelog import OutputLog
 from .connection import Connection, Wait
@@ -115,6 +115,7 @@ def _state(holder: Holder) -> dict[str, Any]:
         "root": asdict(root) if root is not None else None,
         "stopped": [asdict(identity) for identity in holder.tree.stopped],
         "frozen": holder.tree.frozen,
+        "moved": holder.moved,
         "asleep": None if holder.tree.asleep is None else [asdict(identity) for identity in holder.tree.asleep],
         "helpers": list(holder.helpers),
         "master": master.fd,
@@ -194,6 +195,9 @@ def _resume_tree(holder: Holder, state: dict[str, Any]) -> None:
     tree, master = holder.tree, holder.master
     tree.stopped = [ProcessIdentity(**values) for values in state["stopped"]]
     tree.frozen = state["frozen"]
+    holder.moved = state.get("moved")
+    if holder.moved is not None:
+        holder.loop.after(protocol.MOVED_LINGER, holder.end_moved)
     if state.get("asleep") is not None:
         tree.asleep = frozenset(ProcessIdentity(**values) for values in state["asleep"])
     for pid in state["helpers"]:

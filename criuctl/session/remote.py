@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 class Remote:
     """A session by its ``ssh://[USER@]HOST[:PORT]/NAME``."""
 
-    address: ssh.Address
+    host: ssh.Host
     name: str
+    program: tuple[str, ...] = ("ssh",)
     _ssh: command.Child | None = field(default=None, repr=False)
 
     @classmethod
-    def parse(cls, url: str) -> Remote:
-        """From the address; `UsageError`."""
+    def parse(cls, url: str, config: Config) -> Remote:
+        """From the address; of a host in the configuration with its settings.  `UsageError`."""
         try:
             address = ssh.Address.parse(url)
         except UsageError:
@@ -41,16 +42,21 @@ class Remote:
         name = address.path.removesuffix("/") if address is not None else ""
         if address is None or not name or "/" in name:
             raise UsageError(f"{url!r} is no session's address", hint="Like ssh://user@host:22/NAME.")
-        return cls(address, names.check_name(name))
+        known = (ssh.Host.parse(host, config) for host in config.hosts)
+        there = (address.destination, address.port)
+        plain = ssh.Host(address.destination, address)
+        host = next((h for h in known if (h.address.destination, h.address.port) == there), plain)
+        return cls(host, names.check_name(name), tuple(shlex.split(config.ssh_command)))
 
     def connect(self, role: str, resume: tuple[str, str] | None) -> Session:
         """A connection through a new ssh; the one before, if any, is ended."""
         self.close()
-        program = shlex.join(["criuctl", "attach", "--stdio", self.name])
+        there = f"{self.host.command} {shlex.join(['attach', '--stdio', self.name])}"
+        options = [word for option in self.host.options for word in ("-o", option)]
         ours, theirs = socket.socketpair()
         with theirs:
             self._ssh = command.spawn(
-                ["ssh", "-T", "-o", "ServerAliveInterval=10", *self.address.words(), program],
+                [*self.program, "-T", *options, "-o", "ServerAliveInterval=10", *self.host.address.words(), there],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 env=ssh.environment(),
@@ -59,8 +65,9 @@ class Remote:
             return Session(ours, role=role, resume=resume)
         except SessionGone as error:
             said = self._ssh.stderr_tail().strip().splitlines()
+            why = said[-1] if said else error.message
             raise SessionGone(
-                f"session {self.name!r} cannot be reached at {self.address.destination}: {said[-1] if said else error.message}",
+                f"session {self.name!r} cannot be reached at {self.host.address.destination}: {why}",
                 hint="criuctl must be on the PATH there.",
             ) from error
 

@@ -39,6 +39,7 @@ class Steering:
             "adopt": ("admin", checkpointing.adopt),
             "settle": ("admin", lambda c, o, m: checkpointing.settle(c)),
             "spawn": ("admin", lambda c, o, m: helpers.spawn(holder, c, m)),
+            "moved": ("admin", self._moved),
             "reexec": ("admin", self._reexec),
             "shutdown": ("admin", self._shutdown),
         }
@@ -133,6 +134,17 @@ class Steering:
         checkpoint, ended = text(message, "checkpoint"), boolean(message, "ended")
         self._holder.checkpointing.done(connection, checkpoint, ended)
         self._requests.record("checkpoint", by, checkpoint=checkpoint, ended=ended)
+
+    def _moved(self, connection: Connection, by: Operator, message: Message) -> None:
+        holder = self._holder
+        self._needs("checkpointed")
+        to, host = text(message, "to"), text(message, "host")
+        incarnation = int(number(message, "incarnation", 0, 1 << 62, 0)) or holder.identity.incarnation + 1
+        holder.moved = {"to": to, "host": host, "incarnation": incarnation}
+        self._requests.record("moved", by, to=to, host=host)
+        holder.emit("moved", **holder.moved)
+        holder.write_state()
+        holder.loop.after(protocol.MOVED_LINGER, holder.end_moved)
 
     def _reexec(self, connection: Connection, by: Operator, message: Message) -> Message:
         from . import reexec

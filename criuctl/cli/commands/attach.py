@@ -57,7 +57,7 @@ def attach(app: App, name: str, read_only: bool, take: bool, stdio: bool, comman
 
         if command or stdio:
             raise UsageError("a session on another host is started there: `ssh HOST criuctl run ...`")
-        remote = Remote.parse(name)
+        remote = Remote.parse(name, app.config)
         try:
             return attach_to(
                 app, remote.name, lambda resume: remote.connect(role, resume), read_only=read_only, take=take, patience=3600.0

@@ -18,6 +18,8 @@ def _text(body: Mapping[str, Any]) -> str:
         ("state", f"{state_words(body)}{', ' + age(body['since']) if body['since'] else ''}"),
         ("home", printable(body["home"])),
     ]
+    if body.get("moved_to"):
+        rows.append(("moved to", printable(body["moved_to"])))
     if body.get("reason"):
         rows.append(("reason", printable(body["reason"])))
     if body["pid"]:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from criuctl.config import Config
 from criuctl.errors import UsageError
 from criuctl.session import keys
 from criuctl.session.attach import DetachKey, restored_text
@@ -123,12 +124,15 @@ def test_a_command_is_one_line_of_harmless_characters() -> None:
 
 
 def test_addresses_of_sessions_elsewhere() -> None:
-    remote = Remote.parse("ssh://me@host.example:2222/work")
-    assert (remote.address.destination, remote.address.port, remote.name) == ("me@host.example", "2222", "work")
-    assert Remote.parse("ssh://[fe80::1%eth0]/work").address.destination == "fe80::1%eth0"
+    remote = Remote.parse("ssh://me@host.example:2222/work", Config())
+    assert (remote.host.address.destination, remote.host.address.port, remote.name) == ("me@host.example", "2222", "work")
+    assert Remote.parse("ssh://[fe80::1%eth0]/work", Config()).host.address.destination == "fe80::1%eth0"
+    configured = {"far": {"url": "ssh://me@host.example:2222", "command": "sudo criuctl", "options": ["ProxyJump=gate"]}}
+    known = Remote.parse("ssh://me@host.example:2222/work", Config(hosts=configured)).host
+    assert (known.command, known.options) == ("sudo criuctl", ("ProxyJump=gate",))
     for bad in ("ssh://-oProxyCommand=x/work", "ssh://host", "ssh://host/", "ssh://a b/work", "ssh://host/we ird"):
         with pytest.raises(UsageError):
-            Remote.parse(bad)
+            Remote.parse(bad, Config())
 
 
 def test_a_recording_has_markers_and_no_dead_time() -> None:
