@@ -35,7 +35,7 @@ _ARP = struct.Struct("!HHBBH6s4s6s4s")
 _ARP_REQUEST, _ARP_REPLY = 1, 2
 _ADVERTISEMENT, _OVERRIDE, _ALL_NODES = 136, 0x20, "ff02::1"
 _MAX_ROUTES = 10_000
-TRIAL = 20  # seconds for which an address on trial outlives its keeper
+TRIAL = 10  # seconds for which an address on trial outlives its keeper
 
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 

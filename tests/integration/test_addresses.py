@@ -156,7 +156,7 @@ def test_it_is_on_trial_until_it_is_announced(net: Net) -> None:
     for ip in (MOVES, MOVES_6):
         wait_until(partial(gone, ip), 60, f"{ip} is gone by itself")
         brought = addresses.bring(ip, {"ip": ip}, namespace=net.fd(2))
-        assert lifetimes(ip)[0] <= 20
+        assert lifetimes(ip)[0] <= addresses.TRIAL
         net.ip(2, "address", "delete", f"{ip}/{brought.prefix}", "dev", "eth0")  # as if it had been stopped for long
         brought.announce()
         assert lifetimes(ip) == [(1 << 32) - 1]
