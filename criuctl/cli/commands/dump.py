@@ -42,8 +42,10 @@ def outcome_line(result: Mapping[str, Any]) -> str:
 
 def _outcome(result: Mapping[str, Any]) -> str:
     """The same, and the connections of which something else will become than was wished."""
+    rounds = result.get("precopy", ())
+    ahead = [f"  pre-copy: {plural(len(rounds), 'round')}, {size(sum(r['new'] for r in rounds))} ahead"] if rounds else []
     denied = [c for c in result["connections"] if c["external"] and c["reason"]]
-    return "\n".join([outcome_line(result), *(f"  {line}" for line in connection_lines(denied, "policy"))])
+    return "\n".join([outcome_line(result), *ahead, *(f"  {line}" for line in connection_lines(denied, "policy"))])
 
 
 @page(

@@ -235,3 +235,24 @@ def test_two_writers_at_once_both_commit(tmp_path: Path) -> None:
     for n in range(4):
         for turn in range(3):
             kit.check(first, f"s{n}@{turn + 1}", kit.Content(shared + noise(MIB, n * 10 + turn), {"a.img": b"x"}))
+
+
+@both
+def test_what_is_sent_ahead_is_used_or_told_as_unused(tmp_path: Path, encrypted: bool) -> None:
+    repo = kit.repository(tmp_path, encrypted=encrypted)
+    used, unused = noise(3 * kit.WINDOW, 1), noise(2 * kit.WINDOW, 2)
+    with repo.writer(Reporter()) as writer:
+        buffer = writer.acquire()
+        buffer.view[: 5 * kit.WINDOW] = used + unused
+        for start in range(0, 5 * kit.WINDOW, kit.WINDOW):
+            writer.ahead(buffer, start, start + kit.WINDOW)
+        writer.release(buffer)
+        writer.flush()
+        assert writer.stats.bytes_new == writer.stats.bytes_unused == 5 * kit.WINDOW
+        stored = writer.stats.bytes_stored
+        kit.put_windows(writer, "m", used)
+        ref = writer.stream("m")
+        assert (writer.stats.bytes_new, writer.stats.bytes_stored) == (5 * kit.WINDOW, stored)
+        assert writer.stats.bytes_unused == len(unused)
+        writer.commit(kit.fill(writer, kit.SMALL))
+    assert repo.reader(Reporter()).read(ref) == used

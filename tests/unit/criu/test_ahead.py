@@ -8,14 +8,17 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.keeper import wait_until
 
 from criuctl.criu.ahead import Walk, cut
 from criuctl.criu.pages import PAGE, PE_LAZY, PE_PRESENT, WINDOW, PagemapEntry, window_sizes
 from criuctl.proc.mappings import mappings
 from criuctl.proc.memory import Run, TaskMemory, scans
 from criuctl.proc.syscalls import address_of
+from criuctl.proc.tree import read_process
 
 MIB = 1 << 20
 
@@ -61,6 +64,7 @@ def forked() -> Iterator[int]:
         while True:
             signal.pause()
     try:
+        wait_until(lambda: read_process(pid).state == "S", 20, "it keeps still")
         yield pid
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -147,6 +151,25 @@ def test_a_process_that_ends_while_it_is_read_is_left_out() -> None:
             sink = Sink(kill)
             walk(sink, one, two)
             assert memory[-64:] in sink.windows[-1] or any(memory[-64:] in w for w in sink.windows)
+
+
+def test_where_the_kernel_tells_only_what_was_written_to_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soft-dirty pages do; this kernel may not know them."""
+    cleared = []
+    with mmap.mmap(-1, 8 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[:] = os.urandom(8 * MIB)
+        at = -(-address_of(memory) // WINDOW) * WINDOW
+        with forked() as pid:
+            runs = [Run(at, at + WINDOW + 8 * PAGE, False), Run(at + WINDOW + 8 * PAGE, at + WINDOW + 9 * PAGE, True)]
+            runs.append(Run(at + 2 * WINDOW, at + 4 * WINDOW, False))
+            monkeypatch.setattr(TaskMemory, "runs", lambda _self, _ranges: iter(runs))
+            monkeypatch.setattr(TaskMemory, "clear_dirty", lambda _self: cleared.append(pid))
+            sink = Sink()
+            Walk(sink, dirty_only=True, track=True, going=lambda: True).tree([pid])
+            begin = at - address_of(memory) + WINDOW
+            assert memory[begin : begin + 9 * PAGE] in sink.windows
+            assert memory[begin - WINDOW : begin] not in sink.windows
+            assert cleared == [pid]
 
 
 def test_a_walk_ends_when_it_is_told_to() -> None:

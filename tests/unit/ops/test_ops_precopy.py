@@ -1,12 +1,26 @@
-"""When pre-copy stops."""
+"""Pre-copy: what its rounds find, and when it stops."""
 
 from __future__ import annotations
 
-import pytest
+import mmap
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-from criuctl.ops.precopy import Round, Rules, enough
+import pytest
+from support import checkpoints as kit
+from support.keeper import wait_until
+
+from criuctl.ops.precopy import Round, Rules, enough, precopy
+from criuctl.proc.syscalls import address_of
+from criuctl.proc.tree import read_process
+from criuctl.report import Reporter
 
 MB = 1_000_000
+MIB = 1 << 20
 
 
 def rounds(*found: tuple[int, float]) -> list[Round]:
@@ -30,3 +44,57 @@ def rounds(*found: tuple[int, float]) -> list[Round]:
 )
 def test_another_round_only_while_it_is_worth_it(found: list[tuple[int, float]], stop: bool) -> None:
     assert enough(rounds(*found), Rules()) is stop
+
+
+class Meddler(Reporter):
+    """Writes into a process after each round, as long as there is something to write."""
+
+    def __init__(self, pid: int, *writes: tuple[int, bytes]) -> None:
+        super().__init__()
+        self.steps: list[dict[str, Any]] = []
+        self._pid, self._writes = pid, list(writes)
+
+    def step(self, name: str, **facts: Any) -> None:
+        self.steps.append({"name": name, **facts})
+        if self._writes:
+            address, content = self._writes.pop(0)
+            fd = os.open(f"/proc/{self._pid}/mem", os.O_WRONLY)
+            try:
+                assert os.pwrite(fd, content, address) == len(content)
+            finally:
+                os.close(fd)
+
+
+@contextmanager
+def forked() -> Iterator[int]:
+    """A child of ours, with all of our memory, that waits."""
+    pid = os.fork()
+    if pid == 0:
+        while True:
+            signal.pause()
+    try:
+        wait_until(lambda: read_process(pid).state == "S", 20, "it keeps still")
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_rounds_store_what_changed_and_end_when_nothing_does(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path)
+    with mmap.mmap(-1, 8 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[:] = os.urandom(8 * MIB)
+        at = -(-address_of(memory) // kit.WINDOW) * kit.WINDOW
+        with forked() as pid, repo.writer(Reporter()) as writer:
+            reporter = Meddler(pid, (at, b"one page"), (at + kit.WINDOW - 4, b"of two windows"))
+            found = precopy(writer, pid, reporter, rules=Rules(target=0, shrink=10))
+            assert [r.new for r in found[1:]] == [kit.WINDOW, 2 * kit.WINDOW, 0]
+            assert found[0].new > 8 * MIB
+            assert [s["changed"] for s in reporter.steps] == [r.new for r in found]
+            assert {s["name"] for s in reporter.steps} == {"precopy"}
+            assert writer.stats.bytes_unused == writer.stats.bytes_new
+            assert len(precopy(writer, pid, reporter, rules=Rules(target=0))) == 1  # the store has all of it
+            assert precopy(writer, pid, reporter, rules=Rules(seconds=0)) == []
+        with repo.writer(Reporter()) as writer:
+            assert precopy(writer, pid, Reporter()) == []  # it has ended
+    assert kit.pipeline_threads() == []
