@@ -54,6 +54,7 @@ class Cut:
     pieces: list[tuple[int, int]] = field(default_factory=list)
     size: int = 0
     dirty: bool = False
+    mark: int = 0  # of its page frames
 
 
 def cut(runs: Iterable[Run]) -> Iterator[Cut]:
@@ -129,9 +130,8 @@ class Walk(Generic[B]):
             frames = memory.frames(windows[first].number * WINDOW, (windows[last].number + 1) * WINDOW)
             for window in windows[first : last + 1]:
                 at = (window.number - windows[first].number) * width
-                mark = hash((window.number, window.size, frames[at : at + width]))
-                if mark not in seen:
-                    seen.add(mark)
+                window.mark = hash((window.number, window.size, frames[at : at + width]))
+                if window.mark not in seen:
                     fresh.append(window)
         return fresh
 
@@ -150,6 +150,8 @@ class Walk(Generic[B]):
                 place = 0
                 while at < end and place + windows[at].size <= got:
                     self._sink.ahead(buffer, place, place + windows[at].size)
+                    if self._frames is not None:
+                        self._frames.add(windows[at].mark)
                     place += windows[at].size
                     at += 1
                 if at < end:
