@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import random
 import shutil
 import signal
 import socket
@@ -13,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-_START_SECONDS = 60.0
-_STOP_SECONDS = 15.0
+_START_SECONDS = 120.0
+_STOP_SECONDS = 30.0
 
 
 class ServerFailed(Exception):
@@ -153,15 +155,30 @@ class S3Server:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
-    finally:
-        for sock in sockets:
-            sock.close()
+    """Ports of 127.0.0.1 and ::1 that were free a moment ago.
+
+    They are below those that the kernel gives to whoever connects: nobody gets one by chance, before its server
+    listens or while that is stopped and started again.
+    """
+    ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    first = 10_000 if ephemeral > 12_000 else 1_024
+    found: list[int] = []
+    while len(found) < count:
+        port = random.SystemRandom().randrange(first, max(ephemeral, first + 2_000))
+        if port not in found and not _taken(port):
+            found.append(port)
+    return found
+
+
+def _taken(port: int) -> bool:
+    for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
+        with socket.socket(family) as sock:
+            try:
+                sock.bind((address, port))
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    return True
+    return False
 
 
 def accepts(port: int) -> bool:
