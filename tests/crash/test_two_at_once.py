@@ -16,11 +16,11 @@ def test_two_dumps_of_one_tree(step: str, zoo: Zoo, criuctl: Criuctl, trip: Trip
     animal = zoo.launch("counter.py", "1")
     animal.remember()
     with paused(criuctl, step, "dump", animal.pid, "--name", "one") as held:
-        second = criuctl("dump", animal.pid, "--name", "two", check=False, timeout=30)
+        second = criuctl("dump", animal.pid, "--name", "two", check=False, timeout=120)
         assert second["exit_code"] == 9
         assert str(animal.pid) in second["error"]["message"]
         held.go_on()
-        assert held.command.process.wait(60) == 0, held.command.told()
+        assert held.command.process.wait(120) == 0, held.command.told()
     assert [row["session"] for row in criuctl("list")] == ["one"]
     trip.restore(held.command.json(), animal, equal=False).ask()
 
@@ -29,9 +29,9 @@ def test_two_restores_of_one_session(zoo: Zoo, criuctl: Criuctl, trip: Trip) -> 
     animal = zoo.launch("counter.py", "1")
     told = trip.dump(animal)
     with paused(criuctl, "post-restore", "restore", told["checkpoint"]) as held:
-        assert criuctl("restore", told["checkpoint"], check=False, timeout=30)["exit_code"] == 9
+        assert criuctl("restore", told["checkpoint"], check=False, timeout=120)["exit_code"] == 9
         held.go_on()
-        assert held.command.process.wait(60) == 0, held.command.told()
+        assert held.command.process.wait(120) == 0, held.command.told()
     assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 9
     restored = zoo.adopt(held.command.json()["pid"], animal)
     assert animal.differences(restored) == []

@@ -7,7 +7,7 @@ from support.command import Criuctl
 from support.keeper import wait_until
 from support.pauses import paused
 from support.trip import Trip
-from support.zoo import Zoo
+from support.zoo import Animal, Zoo
 
 pytestmark = pytest.mark.integration
 
@@ -28,6 +28,12 @@ def test_killed_while_pages_follow(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> No
     told = trip.dump(animal)
     with paused(criuctl, "pages-follow", "restore", told["checkpoint"], "--lazy") as held:
         held.command.process.kill()
-    wait_until(lambda: not any(found.alive() for found in zoo.find(animal)), 20, "nothing of it runs")
+    found: list[Animal] = []
+
+    def ended() -> bool:
+        found.extend(zoo.find(animal))
+        return not any(each.alive() for each in found)
+
+    wait_until(ended, 60, "nothing of it runs")
     restored = trip.restore(told, animal)
     restored.ask()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .command import Criuctl
-from .keeper import wait_until
+from .keeper import start_time, wait_until
 from .oracle import stat_of, tree
 from .trip import Trip
 from .zoo import Animal, Zoo
@@ -28,10 +28,11 @@ class Aftermath:
         listed = [row for row in self.criuctl("list") if row["session"] == animal.folder.name]
         for row in listed:
             self.criuctl("verify", row["id"])
+        wait_until(lambda: animal.alive() or start_time(animal.pid) != animal.start_time, 60, f"{animal!r} is alive or reaped")
         alive = animal.alive()
         assert alive or listed, "the tree is gone and there is no checkpoint"
         if alive:
-            wait_until(lambda: not stopped(animal), 10, f"{animal!r} runs and is not stopped")
+            wait_until(lambda: not stopped(animal), 60, f"{animal!r} runs and is not stopped")
             assert animal.differences(animal) == []
         for row in listed:
             copy = self.zoo.adopt(self.criuctl("restore", row["id"], "--as", f"copy-{animal.folder.name}")["pid"], animal)

@@ -11,7 +11,7 @@ from typing import Any
 from criuctl.checkpoint.manifest import ConnectionRecord
 from criuctl.connections.protocols.base import ApplicationProtocol, Settings
 
-SECONDS = 10.0
+SECONDS = 30.0
 
 
 class Handback:

@@ -121,7 +121,7 @@ class Keeper:
     def close(self) -> None:
         """Let the keeper go."""
         self._socket.close()
-        self._process.wait(10)
+        self._process.wait(60)
 
 
 def start_time(pid: int) -> int | None:

@@ -29,8 +29,8 @@ TOKEN = re.compile(rb"czoo[0-9a-f]{10}")  # of any test
 OURS = re.compile(r"criu|cr-", re.IGNORECASE)
 # CRIU's cache of what the kernel can do, meant to stay; and what other programs of this project make at the same time.
 IGNORED = re.compile(r"criu\.kdat|criuctl-(bench|setup|quickstart)")
-SETTLE_SECONDS = 1.5
-OTHERS_SECONDS = 8.0  # what does not bear our token may belong to a dump of somebody else, and go with it
+SETTLE_SECONDS = 15.0
+OTHERS_SECONDS = 20.0  # what does not bear our token may belong to a dump of somebody else, and go with it
 
 
 @dataclass
@@ -208,7 +208,7 @@ def leftovers(before: State, token: str, *, allowed: frozenset[str] = frozenset(
         time.sleep(0.05)
 
 
-def end_processes(token: str, timeout: float = 10) -> None:
+def end_processes(token: str, timeout: float = 60) -> None:
     """Kill every process that carries the token: only what the test itself started."""
     deadline = time.monotonic() + timeout
     while found := processes_of(token):

@@ -157,8 +157,8 @@ def _end(outer: subprocess.Popen[bytes], root: int) -> None:
             os.kill(process.pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    outer.wait(timeout=10)
-    remain = wait_gone([process.identity for process in left], 10)
+    outer.wait(timeout=60)
+    remain = wait_gone([process.identity for process in left], 60)
     assert not remain, f"still there: {remain}"
 
 

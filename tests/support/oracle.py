@@ -44,6 +44,7 @@ F_GETPIPE_SZ, F_GET_SEALS, SIOCOUTQ = 1032, 1034, 0x5411
 SYS_PIDFD_GETFD = 438
 SYS_KCMP = {"x86_64": 312, "aarch64": 272}[platform.machine()]
 KCMP_FILE = 0
+PF_EXITING = 0x4
 
 STATUS_KEYS = (
     "Umask",
@@ -123,6 +124,16 @@ def stat_of(pid: int, task: int | None = None) -> list[str]:
     """/proc/PID/stat from the state on: index N here is field N + 3 of proc(5)."""
     path = f"/proc/{pid}/stat" if task is None else f"/proc/{pid}/task/{task}/stat"
     return read(path).rpartition(")")[2].split()
+
+
+def dying(pid: int) -> bool:
+    """Whether it has ended, or is killed and about to end: a busy machine may take its time with that."""
+    fields = stat_of(pid)
+    if not fields or fields[0] in "ZX" or int(fields[6]) & PF_EXITING:
+        return True
+    status = status_of(f"/proc/{pid}/status")
+    pending = int(status.get("SigPnd", "0"), 16) | int(status.get("ShdPnd", "0"), 16)
+    return bool(pending >> (signal.SIGKILL - 1) & 1)
 
 
 def turns(pid: int) -> list[tuple[str, ...]]:

@@ -6,7 +6,7 @@ import os
 import select
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from . import oracle
@@ -42,7 +42,8 @@ class Paused:
         """kill -9 every CRIU process that criuctl has started."""
         for pid, started in self.descendants:
             if start_time(pid) == started and "criu" in oracle.read(f"/proc/{pid}/cmdline"):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.kill(pid, signal.SIGKILL)
 
     def go_on(self) -> None:
         """Let go of the pause point."""
@@ -53,7 +54,7 @@ class Paused:
 
         With `restoring` the processes that a restore of it makes may stay: whether they may is for the test to say.
         """
-        self.command.process.wait(60)
+        self.command.process.wait(120)
         folder = str(restoring.folder) if restoring else "\0no folder"
         mine = {identity for animal in animals for identity in animal.identities()}
 
@@ -67,7 +68,7 @@ class Paused:
                 if start_time(pid) == started and (pid, started) not in mine and not made_by_restore(pid)
             ]
 
-        wait_until(lambda: not left(), 30, f"nothing of criuctl is left after {self.step}: {left()}")
+        wait_until(lambda: not left(), 60, f"nothing of criuctl is left after {self.step}: {left()}")
 
 
 @contextmanager
@@ -82,7 +83,7 @@ def paused(criuctl: Criuctl, step: str, *arguments: str | int | Path) -> Iterato
             assert command.process.poll() is None, f"ended before {step}: {command.told()}"
             return b""
 
-        said = wait_until(line, 60, f"criuctl at {step}")
+        said = wait_until(line, 120, f"criuctl at {step}")
         assert said == f"paused {step}\n".encode()
         held = Paused(command, step, end)
         try:

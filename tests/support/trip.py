@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from . import oracle
-from .keeper import start_time
+from .keeper import start_time, wait_until
 from .zoo import Animal, Zoo
 
 
@@ -32,7 +32,9 @@ class Trip:
         animal.listing = _listing(animal.folder)
         told: dict[str, Any] = self.criuctl("dump", animal.pid, *options)
         assert told["processes"] == len(identities)
-        assert [i for i in identities if start_time(i[0]) == i[1]] == []  # nothing outlives the dump
+        # Nothing outlives the dump; that its parent, who is not criuctl, reaps it is waited for: PIDs are free then.
+        assert [i for i in identities if start_time(i[0]) == i[1] and oracle.stat_of(i[0])[:1] not in ([], ["Z"])] == []
+        wait_until(lambda: not [i for i in identities if start_time(i[0]) == i[1]], 60, "what was dumped is reaped")
         # Files that exist only in the checkpoint now may have had a name that CRIU gave them; it must not stay.
         assert _listing(animal.folder) == animal.listing
         return told

@@ -51,8 +51,8 @@ class Animal:
     # -- state
 
     def alive(self) -> bool:
-        """Whether the root of this very tree exists and is no zombie."""
-        return start_time(self.pid) == self.start_time and oracle.stat_of(self.pid)[:1] != ["Z"]
+        """Whether the root of this very tree exists, and is neither a zombie nor about to be one."""
+        return start_time(self.pid) == self.start_time and not oracle.dying(self.pid)
 
     def identities(self) -> list[tuple[int, int | None]]:
         """PID and start time of every process of the tree, now."""
@@ -64,11 +64,11 @@ class Animal:
         A program says that it is ready before it waits, and its threads and children may be on their way to where they wait.
         """
         if self.quiet:
-            self._rest()
+            self.rest()
         self.before = oracle.snapshot(self.pid, memory=self.quiet)
         return self.before
 
-    def _rest(self, timeout: float = 5) -> None:
+    def rest(self, timeout: float = 30) -> None:
         """Wait until no task of the tree has run between two looks, or for `timeout`: one without rest is compared as it is."""
         deadline = time.monotonic() + timeout
         before: set[tuple[str, ...]] = set()
@@ -79,7 +79,7 @@ class Animal:
             before = now
             time.sleep(0.01)
 
-    def differences(self, other: Animal, *ignore: str, settle: float = 10) -> list[str]:
+    def differences(self, other: Animal, *ignore: str, settle: float = 30) -> list[str]:
         """How `other`, restored from this tree, differs from what was remembered of it.
 
         A system call that the freeze interrupted is entered again in the first moments of the new life, and until then a signal
@@ -95,7 +95,7 @@ class Animal:
 
     # -- talking
 
-    def ask(self, timeout: float = 30) -> dict[str, Any]:
+    def ask(self, timeout: float = 60) -> dict[str, Any]:
         """Have the program check itself; its report, which says ``ok``.  Raises AssertionError with its failures."""
         for old in self.folder.glob("report-*.json"):
             old.unlink()
@@ -112,7 +112,7 @@ class Animal:
 
     # -- ending
 
-    def end(self, timeout: float = 10) -> None:
+    def end(self, timeout: float = 60) -> None:
         """Kill the whole tree, however it forks, and wait until it is gone."""
         deadline = time.monotonic() + timeout
         known = dict(self.identities())
@@ -157,7 +157,7 @@ class Zoo:
         ignore: Sequence[str] = (),
         new_session: bool = True,
         ready: bool = True,
-        timeout: float = 30,
+        timeout: float = 60,
     ) -> Animal:
         """Start a program (a file of the programs folder, or an argv) in a folder of its own and wait until it says it is ready.
 
@@ -210,10 +210,13 @@ class Zoo:
     def find(self, original: Animal) -> list[Animal]:
         """Living trees of this animal's program and folder that nobody has adopted yet, by their topmost processes.
 
-        Asked of what a crash left, so it looks until two looks agree: a killed process takes a moment to end.
+        Asked of what a crash left, so it looks until two looks agree, and nobody is left who is killed and about to end.
         """
         found, before = self._look(original), None
-        while found != before:
+        deadline = time.monotonic() + 60
+        while found != before or any(map(oracle.dying, found)):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"of {original!r} there are {found}, which do not come to rest")
             time.sleep(0.3)
             found, before = self._look(original), found
         return [self.adopt(pid, original) for pid in sorted(found)]
