@@ -72,7 +72,7 @@ def test_by_default_the_program_sees_the_end_of_it(echo: Echo, zoo: Zoo, trip: T
     assert [(c["policy"], c["outcome"]) for c in restored.answer["connections"]] == [("hangup", "hangup")]
     report = restored.ask()
     assert report["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
-    assert report["seconds"] < 1
+    assert report["seconds"] < 10  # a hang is told after 30
 
 
 def test_hangup(echo: Echo, zoo: Zoo, trip: Trip) -> None:
@@ -80,7 +80,7 @@ def test_hangup(echo: Echo, zoo: Zoo, trip: Trip) -> None:
     restored = trip.restore(trip.dump(animal, "--connections", "hangup"), animal, equal=False)
     report = restored.ask()
     assert report["outcome"] in ("eof", "BrokenPipeError+eof", "ConnectionResetError+eof")
-    assert report["seconds"] < 1
+    assert report["seconds"] < 10  # a hang is told after 30
 
 
 def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
@@ -103,7 +103,7 @@ def test_what_ended_with_the_tree_cannot_be_kept(echo: Echo, zoo: Zoo, trip: Tri
     """The peer was told at the dump; a wish for ``keep`` comes too late then, and is refused before anything starts."""
     animal = zoo.launch("peer.py", "tcp", echo.address)
     told = trip.dump(animal)
-    wait_until(lambda: echo.ended == ["eof"], 10, "the server sees the end")
+    wait_until(lambda: echo.ended == ["eof"], 60, "the server sees the end")
     refused = trip.criuctl("restore", told["checkpoint"], "--connections", "keep", check=False)
     assert refused["exit_code"] == 4
     assert "ended with the tree" in refused["error"]["message"]
@@ -131,13 +131,13 @@ def test_an_open_door_with_a_guest_waiting(zoo: Zoo, trip: Trip) -> None:
     with socket.create_connection(("127.0.0.1", port)) as idle:
         told = trip.dump(animal)
         trip.restore(told, animal, equal=False)
-        idle.settimeout(5)
+        idle.settimeout(60)
         try:
             idle.sendall(b"GET / HTTP/1.1\r\n\r\n")
             assert idle.recv(10) in (b"", b"HTTP/1.1 2")
         except (ConnectionResetError, BrokenPipeError):
             pass  # told of its end is as good as served
-    assert urlopen(f"http://127.0.0.1:{port}/hit", timeout=5).read() == b"1"
+    assert urlopen(f"http://127.0.0.1:{port}/hit", timeout=60).read() == b"1"
 
 
 def test_a_refused_policy(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:
@@ -155,7 +155,7 @@ def test_a_datagram_socket_to_the_system_log(zoo: Zoo, trip: Trip) -> None:
     place = str(zoo.home / "log.sock")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
         log.bind(place)
-        log.settimeout(5)
+        log.settimeout(60)
         animal = zoo.launch("peer.py", "unix-dgram", place)
         assert log.recv(64) == b"hello\n"
         restored = trip.restore(trip.dump(animal), animal)

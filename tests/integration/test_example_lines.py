@@ -66,7 +66,7 @@ def config(home: Home, feed: Feed) -> Path:
     folder.mkdir(parents=True, mode=0o755)
     shutil.copy(EXAMPLES / "reconnect" / "lines", folder)
     config = home.path / "config.yaml"
-    rule = f"{{match: {{port: {feed.port}}}, policy: reconnect, application: lines, deadline: 20}}"
+    rule = f"{{match: {{port: {feed.port}}}, policy: reconnect, application: lines, deadline: 60}}"
     config.write_text(f"hook_dirs: [{folder.parent}]\nconnection_rules:\n  - {rule}\n")
     return config
 
@@ -114,7 +114,7 @@ def test_the_hook_tells_what_it_cannot_do(feed: Feed, config: Path, zoo: Zoo, cr
     assert tried["results"][0]["data"] == {"resumed_after": 1}
     told = criuctl("dump", animal.pid, "--config", config)
     feed.daemon.stop()
-    config.write_text(config.read_text().replace("deadline: 20", "deadline: 1"))
+    config.write_text(config.read_text().replace("deadline: 60", "deadline: 5"))
     answer = criuctl("restore", told["checkpoint"], "--config", config, check=False)
     (connection,) = answer["connections"]
     assert connection["outcome"] == "failed"

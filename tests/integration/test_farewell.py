@@ -17,14 +17,14 @@ pytestmark = pytest.mark.integration
 @pytest.fixture
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(20)
+        listener.settimeout(60)
         yield listener
 
 
 def called(zoo: Zoo, listener: socket.socket) -> tuple[Animal, socket.socket]:
     animal = zoo.launch("caller.py", "blocking", "tcp", f"127.0.0.1:{listener.getsockname()[1]}")
     ours = listener.accept()[0]
-    ours.settimeout(20)
+    ours.settimeout(60)
     return animal, ours
 
 
@@ -63,11 +63,11 @@ def test_a_tree_that_lives_keeps_its_connections(listener: socket.socket, zoo: Z
 def test_clients_of_a_server_are_reset_and_its_port_is_free(zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch("server.py", quiet=False)
     port = int((animal.folder / "port").read_text())
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
         client.sendall(b"GET /hit HTTP/1.1\r\nHost: x\r\n\r\n")
         assert client.recv(9) == b"HTTP/1.1 "
         told = trip.dump(animal)
         with pytest.raises(ConnectionResetError):
             [*iter(lambda: client.recv(4096), b"")]
         trip.restore(told, animal, equal=False)
-        socket.create_connection(("127.0.0.1", port), timeout=20).close()
+        socket.create_connection(("127.0.0.1", port), timeout=60).close()

@@ -74,9 +74,9 @@ def test_hung_up(kind: str, way: str, server: Server, zoo: Zoo, trip: Trip) -> N
     restored = trip.restore(trip.dump(animal), animal, "--connections", "hangup", equal=False)
     assert [c["outcome"] for c in restored.answer["connections"]] == ["hangup"]
     report = restored.ask()
-    assert report["events"][0][-1] == "send BrokenPipeError"
+    assert "send BrokenPipeError" in report["events"][0]
     assert ("hup" if way == "epoll" else "eof") in report["events"][0]
-    assert report["seconds"] < 5
+    assert report["seconds"] < 10
 
 
 @pytest.mark.parametrize("kind", ["udp", "unix-dgram"])
@@ -117,7 +117,7 @@ def test_accepted_connections_end_and_the_listener_goes_on(zoo: Zoo, trip: Trip)
         restored = trip.restore(told, animal, "--connections", "reconnect", equal=False)
         outcomes = [(c["outcome"], "accepted" in c["reason"]) for c in restored.answer["connections"]]
         assert outcomes == [("hangup", True)]
-    assert urlopen(f"http://127.0.0.1:{port}/hit", timeout=10).read() == b"2"
+    assert urlopen(f"http://127.0.0.1:{port}/hit", timeout=60).read() == b"2"
 
 
 @pytest.mark.parametrize("kind", ["tcp", "unix", "unix-dgram"])
@@ -129,9 +129,10 @@ def test_the_server_is_away_for_a_while(kind: str, server: Server, zoo: Zoo, tri
     echo.stop()
     with paused(criuctl, "connections", "restore", told["checkpoint"]) as held:
         held.go_on()
+        wait_until(lambda: "criuctl-reconnect" in threads_of(held.command.process.pid), 60, "tries to connect")
         began = time.monotonic()
         returned = echo.later(lambda: time.monotonic() - began > 1.5)
-        held.command.process.wait(60)
+        held.command.process.wait(120)
         returned.join()
     answer = held.command.json()
     restored = zoo.adopt(answer["pid"], animal)
@@ -156,7 +157,7 @@ def test_the_server_never_comes_back(server: Server, zoo: Zoo, trip: Trip, criuc
     assert zoo.find(animal) == []
     began = time.monotonic()
     answer = criuctl("restore", told["checkpoint"], "--connections-deadline", "1", check=False)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 25
     assert answer["exit_code"] == 11
     (connection,) = answer["connections"]
     assert connection["outcome"] == "failed"
@@ -210,7 +211,7 @@ def test_five_hundred(server: Server, zoo: Zoo, trip: Trip) -> None:
     assert {c["outcome"] for c in connections} == {"reconnected"}
     seconds = max(c["seconds"] for c in connections)
     print(f"500 connections handed back in {seconds:.2f} s")
-    assert seconds < 10
+    assert seconds < 30
     assert restored.ask()["answered"] == 500
     restored.end()
     trip.criuctl("restore", told["checkpoint"], "--dry-run")  # takes the dead tree's report away
@@ -230,11 +231,11 @@ def test_killed_while_handing_back(server: Server, zoo: Zoo, trip: Trip, criuctl
     assert zoo.find(animal) == []
     with paused(criuctl, "connections", *arguments) as held:
         held.go_on()
-        wait_until(lambda: "criuctl-reconnect" in threads_of(held.command.process.pid), 20, "tries to connect")
+        wait_until(lambda: "criuctl-reconnect" in threads_of(held.command.process.pid), 60, "tries to connect")
         held.kill(signal.SIGINT)
         began = time.monotonic()
         held.wait_settled(restoring=animal)
-        assert time.monotonic() - began < 20  # the peer is away: it would wait for 30 s
+        assert time.monotonic() - began < 25  # the peer is away: it would wait for 30 s
     assert held.command.process.wait(0) == 130
     assert zoo.find(animal) == []
     echo.start()
@@ -249,6 +250,7 @@ def test_what_is_kept_stays_locked_for_the_next_try(how: str, server: Server, zo
     animal = zoo.launch("caller.py", "epoll", "tcp", echo.address)
     before = set(netfilter.tables())
     told = trip.dump(animal, "--connections", "keep")
+    wait_until(lambda: echo.accepted, 60, "accepted")
     (connection,) = echo.connected.values()
     connection.sendall(b"news")  # answered by nobody: no reset either
     with paused(criuctl, "connections", "restore", told["checkpoint"]) as held:
@@ -325,7 +327,7 @@ def test_what_had_come_is_read_before_the_end(kind: str, server: Server, zoo: Zo
     """A unix connection that is hung up gives the program first what it had not read yet."""
     echo = server(kind)
     animal = zoo.launch("caller.py", "late", kind, echo.address)
-    wait_until(lambda: echo.accepted, 10, "accepted")
+    wait_until(lambda: echo.accepted, 60, "accepted")
     for connection in echo.connected.values():
         connection.sendall(b"last words")
     told = trip.dump(animal)
@@ -337,7 +339,7 @@ def test_a_descriptor_that_nobody_took(server: Server, zoo: Zoo, trip: Trip) -> 
     """In the queue of a connection that is connected again: it belongs to the old session, and goes with it."""
     echo = server("unix")
     animal = zoo.launch("caller.py", "late", "unix", echo.address)
-    wait_until(lambda: echo.accepted, 10, "accepted")
+    wait_until(lambda: echo.accepted, 60, "accepted")
     (connection,) = echo.connected.values()
     with open("/etc/hostname") as file:
         socket.send_fds(connection, [b"take this"], [file.fileno()])

@@ -34,7 +34,7 @@ def check(found: Check) -> None:
         connection.send(b"%d\n" % sent)
         outcome = "sent"
         if kind == "tcp":
-            readable = select.select([connection], [], [], 5)[0]
+            readable = select.select([connection], [], [], 30)[0]
             data = connection.recv(64) if readable else None
             outcome = "timeout" if data is None else "echo" if data == b"%d\n" % sent else "eof" if not data else repr(data)
     except OSError as error:
