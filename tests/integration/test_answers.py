@@ -54,7 +54,7 @@ def test_a_traced_tree(zoo: Zoo, criuctl: Criuctl, keeper: object) -> None:
     # PTRACE_SEIZE (0x4206) by a helper that then waits.
     code = f"import ctypes, time; print(ctypes.CDLL(None).ptrace(0x4206, {animal.pid}, 0, 0), flush=True); time.sleep(600)"
     tracer = zoo.launch([sys.executable, "-S", "-c", code], name="tracer")
-    wait_until(lambda: "0" in tracer.output(), 10, "attached")
+    wait_until(lambda: "0" in tracer.output(), 60, "attached")
     answer = criuctl("dump", animal.pid, check=False)
     assert answer["exit_code"] == 4
     assert str(tracer.pid) in answer["error"]["message"]

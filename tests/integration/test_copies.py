@@ -75,11 +75,11 @@ def test_a_zombie_of_its_own_is_waited_for(zoo: Zoo, trip: Trip, criuctl: Criuct
     lazy = zoo.launch(
         [sys.executable, "-S", "-c", script, str(reap), sys.executable, "-S", str(program), str(folder)], name="counter"
     )
-    pid = int(wait_until(lambda: (folder / "ready").exists() and (folder / "ready").read_text(), 10, "ready"))
+    pid = int(wait_until(lambda: (folder / "ready").exists() and (folder / "ready").read_text(), 60, "ready"))
     animal = zoo.adopt(pid, lazy)
     animal.remember()
     dump = criuctl.start("dump", pid)
-    wait_until(lambda: oracle.stat_of(pid)[:1] == ["Z"], 20, "the dumped root is a zombie")
+    wait_until(lambda: oracle.stat_of(pid)[:1] == ["Z"], 60, "the dumped root is a zombie")
     reap.touch()
     assert dump.process.wait(30) == 0
     restored = trip.restore(dump.json(), animal, equal=False)

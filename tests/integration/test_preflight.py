@@ -27,7 +27,7 @@ from criuctl.report import Finding
 pytestmark = pytest.mark.integration
 
 CASES = DUMPABLE + REFUSED
-PATIENCE = 5.0  # seconds until a state that a program enters after it said that it is ready must show
+PATIENCE = 30.0  # seconds until a state that a program enters after it said that it is ready must show
 KNOWING_USER = [
     "--tcp-established",
     "--file-locks",
@@ -80,7 +80,7 @@ def _ask_criu(pid: int, found: list[Finding], folder: Path) -> tuple[bool, str]:
         f"--images-dir={images}",
         "--leave-running",
     ]
-    done = command.run([*entry_prefix(pid, entered), *argv, "-v3", "--log-file=log", *options], timeout=60, check=False)
+    done = command.run([*entry_prefix(pid, entered), *argv, "-v3", "--log-file=log", *options], timeout=120, check=False)
     log = images / "log"
     return done.returncode == 0, log.read_text(errors="replace") if log.exists() else done.error_text
 

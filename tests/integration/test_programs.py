@@ -74,7 +74,7 @@ def test_signals_timers_and_system_calls(compiled: Path, zoo: Zoo, trip: Trip) -
     """Threads inside system calls, queued real-time signals, POSIX timers, an alternate stack."""
     folder = zoo.home / "signals"
     original = zoo.launch([str(compiled / "signals"), str(folder)], quiet=False)
-    wait_until((folder / "ready").exists, 10, "signals ready")
+    wait_until((folder / "ready").exists, 60, "signals ready")
     trip.round(original)
 
 
@@ -99,7 +99,7 @@ def test_a_tree_that_is_never_still(zoo: Zoo, trip: Trip) -> None:
     animal.ask()
     trip.snapshot(animal)
     number = animal.ask()["number"]
-    wait_until(lambda: animal.ask()["number"] > number, 5, "the counter goes on")
+    wait_until(lambda: animal.ask()["number"] > number, 60, "the counter goes on")
     animal.end()
     ticks = [int(line) for line in (animal.folder / "ticks").read_text().splitlines()]
     assert ticks == list(range(1, len(ticks) + 1))
@@ -111,11 +111,11 @@ def test_a_web_server(zoo: Zoo, trip: Trip) -> None:
 
     animal = zoo.launch("server.py", quiet=False)
     url = f"http://127.0.0.1:{(animal.folder / 'port').read_text()}/hit"
-    assert [urlopen(url, timeout=5).read() for _ in range(3)] == [b"1", b"2", b"3"]
+    assert [urlopen(url, timeout=60).read() for _ in range(3)] == [b"1", b"2", b"3"]
     animal = trip.restore(trip.dump(animal), animal, equal=False)  # it may still be closing the connections of just now
-    assert urlopen(url, timeout=5).read() == b"4"
+    assert urlopen(url, timeout=60).read() == b"4"
     ticks = animal.ask()["ticks"]
-    wait_until(lambda: animal.ask()["ticks"] > ticks, 5, "the loop's timers go on")
+    wait_until(lambda: animal.ask()["ticks"] > ticks, 60, "the loop's timers go on")
 
 
 def test_a_child_of_a_shell(zoo: Zoo, trip: Trip) -> None:
@@ -125,7 +125,7 @@ def test_a_child_of_a_shell(zoo: Zoo, trip: Trip) -> None:
     folder.mkdir()
     program = [sys.executable, "-S", str(Path(__file__).parent / "programs" / "counter.py"), str(folder)]
     shell = zoo.launch(["sh", "-c", script, "sh", *program], name="counter")
-    pid = int(wait_until(lambda: (folder / "ready").exists() and (folder / "ready").read_text(), 10, "ready"))
+    pid = int(wait_until(lambda: (folder / "ready").exists() and (folder / "ready").read_text(), 60, "ready"))
     # Its session and group are led by a shell that is outside: another one leads them afterwards.
     trip.round(zoo.adopt(pid, shell), ignore=("*/group", "*/session"))
 
@@ -136,12 +136,12 @@ def test_a_tree_below_a_shell(zoo: Zoo, trip: Trip) -> None:
     folder.mkdir()
     program = [sys.executable, "-S", str(Path(__file__).parent / "programs" / "counter.py"), str(folder)]
     shell = zoo.launch(["bash", "-c", 'set -m; "$@" & wait; wait; exit 3', "sh", *program], name="counter")
-    wait_until((folder / "ready").exists, 10, "ready")
+    wait_until((folder / "ready").exists, 60, "ready")
     restored = trip.restore(trip.dump(shell), shell)
     child = Animal(int((folder / "ready").read_text()), folder)
     child.ask()
     child.end()
-    wait_until(lambda: not restored.alive(), 5, "the shell sees its job end")
+    wait_until(lambda: not restored.alive(), 60, "the shell sees its job end")
 
 
 def test_outside_a_lock_is_felt(zoo: Zoo, trip: Trip) -> None:
