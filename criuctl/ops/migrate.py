@@ -495,7 +495,9 @@ def _record_moved(config: Config, move: Outgoing, incarnation: int = 0) -> None:
     if record.alive():
         return  # it has come back meanwhile
     newest = max(record.incarnation, incarnation)
-    registry.put(replace(record, state="checkpointed", incarnation=newest, checkpoint=move.checkpoint, moved_to=move.url))
+    registry.put(
+        replace(record, state="checkpointed", incarnation=newest, checkpoint=move.checkpoint, moved_to=move.url, home=move.host)
+    )
 
 
 def _tell_operators(config: Config, move: Outgoing, answer: Mapping[str, Any]) -> None:

@@ -59,6 +59,7 @@ class SessionRecord:
     lock_table: str = ""  # CRIU's firewall table, from before the tree is ended until it is taken down
     lock_kept: bool = False  # it stays until the restore, because connections are to be kept
     moved_to: str = ""  # ssh:// of the session on the host that it has moved to
+    home: str = ""  # what that host calls itself
     leases: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)  # this life's claims: see `fencing`
     reason: str = ""  # why it is lost, or about to be
     updated: float = 0.0  # unix seconds

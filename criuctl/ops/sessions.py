@@ -261,7 +261,8 @@ def _known(state: Mapping[str, Any] | None, record: SessionRecord | None) -> dic
     body["operators"] = []
     moved_to = ((state or {}).get("moved_to") or (record.moved_to if record is not None else "")) or None
     if body["state"] == "checkpointed" and moved_to:
-        body["home"] = (state or {}).get("home") or _host_of(moved_to)
+        known = record.home if record is not None and record.moved_to else ""
+        body["home"] = (state or {}).get("home") or known or _host_of(moved_to)
     body["moved_to"] = moved_to if body["state"] == "checkpointed" else None
     return body
 
