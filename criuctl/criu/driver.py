@@ -16,9 +16,12 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 
 from ..errors import CriuctlError
 from ..proc.command import Starter
@@ -80,43 +83,77 @@ def run_id(folder: int) -> str | None:
     return found[-1] if found else None
 
 
-def dump(
-    criu: CriuBinary, folder: int, options: DumpOptions, sink: PageSink[B], steps: DumpSteps, *, enter: Sequence[str] = ()
-) -> None:
-    """Dump a tree: pages into `sink`, metadata images into `folder`.
+class Dumper:
+    """CRIU for one dump, `close` it.  It may be asked early: it gets ready beside us, which may take a tenth of a second, and
+    waits in pre-dump with the tree untouched."""
 
-    Raises what a callback or the sink raised, else `CriuFailed`.  In every case but success the tree runs
-    on when this returns, because CRIU has ended by then.
-    """
-    ours, theirs = socket_pair()
-    receiver = PageReceiver(ours, sink)
-    committed = threading.Event()
+    def __init__(self, criu: CriuBinary, folder: int, enter: Sequence[str] = ()) -> None:
+        """Images go to `folder`; `enter` puts CRIU into other namespaces."""
+        self._criu, self._folder, self._enter = criu, folder, enter
+        self._asked: DumpOptions | None = None
+        self._pages: socket.socket | None = None  # where its pages will come; until a receiver has it
+        self._running = ExitStack()
 
-    def notify(script: str, _pid: int) -> bool | Sequence[str]:
-        if script == "query-ext-files":
-            frozen = steps.frozen()
-            receiver.guards = frozen.guards
-            return frozen.external
-        elif script == "post-dump":
-            steps.commit(receiver.finish())
-            committed.set()
-        return True
+    def ask(self, options: DumpOptions) -> None:
+        """Start CRIU and ask it for the dump; raises what a dump does of which nothing came."""
+        self.close()
+        with ExitStack() as stack:
+            self._pages, theirs = socket_pair()
+            freezer = [options.freezer] if options.freezer is not None else []
+            fds = [self._folder, theirs.fileno(), *freezer]
+            with theirs:  # CRIU holds its own copy; the stream must end when CRIU does
+                self._swrk = stack.enter_context(self._criu.swrk(enter=self._enter, pass_fds=fds))
+                self._swrk.ask("DUMP", dump_options(folder_path(self._folder), theirs.fileno(), options))
+            self._running = stack.pop_all()
+        self._asked = options
 
-    receiver.start()
-    try:
-        freezer = [options.freezer] if options.freezer is not None else []
-        with theirs, criu.swrk(enter=enter, pass_fds=[folder, theirs.fileno(), *freezer]) as swrk:
-            request = dump_options(folder_path(folder), theirs.fileno(), options)
-            theirs.close()  # CRIU holds its own copy; the stream must end when CRIU does
-            swrk.call("DUMP", request, notify)
-    except (CriuRefused, CriuGone) as error:
-        receiver.stop()
-        if not committed.is_set():
-            receiver.raise_failure()
-        raise CriuFailed(str(error), read_log(folder)) from error
-    except BaseException:
-        receiver.stop()
-        raise
+    def close(self) -> None:
+        """Let go of a CRIU that waits; what it had begun, which is nothing or rolled back by now, ends with it."""
+        self._asked = None
+        self._running.close()
+        if self._pages is not None:
+            self._pages.close()
+            self._pages = None
+
+    def dump(self, options: DumpOptions, sink: PageSink[B], steps: DumpSteps) -> None:
+        """Dump a tree: pages into `sink`, metadata images into the folder.
+
+        A CRIU that was asked early does it, if it was asked for the same.  Raises what a callback or the sink raised, else
+        `CriuFailed`.  In every case but success the tree runs on when this returns, because CRIU has ended by then.
+        """
+        receiver: PageReceiver[B] | None = None
+        committed = threading.Event()
+        try:
+            with closing(self):
+                if self._asked != options:
+                    self.ask(options)
+                assert self._pages is not None
+                receiver, self._pages = PageReceiver(self._pages, sink), None
+                receiver.start()
+                self._swrk.answer(partial(_notify, receiver, steps, committed))
+        except (CriuRefused, CriuGone) as error:
+            if receiver is not None:
+                receiver.stop()
+                if not committed.is_set():
+                    receiver.raise_failure()
+            raise CriuFailed(str(error), read_log(self._folder)) from error
+        except BaseException:
+            if receiver is not None:
+                receiver.stop()
+            raise
+
+
+def _notify(
+    receiver: PageReceiver[B], steps: DumpSteps, committed: threading.Event, script: str, _pid: int
+) -> bool | Sequence[str]:
+    if script == "query-ext-files":
+        frozen = steps.frozen()
+        receiver.guards = frozen.guards
+        return frozen.external
+    elif script == "post-dump":
+        steps.commit(receiver.finish())
+        committed.set()
+    return True
 
 
 def restore(

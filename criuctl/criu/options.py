@@ -14,7 +14,6 @@ from . import schema
 
 LOG_NAME = "criu.log"
 LOG_LEVEL = 3  # "info": names the descriptor that an error is about; "debug" would log every page run
-_GHOST_MINIMUM = 1 << 20
 _GHOST_MAXIMUM = (1 << 32) - 1  # the option is an unsigned 32-bit number
 
 
@@ -24,7 +23,6 @@ class DumpOptions:
 
     pid: int  # root of the tree, as CRIU sees it
     leave_running: bool = False
-    ghost_limit: int = _GHOST_MINIMUM  # bytes; the largest deleted file of the tree
     shell_job: bool = False  # session or group leader is outside the tree
     external: Sequence[str] = ()  # resources that come from outside again at restore
     external_mounts: bool = False  # CRIU saves the mount namespace, with every mount coming from outside again
@@ -67,7 +65,7 @@ def dump_options(images: str, page_socket: int, options: DumpOptions) -> Any:
     opts.pid = options.pid
     opts.leave_running = options.leave_running
     opts.tcp_skip_in_flight = True  # connections that wait to be accepted: lost, not refused; the preflight warns
-    opts.ghost_limit = max(_GHOST_MINIMUM, min(options.ghost_limit, _GHOST_MAXIMUM))
+    opts.ghost_limit = _GHOST_MAXIMUM  # deleted files that are still open, however large; the preflight tells of them
     opts.shell_job = options.shell_job
     opts.ps.fd = page_socket
     opts.ps.port = 0

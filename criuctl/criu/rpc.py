@@ -51,12 +51,12 @@ class Swrk:
         self._rpc = schema.rpc()
 
     def call(self, kind: str, options: Any = None, notify: Notify | None = None, keep_open: bool = False) -> Any:
-        """Send one request ("DUMP", "RESTORE", "VERSION", ...) and return CRIU's final response.
+        """`ask` and `answer`."""
+        self.ask(kind, options, keep_open)
+        return self.answer(notify)
 
-        An exception raised by `notify` is answered to CRIU as a veto, the request is seen through to its
-        end (so that CRIU has rolled back), and then the exception is raised.  Raises `CriuRefused` when
-        CRIU says no, `CriuGone` when it ended without a word.
-        """
+    def ask(self, kind: str, options: Any = None, keep_open: bool = False) -> None:
+        """Send one request ("DUMP", "RESTORE", "VERSION", ...); CRIU then waits at its first notification."""
         request = self._rpc.criu_req()
         request.type = getattr(self._rpc, kind)
         if options is not None:
@@ -64,6 +64,14 @@ class Swrk:
         if keep_open:
             request.keep_open = True
         self._send(request)
+
+    def answer(self, notify: Notify | None = None) -> Any:
+        """See a request through and return CRIU's final response.
+
+        An exception raised by `notify` is answered to CRIU as a veto, the request is seen through to its
+        end (so that CRIU has rolled back), and then the exception is raised.  Raises `CriuRefused` when
+        CRIU says no, `CriuGone` when it ended without a word.
+        """
         veto: BaseException | None = None
         while True:
             response = self._receive(veto)

@@ -6,6 +6,9 @@ tree go on and the packs already written stay unreferenced.  ``kill -9`` of criu
 is a veto too.  A dump that leaves the tree running thaws it as soon as everything is in memory of ours, and
 uploads afterwards: the tree is never in danger.
 
+CRIU is started while the store is being opened.  It gets ready and waits, the tree untouched, for our word; at the freeze
+it is told to go on, or started anew if something else has to be asked of it by then.
+
 A dump with a `Delivery` goes to another host, and `commit` returns only after that host has the tree restored.
 """
 
@@ -17,7 +20,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from ..checkpoint import leases
@@ -99,7 +102,16 @@ def dump(
         survey = Survey(config, reporter, wish=connections, drain=drain, ending=not leave_running)
         survey.ahead(root.pid)
         carried = files.resolve_carried(with_files, root.pid)
-        criu = binary.find(config)
+        scratch = stack.enter_context(Scratch())
+        folder = scratch.folder("images")
+        stack.callback(os.close, folder)
+        entry = plan_entry(root.pid)
+        dumper = driver.Dumper(binary.find(config), folder, entry.prefix)
+        stack.callback(dumper.close)
+        external = surroundings.external_files(root.pid)
+        terminals = DumpedTerminals(root.pid, stack)
+        with suppress(CriuctlError):  # early, beside the opening of the store; what is wrong with it is told at the freeze
+            dumper.ask(_options(config, entry, root.pid, [*external, *terminals.external], leave_running))
         if delivery is None:
             reporter.step("connect", store=config.store)
             store = open_store(config.store, config)
@@ -117,7 +129,6 @@ def dump(
         if name is not None and not resolved.session and repository.list(session.name) and registry.get(session.name) is None:
             reporter.warning(f"the store already holds checkpoints named {session.name!r}; this one is added to them")
 
-        scratch = stack.enter_context(Scratch())
         net = os.open(f"/proc/{root.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, net)
         work = _Dump(
@@ -132,25 +143,25 @@ def dump(
             with_files=carried,
             survey=survey,
             began=began,
-            entry=plan_entry(root.pid),
-            external=surroundings.external_files(root.pid),
-            terminals=DumpedTerminals(root.pid, stack),
+            entry=entry,
+            external=external,
+            terminals=terminals,
             holder=DumpedHolder(config, session, root, stack),
             net=net,
-            folder=scratch.folder("images"),
+            folder=folder,
+            dumper=dumper,
             writer=stack.enter_context(repository.writer(reporter, patient=not leave_running)),
             hooks=hooks,
             delivery=delivery,
             home=home,
         )
-        stack.callback(os.close, work.folder)
         stack.callback(work.farewell.drop)
         stack.enter_context(_handlers_restored())
         hooks.run("pre-dump")
         try:
             if precopy:
                 work.rounds = store_ahead(work.writer, root.pid, reporter)
-            manifest = work.run(criu)
+            manifest = work.run()
         except BaseException as error:
             work.forget_lock()
             ended = work.ended()
@@ -203,6 +214,20 @@ def session_for(registry: Registry, target: Target, name: str | None) -> Session
     return SessionRecord(name=default)
 
 
+def _options(
+    config: Config, entry: NamespacePlan, root: int, external: list[str], leave_running: bool, freezer: int | None = None
+) -> DumpOptions:
+    return DumpOptions(
+        pid=entry.root,
+        leave_running=leave_running,
+        shell_job=surroundings.needs_shell_job(root),
+        external=external,
+        external_mounts=entry.is_init,
+        timeout=config.criu_timeout,
+        freezer=freezer,
+    )
+
+
 @dataclass(slots=True)
 class _Dump:
     """One dump under way."""
@@ -224,6 +249,7 @@ class _Dump:
     holder: DumpedHolder
     net: int  # descriptor of the tree's net namespace
     folder: int
+    dumper: driver.Dumper
     writer: CheckpointWriter
     hooks: Hooks
     delivery: Delivery | None = None
@@ -244,7 +270,7 @@ class _Dump:
         """A socket of ours in the tree's net namespace, which may outlive the tree."""
         return socket_inside(self.net, family, kind, protocol)
 
-    def run(self, criu: binary.CriuBinary) -> Manifest:
+    def run(self) -> Manifest:
         """Freeze, take everything, commit; returns the manifest that is in the store."""
         self.holder.read_ahead(self.writer)
         with ThreadPoolExecutor(1, thread_name_prefix="criuctl-collect") as self.helper:
@@ -254,7 +280,7 @@ class _Dump:
                 self.reporter.step("freeze")
                 try:
                     with self.holder.prepared() as freezer:
-                        driver.dump(criu, self.folder, self._options(freezer), self.writer, steps, enter=self.entry.prefix)
+                        self.dumper.dump(self._options(freezer), self.writer, steps)
                     break
                 except NotIdle as error:  # nothing has been taken of the tree yet, and it runs again
                     self.holder.unprepare()
@@ -268,15 +294,8 @@ class _Dump:
         return self.manifest
 
     def _options(self, freezer: int | None) -> DumpOptions:
-        return DumpOptions(
-            pid=self.entry.root,
-            leave_running=self.leave_running,
-            ghost_limit=surroundings.ghost_limit(self.root),
-            shell_job=surroundings.needs_shell_job(self.root),
-            external=[*self.external, *self.terminals.external],
-            external_mounts=self.entry.is_init,
-            timeout=self.config.criu_timeout,
-            freezer=freezer,
+        return _options(
+            self.config, self.entry, self.root, [*self.external, *self.terminals.external], self.leave_running, freezer
         )
 
     def frozen(self) -> driver.Frozen:

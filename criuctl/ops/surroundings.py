@@ -15,26 +15,8 @@ from ..config import Config
 from ..criu import binary
 from ..criu.pages import PageGuard
 from ..proc.descriptors import Descriptor, descriptors
-from ..proc.mappings import each_mapping, mappings
+from ..proc.mappings import each_mapping
 from ..proc.tree import Process, read_process, read_tree
-
-_SLACK = 1 << 20  # a deleted file may grow by this much until the freeze
-
-
-def ghost_limit(root: int) -> int:
-    """Bytes of the largest deleted file that the tree still has open or mapped, and some room."""
-    largest = 0
-    for process in read_tree(root):
-        if process.zombie:
-            continue
-        largest = max([largest, *(d.size for d in descriptors(process.pid) if d.kind == "file" and d.nlink == 0)])
-        for m in mappings(process.pid):
-            if m.deleted and m.path.startswith("/"):
-                try:
-                    largest = max(largest, os.stat(f"/proc/{process.pid}/map_files/{m.start:x}-{m.end:x}").st_size)
-                except OSError:
-                    largest = max(largest, m.offset + m.size)
-    return largest + _SLACK
 
 
 def page_guards(tree: Sequence[Process]) -> dict[int, PageGuard]:
