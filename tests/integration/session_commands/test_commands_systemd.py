@@ -1,0 +1,54 @@
+"""Sessions where systemd runs: each in a scope of its own, which outlives the service or the login that started it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+from support.booted import Booted, available
+from support.command import Home
+from support.keeper import Keeper, wait_until
+from support.operating import TIMEOUT, Operators
+
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(not available(), reason="no systemd or no cgroup2 here")]
+
+
+@pytest.fixture
+def booted(keeper: Keeper, home: Home, operators: Operators) -> Iterator[Booted]:
+    """A systemd that ends with the test, and every command beside it."""
+    booted = Booted(keeper, home)
+    operators.prefix = booted.prefix
+    yield booted
+    booted.close()
+    operators.prefix = []
+
+
+def _scopes(booted: Booted) -> list[str]:
+    return re.findall(r"^criuctl-work-\S+\.scope", booted.run("systemctl", "list-units", "--type=scope", "--plain"), re.MULTILINE)
+
+
+def _members(booted: Booted, scope: str) -> str:
+    group = booted.run("systemctl", "show", "--property=ControlGroup", "--value", scope)
+    return booted.run("sh", "-c", f"cat $(find /sys/fs/cgroup{group} -name cgroup.procs)")
+
+
+def test_what_started_a_session_ends_without_it(booted: Booted, operators: Operators) -> None:
+    criuctl = [sys.executable, "-m", "criuctl", "run", "-d", "--name", "work", "--"]
+    command = [*criuctl, "sh", "-c", "i=0; while :; do i=$$((i+1)); echo tick $$i; sleep 0.05; done"]
+    variables = [f"--setenv={k}={v}" for k, v in operators.environment().items() if k.startswith(("CRIUCTL_", "PYTHON", "CZOO"))]
+    oneshot = ["--property=Type=oneshot", "--property=RemainAfterExit=yes", "--property=DefaultDependencies=no"]
+    booted.run("systemd-run", "--quiet", "--unit=starter", *oneshot, *variables, *command)
+    (scope,) = _scopes(booted)
+    assert booted.run("systemctl", "is-active", "starter.service") == "active"
+    booted.run("systemctl", "stop", "starter.service")
+    operators("wait", "work", "--match", "tick 5", "--timeout", TIMEOUT)
+    status = operators("status", "work")
+    assert status["state"] == "running"
+    assert {str(status["pid"]), str(status["holder_pid"])} <= set(_members(booted, scope).split())
+    operators("dump", "work")
+    restored = operators("restore", "work")
+    assert str(restored["pid"]) in _members(booted, scope).split()
+    operators("kill", "work")
+    wait_until(lambda: not _scopes(booted), TIMEOUT, "the scope is gone")
