@@ -32,7 +32,8 @@ from .host import host_info
 from .namespaces import plan_entry
 from .needed import KERNELS_OWN, NeededFile, NeededTerminal, Needs
 
-_MAX_LISTED = 20_000  # files below the carried folders that are named; of the others only the bytes are counted
+_MAX_LISTED = 5_000  # files below the carried folders that are named, and
+_MAX_NAMES = 1 << 20  # characters of their paths; of the others only the bytes are counted
 _UNNAMED = ("/SYSV", "/memfd:", "/anon_hugepage", "/secretmem", "/dev/zero", "/dev/hugepages/", "anon_inode:", "[")
 _IP_FREEBIND = 15
 
@@ -111,9 +112,11 @@ class _Carried:
         self._folders = [path for path in paths if stat.S_ISDIR(os.lstat(self._view + path).st_mode)]
         self._found: dict[str, NeededFile] = {}
         self.more_files = self.more_bytes = 0
+        names = 0
         for path in paths:
             for name, status in self._walk(path):
-                if len(self._found) < _MAX_LISTED:
+                if len(self._found) < _MAX_LISTED and names < _MAX_NAMES:
+                    names += len(name)
                     self._found[name] = _needed(name, "carried", status, travels=True)
                 else:
                     self.more_files += 1

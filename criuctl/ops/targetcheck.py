@@ -40,7 +40,7 @@ from .needed import Needs, read
 from .plan import HostFacts, RestorePlan, Wishes, is_local, make_plan, observe
 from .putback import Policy
 from .registry import Registry
-from .targetfiles import file_finding, judge_file
+from .targetfiles import judge_files
 
 _CLOCK = 5.0  # seconds of difference that nobody has to know of
 _ORDER = {"error": 0, "warning": 1, "info": 2}
@@ -252,6 +252,14 @@ def _addresses(coming: Arrival) -> Iterator[Finding]:
             addresses.choose_device(wanted, device or None, None)
         except CriuctlError as error:
             yield Finding("error", error.code, error.message, error.hint)
+    client = os.environ.get("SSH_CONNECTION", " ").split(" ")[0]
+    if client in coming.kept:
+        yield Finding(
+            "error",
+            "address-of-link",
+            f"the source reaches this host from {client}, which is to come along: that would cut the link between them",
+            f"Let ssh use another address of the source (`BindAddress` in ~/.ssh/config), or migrate without {client}.",
+        )
     told: set[str] = set()
     for record in coming.needs.connections:
         host = endpoint(record.local)[0]
@@ -284,12 +292,8 @@ def _is_here(host: str, plan: RestorePlan) -> bool:
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def _files(coming: Arrival) -> Iterator[Finding]:
-    for needed in coming.needs.files:
-        try:
-            yield from judge_file(needed, coming.policy)
-        except OSError as error:
-            yield file_finding("warning", needed, "file-unseen", f"cannot be looked at: {error.strerror}")
+def _files(coming: Arrival) -> Iterable[Finding]:
+    return judge_files(coming.needs.files, coming.policy)
 
 
 # -- people and room -----------------------------------------------------------------------------------------------

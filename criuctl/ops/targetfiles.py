@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
 from ..checkpoint.manifest import FileRecord
@@ -18,19 +18,41 @@ from ..report import Finding, Level
 from .needed import NeededFile
 from .putback import Policy, judge
 
+_ALIKE = 100  # findings of the same kind
+_MORE = "What is told of the others helps here too."
 _PACKAGE = "Install the version that the program was started from, or migrate with --carry-binaries."
 _SET_ASIDE = "Move it away, or migrate with --files restore (keeps the copy that is here aside)."
 _WHAT = {"cwd": "the working folder", "root": "the root folder", "folder": "a folder in which a unix socket has its name"}
 
 
-def file_finding(level: Level, needed: NeededFile, code: str, text: str, hint: str = "") -> Finding:
+def judge_files(files: Iterable[NeededFile], policy: Policy) -> Iterator[Finding]:
+    """What is wrong with these paths here; of the same kind of finding so many as one can read."""
+    number: dict[tuple[Level, str], int] = {}
+    for needed in files:
+        for finding in _judged(needed, policy):
+            kind = finding.level, finding.code
+            number[kind] = number.get(kind, 0) + 1
+            if number[kind] <= _ALIKE:
+                yield finding
+    for (level, code), count in number.items():
+        if count > _ALIKE:
+            yield Finding(level, code, f"and {count - _ALIKE} more files of which the same is to be said", _MORE)
+
+
+def _judged(needed: NeededFile, policy: Policy) -> list[Finding]:
+    try:
+        return list(_judge(needed, policy))
+    except OSError as error:
+        return [_finding("warning", needed, "file-unseen", f"cannot be looked at: {error.strerror}")]
+
+
+def _finding(level: Level, needed: NeededFile, code: str, text: str, hint: str = "") -> Finding:
     """A finding about this path, with a process that uses it."""
     pid, fd = needed.holders[0] if needed.holders else (None, None)
     return Finding(level, code, f"{needed.path}: {text}", hint, pid, None if fd == -1 else fd)
 
 
-def judge_file(needed: NeededFile, policy: Policy) -> Iterator[Finding]:
-    """What is wrong with this path here; nothing if it is as the tree needs it.  `OSError`."""
+def _judge(needed: NeededFile, policy: Policy) -> Iterator[Finding]:
     try:
         now = os.lstat(needed.path) if needed.travels else os.stat(needed.path)
     except (FileNotFoundError, NotADirectoryError):
@@ -48,7 +70,7 @@ def judge_file(needed: NeededFile, policy: Policy) -> Iterator[Finding]:
         finding = judgement.finding()
         if finding is not None:
             hint = _PACKAGE if needed.use == "mapped" else judgement.hint
-            yield file_finding(finding.level, needed, finding.code, judgement.why, hint)
+            yield _finding(finding.level, needed, finding.code, judgement.why, hint)
         if judgement.verdict != "refuse":
             yield from _mode(needed, now)
         if judgement.verdict == "same" and needed.build_id:
@@ -57,10 +79,10 @@ def judge_file(needed: NeededFile, policy: Policy) -> Iterator[Finding]:
 
 def _missing(needed: NeededFile) -> Finding:
     if needed.use in _WHAT:
-        return file_finding("error", needed, "folder-missing", f"{_WHAT[needed.use]} does not exist here", _folder_hint(needed))
+        return _finding("error", needed, "folder-missing", f"{_WHAT[needed.use]} does not exist here", _folder_hint(needed))
     what = {"mapped": "is mapped into memory", "read": "is open", "written": "is open for writing"}[needed.use]
     hint = _PACKAGE if needed.use == "mapped" else f"Put it there, or migrate with --with-files {needed.path}."
-    return file_finding("error", needed, "file-missing", f"{what} and does not exist here", hint)
+    return _finding("error", needed, "file-missing", f"{what} and does not exist here", hint)
 
 
 def _folder_hint(needed: NeededFile) -> str:
@@ -73,7 +95,7 @@ def _folder_hint(needed: NeededFile) -> str:
 
 def _folder(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
     if not stat.S_ISDIR(now.st_mode):
-        yield file_finding(
+        yield _finding(
             "error", needed, "folder-missing", "is no folder here", "Move away what is there; then: " + _folder_hint(needed)
         )
     elif needed.use != "folder":
@@ -84,7 +106,7 @@ def _mode(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
     """CRIU compares type and permissions of whatever it opens."""
     if now.st_mode != needed.mode:
         text = f"has mode {now.st_mode & 0o7777:04o} here and {needed.mode & 0o7777:04o} on the source, which CRIU refuses"
-        yield file_finding("error", needed, "file-mode", text, f"`chmod {needed.mode & 0o7777:o} {needed.path}` on the target.")
+        yield _finding("error", needed, "file-mode", text, f"`chmod {needed.mode & 0o7777:o} {needed.path}` on the target.")
 
 
 def _build(needed: NeededFile) -> Iterator[Finding]:
@@ -97,7 +119,7 @@ def _build(needed: NeededFile) -> Iterator[Finding]:
         os.close(fd)
     if here != needed.build_id and here:
         text = f"is another build: its build-id is {here[:12]}... here and {needed.build_id[:12]}... on the source"
-        yield file_finding("error", needed, "build-id", text, _PACKAGE)
+        yield _finding("error", needed, "build-id", text, _PACKAGE)
 
 
 def _open_plain(path: str) -> int | None:
@@ -123,29 +145,29 @@ def _conflict(needed: NeededFile, now: os.stat_result, policy: Policy) -> Iterat
     elif now.st_size != needed.size:
         why = f"exists here with {now.st_size} bytes; the source's, {needed.size} bytes, comes"
     elif now.st_mtime_ns != needed.mtime_ns:
-        yield file_finding("info", needed, "file-exists", "is here with the same size; contents are compared when it comes")
+        yield _finding("info", needed, "file-exists", "is here with the same size; contents are compared when it comes")
         return
     else:
         return
     if policy == "refuse":
-        yield file_finding("error", needed, "file-refuse", why, _SET_ASIDE)
+        yield _finding("error", needed, "file-refuse", why, _SET_ASIDE)
     elif policy == "keep":
-        yield file_finding("info", needed, "file-moved-on", f"{why}; left as it is, as asked")
+        yield _finding("info", needed, "file-moved-on", f"{why}; left as it is, as asked")
     else:
-        yield file_finding("warning", needed, "file-put-back", f"{why}; what is here is kept aside")
+        yield _finding("warning", needed, "file-put-back", f"{why}; what is here is kept aside")
 
 
 def _left_behind(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
     """A file that is written to and does not travel, or a device or FIFO: it has to be here as it is there."""
     if stat.S_IFMT(now.st_mode) != stat.S_IFMT(needed.mode):
-        yield file_finding("error", needed, "file-refuse", "is another kind of file here", "Move it away.")
+        yield _finding("error", needed, "file-refuse", "is another kind of file here", "Move it away.")
         return
     yield from _mode(needed, now)
     if stat.S_ISCHR(needed.mode) or stat.S_ISBLK(needed.mode):
         if now.st_rdev != needed.rdev:
             text = f"is device {os.major(now.st_rdev)}:{os.minor(now.st_rdev)} here, another one on the source"
-            yield file_finding("error", needed, "device", text, "Make the device node as it is on the source.")
+            yield _finding("error", needed, "device", text, "Make the device node as it is on the source.")
     elif stat.S_ISREG(needed.mode) and now.st_size != needed.size:
         text = f"is open for writing, does not travel, and has {now.st_size} bytes here and {needed.size} on the source"
         level: Level = "warning" if needed.append and now.st_size > needed.size else "error"
-        yield file_finding(level, needed, "file-refuse", text, f"Migrate with --with-files {needed.path}.")
+        yield _finding(level, needed, "file-refuse", text, f"Migrate with --with-files {needed.path}.")

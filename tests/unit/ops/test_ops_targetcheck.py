@@ -69,9 +69,9 @@ def codes(found: list[Finding], level: str) -> list[str]:
     return [f.code for f in found if f.level == level]
 
 
-def needed(path: Path, use: str, **changes: Any) -> NeededFile:
-    status = path.stat()
-    made = NeededFile(path=str(path), use=use, size=status.st_size, mode=status.st_mode, mtime_ns=status.st_mtime_ns)
+def needed(file: Path, use: str, **changes: Any) -> NeededFile:
+    status = file.stat()
+    made = NeededFile(path=str(file), use=use, size=status.st_size, mode=status.st_mode, mtime_ns=status.st_mtime_ns)
     return replace(made, **changes)
 
 
@@ -172,7 +172,24 @@ def test_kept_connections_need_their_address(config: Config) -> None:
     assert "lo-no" in found[0].text
 
 
+def test_the_address_of_the_link_cannot_move(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = needs(keep_addresses=("192.0.2.7@lo",))
+    assert "address-of-link" not in codes(ask(wanted, config), "error")
+    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.7 50000 192.0.2.8 22")
+    assert "address-of-link" in codes(ask(wanted, config), "error")
+
+
 # -- files
+
+
+def test_many_alike_are_told_short(config: Config, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("four")
+    gone = [needed(file, "read", path=str(tmp_path / f"gone-{n}")) for n in range(150)]
+    found = ask(needs(files=tuple(gone)), config)
+    assert set(codes(found, "error")) == {"file-missing"}
+    assert len(found) == 101
+    assert found[-1].text.startswith("and 50 more files")
 
 
 def test_files_that_stay_at_home(config: Config, tmp_path: Path) -> None:
