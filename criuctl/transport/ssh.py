@@ -42,7 +42,8 @@ _OPTION = re.compile(r"[A-Za-z0-9]+[ =].+")
 _AGENT = ("SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "DISPLAY", "XAUTHORITY", "KRB5CCNAME")
 _CONNECT = 15  # seconds for one attempt to connect
 _ASKING = 120.0  # seconds in which somebody may type a password
-_ENDS = 3.0  # seconds that ssh may take to end once its streams are closed
+_ENDS = 3.0  # seconds that ssh, and criuctl there, may take to end once the link is closed
+_SPEAKS = 1.0  # seconds in which ssh tells why the link broke
 _OPTIONS = (
     *(f"ConnectTimeout={_CONNECT}", "ServerAliveInterval=10", "ServerAliveCountMax=3", "TCPKeepAlive=yes", "Compression=no"),
     *("ControlMaster=no", "ClearAllForwardings=yes", "ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no"),
@@ -237,7 +238,7 @@ class Connection:
     def _last_words(self) -> tuple[int | None, str, str]:
         """ssh's exit code, if it has ended, the last line that it or criuctl there wrote, and a hint."""
         with suppress(TimedOut):
-            self._child.wait(_ENDS)
+            self._child.wait(_SPEAKS)
         said = _clean(self._child.stderr_tail())
         theirs = [line.removeprefix("hint: ") for line in said if line.startswith("hint: ")]  # of criuctl there
         last = next((line for line in reversed(said) if not line.startswith("hint: ")), "")
@@ -246,9 +247,10 @@ class Connection:
 
     def close(self, grace: float = 2.0, reason: str = "it is done") -> None:
         """End the link, then ssh."""
+        lost = self.link.lost.is_set()
         self.link.close(grace, reason)
         try:
-            self._child.wait(_ENDS)
+            self._child.wait(0 if lost else _ENDS)  # it has nobody to wait for
         except TimedOut:
             self._child.end()
         self._child.close()

@@ -14,7 +14,7 @@ from criuctl import __version__
 from criuctl.criu.driver import CriuFailed
 from criuctl.errors import Conflict, CriuctlError, LinkLost, ObjectMissing, PlatformError, TimedOut, UnsupportedFormat, UsageError
 from criuctl.transport import frames
-from criuctl.transport.link import Answer, Request
+from criuctl.transport.link import Answer, Link, Request
 
 
 def echo(request: Request) -> Answer:
@@ -296,3 +296,14 @@ def test_what_is_being_answered_is_answered_before_the_link_closes(ends: Ends) -
         go.set()
         assert asked.result(TIMEOUT).arguments == {"done": True}
         closed.result(TIMEOUT)
+
+
+def test_a_link_that_was_never_started_is_closed() -> None:
+    (reading, theirs), (far, writing) = os.pipe(), os.pipe()
+    link = Link(reading, writing)
+    link.close()
+    with pytest.raises(LinkLost, match="closed"):
+        link.tell("x")
+    assert os.read(far, 1) == b""
+    for fd in (theirs, far):
+        os.close(fd)

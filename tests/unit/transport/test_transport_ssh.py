@@ -100,7 +100,7 @@ def configured(tmp_path: Path) -> Callable[..., Config]:
     (tmp_path / "known").write_text("far.example " + (tmp_path / "host.pub").read_text())
 
     def make(command: str = PEER, *, key: str = "user", known: str = "known", **settings: object) -> Config:
-        options = [f"UserKnownHostsFile={tmp_path / known}", f"ProxyCommand={sshd} -i -f {tmp_path}/server"]
+        options = [f"UserKnownHostsFile={tmp_path / known}", f"ProxyCommand={sshd} -i -f {tmp_path}/server", "BatchMode=yes"]
         ssh = shlex.join(
             ["ssh", "-F", "none", "-i", str(tmp_path / key), *(word for option in options for word in ("-o", option))]
         )
@@ -172,7 +172,7 @@ def test_why_there_is_no_link(
 
 def test_an_address_where_nothing_listens() -> None:
     (port,) = free_ports(1)
-    config = Config(hosts={"far": {"url": f"ssh://127.0.0.1:{port}"}}, ssh_command="ssh -F none")
+    config = Config(hosts={"far": {"url": f"ssh://127.0.0.1:{port}"}}, ssh_command="ssh -F none -o BatchMode=yes")
     with pytest.raises(HostUnreachable, match="Connection refused") as info:
         connect(config)
     assert "port" in info.value.hint
