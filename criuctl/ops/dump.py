@@ -254,6 +254,7 @@ class _Dump:
     hooks: Hooks
     delivery: Delivery | None = None
     home: Home | None = None
+    let_go: bool = False  # CRIU is, or was, about to be told that it may end the tree
     tree: list[Process] = field(default_factory=list)
     opened: dict[int, list[Descriptor]] = field(default_factory=dict)
     helper: ThreadPoolExecutor = field(init=False)
@@ -341,6 +342,7 @@ class _Dump:
         self.registry.put(replace(ended, lock_table=self.lock_table(), lock_kept=self.stays_locked))
         self.holder.commit(self.manifest.id)
         self.terminals.drop()
+        self.let_go = True
 
     def _store(self, manifest: Manifest) -> Manifest:
         """Make everything durable, then publish the manifest: THE commit point."""
@@ -374,7 +376,7 @@ class _Dump:
 
     def ended(self) -> bool:
         """Whether the checkpoint is committed and the tree is gone, whatever CRIU had to say."""
-        if self.leave_running or self.manifest is None or not self.manifest.number:
+        if self.leave_running or not self.let_go:
             return False
         return not wait_ended((p.identity for p in self.tree), _GONE_TIMEOUT)
 
