@@ -141,6 +141,7 @@ def findings(coming: Arrival, checks: Iterable[Check]) -> list[Finding]:
 def _host(coming: Arrival) -> Iterator[Finding]:
     """Rights, CRIU, kernel and programs: what `doctor` says of them, and what this tree asks beyond."""
     needed: dict[str, str] = {}
+    others = {*coming.needs.users, *coming.needs.groups} - {"0"}  # of whom a capability says that it is missing for them
     tcp = any(c.protocol == "tcp" and not c.waits for c in coming.needs.connections)
     if tcp:
         needed["nftables"] = "the tree has TCP connections"
@@ -149,7 +150,7 @@ def _host(coming: Arrival) -> Iterator[Finding]:
     for finding in doctor.readiness(coming.config):
         if finding.level == "warning" and finding.code in needed:
             yield replace(finding, level="error", text=f"{finding.text}; {needed[finding.code]}")
-        elif finding.level != "info":
+        elif finding.level != "info" and (others or finding.code != "capabilities"):
             yield finding
     for kind, told in coming.needs.namespaces.items():
         if told.get("mode") != "host" and not os.path.exists(f"/proc/self/ns/{kind}"):
