@@ -9,7 +9,7 @@ claimed it, for this life of the session only: for the very processes that the r
                        others see, and elsewhere a plain restore of it is a conflict (exit 9).  A copy (--as) is another
                        session and stays free
     a dump that ends the tree
-                       gives it back: the session lives nowhere and whoever comes first may restore it
+                       gives it back: the session lives nowhere and whoever comes first may restore it; so does a kill
 
 RULE: a home that finds a higher epoch than its own is *fenced*: another host has taken the session over.  It writes
 nothing more for the session, and its copy is stopped (`standdown`).  Looked at: by every dump and snapshot before anything is
@@ -34,12 +34,14 @@ from ..checkpoint import leases
 from ..checkpoint.leases import Head
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..errors import Conflict, HomeLost
+from ..errors import Conflict, CriuctlError, HomeLost
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
+from ..store import open_store
 from .host import host_id
 from .registry import Registry, SessionRecord, boot_id
 
+_PATIENCE = 5.0  # seconds for a store that is told of an end
 _ASKED = 0  # the epoch of a claim whose outcome is not written down yet
 
 
@@ -110,6 +112,23 @@ def judge(config: Config, repository: Repository, record: SessionRecord, head: H
         return None
     higher = head.epoch > mine if mine != _ASKED else head.host != host_id(config)
     return Fenced(record.name, repository.store.url, mine, head) if higher else None
+
+
+def give_back(config: Config, record: SessionRecord) -> list[str]:
+    """The session has ended here for good: whoever wants may restore it.  Returns the stores that could not be told."""
+    left = []
+    # Nobody waits long for this: without it, the next home takes the session over by force.
+    config = config.with_options(s3_retries=1, s3_timeout=min(config.s3_timeout, _PATIENCE))
+    for store_id, claimed in record.leases.items():
+        url = str(claimed.get("url", ""))
+        try:
+            with open_store(url, config) as store, Repository.open(store, config) as repository:
+                if repository.id != store_id or check(config, repository, record) is not None:
+                    continue
+                leases.release(repository, record.name, host=host_id(config))
+        except CriuctlError:
+            left.append(url)
+    return left
 
 
 class Home:

@@ -332,7 +332,8 @@ def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
     try:
         session = connect(config, name, role="admin")
     except SessionGone:
-        return {"session": name, "state": "exited", "killed": _end_tree(config, name, grace)}
+        killed = _end_tree(config, name, grace)
+        return {"session": name, "state": "exited", "killed": killed, "leases_kept": _forget(config, name)}
     with session:
         was = session.hello["status"]["state"]
         if was in ("exited", "lost"):
@@ -340,8 +341,8 @@ def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
         else:
             killed = session.kill(grace)
         ended = session.wait_exit(_KILL_PATIENCE)
-        _forget(config, name)
-        return {"session": name, "state": "exited", "killed": killed, "exit_code": ended["exit_code"]}
+    body = {"session": name, "state": "exited", "killed": killed, "exit_code": ended["exit_code"]}
+    return body | {"leases_kept": _forget(config, name)}
 
 
 def _end_tree(config: Config, name: str, grace: float) -> int:
@@ -370,13 +371,19 @@ def _end_tree(config: Config, name: str, grace: float) -> int:
             left = ", ".join(str(member.pid) for member in members)
             raise TimedOut(f"session {name!r}: processes survive SIGKILL: PID {left}", hint="They are stuck in the kernel.")
         time.sleep(_LOOK)
-    _forget(config, name)
     return len(seen)
 
 
-def _forget(config: Config, name: str) -> None:
-    """The registry does not take this session for one that lives, or that is to come back here."""
-    Registry(config).forget(name)
+def _forget(config: Config, name: str) -> list[str]:
+    """Nobody takes this session for one that lives here, or that is to come back here; stores that could not be told."""
+    registry = Registry(config)
+    record = registry.get(name)
+    registry.forget(name)
+    if record is None or not record.leases:
+        return []
+    from . import fencing  # stores are slow to import, and a session that was never stored needs none
+
+    return fencing.give_back(config, record)
 
 
 def _umask() -> int:

@@ -86,6 +86,9 @@ def test_the_old_home_writes_nothing_and_stops_its_copy(homes: Homes, zoo: Zoo) 
     assert len(a("list", "web")) == 3
     third.ask()
     assert only(c("fence", "--all"))["verdict"] == "home"
+    # Whoever ends it for good gives its lease back.
+    assert c("kill", "web", "--timeout", "0")["leases_kept"] == []
+    zoo.adopt(a("restore", "web")["pid"], original).ask()
 
 
 def test_the_old_home_was_only_cut_off(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import name_argument, timeout_option
+from ..streams import tell
 from ..text import plural, printable
 
 
@@ -24,11 +25,16 @@ def kill(app: App, name: str, timeout: float) -> int:
     this command ends with 0, that was looked up, not assumed.
 
     A paused session is resumed to hear the signal. For a session that is checkpointed nobody waits any more; its
-    checkpoints stay in the store.
+    checkpoints stay in the store, and any host that shares it may restore them: the session's lease is given back.
     """
     from ...ops.sessions import kill as end
 
     body = end(app.config, name, timeout)
     count = body["killed"]
+    for url in body["leases_kept"]:
+        tell(
+            f"criuctl: {printable(name)}: its lease in {printable(url)} could not be given back;"
+            " another host restores it with --take-over"
+        )
     app.emit(body, lambda: f"{printable(name)}: {plural(count, 'process', 'processes')} ended, nothing is left", brief=lambda: "")
     return 0
