@@ -22,7 +22,7 @@ from support.keeper import Keeper
 
 from criuctl import __version__
 
-from . import cases, interrupts, sessions
+from . import cases, interrupts, migrations, sessions
 from .commands import Commands, run_tool
 from .errors import BenchFailed
 from .places import Bucket, Folder, Place
@@ -30,7 +30,8 @@ from .program import MAX_PROCESSES, build
 from .report import Section, summary
 from .ways import PROJECT, Criu
 
-CASES = ("dump", "restore", "increment", "fixed", "list", "rss", "sessions")
+CASES = ("dump", "restore", "precopy", "increment", "fixed", "list", "rss", "sessions", "migrate")
+NOTHING_STORED = {"sessions", "migrate"}  # cases that need no place
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -66,9 +67,10 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Measure criuctl beside plain criu and beside criu, tar, zstd and a copy: in the same run, in turn, on "
-        "the same tree; and its sessions beside tmux, dtach and a bare PTY. Prints medians, ratios, and whether the bounds "
+        "the same tree; its sessions beside tmux, dtach and a bare PTY; its migration beside criu, rsync and criu."
+        " Prints medians, ratios, and whether the bounds "
         "are met. Needs root.",
-        epilog="With no option it takes about eight minutes. Results go to stdout, progress to stderr.",
+        epilog="With no option it takes about nine minutes. Results go to stdout, progress to stderr.",
     )
     parser.add_argument("case", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} or all (the default)")
     parser.add_argument("--sizes", type=_sizes, metavar="LIST", help="of the trees [50M,1G; rss: 4G; increment: the largest]")
@@ -121,8 +123,8 @@ def _headline(about: dict[str, Any], runs: int) -> str:
 
 def _places(options: argparse.Namespace, disk: Path, largest: int, stack: ExitStack) -> list[Place]:
     places: list[Place] = []
-    if options.case == ["sessions"]:
-        return places  # nothing is stored
+    if not {*options.case} - NOTHING_STORED:
+        return places
     if options.store in ("local", "both"):
         places.append(Folder(disk / "store"))
     if options.store in ("s3", "both"):
@@ -140,12 +142,16 @@ def _run(options: argparse.Namespace, bench: cases.Bench) -> Iterator[Section]:
     sizes = options.sizes or [50 << 20, 1 << 30]
     if "sessions" in options.case:
         yield from sessions.sessions(bench, options.sessions, options.flood)
-    if options.case == ["sessions"]:
+    if "migrate" in options.case:
+        yield from migrations.migrations(bench, sizes[-1])
+    if not {*options.case} - NOTHING_STORED:
         return
     cases.warm_up(bench)
     both = [case for case in ("dump", "restore") if case in options.case]
     if both:
         yield from cases.dump_restore(bench, sizes, options.processes, both)
+    if "precopy" in options.case:
+        yield from cases.precopy(bench, options.sizes or sizes[-1:], options.processes[:1])
     if "increment" in options.case:
         yield from cases.increment(bench, options.sizes or sizes[-1:], options.processes)
     if "fixed" in options.case:
