@@ -54,8 +54,8 @@ class Bench:
     say: Callable[[str], None]
     failures: list[str] = field(default_factory=list)
 
-    def criuctl(self, place: Place) -> Criuctl:
-        return Criuctl(self.commands, self.disk / place.name, place, self.program)
+    def criuctl(self, place: Place, *options: str) -> Criuctl:
+        return Criuctl(self.commands, self.disk / place.name, place, self.program, options)
 
     def peers(self, place: Place) -> list[Way]:
         return [ByHand(self.criu, self.commands, self.disk, place)]
@@ -183,6 +183,29 @@ def _note_dump(section: Section, way: Way, dumped: Dumped) -> None:
 def _note_restore(section: Section, way: Way, restored: Restored) -> None:
     section.row("until it runs", bound=RESTORE).add(way.name, restored.seconds)
     section.row("until the command ends").add(way.name, restored.ended)
+
+
+def precopy(bench: Bench, sizes: Sequence[int], processes: Sequence[int]) -> Iterator[Section]:
+    """Cold dumps that end the tree, with its memory stored ahead and without."""
+    for place in bench.places:
+        for size in sizes:
+            for number in processes:
+                title = f"pre-copy, {size_name(size)} in {count(number, 'process', 'processes')}, {place.name}"
+                section = Section(title, {"case": "precopy", "size": size, "processes": number, "store": place.name})
+                ways = [bench.criuctl(place), bench.criuctl(place, "--pre-copy")]
+                with _subject(bench, size, number) as subject:
+                    for turn in range(bench.runs):
+                        bench.say(f"pre-copy, round {turn + 1} of {bench.runs}")
+                        for way in ways:
+                            if not subject.plays(way):
+                                continue
+                            with subject.turn(way, section) as tree:
+                                dumped, _ = _there_and_back(tree, way)
+                                section.row("frozen").add(way.name, dumped.frozen)
+                                section.row("total").add(way.name, dumped.seconds)
+                                section.row("stored", "MiB").add(way.name, dumped.stored / MIB)
+                            way.clean()
+                yield section
 
 
 def increment(bench: Bench, sizes: Sequence[int], processes: Sequence[int]) -> Iterator[Section]:

@@ -201,8 +201,11 @@ def _size(folder: Path) -> int:
 class Criuctl(Way):
     """criuctl as it comes: a store as ``store init`` makes it (encrypted on S3, plain in a folder)."""
 
-    def __init__(self, commands: Commands, folder: Path, place: Place, program: Sequence[str] = ()) -> None:
-        self.name = "criuctl"
+    def __init__(
+        self, commands: Commands, folder: Path, place: Place, program: Sequence[str] = (), options: Sequence[str] = ()
+    ) -> None:
+        self.name = " ".join(option.lstrip("-") for option in options) or "criuctl"
+        self._options = list(options)  # of dump
         self._commands = commands
         self._folder = folder / "criuctl"
         self._place = place
@@ -240,7 +243,7 @@ class Criuctl(Way):
         self.prepare()
         before = self._place.size("criuctl")
         os.sync()
-        options = ["--leave-running"] if leave_running else []
+        options = [*self._options, *(["--leave-running"] if leave_running else [])]
         answer, _, seconds, peaks = self.command("dump", str(tree.pid), "--name", self._session, *options, memory=memory)
         stored = self._place.size("criuctl") - before
         return Dumped(seconds, answer["frozen_ms"] / 1000, stored, answer["bytes"]["new"], peaks)
