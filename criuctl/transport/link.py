@@ -333,8 +333,11 @@ class Link:
 
     def _error(self) -> CriuctlError:
         """Why there is no link, as an error of the caller's own."""
-        failure = self._failure or LinkLost(f"the link with {self.name} is closed")
+        failure = self._failure or self._closed()
         return type(failure)(failure.message, hint=failure.hint)
+
+    def _closed(self) -> LinkLost:
+        return LinkLost(f"the link with {self.name} is closed")
 
     def _take_asked(self) -> list[Waiting]:
         """With the lock held."""
@@ -347,7 +350,7 @@ class Link:
         with self._lock:
             if self._failure is not None:
                 return
-            self._failure = error
+            self._failure = self._closed() if self._closing else error  # what comes of our end is no reason
             waiting = self._take_asked()
             callbacks = [] if self._closing else self._callbacks
             self._room.notify_all()
