@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import resource
 import signal
@@ -315,6 +316,7 @@ def test_an_interrupted_put_leaves_nothing(store: Store, folder: Path, monkeypat
     def interrupted(fd: int) -> None:
         raise KeyboardInterrupt
 
+    gc.collect()  # what others left to it is not closed meanwhile
     descriptors = os.listdir("/proc/self/fd")
     with monkeypatch.context() as patch:
         patch.setattr(os, "fdatasync", interrupted)
@@ -326,6 +328,7 @@ def test_an_interrupted_put_leaves_nothing(store: Store, folder: Path, monkeypat
 
 def test_no_verb_keeps_a_descriptor(store: Store) -> None:
     store.put("p/o", b"x")
+    gc.collect()  # what others left to it is not closed meanwhile
     descriptors = os.listdir("/proc/self/fd")
     for verb in READS + WRITES:
         with suppress(ObjectExists):

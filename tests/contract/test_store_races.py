@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -101,9 +103,15 @@ def test_readers_see_the_whole_or_nothing(store: Store, place: Place) -> None:
     over = threading.Event()
     name = "busy/0000"
     seen: set[bytes] = set()
+    reads: list[int] = []
+    deadline = time.monotonic() + 60
+
+    def enough() -> bool:
+        """Whether the readers, who may begin late, had something to see."""
+        return (len(reads) > 10 and len(seen) >= 2) or time.monotonic() > deadline
 
     def read() -> int:
-        other, reads = place.open(), 0
+        other, mine = place.open(), 0
         while not over.is_set():
             try:
                 content = other.get(name)
@@ -111,13 +119,14 @@ def test_readers_see_the_whole_or_nothing(store: Store, place: Place) -> None:
                 continue
             assert content in contents
             seen.add(content[:1])
-            reads += 1
-        return reads
+            reads.append(len(content))
+            mine += 1
+        return mine
 
     with ThreadPoolExecutor(3) as pool:
         readers = [pool.submit(read) for _ in range(3)]
         try:
-            for number in range(40):
+            for number in itertools.takewhile(lambda number: number < 40 or not enough(), itertools.count()):
                 if not replacing:
                     name = f"busy/{number:04}"
                 store.put(name, contents[number % 4], if_absent=number % 8 == 0)

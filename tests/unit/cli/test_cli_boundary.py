@@ -137,7 +137,7 @@ def test_a_signal_lets_the_operation_clean_up_and_a_second_one_does_not_stop_tha
         assert child.stderr.readline() == "criuctl: already stopping; cleaning up first\n"
         gate.touch()
         assert child.stdout.readline() == "clean\n"
-        assert child.wait(30) == code
+        assert child.wait(120) == code
         assert child.stderr.read() == f"criuctl: stopped by {number.name}\n"
 
 
@@ -151,7 +151,7 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(provoking: Start, 
         gate.touch()
         child.send_signal(signal.SIGHUP)
         child.send_signal(signal.SIGINT)
-        assert child.wait(30) == 130  # of SIGINT: SIGHUP, sent first, did nothing
+        assert child.wait(120) == 130  # of SIGINT: SIGHUP, sent first, did nothing
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(provoking: Start) -> None:
@@ -159,7 +159,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(provoking: Start) -> None:
         assert child.stdout is not None and child.stderr is not None
         assert child.stdout.read(10) == "x" * 10
         child.stdout.close()
-        assert child.wait(30) == 141
+        assert child.wait(120) == 141
         assert child.stderr.read() == ""
 
 

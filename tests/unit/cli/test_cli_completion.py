@@ -22,7 +22,7 @@ def test_a_script_is_valid_in_its_shell(criuctl: Run, tmp_path: Path, shell: str
     script = tmp_path / "script"
     script.write_text(done.stdout)
     if shutil.which(shell) or shell == "bash":  # bash is required, the others are checked where they are installed
-        subprocess.run([shell, "-n", str(script)], check=True, timeout=30)
+        subprocess.run([shell, "-n", str(script)], check=True, timeout=120)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def complete(criuctl: Run, tmp_path: Path) -> Callable[..., list[str]]:
             env=clean_environment(**env),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=True,
         )
         assert done.stderr == ""

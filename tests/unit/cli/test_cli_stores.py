@@ -291,7 +291,7 @@ def test_a_store_with_a_passphrase(place: Place, tmp_path: Path) -> None:
 
 def test_a_passphrase_is_asked_for_twice_on_a_terminal_and_not_echoed(place: Place) -> None:
     child = pexpect.spawn(
-        CRIUCTL[0], [*CRIUCTL[1:], "store", "init", "--passphrase"], env=clean_environment(**place.env), timeout=30
+        CRIUCTL[0], [*CRIUCTL[1:], "store", "init", "--passphrase"], env=clean_environment(**place.env), timeout=120
     )
     child.logfile_read = seen = io.BytesIO()
     try:

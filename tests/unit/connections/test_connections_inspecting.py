@@ -98,7 +98,7 @@ def test_who_hangs_is_left_behind(says: bytes) -> None:
 
     def inspect(sock: socket.socket, _deadline: float) -> dict[str, Any]:
         sock.sendall(says)
-        go_on.wait(30)
+        go_on.wait(60)
         try:
             sock.sendall(b"late word")
         except OSError:
@@ -108,13 +108,13 @@ def test_who_hangs_is_left_behind(says: bytes) -> None:
     program, peer = _pair()
     with program, peer:
         began = time.monotonic()
-        (answer,) = ask_all([question(inspect, program)], seconds=0.2, grace=0.2)
-        assert time.monotonic() - began < 4
+        (answer,) = ask_all([question(inspect, program)], seconds=1.5, grace=0.2)
+        assert time.monotonic() - began < 20
         assert "in time" in answer.reason
         assert answer.shut == bool(says)
         go_on.set()
-        assert late.wait(10)  # the late word did not go anywhere
-        peer.settimeout(10)
+        assert late.wait(60)  # the late word did not go anywhere
+        peer.settimeout(60)
         if not says:
             program.sendall(b"mine")
         assert peer.recv(99) == (says or b"mine")
@@ -126,7 +126,7 @@ def test_an_interrupt_leaves_nobody_asking() -> None:
 
     def inspect(sock: socket.socket, _deadline: float) -> dict[str, Any]:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        go_on.wait(30)
+        go_on.wait(60)
         try:
             sock.sendall(b"late word")
         except OSError:
@@ -138,21 +138,21 @@ def test_an_interrupt_leaves_nobody_asking() -> None:
         with pytest.raises(KeyboardInterrupt):
             ask_all([question(inspect, program)], seconds=60)
         go_on.set()
-        assert late.wait(10)
+        assert late.wait(60)
 
 
 def test_a_hundred_who_hang_take_no_longer_than_one() -> None:
     stop = threading.Event()
 
     def inspect(_sock: socket.socket, _deadline: float) -> dict[str, Any]:
-        stop.wait(30)
+        stop.wait(60)
         return {}
 
     program, peer = _pair()
     with program, peer:
         began = time.monotonic()
         answers = ask_all([question(inspect, program) for _ in range(100)], seconds=0.2, grace=0.2)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 20
         assert all(a.reason for a in answers)
         stop.set()
 

@@ -177,7 +177,7 @@ def test_an_error_of_the_sink_reaches_the_dump(pair: tuple[socket.socket, socket
     ours, theirs = pair
     receiver = PageReceiver(ours, Full())
     receiver.start()
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises((BrokenPipeError, ConnectionResetError)):  # the latter if something was not read yet
         send(theirs, 1 << 8 | TASK, [(0x1000, 4000, PE_PRESENT)])
     with pytest.raises(OSError, match="full"):
         receiver.finish()

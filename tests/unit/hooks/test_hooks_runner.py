@@ -152,12 +152,13 @@ def test_nothing_of_a_hook_is_left(how: str, hooks: HookFolder, config: Config) 
     before = children(os.getpid())  # servers of the test run
     script, noted = _with_stray(hooks, STRAYS[how])
     hooks.sh("post-commit", "hook", script)
+    hangs = "exit 0" not in STRAYS[how]
     began = time.monotonic()
-    result = run(replace(config, hook_timeout=1.0))
-    assert time.monotonic() - began < 30
-    assert ("ended after 1 s" in result.error) == ("exit 0" not in STRAYS[how])
+    result = run(replace(config, hook_timeout=3.0 if hangs else 60.0))
+    assert time.monotonic() - began < 40
+    assert ("ended after 3 s" in result.error) == hangs
     assert start_time(int(noted.read_text())) is None
-    assert children(os.getpid()) == before
+    assert set(children(os.getpid())) <= set(before)
 
 
 def test_policies_by_phase(hooks: HookFolder, config: Config) -> None:
@@ -240,7 +241,7 @@ def test_an_interrupt_ends_the_hook(hooks: HookFolder, config: Config) -> None:
     assert main is not None
 
     def interrupt() -> None:
-        wait_until(noted.exists, 20, "the hook runs")
+        wait_until(noted.exists, 60, "the hook runs")
         signal.pthread_kill(main, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
@@ -249,7 +250,7 @@ def test_an_interrupt_ends_the_hook(hooks: HookFolder, config: Config) -> None:
         run(config)
     thread.join()
     assert start_time(int(noted.read_text())) is None
-    assert children(os.getpid()) == before
+    assert set(children(os.getpid())) <= set(before)
 
 
 def test_a_hook_that_kills_its_watcher_goes_with_it(hooks: HookFolder, config: Config) -> None:
@@ -257,7 +258,7 @@ def test_a_hook_that_kills_its_watcher_goes_with_it(hooks: HookFolder, config: C
     hooks.sh("post-commit", "hook", f"echo $$ > {noted}; kill -9 $PPID; while :; do sleep 0.1; done")
     result = run(config)
     assert "watcher" in result.error
-    wait_until(lambda: start_time(int(noted.read_text())) is None, 20, "the hook is gone")
+    wait_until(lambda: start_time(int(noted.read_text())) is None, 60, "the hook is gone")
 
 
 def test_the_configuration_s_keys(hooks: HookFolder, tmp_path: Path) -> None:

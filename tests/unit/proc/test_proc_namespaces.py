@@ -53,13 +53,13 @@ def test_no_namespaces_of_nobody() -> None:
 def test_command_runs_inside(tmp_path: Path) -> None:
     with running(f"again({UTS | NET}); socket.sethostname('inside-it')", tmp_path) as program:
         done = command.run(
-            [*entry_prefix(program.pid, {"uts", "net"}), "sh", "-c", "uname -n; readlink /proc/self/ns/net; exit 0"], timeout=20
+            [*entry_prefix(program.pid, {"uts", "net"}), "sh", "-c", "uname -n; readlink /proc/self/ns/net; exit 0"], timeout=60
         )
         host, net = done.text.split()
         assert host == "inside-it"
         assert net == f"net:[{namespaces(program.pid)['net']}]"
         assert foreign(os.getpid()) == set()
-        code = command.run([*entry_prefix(program.pid, {"net"}), "sh", "-c", "exit 7"], timeout=20, check=False).returncode
+        code = command.run([*entry_prefix(program.pid, {"net"}), "sh", "-c", "exit 7"], timeout=60, check=False).returncode
         assert code == 7
 
 
@@ -85,7 +85,7 @@ def test_pids_in_a_pid_namespace(tmp_path: Path) -> None:
         assert (pid_level(outer.pid), pid_level(inner.pid)) == (0, 1)
         assert for_children(outer.pid, "pid") == namespaces(init.pid)["pid"]
         assert nested_pid_namespaces(outer.pid, [p.pid for p in (outer, init, inner)]).keys() == {init.pid, inner.pid}
-        entered = command.run([*entry_prefix(init.pid, {"pid"}), "sh", "-c", "echo $$; exit 5"], timeout=20, check=False)
+        entered = command.run([*entry_prefix(init.pid, {"pid"}), "sh", "-c", "echo $$; exit 5"], timeout=60, check=False)
         assert int(entered.stdout) > 1
         assert entered.returncode == 5
 
@@ -93,12 +93,12 @@ def test_pids_in_a_pid_namespace(tmp_path: Path) -> None:
 def test_named_net_namespace(tmp_path: Path) -> None:
     name = f"criuctl-test-{os.getpid()}"
     assert named_netns(namespaces("self")["net"]) is None
-    command.run(["ip", "netns", "add", name], timeout=20)
+    command.run(["ip", "netns", "add", name], timeout=60)
     try:
         inode = Path(f"/run/netns/{name}").stat().st_ino
         assert named_netns(inode) == name
     finally:
-        command.run(["ip", "netns", "delete", name], timeout=20)
+        command.run(["ip", "netns", "delete", name], timeout=60)
     assert named_netns(inode) is None
 
 
@@ -117,7 +117,7 @@ def test_borrowed_descriptors() -> None:
             before = set(os.listdir("/proc/self/fd"))
             with pytest.raises(OSError, match="non-socket"):
                 syscalls.borrow_socket(pidfd, 1)
-            assert set(os.listdir("/proc/self/fd")) == before
+            assert set(os.listdir("/proc/self/fd")) <= before
         finally:
             os.close(pidfd)
             ours.close()
