@@ -195,4 +195,4 @@ def test_large_tree_is_checked_fast(tmp_path: Path) -> None:
             began = time.perf_counter()
             assert not [f for f in _findings(program.pid) if f.level == "error"]
             times.append(time.perf_counter() - began)
-        assert min(times) < 1.0
+        assert min(times) < 5.0
