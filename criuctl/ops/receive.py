@@ -28,7 +28,7 @@ from typing import Any
 from ..checkpoint import leases
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..errors import Conflict, CriuctlError, NoSuchCheckpoint, RestoreFailed, TimedOut
+from ..errors import Conflict, CriuctlError, NoSuchCheckpoint, NotFound, RestoreFailed, TimedOut
 from ..proc import addresses
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
@@ -45,6 +45,8 @@ from .registry import Registry, boot_id, check_name
 from .restore import restore
 
 HOLD = 300.0  # seconds that a session is held without a link
+_PATIENCE = 60.0  # seconds for another criuctl here to notice that its link is gone
+_PAUSE = 0.1  # between two looks
 _OPTIONS = ("pids", "connections", "connections_deadline", "files", "lazy")
 
 
@@ -184,12 +186,19 @@ class _Visit:
     def _settle(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         """The word on a move whose link has broken, from the home that the session left or stays in."""
         move, word = self._moves.get(check_id(asked["id"])), str(asked["word"])
+        patience = time.monotonic() + _PATIENCE
+        while move is not None and move.attended() and move.state != "running":
+            try:
+                return rendezvous.tell(self._config, move.id, word)
+            except NotFound:  # it does not listen yet, or no longer: it has not noticed that its link is gone, or is just ending
+                if time.monotonic() > patience:
+                    raise
+            time.sleep(_PAUSE)
+            move = self._moves.get(move.id)
         if move is None:
             if word == "go":
                 raise NoSuchCheckpoint("that session was never received there, or was given up and removed")
             return {}
-        if move.attended():
-            return rendezvous.tell(self._config, move.id, word)
         running = Registry(self._config).get(move.session)
         here = running is not None and running.alive() and running.id == move.session_id
         if move.state == "running" or (here and running is not None and running.checkpoint == move.checkpoint):

@@ -49,8 +49,7 @@ def _serve(server: socket.socket, decide: Callable[[str], dict[str, Any]]) -> No
 def _answer(connection: socket.socket, decide: Callable[[str], dict[str, Any]]) -> None:
     with connection:
         connection.settimeout(_PATIENCE)
-        uid = int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[4:8], "little")
-        if uid not in (0, os.geteuid()):
+        if not _trusted(connection):
             return
         try:
             word = connection.makefile("rb").readline(64).decode().strip()
@@ -63,12 +62,20 @@ def _answer(connection: socket.socket, decide: Callable[[str], dict[str, Any]]) 
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
+def _trusted(connection: socket.socket) -> bool:
+    """Whether root or we ourselves are at the other end: any user can take an abstract address, or call at it."""
+    uid = int.from_bytes(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)[4:8], "little")
+    return uid in (0, os.geteuid())
+
+
 def tell(config: Config, identity: str, word: str) -> dict[str, Any]:
     """Bring the word to the criuctl that holds the move `identity`, and wait until it is carried out."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(_PATIENCE)
         try:
             connection.connect(_address(config, identity))
+            if not _trusted(connection):
+                raise NotFound("another user listens in the place of who holds that session")
             connection.sendall(f"{word}\n".encode())
             line = connection.makefile("rb").readline(_LINE)
             answer: dict[str, Any] = json.loads(line)
