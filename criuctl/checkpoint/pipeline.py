@@ -180,6 +180,13 @@ class Pipeline:
         self.buffers.close()
         self._pack_buffers.close()
 
+    def leave_out_unused(self) -> list[PackIndex]:
+        """Packs of nothing but what was sent ahead and is in no kept stream; they are no longer told of."""
+        ahead = self._ahead
+        unused = [pack for pack in self.packs if ahead and all(chunk in ahead for chunk, *_ in pack)]
+        self.packs = [pack for pack in self.packs if pack not in unused]
+        return unused
+
     # -- threads ---------------------------------------------------------------------------------------
 
     def _thread(self, run: Callable[[], None], name: str) -> threading.Thread:

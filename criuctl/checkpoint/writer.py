@@ -26,7 +26,7 @@ from .chunks import ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, WINDOW, StreamR
 from .effort import fitting
 from .gclists import Intent
 from .manifest import CheckpointSummary, Manifest
-from .packs import object_name
+from .packs import PackIndex, object_name
 from .pipeline import Pipeline, Stream, Window, WriterStats
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class CheckpointWriter:
         self._zeros: PageBuffer | None = None
         self._dirty = False  # windows were handed over since the hasher was waited for
         self._published: list[str] = []  # index segments that others may see
+        self._unused: list[PackIndex] = []  # packs that nobody can know of
         self._intent: Intent | None = None  # until the manifest is there, or surely never will be
         self._committed = False
 
@@ -90,10 +91,11 @@ class CheckpointWriter:
         if self._intent is not None:
             self._intent.end()
         if not self._committed and not self._published:
-            packs, self._pipeline.packs = self._pipeline.packs, []
-            for pack in packs:
-                with suppress(CriuctlError):  # left to the garbage collection
-                    self._repository.store.delete(object_name(pack.pack))
+            self._unused += self._pipeline.packs
+            self._pipeline.packs = []
+        while self._unused:
+            with suppress(CriuctlError):  # left to the garbage collection
+                self._repository.store.delete(object_name(self._unused.pop().pack))
         self._streams.clear()
         self._pending.clear()
 
@@ -200,7 +202,7 @@ class CheckpointWriter:
         pipeline, now = self._pipeline, self.stats
         packing, sending = now.packing - before.packing, now.sending - before.sending
         plain, stored = now.bytes_new - before.bytes_new, now.bytes_stored - before.bytes_stored
-        if self._repository.config.compression == Config.compression and plain >= _MEASURABLE and packing > 0 and sending > 0:
+        if self._repository.config.compression == Config().compression and plain >= _MEASURABLE and packing > 0 and sending > 0:
             workers = min(pipeline.workers, len(os.sched_getaffinity(0)))
             pipeline.level = fitting(pipeline.level, workers * plain / packing, stored / plain, stored / sending)
         return pipeline.level
@@ -239,6 +241,7 @@ class CheckpointWriter:
         there is no checkpoint, but after `StoreUnreachable`, which leaves it open.
         """
         self.flush()
+        self._unused += self._pipeline.leave_out_unused()
         self._reporter.step("index")
         index = self._repository.index
         packs = {**self._pipeline.referenced, **{pack.pack: pack.size for pack in self._pipeline.packs}}

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import time
+from pathlib import Path
+from typing import Any
+
 import pytest
+from support import checkpoints as kit
 
 from criuctl.checkpoint.effort import LEVELS, fitting
+from criuctl.checkpoint.writer import WriterStats
+from criuctl.report import Reporter
+from criuctl.store.memory import MemoryStore
 
 MB = 1e6
 
@@ -32,3 +41,25 @@ def test_a_fitted_level_stays() -> None:
         level = fitting(1, 500 * MB, 0.4, sending * MB)
         speed, size = LEVELS[level]
         assert fitting(level, 500 * MB * speed, 0.4 * size, sending * MB) == level
+
+
+class Slow(MemoryStore):
+    """A store behind a link of 2 MB/s."""
+
+    def put(self, name: str, data: Any, **options: Any) -> Any:
+        time.sleep(len(data) / (2 * MB))
+        return super().put(name, data, **options)
+
+
+@pytest.mark.parametrize("configured", [1, 2])
+def test_a_slow_store_makes_the_writer_try_harder(tmp_path: Path, configured: int) -> None:
+    """Unless the configuration wishes for a level of its own."""
+    repo = kit.repository(tmp_path, store=Slow(), compression=configured)
+    half = random.Random(1)
+    with repo.writer(Reporter()) as writer:
+        content = b"".join(half.randbytes(512) + bytes(3584) for _ in range(10_000))
+        kit.put_windows(writer, "m", content)
+        writer.flush()
+        assert writer.stats.sending > 1
+        assert writer.stats.packing > 0
+        assert (writer.adapt(WriterStats()) > configured) is (configured == 1)

@@ -240,19 +240,27 @@ def test_two_writers_at_once_both_commit(tmp_path: Path) -> None:
 @both
 def test_what_is_sent_ahead_is_used_or_told_as_unused(tmp_path: Path, encrypted: bool) -> None:
     repo = kit.repository(tmp_path, encrypted=encrypted)
-    used, unused = noise(3 * kit.WINDOW, 1), noise(2 * kit.WINDOW, 2)
+    used, unused, more = noise(3 * kit.WINDOW, 1), noise(2 * kit.WINDOW, 2), noise(4 * kit.WINDOW, 3)
     with repo.writer(Reporter()) as writer:
-        buffer = writer.acquire()
-        buffer.view[: 5 * kit.WINDOW] = used + unused
-        for start in range(0, 5 * kit.WINDOW, kit.WINDOW):
-            writer.ahead(buffer, start, start + kit.WINDOW)
-        writer.release(buffer)
-        writer.flush()
-        assert writer.stats.bytes_new == writer.stats.bytes_unused == 5 * kit.WINDOW
+        for content in (used + unused, more):
+            buffer = writer.acquire()
+            buffer.view[: len(content)] = content
+            for start in range(0, len(content), kit.WINDOW):
+                writer.ahead(buffer, start, start + kit.WINDOW)
+            writer.release(buffer)
+            writer.flush()
+        assert writer.stats.bytes_new == writer.stats.bytes_unused == 9 * kit.WINDOW
         stored = writer.stats.bytes_stored
         kit.put_windows(writer, "m", used)
         ref = writer.stream("m")
-        assert (writer.stats.bytes_new, writer.stats.bytes_stored) == (5 * kit.WINDOW, stored)
-        assert writer.stats.bytes_unused == len(unused)
+        assert (writer.stats.bytes_new, writer.stats.bytes_stored) == (9 * kit.WINDOW, stored)
+        assert writer.stats.bytes_unused == len(unused) + len(more)
         writer.commit(kit.fill(writer, kit.SMALL))
     assert repo.reader(Reporter()).read(ref) == used
+    # Packs of which nothing is used are gone, and the index does not tell of them.
+    left = sum(info.size for info in repo.store.list("packs/"))
+    assert len(used + unused) < left < 7 * kit.WINDOW
+    with repo.writer(Reporter()) as writer:
+        kit.put_windows(writer, "m", unused + more)
+        writer.hashed()
+        assert writer.stats.bytes_new == len(more)
