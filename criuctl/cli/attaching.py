@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 
 from ..errors import SessionGone
-from ..session.attach import Attachment, Connect, say
+from ..session.attach import Attachment
 from ..session.client import Session
+from ..session.notices import say
+from ..session.wayback import Connect
 from .app import App
 
 

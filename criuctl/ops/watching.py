@@ -28,8 +28,8 @@ def capture(
 
     ``lines`` is text, with control sequences for the colours if `ansi`; ``offset`` is where the next capture goes on.
     """
-    from ..session.attach import replay
     from ..session.client import Output
+    from ..session.redraw import replay
     from ..session.screen import Screen
 
     screen_only = since is None and not scrollback

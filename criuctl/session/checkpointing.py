@@ -201,7 +201,7 @@ class Checkpointing:
             for identity in holder.tree.members():
                 holder.tree.group.add(identity.pid)
         paused = _paused_facts(message.get("paused"))
-        holder.moved = None
+        holder.moved, holder.expecting = None, False
         if paused is not None:
             holder.tree.returns(paused.pop("stopped"), paused.pop("asleep"))
             holder.paused_by, holder.halted = paused["by"], paused["halted"]

@@ -93,6 +93,8 @@ class Holder:
         self.checkpoint_id = ""
         self.moved: dict[str, Any] | None = None  # to which host, once the session goes on there
         self.linger = DEFAULT_LINGER
+        self.expecting = False  # made for a restore that has not brought its tree yet
+        self.forsaken = False  # and never will
         self.sequence = 0
         self.events: deque[tuple[int, bytes]] = deque(maxlen=_REMEMBERED_EVENTS)
         self.connections: dict[int, Connection] = {}
@@ -316,9 +318,18 @@ class Holder:
 
     def end_if_done(self) -> None:
         """A session that is over, whose status is collected and whose clients have left, needs no holder."""
-        done = (self.state in ("exited", "lost") and self.collected) or self.moved is not None
+        done = (self.state in ("exited", "lost") and self.collected) or self.moved is not None or self.forsaken
         if done and not self.connections:
             self.loop.running = False
+
+    def expect(self, seconds: float) -> None:
+        """It was made for a tree that is being restored: without that it is of no use."""
+        self.expecting = True
+        self.loop.after(seconds, self._give_up)
+
+    def _give_up(self) -> None:
+        self.forsaken = self.expecting and not any(_restores(c) for c in self.connections.values())
+        self.end_if_done()
 
     def end_moved(self) -> None:
         """Who has not followed the session to its new host will not."""
@@ -378,6 +389,7 @@ class Holder:
             if chunk.connection == fd:
                 chunk.connection = -1
         self.checkpointing.lost(connection)
+        self.forsaken = self.forsaken or (self.expecting and _restores(connection))
         if connection.operator is not None:
             self.leasing.left(connection.operator, "left" if why == "bye" else "lost")
         self.end_if_done()
@@ -410,3 +422,8 @@ def main() -> None:
     from . import reexec, starting
 
     {"fresh": starting.start, "reexec": reexec.resume, "check": reexec.check}[sys.argv[2]](int(sys.argv[3]))
+
+
+def _restores(connection: Connection) -> bool:
+    """Whether this is the restore that brings the tree."""
+    return connection.operator is not None and connection.operator.name == protocol.RESTORES

@@ -77,7 +77,7 @@ def attach(app: App, name: str, read_only: bool, take: bool, stdio: bool, comman
 
     connect = partial(_connect, app.config, name, role)
     if command and ended(app.config, name):
-        from ...session.attach import Terminal
+        from ...session.ownterminal import Terminal
 
         size = Terminal().size
         run(app.config, command, name=name, size=size[:2] if size is not None else (24, 80))

@@ -82,7 +82,7 @@ def run(
     from ...errors import UsageError
     from ...ops.sessions import connect
     from ...ops.sessions import run as start
-    from ...session.attach import Terminal
+    from ...session.ownterminal import Terminal
 
     if app.json and not detach:
         raise UsageError("--json needs --detach: attached, standard output is the session's")

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from criuctl.config import Config
 from criuctl.errors import UsageError
 from criuctl.session import keys
-from criuctl.session.attach import DetachKey, restored_text
 from criuctl.session.cast import cast
+from criuctl.session.keyboard import DetachKey
+from criuctl.session.notices import restored_text
 from criuctl.session.plain import strip
 from criuctl.session.remote import Remote
 from criuctl.session.shell_integration import Marks, command_line
