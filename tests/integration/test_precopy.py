@@ -74,6 +74,18 @@ def test_a_process_that_ends_between_rounds_is_not_missed(zoo: Zoo, trip: Trip, 
     assert told["bytes"]["unused"] > 0  # what the child alone had
 
 
+def test_given_up_between_rounds_nothing_has_happened(zoo: Zoo, criuctl: Criuctl) -> None:
+    animal = zoo.launch("memory.py", "4")
+    with paused(criuctl, "precopy", "dump", animal.pid, "--pre-copy") as held:
+        assert list((criuctl.store / "packs").rglob("*"))
+        held.kill(signal.SIGINT)
+        held.go_on()
+        assert held.command.process.wait(120) != 0
+    animal.ask()
+    assert [path for path in (criuctl.store / "packs").rglob("*") if path.is_file()] == []
+    assert criuctl("list") == []
+
+
 def test_a_tree_that_ends_during_pre_copy_is_told(zoo: Zoo, criuctl: Criuctl) -> None:
     animal = zoo.launch("memory.py", "4")
     with paused(criuctl, "precopy", "dump", animal.pid, "--leave-running", "--pre-copy") as held:
