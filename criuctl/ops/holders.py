@@ -29,6 +29,7 @@ from ..proc.tree import ProcessIdentity
 from ..session import sessions
 from ..session.client import Session
 from ..session.launch import HolderSpec, start_holder
+from ..session.protocol import RESTORES
 from ..session.spawn import Inside
 from ..session.terminal import Pty
 from .registry import SessionRecord
@@ -170,7 +171,7 @@ class RestoredHolder:
         self.shown = self._inside(private)
 
     def _connect(self, name: str) -> Session:
-        return Session.connect(name, config=self._config, kind="service", operator="criuctl-restore", role="admin")
+        return Session.connect(name, config=self._config, kind="service", operator=RESTORES, role="admin")
 
     def _dismiss(self, name: str) -> None:
         """A holder that only keeps the exit status of a tree that is about to come back."""

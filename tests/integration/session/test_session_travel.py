@@ -10,6 +10,8 @@ import pytest
 from support.command import Criuctl
 from support.holding import TIMEOUT, Holders, until
 from support.hooking import HookFolder
+from support.keeper import wait_until
+from support.pauses import paused
 from support.travel import Desk, Travel
 
 from criuctl.session.sessions import state_of
@@ -338,3 +340,29 @@ def test_a_restore_that_fails_leaves_the_holder_waiting(travel: Travel) -> None:
     travel.back()
     desk.type("on\r")
     desk.expect("'on'")
+
+
+@pytest.mark.crash
+def test_a_restore_that_is_killed_leaves_no_holder(travel: Travel) -> None:
+    """The one that it had started for the tree ends; the checkpoint is restored again as if nothing had been."""
+    desk = travel.start(*ECHO_LINE)
+    desk.expect("ready")
+    travel.away()
+    started = travel.holders.started[-1]
+    desk.client.request("shutdown")
+    travel.holders.gone(started)
+    with paused(travel.criuctl, "post-restore", "restore", "s") as held:
+        state = state_of(travel.holders.config, "s")
+        assert state is not None and state["holder_alive"]
+        held.kill()
+        held.command.process.wait(TIMEOUT)
+    wait_until(lambda: not _held(travel), TIMEOUT, "the holder has ended")
+    travel.back()
+    desk = travel.desk("s")
+    desk.type("on\r")
+    desk.expect("'on'")
+
+
+def _held(travel: Travel) -> bool:
+    state = state_of(travel.holders.config, "s")
+    return state is not None and bool(state["holder_alive"])
