@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from support import leaks
+from support import leaks, linting
 from support.aftermath import Aftermath
 from support.command import Criuctl, Home
 from support.keeper import Keeper
@@ -29,6 +29,28 @@ settings.register_profile(
 settings.load_profile("suite")
 
 pytest_plugins = ["servers.fixtures", "support.hosts"]  # radosgw_server and rclone_server are there once for the whole session
+
+
+_AHEAD = pytest.StashKey[linting.Check]()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """In a long run, what `scripts/lint` has to say is found out meanwhile."""
+    wanted = any(item.nodeid.endswith(f"test_lint[{linting.AHEAD}]") for item in session.items)
+    if wanted and len(session.items) > 500 and not session.config.option.collectonly:
+        session.config.stash[_AHEAD] = linting.Check(linting.AHEAD, patient=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Nothing outlives the tests."""
+    if (ahead := session.config.stash.get(_AHEAD, None)) is not None:
+        ahead.end()
+
+
+@pytest.fixture
+def checked_ahead(request: pytest.FixtureRequest) -> linting.Check | None:
+    """The check that was begun when the tests were."""
+    return request.config.stash.get(_AHEAD, None)
 
 
 @pytest.fixture(scope="session")
