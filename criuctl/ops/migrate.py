@@ -55,6 +55,7 @@ from .host import host_id
 from .moves import Incoming, Moves, Outgoing, new_id
 from .needs import gather
 from .registry import Registry, SessionRecord, boot_id, exclusive_session
+from .standdown import stopping
 from .target import resolve_target
 
 _RESTORE = 600.0  # seconds for the other host to restore
@@ -112,6 +113,7 @@ class Wishes:
     connections: str | None = None
     files: str | None = None
     with_files: tuple[str, ...] = ()
+    carry_binaries: bool = False
     keep_addresses: tuple[str, ...] = ()
     precopy: bool = True
     lazy: bool = False
@@ -132,11 +134,13 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
     began = time.monotonic()
     moves = Moves(config, Outgoing)
     with ExitStack() as stack:
+        stack.enter_context(stopping(config, reporter))
         reporter.step("reach", host=to)
         there = stack.enter_context(_reach(config, to, reporter))
         reporter.step("examine")
         wishes = _travelling(config, target, wishes)
-        _check_home(config, Registry(config).get(target) if valid_name(target) else None, reporter)
+        registry = Registry(config)
+        _check_home(config, registry.find(resolve_target(target, registry.lookup, registry.session_of).root), reporter)
         findings = _look(config, target, there, wishes)
         errors = [f for f in findings if f.level == "error"]
         if errors:
@@ -153,6 +157,7 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
                 reporter=reporter,
                 name=wishes.name,
                 with_files=wishes.with_files,
+                carry_binaries=wishes.carry_binaries,
                 connections=wishes.connections,
                 precopy=wishes.precopy,
                 delivery=delivery,
@@ -283,6 +288,7 @@ def _look(config: Config, target: str, there: ssh.Connection, wishes: Wishes) ->
         session=SessionRef(session.name, session.id),
         incarnation=session.incarnation,
         with_files=wishes.with_files,
+        carry_binaries=wishes.carry_binaries,
         keep_addresses=wishes.keep_addresses,
         connections=wishes.connections,
         pids=wishes.pids or "auto",

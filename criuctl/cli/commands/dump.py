@@ -91,6 +91,11 @@ def _outcome(result: Mapping[str, Any]) -> str:
     " files open for writing, size and hash are recorded.",
 )
 @click.option(
+    "--carry-binaries",
+    is_flag=True,
+    help="Take programs and libraries along, all that the tree has mapped: a host that lacks them, or has others, can restore it.",
+)
+@click.option(
     "--connections",
     type=POLICIES,
     help="What a restore does with connections to outside the tree, all of them: keep them alive, connect them again, let the"
@@ -112,6 +117,7 @@ def dump(
     leave_running: bool,
     labels: dict[str, str],
     with_files: tuple[str, ...],
+    carry_binaries: bool,
     connections: str | None,
     drain: float,
     precopy: bool,
@@ -132,6 +138,10 @@ def dump(
     of its rounds stores what changed since the one before; they end when what changed is stored in 0.3 seconds, when
     rounds do not get smaller (the tree writes faster than the store takes), or after the fifth.
 
+    With --carry-binaries a restore that finds one of the tree's programs and libraries missing, or another one in its place,
+    gives the tree its own, in a mount namespace of its own: the host's files stay as they are, and nothing is left when the
+    tree ends. Programs that the tree starts later see them, too. What is not mapped, scripts and modules, needs --with-files.
+
     What the store holds already, from an earlier dump of the same tree say, is not stored again.
     """
     from ...ops.dump import dump as dump_tree
@@ -145,6 +155,7 @@ def dump(
             leave_running=leave_running,
             labels=labels,
             with_files=with_files,
+            carry_binaries=carry_binaries,
             connections=connections,
             drain=drain,
             precopy=precopy,

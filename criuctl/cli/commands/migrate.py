@@ -48,6 +48,7 @@ def _resolved(answer: Mapping[str, Any]) -> str:
         ("Move a session to another host:", "criuctl migrate work ssh://root@gamma"),
         ("See first whether it could go there:", "criuctl migrate work ssh://root@gamma --dry-run"),
         ("With the folder that it works in:", "criuctl migrate build ssh://root@gamma --with-files /srv/build"),
+        ("To a host with other versions of Python and libc:", "criuctl migrate work ssh://root@gamma --carry-binaries"),
         ("After a link broke at the worst moment:", "criuctl migrate --resolve work"),
     ],
     exits=[3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13],
@@ -66,12 +67,23 @@ def _resolved(answer: Mapping[str, Any]) -> str:
     help="Take this file or folder along; may be given several times. Files that the tree has open for writing travel anyway.",
 )
 @click.option(
+    "--carry-binaries",
+    is_flag=True,
+    help="Take programs and libraries along, all that the tree has mapped; where that host lacks them, or has others, the tree"
+    " alone sees its own.",
+)
+@click.option(
     "--files",
     type=click.Choice(["refuse", "restore", "keep"]),
     help="When a file that travels is there already and differs: refuse; restore: put it there and keep the newer copy beside"
     " it; keep: leave the one that is there.  [default: the configuration's there, else restore]",
 )
-@click.option("--connections", type=POLICIES, help="What becomes of connections to outside the tree, as of dump and restore.")
+@click.option(
+    "--connections",
+    type=POLICIES,
+    help="What becomes of connections to outside the tree, as of dump and restore.  [default: the configuration's rules, else"
+    " hangup]",
+)
 @click.option(
     "--keep-address",
     metavar="IP",
@@ -102,6 +114,7 @@ def migrate(
     host: str | None,
     name: str | None,
     with_files: tuple[str, ...],
+    carry_binaries: bool,
     files: str | None,
     connections: str | None,
     keep_address: tuple[str, ...],
@@ -135,6 +148,7 @@ def migrate(
         connections=connections,
         files=files,
         with_files=with_files,
+        carry_binaries=carry_binaries,
         keep_addresses=keep_address,
         precopy=pre_copy,
         lazy=lazy,

@@ -9,7 +9,16 @@ from ..app import App, pass_app
 from ..pages import page
 
 
-@page(exits=[3, 7, 8, 9, 13], see_also=["migrate"])
+@page(
+    examples=[
+        (
+            "Whether a host can be reached for a migration (it waits for the other criuctl; ^C ends it):",
+            "ssh root@gamma criuctl receive",
+        )
+    ],
+    exits=[3, 7, 8, 9, 13],
+    see_also=["migrate"],
+)
 @pass_app
 def receive(app: App) -> int:
     """Receives sessions from another host, which speaks over standard input and output. It is started by criuctl migrate
@@ -17,8 +26,11 @@ def receive(app: App) -> int:
 
     When the link breaks while a restored session is held, it waits five minutes for the other host to come again.
     """
+    from ...errors import UsageError
     from ...ops.receive import receive as serve
 
+    if os.isatty(0):
+        raise UsageError("there is nobody to receive from on a terminal", hint="`criuctl migrate` on the other host starts it.")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the login ends with the link; what is held does not
     reading, writing = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
