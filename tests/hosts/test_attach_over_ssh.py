@@ -79,8 +79,11 @@ def test_who_is_attached_goes_along_with_a_migration(hosts: Hosts, desks: list[D
     desk.sees.expect(rb"# ")
     desk.types("X=41; echo so''-far\r")
     desk.sees.expect(rb"so-far\r\n")
+    hosts.a.criuctl("pause", "work")  # it moves standing still
     hosts.a.criuctl("migrate", "work", hosts.b.ssh_url)
     desk.sees.expect(rb"criuctl: moved to host-b")
+    assert hosts.b.criuctl("status", "work")["state"] == "paused"
+    hosts.b.criuctl("resume", "work")
     desk.types("echo $((X + 1)) on $(hostname)\r")
     desk.sees.expect(rb"42 on ")
     assert hosts.b.criuctl("status", "work")["lease"]["name"] == "root"
