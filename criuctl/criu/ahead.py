@@ -7,7 +7,9 @@ and memfds by their objects, the parts that were ever written (``criu/shmem.c``)
 KiB of address space, or of the object.
 
 Where a rule is missed nothing breaks: a chunk that CRIU never sends is never referred to, and one that was not sent
-ahead is sent by the frozen pass.  So whatever cannot be read, or is gone, is left out in silence.
+ahead is sent by the frozen pass.  So whatever cannot be read, or is gone, is left out in silence.  One rule is missed
+knowingly: MAP_DROPPABLE memory, which CRIU skips (newer C libraries keep the state of their random numbers in a few
+pages of it), shows in ``smaps`` alone, which walks all page tables.  It costs one window of a process.
 
 Each object of shared memory is read once; so are the page frames that processes share since a fork.
 """

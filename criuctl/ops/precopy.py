@@ -11,6 +11,9 @@ hash everything, and send on what changed.  Another round is worth it while the 
 freeze may take (`Rules.target` seconds to store it at the rate seen so far), and as long as rounds shrink: a tree that writes
 faster than the store takes will not be caught up with.  Between rounds the compression is fitted to the speed that the
 way to the store was seen to have.
+
+What changed is told by windows of 256 KiB: a tree that writes single pages all over its memory changes nearly all of
+it in every round, and gains little.
 """
 
 from __future__ import annotations
