@@ -41,7 +41,8 @@ class Paused:
     def kill_criu(self) -> None:
         """kill -9 every CRIU process that criuctl has started."""
         for pid, started in self.descendants:
-            if start_time(pid) == started and "criu" in oracle.read(f"/proc/{pid}/cmdline"):
+            line = oracle.read(f"/proc/{pid}/cmdline")
+            if start_time(pid) == started and "criu" in line and ".py" not in line:  # not criuctl's own helpers
                 with suppress(ProcessLookupError):  # it has ended meanwhile
                     os.kill(pid, signal.SIGKILL)
 

@@ -11,6 +11,7 @@ import pytest
 from support.command import Home
 from support.keeper import Keeper, wait_until
 from support.operating import TIMEOUT, Operators
+from support.pauses import paused
 
 pytestmark = pytest.mark.integration
 
@@ -88,3 +89,22 @@ def test_a_paused_session_is_dumped_and_comes_back_paused(operators: Operators, 
     assert "T" in states  # who was stopped before the pause still is
     operators("kill", "work")
     assert operators("status", "work")["state"] == "exited"
+
+
+def test_a_criu_that_is_killed_does_not_let_a_paused_session_run(operators: Operators) -> None:
+    """The kernel lets everybody go whom CRIU held; the holder, whose dump comes to nothing, freezes them again."""
+    operators("run", "-d", "--name", "work", "--", "sh", "-c", COUNTER)
+    operators("wait", "work", "--match", r"tick 5\b", "--timeout", TIMEOUT)
+    operators("pause", "work")
+    with paused(operators, "collect", "dump", "work") as held:
+        held.kill_criu()
+        held.go_on()
+        assert held.command.process.wait(TIMEOUT) != 0, held.command.told()
+        held.wait_settled()
+    stands = operators("status", "work")
+    assert stands["state"] == "paused"
+    last = _ticks(operators, "work")[-1]
+    assert operators("wait", "work", "--match", rf"tick {last + 5}\b", "--timeout", 1, check=False)["exit_code"] == 12
+    assert operators("status", "work")["offset"] == stands["offset"]
+    operators("resume", "work")
+    _goes_on(operators, "work", last)
