@@ -27,7 +27,7 @@ from ..criu.images import ImageSet
 from ..criu.pages import PageImage
 from ..proc.descriptors import Descriptor
 from ..proc.tree import Process
-from . import cgroups, surroundings
+from . import cgroups, overlays, surroundings
 from .host import host_info
 from .namespaces import NamespacePlan
 from .registry import SessionRecord
@@ -119,6 +119,7 @@ def describe(
             "new": 0,
             "stored": 0,
         },
+        features=(overlays.FEATURE,) if any(f.kind == "mapped" and f.data is not None for f in taken.files) else (),
     )
 
 

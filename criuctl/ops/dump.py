@@ -43,7 +43,7 @@ from ..proc.sockdiag import socket_inside
 from ..proc.tree import Process, ProcessIdentity, read_tree, wait_ended
 from ..report import Reporter
 from ..store import open_store
-from . import files, hooking, insidereport, remaps, surroundings
+from . import files, hooking, insidereport, overlays, remaps, surroundings
 from .delivery import Delivery
 from .describe import DumpResult, Taken, describe
 from .fencing import Home
@@ -74,6 +74,7 @@ def dump(
     drain: float = 0.0,
     delivery: Delivery | None = None,
     precopy: bool = False,
+    carry_binaries: bool = False,
 ) -> DumpResult:
     """Dump the tree that `target` names into the configured store; see the module's text for what may fail how."""
     began = time.monotonic()
@@ -141,6 +142,7 @@ def dump(
             leave_running=leave_running,
             labels=dict(labels or {}),
             with_files=carried,
+            binaries=overlays.Binaries(root.pid, wanted=carry_binaries),
             survey=survey,
             began=began,
             entry=entry,
@@ -241,6 +243,7 @@ class _Dump:
     leave_running: bool
     labels: dict[str, str]
     with_files: list[str]
+    binaries: overlays.Binaries
     survey: Survey
     began: float
     entry: NamespacePlan
@@ -319,7 +322,7 @@ class _Dump:
 
     def _collect(self) -> list[FileRecord]:
         """The files of the frozen tree."""
-        return files.collect(self.writer, self.config, self.opened, self.with_files, self.root, self.reporter)
+        return files.collect(self.writer, self.config, self.opened, self.with_files, self.binaries, self.root, self.reporter)
 
     def commit(self, memory: list[PageImage]) -> None:
         """Inside post-dump: all pages and images are there.  Returning lets CRIU end (or thaw) the tree."""

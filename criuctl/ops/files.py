@@ -6,7 +6,8 @@ most reported failure of checkpointing.  So every regular file that the tree has
 - ``written``: open or mapped for writing: size and hash of its contents, and the contents too when the policy
   (`Config.files` = carry) says so;
 - ``read``: open for reading only: its identity (size, time, inode);
-- ``mapped``: executables and libraries: identity; CRIU compares build-ids itself;
+- ``mapped``: executables and libraries: identity; CRIU compares build-ids itself; with ``--carry-binaries`` contents and hash
+  too, for `criuctl.ops.overlays`;
 - ``carried``: named by ``--with-files``: everything, folders with all that is below them.
 
 Contents are read through ``/proc/PID/fd`` and ``/proc/PID/root``, so paths mean what they mean to the tree.
@@ -30,6 +31,7 @@ from ..errors import NotFound
 from ..proc.descriptors import Descriptor
 from ..proc.tree import mappings
 from ..report import Reporter
+from .overlays import Binaries
 
 _PIECE = 1 << 20
 _NO_FILES = ("/dev/", "/SYSV", "/memfd:", "/anon_hugepage")  # mapped, but of no file that could be put back
@@ -61,11 +63,14 @@ class _Open:
     kind: str = "read"
     append: bool = True  # every writer appends
     holders: list[tuple[int, int]] = field(default_factory=list)
+    mapped: bool = False
+    executable: bool = False  # mapped as code
 
 
 def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, int], _Open]:
     """(device, inode) -> every regular file with a name that the processes in `opened` have open or mapped."""
     found: dict[tuple[int, int], _Open] = {}
+    seen: dict[tuple[int, int], tuple[int, int]] = {}  # device and inode of a mapping -> those of the file
     for pid, descriptors in opened.items():
         for d in descriptors:
             if d.kind != "file" or d.deleted or not d.target.startswith("/") or d.target.startswith(("/proc/", "/sys/")):
@@ -85,11 +90,23 @@ def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, in
             ):
                 continue
             key = (m.device, m.inode)
-            if key not in found:
-                found[key] = _Open(m.path, f"/proc/{pid}/root{m.path}", kind="mapped")
+            if key not in seen:
+                seen[key] = _key(f"/proc/{pid}/root{m.path}", key)
+            entry = found.setdefault(seen[key], _Open(m.path, f"/proc/{pid}/root{m.path}", kind="mapped"))
+            entry.mapped = True
+            entry.executable = entry.executable or "x" in m.perms
             if m.shared and "w" in m.perms:
-                found[key].kind, found[key].append = "written", False
+                entry.kind, entry.append = "written", False
     return found
+
+
+def _key(source: str, mapped: tuple[int, int]) -> tuple[int, int]:
+    """What ``stat`` says of a mapped file: on overlays and btrfs maps tells another device than descriptors do."""
+    try:
+        status = os.stat(source)
+    except OSError:
+        return mapped
+    return (status.st_dev, status.st_ino)
 
 
 def collect(
@@ -97,6 +114,7 @@ def collect(
     config: Config,
     opened: Mapping[int, Sequence[Descriptor]],
     with_files: Sequence[str],
+    binaries: Binaries,
     root_pid: int,
     reporter: Reporter,
 ) -> list[FileRecord]:
@@ -112,13 +130,13 @@ def collect(
             known = carried[device, inode]
             records[records.index(known)] = known.with_use(holders=tuple(entry.holders), append=entry.append, kind=known.kind)
             continue
-        found = _record(writer, config, entry, reporter)
+        found = _record(writer, config, entry, binaries, reporter)
         if found is not None:
             records.append(found)
     return records
 
 
-def _record(writer: CheckpointWriter, config: Config, entry: _Open, reporter: Reporter) -> FileRecord | None:
+def _record(writer: CheckpointWriter, config: Config, entry: _Open, binaries: Binaries, reporter: Reporter) -> FileRecord | None:
     try:
         fd = os.open(entry.source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
@@ -129,14 +147,22 @@ def _record(writer: CheckpointWriter, config: Config, entry: _Open, reporter: Re
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return None
-        hashed, data = "", None
+        hashed, data, attributes = "", None, dict[str, str]()
         if entry.kind == "written":
             if config.files == "carry" and status.st_size <= config.files_max_mib << 20:
                 hashed, data = _store(writer, entry.path, fd, status.st_size, reporter)
             else:
                 hashed = digest(fd, status.st_size)
+        elif entry.mapped and binaries.travels(entry.path, status.st_size, executable=entry.executable):
+            entry.kind = "mapped"  # perhaps open, too
+            attributes = _xattrs(entry.source)
+            hashed, data = _store(writer, entry.path, fd, status.st_size, reporter)
         return _base(entry.path, entry.kind, status).with_use(
-            holders=tuple(entry.holders), append=entry.append and entry.kind == "written", digest=hashed, data=data
+            holders=tuple(entry.holders),
+            append=entry.append and entry.kind == "written",
+            digest=hashed,
+            data=data,
+            xattrs=attributes,
         )
     finally:
         os.close(fd)

@@ -31,6 +31,7 @@ from .files import resolve_carried
 from .host import host_info
 from .namespaces import plan_entry
 from .needed import KERNELS_OWN, NeededFile, NeededTerminal, Needs
+from .overlays import Binaries
 
 _MAX_LISTED = 5_000  # files below the carried folders that are named, and
 _MAX_NAMES = 1 << 20  # characters of their paths; of the others only the bytes are counted
@@ -71,7 +72,8 @@ def gather(
     criu: tuple[int, ...] = ()
     with suppress(CriuctlError, OSError):  # a source without CRIU finds out by itself
         criu = binary.find(config).version()
-    files = list(_files(scene, config, carried, written_travel=written_travel, carry_binaries=carry_binaries))
+    binaries = Binaries(root_pid, wanted=carry_binaries)
+    files = list(_files(scene, config, carried, binaries, written_travel=written_travel))
     return Needs(
         session=session,
         host=host_info(),
@@ -157,9 +159,7 @@ def _needed(path: str, use: str, status: os.stat_result, **more: Any) -> NeededF
     )
 
 
-def _files(
-    scene: Scene, config: Config, carried: _Carried, *, written_travel: bool, carry_binaries: bool
-) -> Iterator[NeededFile]:
+def _files(scene: Scene, config: Config, carried: _Carried, binaries: Binaries, *, written_travel: bool) -> Iterator[NeededFile]:
     told: set[str] = set()
     for path, use, pid in _places(scene):
         told |= {path} if use != "folder" else set()
@@ -172,7 +172,8 @@ def _files(
             continue
         status = held.status
         travels = held.use == "written" and written_travel and status.st_size <= config.files_max_mib << 20
-        travels = travels or (held.use == "mapped" and carry_binaries and not path.startswith("/dev/"))
+        if held.mapped and held.use != "written" and binaries.travels(path, status.st_size, executable=held.executable):
+            held.use, travels = "mapped", True
         yield _needed(
             path,
             held.use,
@@ -193,6 +194,8 @@ class _Held:
     use: str = "read"
     append: bool = True
     holders: list[tuple[int, int]] = field(default_factory=list)
+    mapped: bool = False
+    executable: bool = False  # mapped as code
 
 
 def _by_path(scene: Scene) -> dict[str, _Held]:
@@ -222,7 +225,9 @@ def _by_path(scene: Scene) -> dict[str, _Held]:
             held.holders.append((process.pid, -1))
         if m.shared and "w" in m.perms and not m.path.startswith("/dev/"):
             held.use, held.append = "written", False
-        elif held.use == "read" and "x" in m.perms:
+        held.mapped = True
+        held.executable = held.executable or "x" in m.perms
+        if held.use == "read" and "x" in m.perms:
             held.use = "mapped"  # it is open too, but what counts is that it is run
     return found
 

@@ -273,6 +273,13 @@ def _platform(manifest: Manifest, facts: HostFacts, findings: list[Finding]) -> 
 
 def _pids(manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[Finding]) -> PidMode:
     init = bool(manifest.namespaces.get("pid", {}).get("init"))
+    overlaid = next((j.record.path for j in facts.files if j.verdict == "overlaid"), None)
+    if overlaid is not None and (init or wishes.pids == "same"):
+        text = (
+            f"{overlaid} came along and would have to lie over this host's, which a tree can have only in namespaces of its own"
+        )
+        hint = "Install that version here; its root was PID 1 of a PID namespace." if init else "Restore with --pids auto."
+        findings.append(Finding("error", "overlay", text, hint))
     if init:
         if wishes.pids == "same":
             text = "its root was PID 1 of a PID namespace and cannot be that of the host"
@@ -280,7 +287,7 @@ def _pids(manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[F
         return "init"
     # Numbers of a namespace of its own mean nothing here, even where they happen to be free.
     own = manifest.namespaces.get("pid", {}).get("mode") == "entered"
-    if wishes.pids == "private" or (own and wishes.pids == "auto"):
+    if wishes.pids == "private" or (wishes.pids == "auto" and (own or overlaid is not None)):
         return "private"
     if not facts.taken_pids:
         return "same"

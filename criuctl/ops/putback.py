@@ -8,6 +8,8 @@
 - ``moved-on``: opened for reading only and different now: left as it is;
 - ``put-back``: what was recorded is made anew (from the carried contents, or from the unchanged beginning of
   the present file); a newer file is set aside beside it, never overwritten;
+- ``overlaid``: a mapped file that came along (``--carry-binaries``) and is missing or another one here: the tree gets its own, in
+  a mount namespace of its own (`criuctl.ops.overlays`), and what is here stays as it is;
 - ``refuse``: it differs and there is nothing to put back, or the policy forbids touching it.
 
 `Applied` does it.  Setting aside is a rename, so undoing is one too.
@@ -28,9 +30,10 @@ from ..checkpoint.manifest import FileRecord
 from ..checkpoint.reader import CheckpointReader
 from ..errors import Damaged, RestoreFailed
 from ..report import Finding
+from . import overlays
 from .files import digest
 
-Verdict = Literal["same", "grown", "moved-on", "put-back", "refuse"]
+Verdict = Literal["same", "grown", "moved-on", "put-back", "overlaid", "refuse"]
 Policy = Literal["refuse", "restore", "keep"]
 
 
@@ -47,7 +50,7 @@ class Judgement:
 
     def finding(self) -> Finding | None:
         """What a person is told, if anything."""
-        if self.verdict in ("same", "grown", "moved-on"):
+        if self.verdict in ("same", "grown", "moved-on", "overlaid"):
             return Finding("info", f"file-{self.verdict}", f"{self.record.path}: {self.why}") if self.why else None
         level: Literal["error", "warning"] = "error" if self.verdict == "refuse" else "warning"
         pid, fd = self.record.holders[0] if self.record.holders else (None, None)
@@ -64,6 +67,8 @@ def check_path(path: str) -> str:
 def judge(record: FileRecord, policy: Policy) -> Judgement:
     """Compare one record with the present file."""
     path = check_path(record.path)
+    if record.kind == "mapped" and record.data is not None:
+        return _came_along(record)
     try:
         now = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -86,6 +91,31 @@ def judge(record: FileRecord, policy: Policy) -> Judgement:
             return Judgement(record, "same")
         return Judgement(record, "moved-on", f"was {record.size} bytes at the dump and is {now.st_size} now; it is only read")
     return _contents(record, policy, path, now.st_size)
+
+
+def _came_along(record: FileRecord) -> Judgement:
+    """A program or library with its contents."""
+    try:
+        now: os.stat_result | None = os.lstat(record.path)
+    except (FileNotFoundError, NotADirectoryError):
+        now = None
+    if now is not None and stat.S_ISREG(now.st_mode):
+        if (now.st_size, now.st_mode) == (record.size, record.mode) and _has_contents(record):
+            return Judgement(record, "same")
+        return Judgement(record, "overlaid", "is another one here; the tree gets its own, in a mount namespace of its own")
+    what = "is missing here" if now is None else "is another kind of file here"
+    if (problem := overlays.obstacle(record.path)) is not None:
+        return Judgement(record, "refuse", f"{what}, and {problem[0]}", problem[1], exists=now is not None)
+    why = f"{what}; the tree gets its own, in a mount namespace of its own"
+    return Judgement(record, "overlaid", why, exists=now is not None)
+
+
+def _has_contents(record: FileRecord) -> bool:
+    fd = os.open(record.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        return digest(fd, record.size) == record.digest
+    finally:
+        os.close(fd)
 
 
 def _contents(record: FileRecord, policy: Policy, path: str, size: int) -> Judgement:
@@ -187,7 +217,7 @@ class Applied:
         else:
             self._write(record, newer if judgement.from_prefix else "")
             self._made[record.device, record.inode] = path
-        self._dress(record)
+        dress(path, record)
 
     def _write(self, record: FileRecord, prefix_of: str) -> None:
         fd = os.open(record.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -211,14 +241,6 @@ class Applied:
         finally:
             os.close(fd)
 
-    def _dress(self, record: FileRecord) -> None:
-        os.chown(record.path, record.uid, record.gid)
-        os.chmod(record.path, stat.S_IMODE(record.mode))
-        for name, value in record.xattrs.items():
-            with suppress(OSError):  # a file system without them, or security.* without the module
-                os.setxattr(record.path, name, base64.b64decode(value))
-        os.utime(record.path, ns=(record.mtime_ns, record.mtime_ns))
-
     def _make_parents(self, folder: str) -> None:
         if os.path.isdir(folder):
             return
@@ -236,6 +258,34 @@ class Applied:
         return newer
 
 
+def dress(path: str, record: FileRecord) -> None:
+    """Give a file that was made anew the owner, mode, attributes and time that it had."""
+    os.chown(path, record.uid, record.gid)
+    os.chmod(path, stat.S_IMODE(record.mode))
+    for name, value in record.xattrs.items():
+        with suppress(OSError):  # a file system without them, or security.* without the module
+            os.setxattr(path, name, base64.b64decode(value))
+    os.utime(path, ns=(record.mtime_ns, record.mtime_ns))
+
+
 def judge_all(records: Iterable[FileRecord], policy: Policy) -> list[Judgement]:
     """Judge every record, parents before what is in them."""
-    return [judge(record, policy) for record in sorted(records, key=lambda r: r.path)]
+    ordered = sorted(records, key=lambda r: r.path)
+    return [_beside_others(judge(record, policy), ordered) for record in ordered]
+
+
+def _beside_others(judgement: Judgement, records: Sequence[FileRecord]) -> Judgement:
+    """A folder that the tree writes to is not covered."""
+    record = judgement.record
+    if judgement.verdict != "overlaid" or not overlays.needs_cover(record.path):
+        return judgement
+    written = overlays.written_into(record.path, records)
+    if not written:
+        return judgement
+    return Judgement(
+        record,
+        "refuse",
+        f"cannot be laid over {overlays.folder_of(record.path)}, because {written} in that folder is written to",
+        f"Take it along with --with-files {record.path}.",
+        exists=judgement.exists,
+    )

@@ -36,7 +36,7 @@ from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..store import open_store
-from . import arrival, cgroups, handback, hooking, insidereport, materialise, mend, moves, remaps
+from . import arrival, cgroups, handback, hooking, insidereport, materialise, mend, moves, overlays, remaps
 from .arrival import RestoreResult
 from .earlytasks import EarlyTasks
 from .fencing import with_lease
@@ -270,6 +270,7 @@ class _Restore:
                     net=plan.net == "private",
                     reserved=self.images.reserved_ids(),
                     bind=self.holder.shown,
+                    layers=stack.enter_context(overlays.laid(plan.files, self.reader)),
                     start=self.holder.starter,
                 )
                 fresh = stack.enter_context(spaces)

@@ -16,6 +16,7 @@ from ..checkpoint.manifest import FileRecord
 from ..proc.elfnotes import build_id
 from ..report import Finding, Level
 from .needed import NeededFile
+from .overlays import obstacle
 from .putback import Policy, judge
 
 _ALIKE = 100  # findings of the same kind
@@ -58,6 +59,8 @@ def _judge(needed: NeededFile, policy: Policy) -> Iterator[Finding]:
     except (FileNotFoundError, NotADirectoryError):
         if not needed.travels:
             yield _missing(needed)
+        elif needed.use == "mapped":
+            yield from _covering(needed, "is missing here")
         return
     if needed.use in ("cwd", "root", "folder") or (stat.S_ISDIR(needed.mode) and not needed.travels):
         yield from _folder(needed, now)
@@ -83,6 +86,12 @@ def _missing(needed: NeededFile) -> Finding:
     what = {"mapped": "is mapped into memory", "read": "is open", "written": "is open for writing"}[needed.use]
     hint = _PACKAGE if needed.use == "mapped" else f"Put it there, or migrate with --with-files {needed.path}."
     return _finding("error", needed, "file-missing", f"{what} and does not exist here", hint)
+
+
+def _covering(needed: NeededFile, what: str) -> Iterator[Finding]:
+    """A carried program or library that has no file of this host to lie over."""
+    if (problem := obstacle(needed.path)) is not None:
+        yield _finding("error", needed, "file-refuse", f"{what}, and {problem[0]}", problem[1])
 
 
 def _folder_hint(needed: NeededFile) -> str:
@@ -136,8 +145,10 @@ def _open_plain(path: str) -> int | None:
 
 def _conflict(needed: NeededFile, now: os.stat_result, policy: Policy) -> Iterator[Finding]:
     """A file that travels and is here already: contents are compared when it comes, sizes and times now."""
-    if needed.use == "mapped":
-        return  # --carry-binaries: what is here stays, the tree does not see it
+    if needed.use == "mapped":  # --carry-binaries: what is here stays, the tree does not see it
+        if not stat.S_ISREG(now.st_mode):
+            yield from _covering(needed, "is another kind of file here")
+        return
     if stat.S_IFMT(now.st_mode) != stat.S_IFMT(needed.mode):
         why = "is another kind of file here"
     elif stat.S_ISDIR(needed.mode) or not stat.S_ISREG(needed.mode):

@@ -1,4 +1,5 @@
-"""PID 1 of a private PID namespace: a program of its own, ``python nsinit.py FD LAST_PID [net] [ipc] [bind FROM TO]``.
+"""PID 1 of a private PID namespace: a program of its own,
+``python nsinit.py FD LAST_PID [net] [ipc] [layers FD] [bind FROM TO]``.
 
 A session, and a restored tree whose old PIDs are taken, get a PID and mount namespace of their own, with its own
 /proc.  A namespace lives only while its PID 1 does, so this process is that PID 1: it reaps orphans, and ends
@@ -20,7 +21,8 @@ criuctl answers, the namespace stands on its own:
   with these ``cgroup.procs`` files; PID 1 answers ``root <PID>``, and ends with it.
 
 Until then it ends with criuctl: the end of the stream makes PID 1 exit, and the kernel kills whatever is in
-the namespace.  ``bind`` shows the folder FROM at TO inside.
+the namespace.  ``bind`` shows the folder FROM at TO inside.  ``layers`` is a detached tmpfs; its file ``list``, JSON, says
+which of its files are shown over which here (``binds``), and which of its folders are laid over which here (``covers``).
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ import struct
 import sys
 
 _NEWNS, _NEWIPC, _NEWPID, _NEWNET = 0x00020000, 0x08000000, 0x20000000, 0x40000000
-_MS_BIND = 0x1000
+_MS_RDONLY, _MS_BIND, _MS_REC, _MNT_DETACH = 0x1, 0x1000, 0x4000, 2
+_SYS_MOVE_MOUNT, _MOVE_MOUNT_F_EMPTY_PATH, _AT_FDCWD = 429, 4, -100
+_STAGE = "/dev"  # is everywhere, and no program of a tree is in it
 _MS_NOSUID_NODEV_NOEXEC, _MS_SLAVE_REC = 0x2 | 0x4 | 0x8, 0x80000 | 0x4000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _PR_SET_NAME = 15
@@ -56,13 +60,50 @@ def _loopback_up() -> None:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags | _IFF_UP))
 
 
-def _prepare(last_pid: int, net: bool, bind: list[str]) -> None:
+def _mount(source: str, target: str, kind: str = "", flags: int = _MS_BIND, options: str = "") -> None:
+    words = (word.encode("utf-8", "surrogateescape") for word in (source, target, kind))
+    _check(_libc.mount(*words, ctypes.c_ulong(flags), options.encode()), f"mounting {target}")
+
+
+def _lay(fd: int) -> None:
+    """Show what is in the tmpfs `fd` where its list says; the tmpfs lives on in those mounts alone."""
+    moved = _libc.syscall(
+        ctypes.c_long(_SYS_MOVE_MOUNT), fd, b"", _AT_FDCWD, _STAGE.encode(), ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)
+    )
+    _check(moved, "attaching the carried files")
+    with open(f"{_STAGE}/list") as file:
+        wanted = json.load(file)
+    for name, target in wanted["binds"]:
+        _mount(f"{_STAGE}/{name}", target)
+    for name, folder in wanted["covers"]:
+        _cover(f"{_STAGE}/{name}", folder, wanted["source"])
+    _check(_libc.umount2(_STAGE.encode(), ctypes.c_int(_MNT_DETACH)), "detaching the carried files")
+    os.close(fd)
+
+
+def _cover(layer: str, folder: str, source: str) -> None:
+    """Lay one folder over another, read-only; the other's sub-folders are as they were."""
+    below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with os.scandir(below) as entries:
+        inside = {
+            e.name: os.open(e.name, os.O_PATH | os.O_CLOEXEC, dir_fd=below) for e in entries if e.is_dir(follow_symlinks=False)
+        }
+    _mount(source, folder, "overlay", _MS_RDONLY, f"lowerdir={layer}:/proc/self/fd/{below}")
+    for name, fd in inside.items():
+        _mount(f"/proc/self/fd/{fd}", f"{folder}/{name}", flags=_MS_BIND | _MS_REC)
+        os.close(fd)
+    os.close(below)
+
+
+def _prepare(last_pid: int, net: bool, bind: list[str], layers: int | None) -> None:
     """Inside the new namespaces: own /proc, host mounts still arrive but ours never leave."""
     _check(_libc.mount(b"none", b"/", None, ctypes.c_ulong(_MS_SLAVE_REC), None), "making mounts private")
     _check(_libc.mount(b"proc", b"/proc", b"proc", ctypes.c_ulong(_MS_NOSUID_NODEV_NOEXEC), None), "mounting /proc")
     if bind:
         source, target = (os.fsencode(path) for path in bind)
         _check(_libc.mount(source, target, None, ctypes.c_ulong(_MS_BIND), None), f"mounting {bind[1]}")
+    if layers is not None:
+        _lay(layers)
     if last_pid > 1:
         with open("/proc/sys/kernel/ns_last_pid", "w") as file:
             file.write(str(last_pid))
@@ -130,13 +171,13 @@ def _line(channel: socket.socket) -> bytes:
     return received[:-1]
 
 
-def _init(channel: socket.socket, last_pid: int, net: bool, bind: list[str]) -> int:
+def _init(channel: socket.socket, last_pid: int, net: bool, bind: list[str], layers: int | None) -> int:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _libc.prctl(_PR_SET_NAME, b"criuctl-init", 0, 0, 0)
     try:
-        _prepare(last_pid, net, bind)
+        _prepare(last_pid, net, bind, layers)
         _close_all_but(channel.fileno())
         os.chdir("/")
     except OSError as error:
@@ -164,6 +205,7 @@ def main() -> int:
     if "bind" in words:
         at = words.index("bind")
         words, bind = words[:at], words[at + 1 : at + 3]
+    layers = int(words[words.index("layers") + 1]) if "layers" in words else None
     kinds = _NEWPID | _NEWNS | (_NEWNET if "net" in words else 0) | (_NEWIPC if "ipc" in words else 0)
     try:
         _check(_libc.unshare(kinds), "making namespaces")
@@ -172,7 +214,7 @@ def main() -> int:
         return 1
     child = os.fork()
     if child == 0:
-        os._exit(_init(channel, last_pid, "net" in words, bind))
+        os._exit(_init(channel, last_pid, "net" in words, bind, layers))
     channel.sendall(f"pid {child}\n".encode())
     return 0
 

@@ -37,7 +37,8 @@ class PrivateNamespaces:
     """Fresh namespaces with a PID 1 of ours; they vanish on leaving the ``with`` unless `keep` was called.
 
     `reserved` are the PIDs that the tree will have: whoever enters before it gets other ones.  `bind` shows a folder
-    (the first) at another one's place inside.  `start` starts PID 1 in another way than as a child of ours.
+    (the first) at another one's place inside.  `layers`: a detached tmpfs with files that are shown inside, by its list.
+    `start` starts PID 1 in another way than as a child of ours.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class PrivateNamespaces:
         ipc: bool = False,
         reserved: Iterable[int] = (),
         bind: tuple[str, str] | None = None,
+        layers: int | None = None,
         start: command.Starter | None = None,
     ) -> None:
         self.net = net
@@ -63,13 +65,15 @@ class PrivateNamespaces:
                     str(_room_behind(reserved)),
                     *(["net"] if net else []),
                     *(["ipc"] if ipc else []),
+                    *(["layers", str(layers)] if layers is not None else []),
                 ]
+                fds = [theirs.fileno(), *([layers] if layers is not None else [])]
                 argv = [sys.executable, "-I", "-S", "-E", str(script), *arguments, *(["bind", *bind] if bind else [])]
                 helper = None
                 if start is not None:
-                    start(argv, [theirs.fileno()])
+                    start(argv, fds)
                 else:
-                    helper = command.spawn(argv, pass_fds=[theirs.fileno()], new_session=True)
+                    helper = command.spawn(argv, pass_fds=fds, new_session=True)
             words: dict[str, str] = {}
             pending = b""
             while "pid" not in words or "ready" not in words:

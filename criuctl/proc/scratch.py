@@ -19,7 +19,8 @@ from ..errors import PlatformError
 _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 430, 431, 432
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 1, 6
-_MOUNT_ATTR = 0x2 | 0x4 | 0x8  # nosuid, nodev, noexec
+_NODEV = 0x4
+_MOUNT_ATTR = 0x2 | _NODEV | 0x8  # nosuid, nodev, noexec
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -36,12 +37,15 @@ def _call(number: int, *arguments: object) -> int:
 
 
 class Scratch:
-    """A detached tmpfs; `fd` is its root folder, mode 0700, and ``close`` (or a ``with``) frees it."""
+    """A detached tmpfs; `fd` is its root folder, mode 0700, and ``close`` (or a ``with``) frees it.
 
-    def __init__(self, size: str = "90%") -> None:
+    `source` is what mountinfo calls it where somebody attaches it; `executable`: programs in it can be run then.
+    """
+
+    def __init__(self, size: str = "90%", *, source: str = "none", executable: bool = False) -> None:
         context = _call(_SYS_FSOPEN, ctypes.c_char_p(b"tmpfs"), ctypes.c_uint(_FSOPEN_CLOEXEC))
         try:
-            for key, value in (("mode", "0700"), ("size", size)):
+            for key, value in (("source", source), ("mode", "0700"), ("size", size)):
                 _call(
                     _SYS_FSCONFIG,
                     ctypes.c_int(context),
@@ -51,7 +55,8 @@ class Scratch:
                     ctypes.c_int(0),
                 )
             _call(_SYS_FSCONFIG, ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_CMD_CREATE), None, None, ctypes.c_int(0))
-            self.fd = _call(_SYS_FSMOUNT, ctypes.c_int(context), ctypes.c_uint(_FSMOUNT_CLOEXEC), ctypes.c_uint(_MOUNT_ATTR))
+            attributes = _NODEV if executable else _MOUNT_ATTR
+            self.fd = _call(_SYS_FSMOUNT, ctypes.c_int(context), ctypes.c_uint(_FSMOUNT_CLOEXEC), ctypes.c_uint(attributes))
         finally:
             os.close(context)
 

@@ -93,7 +93,8 @@ def _outcome(result: Mapping[str, Any]) -> str:
 @click.option(
     "--carry-binaries",
     is_flag=True,
-    help="Take programs and libraries along, all that the tree has mapped: a host that lacks them, or has others, can restore it.",
+    help="Take programs and libraries along, all that the tree has mapped: a host that lacks them, or has others,"
+    " can restore it.",
 )
 @click.option(
     "--connections",
