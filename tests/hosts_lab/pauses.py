@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import select
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from support.keeper import wait_until
@@ -24,7 +24,7 @@ class Pause:
         self._path = host.path(name)
         os.mkfifo(self._path)
         self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        self.env: Mapping[str, str] = {"CRIUCTL_PAUSE_AT": step, "CRIUCTL_PAUSE_FIFO": name}
+        self.env = {"CRIUCTL_PAUSE_AT": step, "CRIUCTL_PAUSE_FIFO": name}
 
     def wait(self, command: HostCommand, timeout: float = 60) -> None:
         """Wait until the step is reached; `command` is what leads there."""

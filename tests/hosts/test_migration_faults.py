@@ -1,0 +1,235 @@
+"""Whatever happens to a migration: never two copies, never none, as somebody sees it who looks at both hosts from outside.
+
+At every step one of the two criuctl is killed, the link is cut, or a person interrupts.  Afterwards the program runs on exactly
+one host, or it stands still with a complete checkpoint and ``migrate --resolve`` lets it run; and of the numbers that it tells,
+each was told once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from hosts_lab.observer import Observer, Teller
+from hosts_lab.pauses import pausing
+from support.hosts import Hosts
+from support.keeper import wait_until
+
+pytestmark = [pytest.mark.integration, pytest.mark.crash]
+
+SECONDS = 120
+LINK_TIMEOUT = {"CRIUCTL_LINK_TIMEOUT": "3"}
+
+
+class Moving:
+    """Migrations of tellers from ``hosts.a`` to ``hosts.b``, and what became of them."""
+
+    def __init__(self, hosts: Hosts, observer: Observer) -> None:
+        self.hosts, self.observer = hosts, observer
+
+    def words(self, teller: Teller, *options: str) -> list[str]:
+        """What criuctl is told."""
+        return ["migrate", str(teller.pid), self.hosts.b.ssh_url, "--name", teller.name, *options]
+
+    def steps(self, side: str) -> list[str]:
+        """The steps that a migration goes through, on the side ``a`` or ``b``, when nothing is done to it."""
+        teller = self.observer.launch(self.hosts.a)
+        host = self.hosts.a if side == "a" else self.hosts.b
+        with pausing(host, "*", command="migrate" if side == "a" else "receive") as pause:
+            self.hosts.a.criuctl(*self.words(teller))
+            wait_until(lambda: not self.hosts.b.processes("criuctl", "receive"), SECONDS, "the receiver has ended")
+            steps = pause.steps()
+        teller.wait_heard(self.hosts.b)
+        assert teller.check() == ["host-a", "host-b"]
+        teller.end(self.hosts.b)
+        return steps
+
+    def settled(self, teller: Teller) -> str:
+        """Where it is after all: ``stays``, ``moved``, or ``resolved`` when it stood still and was told to go on there."""
+        a, b = self.hosts.a, self.hosts.b
+        wait_until(lambda: not a.processes("criuctl", "migrate"), SECONDS, "the migration has ended")
+        fate = ""
+        if not teller.living(a):
+            records = b.criuctl("list", "--store", "/var/lib/criuctl/inbox")
+            assert [row["session"] for row in records].count(teller.name) == 1, "neither it nor its checkpoint is anywhere"
+        answers = a.criuctl("migrate", "--resolve", teller.name, check=False)
+        if answers["exit_code"] == 0:
+            (answer,) = answers["list"]
+            fate = {"stays": "stays", "moved": "resolved"}[answer["outcome"]]
+        else:
+            assert answers["exit_code"] == 3, str(answers)
+        home = a if teller.living(a) else b
+        teller.wait_heard(home)
+        wait_until(lambda: teller.living(a, b) == [home.name], SECONDS, f"one copy: {teller.living(a, b)}")
+        told = teller.check()
+        assert told == (["host-a"] if home is a else ["host-a", "host-b"])
+        assert not b.processes("criuctl", "receive") or home is b
+        return fate or ("stays" if home is a else "moved")
+
+
+@pytest.fixture
+def moving(hosts: Hosts, observer: Observer) -> Moving:
+    return Moving(hosts, observer)
+
+
+def test_it_moves_there_and_back(moving: Moving, hosts: Hosts) -> None:
+    """Without faults: a plain tree goes to the other host and home again; what it left is not in anybody's way."""
+    teller = moving.observer.launch(hosts.a)
+    told = hosts.a.criuctl(*moving.words(teller))
+    assert told["session"] == teller.name
+    assert told["host"] == "host-b"
+    teller.wait_heard(hosts.b)
+    assert teller.living(hosts.a, hosts.b) == ["host-b"]
+    hosts.b.criuctl("migrate", teller.name, hosts.a.ssh_url)
+    teller.wait_heard(hosts.a)
+    assert teller.check() == ["host-a", "host-b", "host-a"]
+
+
+def test_kill_9_of_the_source(moving: Moving, hosts: Hosts) -> None:
+    """Until the tree is let go it stays; from then on it stands still until somebody resolves it, unless the word was said."""
+    steps = moving.steps("a")
+    # What comes before the hand-over is a dump's, and killed in tests/crash; one step of it stands for all.
+    fates: dict[str, str] = {}
+    for step in ["freeze", *(step for step in steps[steps.index("hand-over") :] if not step.startswith("there"))]:
+        teller = moving.observer.launch(hosts.a)
+        with pausing(hosts.a, step) as pause:
+            command = hosts.a.start_criuctl(*moving.words(teller), env=pause.env)
+            pause.wait(command)
+            command.process.kill()
+            command.process.wait(SECONDS)
+        fates[step] = moving.settled(teller)
+        teller.end(hosts.a, hosts.b)
+    early = [fates[step] for step in ("freeze", "hand-over", "decide", "kill")]
+    assert early == ["stays"] * 4, fates
+    assert {fates[step] for step in list(fates)[4:]} == {"resolved"}, fates
+
+
+def test_kill_9_of_the_target(moving: Moving, hosts: Hosts) -> None:
+    """Until it was told to go, it stays where it was; after that it is restored once more, or runs already."""
+    steps = moving.steps("b")
+    fates: dict[str, str] = {}
+    for step in ["pages", "restore", *(step for step in steps[steps.index("held") :] if not step.startswith("gc"))]:
+        teller = moving.observer.launch(hosts.a)
+        with pausing(hosts.b, step, command="receive") as pause:
+            command = hosts.a.start_criuctl(*moving.words(teller))
+            pause.wait(command)
+            hosts.b.set_command_environment("receive", {})  # whoever comes next is not held
+            for pid in hosts.b.processes("criuctl", "receive"):
+                os.kill(pid, signal.SIGKILL)
+        code = command.process.wait(SECONDS)
+        fates[step] = moving.settled(teller)
+        assert (code == 0) == (fates[step] == "moved"), (step, fates[step], command.told())
+        teller.end(hosts.a, hosts.b)
+    assert [fates[step] for step in ("pages", "restore", "held")] == ["stays"] * 3, fates
+    assert {fates[step] for step in list(fates)[3:]} == {"moved"}, fates
+
+
+INTERRUPTS = {"reach": signal.SIGINT, "frozen": signal.SIGTERM, "hand-over": signal.SIGINT, "decide": signal.SIGTERM}
+
+
+def test_an_operator_interrupts(moving: Moving, hosts: Hosts) -> None:
+    """Before the decision it stays and nothing is left there; after it, it is too late and it moves."""
+    for step, number in (INTERRUPTS | {"go": signal.SIGINT}).items():
+        teller = moving.observer.launch(hosts.a)
+        with pausing(hosts.a, step) as pause:
+            command = hosts.a.start_criuctl(*moving.words(teller), env=pause.env)
+            pause.wait(command)
+            command.process.kill(number)
+        code = command.process.wait(SECONDS)
+        expected = ("moved", 0) if step == "go" else ("stays", 128 + number)
+        assert (moving.settled(teller), code) == expected, (step, command.told())
+        teller.end(hosts.a, hosts.b)
+
+
+@pytest.mark.parametrize("step", ["hand-over", "go"])
+def test_the_link_is_cut_for_a_second(step: str, moving: Moving, hosts: Hosts) -> None:
+    """Nobody notices: it moves."""
+    teller = moving.observer.launch(hosts.a)
+    with pausing(hosts.a, step) as pause:
+        command = hosts.a.start_criuctl(*moving.words(teller), env=pause.env)
+        pause.wait(command)
+        hosts.cut(hosts.a, hosts.b)
+    time.sleep(1)  # how long the cut is, not how long something takes
+    hosts.mend()
+    assert command.process.wait(SECONDS) == 0, command.told()
+    assert moving.settled(teller) == "moved"
+
+
+@pytest.mark.parametrize("step", ["hand-over", "go"])
+def test_the_link_is_cut_for_longer(step: str, moving: Moving, hosts: Hosts) -> None:
+    """Before the decision it stays; after it, it moves as soon as there is a link again."""
+    teller = moving.observer.launch(hosts.a)
+    with pausing(hosts.a, step) as pause:
+        command = hosts.a.start_criuctl(*moving.words(teller, "-v"), env=pause.env | LINK_TIMEOUT)
+        pause.wait(command)
+        hosts.cut(hosts.a, hosts.b)
+    if step == "go":
+        wait_until(lambda: "link-lost" in command.err.read_text(), SECONDS, "the link is known to be lost")
+    else:
+        assert command.process.wait(SECONDS) != 0
+        teller.wait_heard(hosts.a)
+    hosts.mend()
+    code = command.process.wait(SECONDS)
+    assert (moving.settled(teller), code == 0) == (("moved", True) if step == "go" else ("stays", False)), command.told()
+
+
+def test_the_disk_there_is_full(moving: Moving, hosts: Hosts) -> None:
+    teller = moving.observer.launch(hosts.a, mib=16)
+    hosts.b.sh("mount -t tmpfs -o size=4m small /var/lib/criuctl")
+    answer = hosts.a.criuctl(*moving.words(teller), check=False)
+    assert answer["exit_code"] not in (0, 1), answer
+    assert "space" in str(answer["error"]), answer
+    assert moving.settled(teller) == "stays"
+    hosts.b.sh("umount /var/lib/criuctl")
+    hosts.a.criuctl(*moving.words(teller))
+    assert moving.settled(teller) == "moved"
+
+
+LISTENING = """
+held = socket.socket()
+held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+held.bind(("0.0.0.0", 8099))
+held.listen()
+"""
+
+
+def test_a_port_is_taken_there(moving: Moving, hosts: Hosts) -> None:
+    """When it is taken already, before anything is done; when it is taken in the last moment, before anything is lost."""
+    teller = moving.observer.launch(hosts.a, more=LISTENING)
+    with hosts.b.open_socket() as taken:
+        taken.bind(("0.0.0.0", 8099))
+        taken.listen()
+        answer = hosts.a.criuctl(*moving.words(teller), check=False)
+    assert answer["exit_code"] == 4, answer
+    assert "8099" in str(answer["error"]), answer
+    assert moving.settled(teller) == "stays"
+    with pausing(hosts.a, "hand-over") as pause, hosts.b.open_socket() as taken:
+        command = hosts.a.start_criuctl(*moving.words(teller), env=pause.env)
+        pause.wait(command)
+        taken.bind(("0.0.0.0", 8099))
+        taken.listen()
+        pause.go_on()
+        assert command.process.wait(SECONDS) != 0
+    assert "8099" in str(command.json()["error"]), command.told()
+    assert moving.settled(teller) == "stays"
+    hosts.a.criuctl(*moving.words(teller))
+    assert moving.settled(teller) == "moved"
+
+
+def test_another_build_of_a_library_is_there(moving: Moving, hosts: Hosts) -> None:
+    """A library that is mapped must be the same there, to the byte: the path is told, and nothing was frozen."""
+    found = hosts.a.sh("ls /usr/lib/*/libz.so.1.*").split()[0]
+    for host in (hosts.a, hosts.b):
+        host.sh(f"mkdir -p /srv/lib && cp {found} /srv/lib/libown.so")
+    teller = moving.observer.launch(hosts.a, more='import ctypes\nctypes.CDLL("/srv/lib/libown.so")')
+    other = hosts.b.sh("ls /usr/lib/*/libbz2.so.1.0.* /usr/lib/*/liblzma.so.5.*").split()[0]
+    hosts.b.sh(f"cp /srv/lib/libown.so /srv/lib/right; cp {other} /srv/lib/libown.so")
+    answer = hosts.a.criuctl(*moving.words(teller), check=False)
+    assert answer["exit_code"] == 4, answer
+    assert "/srv/lib/libown.so" in str(answer["error"]), answer
+    assert moving.settled(teller) == "stays"
+    hosts.b.sh("mv /srv/lib/right /srv/lib/libown.so")
+    hosts.a.criuctl(*moving.words(teller))
+    assert moving.settled(teller) == "moved"
