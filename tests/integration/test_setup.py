@@ -80,7 +80,7 @@ def test_a_second_set_up_has_nothing_to_do_and_is_quick() -> None:
     done = run(SCRIPTS / "setup")
     assert done.returncode == 0, done.stderr
     assert "install" not in done.stdout
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 60  # a few seconds where nothing else runs; a set-up with something to do takes minutes
 
 
 def test_the_quickstart_does_what_it_says() -> None:
