@@ -36,7 +36,7 @@ class Web(BaseHTTPRequestHandler):
         self.asked.append(self.path)
         if Web.slow.is_set():
             Web.late.set()
-            time.sleep(60)
+            time.sleep(300)
         self.send_response(200)
         self.send_header("Content-Length", str(len(self.path)))
         self.end_headers()
@@ -116,7 +116,7 @@ def test_a_client_that_waits_for_an_answer_is_not_left_waiting(animal: Animal, z
     Web.slow.set()
     with pytest.raises(TimeoutError):
         animal.ask(timeout=1)
-    assert Web.late.wait(30)
+    assert Web.late.wait(60)
     told = criuctl("dump", animal.pid, "--config", config)
     began = time.monotonic()
     answer = criuctl("restore", told["checkpoint"], "--config", config)
@@ -124,6 +124,6 @@ def test_a_client_that_waits_for_an_answer_is_not_left_waiting(animal: Animal, z
     assert ["not answered" in c["reason"] for c in hung_up] == [True]
     restored = zoo.adopt(answer["pid"], animal)
     while not (report := next(restored.folder.glob("report-*.json"), None)):
-        assert time.monotonic() - began < 30  # the server would have taken a minute
+        assert time.monotonic() - began < 120  # the server would have taken five minutes
         time.sleep(0.02)
     assert "RemoteDisconnected" in report.read_text()
