@@ -109,8 +109,9 @@ def dump(
         entry = plan_entry(root.pid)
         dumper = driver.Dumper(binary.find(config), folder, entry.prefix)
         stack.callback(dumper.close)
-        external = surroundings.external_files(root.pid)
-        terminals = DumpedTerminals(root.pid, stack)
+        seen, opened = surroundings.look(root.pid)
+        external = surroundings.external_files(seen, opened)
+        terminals = DumpedTerminals(root.pid, seen, opened, stack)
         with suppress(CriuctlError):  # early, beside the opening of the store; what is wrong with it is told at the freeze
             dumper.ask(_options(config, entry, root.pid, [*external, *terminals.external], leave_running))
         if delivery is None:

@@ -8,12 +8,14 @@ that makes CRIU refuse, which is safe).
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..config import Config
 from ..criu import binary
 from ..criu.pages import PageGuard
+from ..errors import NoSuchProcess
 from ..proc.descriptors import Descriptor, descriptors
 from ..proc.mappings import each_mapping
 from ..proc.tree import Process, read_process, read_tree
@@ -42,7 +44,17 @@ def _mounts(pid: int | str) -> set[int]:
         return {int(line.split(maxsplit=1)[0]) for line in file}
 
 
-def external_files(root: int) -> dict[str, Descriptor]:
+def look(root: int) -> tuple[list[Process], dict[int, list[Descriptor]]]:
+    """The living processes of a running tree, and what each has open; who ends meanwhile is left out."""
+    tree = [process for process in read_tree(root) if not process.zombie]
+    opened = {}
+    for process in tree:
+        with suppress(NoSuchProcess):
+            opened[process.pid] = descriptors(process.pid)
+    return [process for process in tree if process.pid in opened], opened
+
+
+def external_files(tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> dict[str, Descriptor]:
     """CRIU's key -> descriptor, for files that were opened in another mount namespace than their process lives in.
 
     CRIU cannot find such a file by path; as external resources their paths are opened by criuctl itself.
@@ -50,13 +62,14 @@ def external_files(root: int) -> dict[str, Descriptor]:
     found: dict[str, Descriptor] = {}
     # Ours is read from our own side: a chrooted process is shown only the mounts below its root.
     known: dict[int, set[int]] = {os.stat("/proc/self/ns/mnt").st_ino: _mounts("self")}
-    for process in read_tree(root):
-        if process.zombie:
-            continue
-        namespace = os.stat(f"/proc/{process.pid}/ns/mnt").st_ino
-        if namespace not in known:
-            known[namespace] = _mounts(process.pid)
-        for d in descriptors(process.pid):
+    for process in tree:
+        try:
+            namespace = os.stat(f"/proc/{process.pid}/ns/mnt").st_ino
+            if namespace not in known:
+                known[namespace] = _mounts(process.pid)
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+        for d in opened[process.pid]:
             if (
                 d.kind in ("file", "dir", "device")
                 and d.mnt_id not in known[namespace]

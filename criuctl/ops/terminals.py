@@ -25,12 +25,12 @@ from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.writer import CheckpointWriter
 from ..criu import ttyimages
 from ..criu.images import ImageSet
-from ..errors import CommandFailed, NoSuchProcess, RestoreFailed
+from ..errors import CommandFailed, RestoreFailed
 from ..proc import linediscipline
-from ..proc.descriptors import Descriptor, descriptors
+from ..proc.descriptors import Descriptor
 from ..proc.linediscipline import Held
 from ..proc.procfs import read_text
-from ..proc.tree import Process, read_tree
+from ..proc.tree import Process
 from ..proc.tty import Terminal, terminals
 from ..session.terminal import Guard, Pty, window_size
 
@@ -40,12 +40,8 @@ _REACH = 16  # terminals that CRIU (which tries 32) is let make on the way to a 
 class DumpedTerminals:
     """The terminals of a tree that is to be dumped; opened, with their guard, while it still runs."""
 
-    def __init__(self, root: int, stack: ExitStack) -> None:
-        tree = [process for process in read_tree(root) if not process.zombie]
-        opened = {}
-        for process in tree:
-            with suppress(NoSuchProcess):  # it has ended; who has not yet begun will inherit its terminal from one of these
-                opened[process.pid] = descriptors(process.pid)
+    def __init__(self, root: int, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]], stack: ExitStack) -> None:
+        """`tree` has all that live; who begins later inherits its terminal from one of them."""
         self._outside: list[tuple[Terminal, int]] = []
         self._inside: list[tuple[Terminal, int]] = []
         for terminal in terminals(tree, opened):
