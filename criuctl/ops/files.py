@@ -20,16 +20,18 @@ import base64
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 
-from ..checkpoint.chunks import StreamRef
+from ..checkpoint.chunks import FILE_PIECE, StreamRef
 from ..checkpoint.manifest import FileRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
-from ..errors import NotFound
-from ..proc.descriptors import Descriptor
-from ..proc.tree import mappings
+from ..errors import NoSuchProcess, NotFound, PreflightRefused
+from ..proc.descriptors import Descriptor, descriptors
+from ..proc.tree import Process, mappings
 from ..report import Reporter
 from .overlays import Binaries
 
@@ -71,8 +73,8 @@ def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, in
     """(device, inode) -> every regular file with a name that the processes in `opened` have open or mapped."""
     found: dict[tuple[int, int], _Open] = {}
     seen: dict[tuple[int, int], tuple[int, int]] = {}  # device and inode of a mapping -> those of the file
-    for pid, descriptors in opened.items():
-        for d in descriptors:
+    for pid, held in opened.items():
+        for d in held:
             if d.kind != "file" or d.deleted or not d.target.startswith("/") or d.target.startswith(("/proc/", "/sys/")):
                 continue
             entry = found.setdefault((d.device, d.inode), _Open(d.target, f"/proc/{pid}/fd/{d.fd}"))
@@ -134,6 +136,31 @@ def collect(
         if found is not None:
             records.append(found)
     return records
+
+
+def store_ahead(writer: CheckpointWriter, tree: Iterable[Process], binaries: Binaries) -> None:
+    """Store the programs and libraries that travel while the tree still runs: frozen, they are only looked at again."""
+    if not binaries.any:
+        return
+    with suppress(NoSuchProcess, PreflightRefused):  # one that has ended meanwhile: then all is stored later
+        opened = {process.pid: descriptors(process.pid) for process in tree if not process.zombie}
+        for entry in open_files(opened).values():
+            with suppress(OSError), open(entry.source, "rb", buffering=0) as file:
+                size = os.fstat(file.fileno()).st_size
+                if entry.mapped and entry.kind != "written" and binaries.travels(entry.path, size, executable=entry.executable):
+                    _send_ahead(writer, file)
+
+
+def _send_ahead(writer: CheckpointWriter, file: FileIO) -> None:
+    fill = 1
+    while fill:
+        buffer = writer.acquire()
+        try:
+            fill = file.readinto(buffer.view)
+            for start in range(0, fill, FILE_PIECE):
+                writer.ahead(buffer, start, min(start + FILE_PIECE, fill))
+        finally:
+            writer.release(buffer)
 
 
 def _record(writer: CheckpointWriter, config: Config, entry: _Open, binaries: Binaries, reporter: Reporter) -> FileRecord | None:

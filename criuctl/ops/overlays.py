@@ -41,7 +41,7 @@ _NEVER = ("/dev", "/proc", "/sys")
 
 
 class Binaries:
-    """Which of a tree's mapped files travel."""
+    """Which of a tree's mapped files travel; `any`: some may."""
 
     def __init__(self, root_pid: int, *, wanted: bool) -> None:
         """`wanted`: all of them, else only those that came along themselves."""
@@ -50,11 +50,11 @@ class Binaries:
             (_unescaped(head.split()[4]), tail.split()[1] == SOURCE)
             for head, _, tail in (line.partition(" - ") for line in read_text(root_pid, "mountinfo").splitlines())
         ]
-        self._any = wanted or any(ours for _, ours in self._mounts)
+        self.any = wanted or any(ours for _, ours in self._mounts)
 
     def travels(self, path: str, size: int, *, executable: bool) -> bool:
         """Whether this one does; `executable`: somebody maps it as code."""
-        if not self._any or path.startswith("/dev/"):
+        if not self.any or path.startswith("/dev/"):
             return False
         if self._wanted and (executable or size <= _DATA_LIMIT):
             return True

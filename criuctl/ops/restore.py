@@ -264,6 +264,7 @@ class _Restore:
                 self.net = os.open(plan.net_source, os.O_RDONLY | os.O_CLOEXEC)
                 stack.callback(os.close, self.net)
                 prefix = ["nsenter", f"--net={plan.net_source}", "--"]
+            network = list(prefix)
             fresh: PrivateNamespaces | None = None
             if plan.pids == "private" or plan.net == "private":
                 spaces = PrivateNamespaces(
@@ -276,10 +277,11 @@ class _Restore:
                 fresh = stack.enter_context(spaces)
                 # A tree that is PID 1 makes its own PID namespace: CRIU must stay outside of any other.
                 private = None if plan.pids == "init" else fresh
+                network = [*prefix, *(fresh.net_entry if fresh.net else [])]
                 prefix += fresh.net_entry if private is None else fresh.entry
             lock = ConnectionLock(self.images, self.reporter, self.net, fresh=plan.net == "private")
             stack.callback(lambda: lock.remove(failed=not done))
-            lock.make(prefix)
+            lock.make(network)  # not with libraries that came along
             on: str | None = None
             if plan.pids == "init":
                 on = arrival.mount_point()
