@@ -203,13 +203,15 @@ class _Visit:
         here = running is not None and running.alive() and running.id == move.session_id
         if move.state == "running" or (here and running is not None and running.checkpoint == move.checkpoint):
             if word == "go":
-                return {"result": move.result or {"pid": running.pid if running is not None else 0}}
+                result = move.result or {"pid": running.pid if running is not None else 0}
+                self._moves.put(replace(move, state="running", result=result))
+                return {"result": result}
             raise Conflict(f"session {move.session!r} runs there already")
         arrival = _Arrival(self._config, self._reporter, self._open(), self._moves, replace(move, receiver=_self()))
-        self._arrival = arrival
         if word == "abort":
             arrival.clean()
             return {}
+        self._arrival = arrival
         arrival.prepare({**asked, "checkpoint": move.checkpoint})
         arrival.word = "go"  # so it is not held
         self._jobs.put(arrival.restore)
@@ -270,6 +272,7 @@ class _Arrival:
                 raise Conflict(f"the word was {self.word} already")
             if self._begun:
                 self._state.wait_for(lambda: self._over)
+            self._over = True
         if word == "go":
             return self.wait_done()
         self.clean()
@@ -280,7 +283,16 @@ class _Arrival:
         with self._state:
             self._given_up_at = time.monotonic() + (hold if self._held is not None else 0)
             self._state.notify_all()
-        if not self._begun:
+        if self._begun or self._over:
+            return
+        # It may have arrived whole, and its home may be no more: whoever resolves the move, or sends it again, has it removed.
+        try:
+            arrived = bool(self._repository.list(self._move.session))
+        except CriuctlError:
+            arrived = True
+        if arrived:
+            self._moves.put(replace(self._move, state="given-up"))
+        else:
             self._moves.forget(self._move.id)
 
     def clean(self) -> None:
