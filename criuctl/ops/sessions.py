@@ -347,13 +347,15 @@ def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
 
 def _end_tree(config: Config, name: str, grace: float) -> int:
     """End a session that has no holder: SIGTERM to its processes, SIGKILL after `grace` seconds; how many there were."""
+    from ..session.cgroup import existing
     from ..session.processes import Tree
 
     state, record = state_of(config, name), Registry(config).get(name)
     if state is None and record is None:
         raise SessionGone(f"no session {name!r} is known to this host")
     known = _known(state, record)
-    tree = Tree(None)
+    # Without a holder its group still stands still, if it did: who is frozen by version 1 dies of nothing.
+    tree = Tree(existing(state["cgroup"]) if state is not None and state.get("cgroup") and _is_of(state, record) else None)
     if record is not None and record.alive():
         tree.root = record.identity
     elif state is not None and state.get("pid") and state.get("boot_id") == boot_id():
@@ -363,6 +365,7 @@ def _end_tree(config: Config, name: str, grace: float) -> int:
     hard = time.monotonic() + grace
     seen = set(tree.members())
     tree.signal(signal.SIGTERM if grace else signal.SIGKILL, seen)
+    tree.thaw()
     while members := tree.members():
         seen.update(members)
         if time.monotonic() >= hard:
@@ -372,6 +375,11 @@ def _end_tree(config: Config, name: str, grace: float) -> int:
             raise TimedOut(f"session {name!r}: processes survive SIGKILL: PID {left}", hint="They are stuck in the kernel.")
         time.sleep(_LOOK)
     return len(seen)
+
+
+def _is_of(state: Mapping[str, Any], record: SessionRecord | None) -> bool:
+    """Whether a state file tells of this life of the session."""
+    return state.get("boot_id") == boot_id() and (record is None or state["id"] == record.id)
 
 
 def _forget(config: Config, name: str) -> list[str]:

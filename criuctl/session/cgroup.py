@@ -101,6 +101,14 @@ class SessionGroup:
         return True
 
 
+def existing(path: str) -> SessionGroup | None:
+    """The group at `path`, made by a holder that may be gone; None when it is gone too."""
+    for version, file in ((1, "freezer.state"), (2, "cgroup.freeze")):
+        if os.path.exists(os.path.join(path, file)):
+            return SessionGroup(path, version)
+    return None
+
+
 def create(name: str) -> SessionGroup | None:
     """Make the group `name`; None where there is no freezer to be had."""
     for mount, version in _hierarchies():

@@ -26,6 +26,8 @@ _TIOCSIG = 0x40045436  # _IOW("T", 0x36, int); not in the termios module
 _STOPPED = ("T", "t")
 _STANDING = (*_STOPPED, "Z", "X", None)
 _STOP_SECONDS = 1.0
+_VFORK_TRIES, _VFORK_PAUSE = 100, 0.002  # a child between vfork and exec has little to do
+_VFORK_CHANNELS = ("kernel_clone", "_do_fork", "do_fork", "wait_for_vfork_done")  # as kernels call it
 
 
 class Tree:
@@ -85,7 +87,20 @@ class Tree:
         self.stopped, self.asleep = list(stopped), frozenset(asleep)
 
     def freeze(self) -> tuple[str, int]:
-        """Let everybody stand still; by which method, and how many."""
+        """Let everybody stand still; by which method, and how many.
+
+        Not in the middle of a vfork, if that can be helped: who waits there for a child that stands still cannot be seized.
+        """
+        fresh = not self.frozen and self.asleep is None
+        for _ in range(_VFORK_TRIES if fresh else 0):
+            frozen = self._freeze()
+            if not any(_vforks(identity) for identity in self.members()):
+                return frozen
+            self.thaw()
+            select.select([], [], [], _VFORK_PAUSE)
+        return self._freeze()
+
+    def _freeze(self) -> tuple[str, int]:
         members = self.members()
         if self.group is not None and members:
             # A process may have been started or restored outside the group.
@@ -142,6 +157,17 @@ class Tree:
     def _sleeps(self, identity: ProcessIdentity) -> bool:
         """Whether it is stopped without us; of a tree in its restorer's hands every process looks so."""
         return identity.state() in _STOPPED if self.asleep is None else identity in self.asleep
+
+
+def _vforks(identity: ProcessIdentity) -> bool:
+    """Whether it waits for a child that has not executed its program yet."""
+    if identity.state() != "D":
+        return False
+    try:
+        with open(f"/proc/{identity.pid}/wchan") as file:
+            return file.read() in _VFORK_CHANNELS
+    except OSError:
+        return False
 
 
 def _children(pid: int) -> list[int]:
