@@ -4,12 +4,16 @@ A carried file that is missing here, or is another one here, must be at its old 
 else.  The restore writes those files into a detached tmpfs (`laid`) and hands it to PID 1 of the tree's namespaces
 (`criuctl.proc.nsinit`), which shows each at its path:
 
-- a regular file is there: the carried one is bind-mounted over it;
-- nothing is there, or something else: the nearest folder that exists is covered with a read-only overlay of the carried
-  files and the folder itself.  Its sub-folders are bound back in, so that only what lies directly in it is read-only.
+- the folder that it is in, or the nearest on the way there that exists, is covered with a read-only overlay of the carried files
+  and the folder itself.  Its sub-folders are bound back in, so that only what lies directly in it is read-only;
+- where a folder cannot be covered, or is on an overlay itself, the carried file is bind-mounted over the one that is there.
 
-Read-only, because what were written there would vanish with the tree.  So a folder that the tree, or everybody, writes to is
-not covered (`obstacle`); what helps is told.  Nothing on this host's disk is touched, and all of it ends with the namespace.
+Covering comes first, because the kernel takes a mount away from a file that somebody replaces, as an upgrade of a package does,
+but not from the folder.  Read-only, because what were written there would vanish with the tree.  So a folder that the tree,
+or everybody, writes to is not covered (`obstacle`, `written_folders`); what helps where a file is missing is told.
+A file that is mapped through one overlay from another cannot be dumped (the kernel tells a path that leads nowhere): so what came
+along is in the upper layer even where it is the same, and folders on overlays are covered only for what is missing in them.
+Nothing on this host's disk is touched, and all of it ends with the namespace.
 
 The mounts are known by their source (`SOURCE`): what a later dump finds mapped from them travels again, asked or not.
 """
@@ -20,7 +24,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -94,46 +98,60 @@ def obstacle(path: str) -> tuple[str, str] | None:
     return None
 
 
-def written_into(path: str, records: Sequence[FileRecord]) -> str:
-    """A file of the tree that lies directly in the folder that would be covered, and is written to; "" for none."""
-    folder = os.path.realpath(folder_of(path))
+def written_folders(records: Iterable[FileRecord]) -> dict[str, str]:
+    """The folders in which files of the tree lie that are written to, each with one of those."""
+    found: dict[str, str] = {}
     for record in records:
         if record.kind in ("written", "carried") and stat.S_ISREG(record.mode):
-            if os.path.realpath(os.path.dirname(record.path)) == folder:
-                return record.path
-    return ""
+            found.setdefault(os.path.dirname(record.path), record.path)
+    return {os.path.realpath(folder): path for folder, path in found.items()}
+
+
+def is_file(path: str) -> bool:
+    """Whether there is a regular file, over which another one can be shown."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 @contextmanager
 def laid(judgements: Sequence[Judgement], reader: CheckpointReader) -> Iterator[int | None]:
     """The carried files that are wanted here, in a tmpfs, with a list of what goes where; None when there are none."""
-    records = [j.record for j in judgements if j.verdict == "overlaid"]
-    if not records:
+    if not any(j.verdict == "overlaid" for j in judgements):
         yield None
         return
     with Scratch(source=SOURCE, executable=True) as scratch:
         try:
-            _fill(scratch, records, reader)
+            _fill(scratch, judgements, reader)
         except OSError as error:
             raise RestoreFailed(f"the carried programs and libraries cannot be provided: {error.strerror}") from error
         yield scratch.fd
 
 
-def _fill(scratch: Scratch, records: Sequence[FileRecord], reader: CheckpointReader) -> None:
+def _fill(scratch: Scratch, judgements: Sequence[Judgement], reader: CheckpointReader) -> None:
+    written = written_folders(j.record for j in judgements)
+    wanted = [j.record for j in judgements if j.verdict == "overlaid"]
+    same = [j.record for j in judgements if j.verdict == "same" and j.record.kind == "mapped" and j.record.data is not None]
+    on_overlays = _overlay_devices()
     covers: dict[str, str] = {}  # folder -> name in the tmpfs
-    for record in records:
-        if needs_cover(record.path):
-            covers.setdefault(os.path.realpath(folder_of(record.path)), f"cover-{len(covers)}")
+    for record in wanted:
+        folder = os.path.realpath(folder_of(record.path))
+        possible = obstacle(record.path) is None and folder not in written and os.stat(folder).st_dev not in on_overlays
+        if possible or not is_file(record.path):
+            covers.setdefault(folder, f"cover-{len(covers)}")
     for name in covers.values():
         os.mkdir(f"{scratch.path}/{name}", 0o755)
     binds: list[tuple[str, str]] = []
     places: dict[str, FileRecord] = {}  # name in the tmpfs -> what goes there
-    for number, record in enumerate(records):
+    for number, record in enumerate([*wanted, *same]):
         folder = folder_of(record.path)
         cover = covers.get(os.path.realpath(folder))
         if cover is not None:
             name = f"{cover}/{os.path.relpath(record.path, folder)}"
             os.makedirs(f"{scratch.path}/{os.path.dirname(name)}", 0o755, exist_ok=True)
+        elif number >= len(wanted):
+            continue
         else:
             name = f"file-{number}"
             binds.append((name, record.path))
@@ -148,12 +166,16 @@ def _fill(scratch: Scratch, records: Sequence[FileRecord], reader: CheckpointRea
         json.dump({"source": SOURCE, "binds": binds, "covers": deepest_first}, file)
 
 
-def needs_cover(path: str) -> bool:
-    """Whether there is no regular file at `path` over which another one can be shown."""
-    try:
-        return not stat.S_ISREG(os.lstat(path).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return True
+def _overlay_devices() -> set[int]:
+    """``st_dev`` of every overlay that is mounted here."""
+    found = set()
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            head, _, tail = line.partition(" - ")
+            if tail.startswith("overlay "):
+                major, _, minor = head.split()[2].partition(":")
+                found.add(os.makedev(int(major), int(minor)))
+    return found
 
 
 def _write(folder: str, places: dict[str, FileRecord], reader: CheckpointReader) -> None:

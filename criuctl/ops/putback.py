@@ -21,7 +21,7 @@ import base64
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -270,22 +270,25 @@ def dress(path: str, record: FileRecord) -> None:
 
 def judge_all(records: Iterable[FileRecord], policy: Policy) -> list[Judgement]:
     """Judge every record, parents before what is in them."""
-    ordered = sorted(records, key=lambda r: r.path)
-    return [_beside_others(judge(record, policy), ordered) for record in ordered]
+    judged = [judge(record, policy) for record in sorted(records, key=lambda r: r.path)]
+    if not any(j.verdict == "overlaid" for j in judged):
+        return judged
+    written = overlays.written_folders(j.record for j in judged)
+    return [_beside_written(j, written) for j in judged]
 
 
-def _beside_others(judgement: Judgement, records: Sequence[FileRecord]) -> Judgement:
+def _beside_written(judgement: Judgement, written: Mapping[str, str]) -> Judgement:
     """A folder that the tree writes to is not covered."""
     record = judgement.record
-    if judgement.verdict != "overlaid" or not overlays.needs_cover(record.path):
+    if judgement.verdict != "overlaid" or overlays.is_file(record.path):
         return judgement
-    written = overlays.written_into(record.path, records)
-    if not written:
+    folder = os.path.realpath(overlays.folder_of(record.path))
+    if folder not in written:
         return judgement
     return Judgement(
         record,
         "refuse",
-        f"cannot be laid over {overlays.folder_of(record.path)}, because {written} in that folder is written to",
+        f"cannot be laid over {folder}, because {written[folder]} in that folder is written to",
         f"Take it along with --with-files {record.path}.",
         exists=judgement.exists,
     )

@@ -67,6 +67,8 @@ def pair(hosts: Hosts, libraries: dict[int, Path]) -> Hosts:
     """A session on A, of a Python that only A has, with a library that only A has and one of which B has another version."""
     a, b = hosts.a, hosts.b
     furnish(a, {LIBRARY: libraries[7], VERSIONED: libraries[1], PYTHON: Path(os.path.realpath(sys.executable))})
+    b.path("/usr/local/lib").mkdir(parents=True, exist_ok=True)
+    b.sh("mount -t tmpfs -o mode=755 none /usr/local/lib")  # on no overlay, as the root of a lab's host is
     furnish(b, {VERSIONED: libraries[2]})
     b.path("/opt").mkdir(exist_ok=True)
     libc = b.path(LIBC)
@@ -106,6 +108,10 @@ def test_there_and_back(pair: Hosts, libraries: dict[int, Path]) -> None:
     assert "answer there 7 1 1" in asked(b, "there")
     assert with_mounts(b)
     assert_untouched(b, libraries)
+    upgraded = b.path(VERSIONED).with_name("new")  # B's package of it is upgraded meanwhile
+    shutil.copy2(b.path(VERSIONED), upgraded)
+    upgraded.rename(b.path(VERSIONED))
+    assert "answer still 7 1 1" in asked(b, "still")
     b.criuctl("dump", "work")
     assert with_mounts(b) == []
     b.criuctl("restore", "work")
