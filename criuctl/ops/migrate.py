@@ -38,7 +38,7 @@ from ..errors import (
     StoreError,
     TimedOut,
 )
-from ..proc import addresses
+from ..proc import addresses, netfilter
 from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity, wait_ended
 from ..report import Finding, Reporter
@@ -500,10 +500,13 @@ def _record_moved(config: Config, move: Outgoing, incarnation: int = 0) -> None:
     record = registry.get(move.session) or SessionRecord(move.session, move.session_id)
     if record.alive():
         return  # it has come back meanwhile
+    if record.lock_table and record.boot_id == boot_id():  # its connections have left with it: here is nothing to shield any more
+        netfilter.delete_table(record.lock_table)
     newest = max(record.incarnation, incarnation)
-    registry.put(
-        replace(record, state="checkpointed", incarnation=newest, checkpoint=move.checkpoint, moved_to=move.url, home=move.host)
+    record = replace(
+        record, state="checkpointed", incarnation=newest, checkpoint=move.checkpoint, moved_to=move.url, home=move.host
     )
+    registry.put(replace(record, lock_table="", lock_kept=False))
 
 
 def _tell_operators(config: Config, move: Outgoing, answer: Mapping[str, Any]) -> None:
