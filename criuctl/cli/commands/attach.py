@@ -42,8 +42,8 @@ def attach(app: App, name: str, read_only: bool, take: bool, stdio: bool, comman
     scrollback. The detach key (detach_key in the configuration, C-] by default) leaves the session running; in
     pasted text it is text. When the session ends, the exit status is its own.
 
-    A session that is checkpointed meanwhile says so and goes on here when it is restored on this host. A connection
-    that is lost is made again, and continues where it broke.
+    A session that is checkpointed meanwhile says so and goes on here when it is restored on this host; one that moves to
+    another host is followed there, over ssh. A connection that is lost is made again, and continues where it broke.
     """
     from ..attaching import attach_to
 

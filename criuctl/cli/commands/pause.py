@@ -18,6 +18,8 @@ from ..text import plural, printable
 def pause(app: App, name: str) -> int:
     """Freezes every process of a session, where it is, by the freezer of its control group; where there is none, by
     SIGSTOP. The program is not asked and notices nothing but the time. Pausing what is paused changes nothing.
+
+    A paused session can be dumped and migrated; it comes back paused, from where criuctl resume lets it go on.
     """
     from ...ops.sessions import connect
 
