@@ -255,6 +255,9 @@ def test_carried_programs_may_be_missing(config: Config, tmp_path: Path) -> None
     gone = NeededFile(path=str(tmp_path / "lib.so"), use="mapped", size=9, mode=0o100755, travels=True)
     other = needed(tmp_path, "mapped", size=9, mode=0o100755, travels=True)
     assert ask(needs(files=(gone, other), carry_binaries=True), config) == []
+    nowhere = replace(gone, path="/no-such-folder/lib.so")  # the root folder cannot be covered
+    (found,) = ask(needs(files=(nowhere,), carry_binaries=True), config)
+    assert (found.level, found.code) == ("error", "file-refuse") and "mkdir /no-such-folder" in found.hint
 
 
 def test_what_blocks_when_opened_is_not_opened(config: Config, tmp_path: Path) -> None:

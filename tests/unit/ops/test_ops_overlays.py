@@ -1,0 +1,192 @@
+"""Carried programs and libraries: what is to be laid where, and where nothing can be."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from criuctl.checkpoint.manifest import FileRecord, HostInfo, Manifest, ProcessRecord, SessionRef
+from criuctl.checkpoint.reader import CheckpointReader
+from criuctl.checkpoint.repository import Repository
+from criuctl.config import Config
+from criuctl.ops import overlays
+from criuctl.ops.files import digest
+from criuctl.ops.plan import HostFacts, Wishes, make_plan
+from criuctl.ops.putback import judge, judge_all
+from criuctl.report import Reporter
+from criuctl.store import open_store
+
+CODE = b"\x7fELF, or so\n" * 500
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    path = tmp_path / "place" / "lib.so"
+    path.parent.mkdir(mode=0o755)
+    path.write_bytes(CODE)
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def carried(library: Path, tmp_path: Path) -> tuple[FileRecord, CheckpointReader]:
+    """The record of the library, with its contents, and their reader."""
+    config = Config(cache_dir=str(tmp_path / "cache"))
+    repository = Repository.open(open_store(str(tmp_path / "store"), config), config, create_local=True)
+    with repository.writer(Reporter()) as writer, library.open("rb") as file:
+        writer.add_file("file", file.fileno(), len(CODE))
+        record = FileRecord(
+            path=str(library),
+            kind="mapped",
+            size=len(CODE),
+            mode=library.stat().st_mode,
+            digest=digest(file.fileno(), len(CODE)),
+            data=writer.stream("file"),
+        )
+        writer.commit(Manifest(id="0" * 32, session=SessionRef("s", "1" * 32), files=(record,)))
+    return record, repository.reader(Reporter())
+
+
+def same(_path: Path) -> None:
+    """It is what it was."""
+
+
+def other_contents(path: Path) -> None:
+    path.write_bytes(CODE.swapcase())
+
+
+def grown(path: Path) -> None:
+    path.write_bytes(CODE + b"more")
+
+
+def other_mode(path: Path) -> None:
+    path.chmod(0o700)
+
+
+def a_link(path: Path) -> None:
+    path.rename(path.with_name("target"))
+    path.symlink_to("target")
+
+
+def without_folder(path: Path) -> None:
+    path.unlink()
+    path.parent.rmdir()
+
+
+def for_everybody(path: Path) -> None:
+    path.unlink()
+    path.parent.chmod(0o1777)
+
+
+@pytest.mark.parametrize(
+    ("what", "verdict"),
+    [
+        (same, "same"),
+        (other_contents, "overlaid"),
+        (grown, "overlaid"),
+        (other_mode, "overlaid"),
+        (a_link, "overlaid"),
+        (Path.unlink, "overlaid"),
+        (without_folder, "overlaid"),
+        (for_everybody, "refuse"),
+    ],
+)
+def test_judge(library: Path, carried: tuple[FileRecord, CheckpointReader], what: Callable[[Path], None], verdict: str) -> None:
+    what(library)
+    judged = judge(carried[0], "refuse")  # the policy is one of files that are put back
+    assert judged.verdict == verdict
+    assert verdict != "refuse" or judged.hint
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/no-such-folder/bin/python", "`mkdir /no-such-folder`"),
+        ("/no-such-file", "--with-files /no-such-file"),
+        ("/tmp/no-such-folder/lib.so", "`mkdir /tmp/no-such-folder`"),
+        ("/dev/no-such-file", "--with-files /dev/no-such-file"),
+        ("/usr/no-such-folder/lib.so", ""),
+    ],
+)
+def test_folders_that_are_not_covered(path: str, hint: str) -> None:
+    found = overlays.obstacle(path)
+    assert hint in found[1] if hint and found is not None else (hint, found) == ("", None)
+
+
+def test_a_folder_that_the_tree_writes_to_is_not_covered(library: Path, carried: tuple[FileRecord, CheckpointReader]) -> None:
+    written = FileRecord(path=str(library.with_name("log")), kind="written", mode=0o100644, digest="", append=True)
+    library.with_name("log").touch()
+    grown(library)  # one that is there can be bound over
+    assert [j.verdict for j in judge_all([carried[0], written], "keep")] == ["overlaid", "moved-on"]
+    library.unlink()
+    (refused, _) = judge_all([carried[0], written], "keep")
+    assert refused.verdict == "refuse" and written.path in refused.why and "--with-files" in refused.hint
+
+
+def test_what_is_laid(library: Path, carried: tuple[FileRecord, CheckpointReader], tmp_path: Path) -> None:
+    """Covered from the nearest folder that exists; what is the same there goes along."""
+    record, reader = carried
+    deep = record.with_use(path=str(library.parent / "not" / "here" / "lib.so"))
+    judged = judge_all([record, deep], "restore")
+    assert [j.verdict for j in judged] == ["same", "overlaid"]
+    with overlays.laid(judged, reader) as fd:
+        assert fd is not None
+        place = Path(f"/proc/self/fd/{fd}")
+        wanted = json.loads((place / "list").read_text())
+        assert wanted == {"source": overlays.SOURCE, "binds": [], "covers": [["cover-0", str(library.parent)]]}
+        for name in ("lib.so", "not/here/lib.so"):
+            assert (place / "cover-0" / name).read_bytes() == CODE
+            assert (place / "cover-0" / name).stat().st_mode == record.mode
+        assert (place / "cover-0").stat().st_mode == library.parent.stat().st_mode
+    with overlays.laid(judge_all([record], "restore"), reader) as fd:
+        assert fd is None
+
+
+@pytest.mark.parametrize(
+    ("wish", "init", "pids", "errors"),
+    [
+        ("auto", False, "private", []),
+        ("private", False, "private", []),
+        ("same", False, "same", ["overlay"]),
+        ("auto", True, "init", ["overlay"]),
+    ],
+)
+def test_the_tree_gets_namespaces_of_its_own(
+    library: Path, carried: tuple[FileRecord, CheckpointReader], wish: str, init: bool, pids: str, errors: list[str]
+) -> None:
+    library.unlink()
+    manifest = Manifest(
+        id="0" * 32,
+        session=SessionRef("s", "1" * 32),
+        host=HostInfo(arch="x86_64", page_size=4096),
+        processes=(ProcessRecord(pid=100, ns_pid=100),),
+        namespaces={"pid": {"mode": "dumped", "init": True}} if init else {},
+    )
+    facts = HostFacts(
+        kernel_arch="x86_64",
+        cpu_flags=frozenset(),
+        page_size=4096,
+        taken_pids=(),
+        listening={},
+        local_addresses=frozenset(),
+        netns=("host", ""),
+        users=frozenset({0}),
+        files=tuple(judge_all([carried[0]], "restore")),
+    )
+    plan = make_plan(manifest, facts, Wishes(pids=wish))
+    assert (plan.pids, [f.code for f in plan.errors]) == (pids, errors)
+
+
+def test_which_files_travel() -> None:
+    asked = overlays.Binaries(os.getpid(), wanted=True)
+    assert asked.any
+    assert asked.travels("/usr/lib/lib.so", 1 << 40, executable=True)
+    assert asked.travels("/usr/share/locale.mo", 1000, executable=False)
+    assert not asked.travels("/srv/database", 1 << 40, executable=False)
+    assert not asked.travels("/dev/zero", 1, executable=True)
+    nothing = overlays.Binaries(os.getpid(), wanted=False)
+    assert not nothing.any and not nothing.travels("/usr/lib/lib.so", 1000, executable=True)
