@@ -12,6 +12,7 @@ import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -363,6 +364,7 @@ def _end_tree(config: Config, name: str, grace: float) -> int:
     if tree.root is None or not tree.root.alive():
         raise SessionGone(_why_not(known))
     hard = time.monotonic() + grace
+    tree.stopped = _stopped_init(tree.root)
     seen = set(tree.members())
     tree.signal(signal.SIGTERM if grace else signal.SIGKILL, seen)
     tree.thaw()
@@ -375,6 +377,18 @@ def _end_tree(config: Config, name: str, grace: float) -> int:
             raise TimedOut(f"session {name!r}: processes survive SIGKILL: PID {left}", hint="They are stuck in the kernel.")
         time.sleep(_LOOK)
     return len(seen)
+
+
+def _stopped_init(root: ProcessIdentity) -> list[ProcessIdentity]:
+    """PID 1 of the tree's namespaces, if a pause without a freezer has stopped it with the tree: it would never reap that."""
+    from ..proc.namespaces import is_namespace_init
+    from ..proc.tree import read_process
+
+    with suppress(NoSuchProcess):
+        above = read_process(read_process(root.pid).ppid)
+        if above.pid > 1 and above.state == "T" and is_namespace_init(above.pid):
+            return [above.identity]
+    return []
 
 
 def _is_of(state: Mapping[str, Any], record: SessionRecord | None) -> bool:

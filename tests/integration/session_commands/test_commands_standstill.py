@@ -92,10 +92,9 @@ def test_a_paused_session_is_dumped_and_comes_back_paused(operators: Operators, 
     states = {Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in [*jobs, *sleeping]}
     assert "T" in states  # who was stopped before the pause still is
     operators("pause", "work")
-    if method != "SIGSTOP":  # in a group it is ended even where nobody is left who would thaw it
-        holder = ProcessIdentity.of(status["holder_pid"])
-        os.kill(holder.pid, signal.SIGKILL)
-        wait_until(lambda: not holder.alive(), TIMEOUT, "the holder is gone")
+    holder = ProcessIdentity.of(status["holder_pid"])
+    os.kill(holder.pid, signal.SIGKILL)
+    wait_until(lambda: not holder.alive(), TIMEOUT, "the holder is gone")
     operators("kill", "work", "--timeout", 0)
     assert not root.alive()
 
