@@ -376,6 +376,8 @@ def _end_tree(config: Config, name: str, grace: float) -> int:
             left = ", ".join(str(member.pid) for member in members)
             raise TimedOut(f"session {name!r}: processes survive SIGKILL: PID {left}", hint="They are stuck in the kernel.")
         time.sleep(_LOOK)
+    if tree.group is not None:
+        tree.group.remove()
     return len(seen)
 
 
