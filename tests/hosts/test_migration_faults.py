@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 
 import pytest
+from hosts_lab.host import PROJECT
 from hosts_lab.observer import Observer, Teller
 from hosts_lab.pauses import pausing
 from support.hosts import Hosts
@@ -21,6 +23,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.crash]
 
 SECONDS = 120
 LINK_TIMEOUT = {"CRIUCTL_LINK_TIMEOUT": "3"}
+
+
+LEFT = """
+nft list tables | grep CRIU || true
+ls /var/lib/criuctl/moves/out/* 2>/dev/null || true
+grep -lE '"state": "(receiving|held|given-up)"' /var/lib/criuctl/moves/in/* 2>/dev/null || true
+grep -lazE 'criu(ctl)?$' /proc/[0-9]*/comm 2>/dev/null | grep -v self || true
+"""
 
 
 class Moving:
@@ -65,8 +75,19 @@ class Moving:
         wait_until(lambda: teller.living(a, b) == [home.name], SECONDS, f"one copy: {teller.living(a, b)}")
         told = teller.check()
         assert told == (["host-a"] if home is a else ["host-a", "host-b"])
-        assert not b.processes("criuctl", "receive") or home is b
+        self._tidy(teller, stays=home is a)
         return fate or ("stays" if home is a else "moved")
+
+    def _tidy(self, teller: Teller, *, stays: bool) -> None:
+        """Wait until nothing of the migration is left: no criuctl, no firewall lock, no open record, no checkpoint there."""
+        a, b = self.hosts.a, self.hosts.b
+
+        def left() -> list[str]:
+            found = [f"{host.name}: {text}" for host in (a, b) for text in host.sh(LEFT).splitlines()]
+            rows = b.criuctl("list", "--store", "/var/lib/criuctl/inbox", check=False).get("list", ())
+            return found + [f"host-b: {row['id']}" for row in rows if stays and row["session"] == teller.name]
+
+        wait_until(lambda: not left(), SECONDS, f"nothing is left: {left()}")
 
 
 @pytest.fixture
@@ -231,5 +252,41 @@ def test_another_build_of_a_library_is_there(moving: Moving, hosts: Hosts) -> No
     assert "/srv/lib/libown.so" in str(answer["error"]), answer
     assert moving.settled(teller) == "stays"
     hosts.b.sh("mv /srv/lib/right /srv/lib/libown.so")
+    hosts.a.criuctl(*moving.words(teller))
+    assert moving.settled(teller) == "moved"
+
+
+# A person's patience, in place of the minute for which a broken link is made again.
+IMPATIENT = "import criuctl.ops.migrate as m; m._SETTLE = 2.0; from criuctl.cli.main import program; program()"
+
+
+def test_the_link_is_cut_for_ever(moving: Moving, hosts: Hosts) -> None:
+    """In the very moment between the two: it stands still, whole, and that is told; later, one word lets it run."""
+    teller = moving.observer.launch(hosts.a)
+    with pausing(hosts.a, "go") as pause:
+        words = [sys.executable, "-c", IMPATIENT, *moving.words(teller), "--json"]
+        command = hosts.a.start(words, env=pause.env | LINK_TIMEOUT | {"PYTHONPATH": str(PROJECT)})
+        pause.wait(command)
+        hosts.cut(hosts.a, hosts.b)
+    assert command.process.wait(SECONDS) == 12, command.told()
+    assert "--resolve" in command.json()["error"]["hint"]
+    assert teller.check() == ["host-a"]
+    # The other host cannot know either.  Even if its criuctl ends, the checkpoint is there.
+    for pid in hosts.b.processes("criuctl", "receive"):
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not teller.living(hosts.a, hosts.b), SECONDS, "it stands still as a checkpoint only")
+    hosts.mend()
+    assert moving.settled(teller) == "resolved"
+
+
+def test_the_other_host_is_lost_while_it_holds_the_session(moving: Moving, hosts: Hosts) -> None:
+    """Its power goes before the decision: the session goes on where it was, and moves when there is a host again."""
+    teller = moving.observer.launch(hosts.a)
+    with pausing(hosts.b, "held", command="receive") as pause:
+        command = hosts.a.start_criuctl(*moving.words(teller), env=LINK_TIMEOUT)
+        pause.wait(command)
+        hosts.lose(hosts.b)
+        assert command.process.wait(SECONDS) != 0
+    assert moving.settled(teller) == "stays"
     hosts.a.criuctl(*moving.words(teller))
     assert moving.settled(teller) == "moved"

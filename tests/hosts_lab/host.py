@@ -71,6 +71,10 @@ class Host:
         """A file of the host, as it is found from here (an absolute symlink there would lead out: name its target)."""
         return Path(f"/proc/{self.init_pid}/root{path}")
 
+    def alive(self) -> bool:
+        """Whether it has not been lost."""
+        return self.path("/").exists()
+
     # -- processes
 
     def spawn(

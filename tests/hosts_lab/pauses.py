@@ -69,5 +69,5 @@ def pausing(host: Host, step: str, *, command: str = "") -> Iterator[Pause]:
         yield pause
     finally:
         pause.go_on()
-        if command:
+        if command and host.alive():
             host.set_command_environment(command, {})

@@ -101,7 +101,7 @@ class Supervisor:
             raise OSError(f"{name} could not be made; see the standard error of the tests")
         port = f"port-{name}"
         _ip(
-            f"link add name {port} type veth peer name eth0 netns {pid}",
+            f"link add name {port} type veth peer name eth0 address {plan['mac']} netns {pid}",
             f"link set {port} master {BRIDGE}",
             f"link set {port} up",
         )

@@ -94,6 +94,7 @@ class Hosts:
         plan = {
             "name": name,
             "address": ADDRESSES[name],
+            "mac": f"02:00:00:00:31:0{ADDRESSES[name][-1]}",  # one that comes in another's place is found where that one was
             "addresses": ADDRESSES,
             "first_pid": FIRST_PIDS[name],
             "keep": sorted(keep),
