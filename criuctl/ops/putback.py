@@ -35,6 +35,7 @@ from .files import digest
 
 Verdict = Literal["same", "grown", "moved-on", "put-back", "overlaid", "refuse"]
 Policy = Literal["refuse", "restore", "keep"]
+_OTHER_VERSION = "Install the version that the program was started from; next time dump with --carry-binaries."
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def judge(record: FileRecord, policy: Policy) -> Judgement:
     if record.kind == "mapped":
         if now.st_size != record.size:
             why = f"is mapped into memory and was {record.size} bytes at the dump; it is {now.st_size} now"
-            return Judgement(record, "refuse", why, "Install the version that the program was started from.")
+            return Judgement(record, "refuse", why, _OTHER_VERSION)
         return Judgement(record, "same")
     if record.kind == "read":
         if now.st_size == record.size:
@@ -158,7 +159,7 @@ def _missing(record: FileRecord) -> Judgement:
         record,
         "refuse",
         f"{what} and does not exist here",
-        "Bring the file here; next time dump with --with-files.",
+        _OTHER_VERSION if record.kind == "mapped" else "Bring the file here; next time dump with --with-files.",
         exists=False,
     )
 
