@@ -2,8 +2,9 @@
 
 It is started by the session's init (tini), which has put it into a process group of its own.  It leaves that
 group, leads a new session with the terminal TTY, and executes COMMAND there.  TTY is opened here, inside the
-session's mount namespace.  REPORT is the name of an abstract unix socket; whoever listens there reads an error number if
-the command could not be executed, and the end of the stream if it was.  (A pipe would not do: the init keeps what it inherits.)
+session's mount namespace.  REPORT is the name of an abstract unix socket; whoever listens there sends one byte when the command
+may begin, then reads an error number if it could not be executed, and the end of the stream if it was.  (A pipe would
+not do: the init keeps what it inherits.)
 
 The environment is passed on as it was given, not as Python may have changed it.
 """
@@ -45,6 +46,8 @@ def main() -> int:
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.chdir(cwd)
+        if not channel.recv(1):
+            return 127  # nobody is there who would hold the session
         os.execvpe(argv[0], argv, _environment())
     except OSError as error:
         channel.sendall(struct.pack("i", error.errno or 1))

@@ -43,6 +43,7 @@ class Spawned:
     pid: int  # root of the tree, as this process sees it
     master: int  # the PTY master, close-on-exec, ours from now on
     facts: dict[str, Any] = field(default_factory=dict)  # for `status`: init, namespaces, ...
+    start_time: int | None = None  # of the root, which may have ended and been reaped by now; None: it has not been reaped
 
 
 def window_size(fd: int, rows: int, cols: int, xpixel: int = 0, ypixel: int = 0) -> None:

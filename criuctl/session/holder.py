@@ -159,10 +159,15 @@ class Holder:
         try:
             self._root_fd = self.tree.root.open_pidfd()
         except CriuctlError:
-            self.loop.soon(lambda: self._ended(None, None))
+            self.loop.soon(self._root_is_gone)
             return
         self._looks = 0
         self.loop.watch(self._root_fd, READ, self._on_root)
+
+    def _root_is_gone(self) -> None:
+        """It ended before it could be watched; if a child of ours ends with its status, the reaping of that one tells."""
+        if self.init not in _own_children():
+            self._ended(None, None)
 
     def run(self) -> None:
         """Serve until told to end; afterwards only the state file, the output and the audit log are left."""

@@ -23,13 +23,14 @@ import socket
 import struct
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CommandFailed, PlatformError
 from ..proc import sessionchild
 from ..proc.privatens import PrivateNamespaces
-from ..proc.tree import children
+from ..proc.tree import ProcessIdentity, children
 from . import names
 from .children import Spawned, SpawnRequest
 from .terminal import Pty
@@ -96,14 +97,14 @@ def spawn_session(request: SpawnRequest) -> Spawned:
             root, init = _start_private(argv, env, request, umask, inside)
         else:
             root, init = _start_here(argv, env, request, umask), 0
-        _await_command(listener, root, request)
+        start_time = _await_command(listener, root, request)
         pty.close_slave()
     except BaseException:
         pty.close()
         raise
     finally:
         listener.close()
-    return Spawned(root, pty.master, {"init": init, "private": private})
+    return Spawned(root, pty.master, {"init": init, "private": private}, start_time)
 
 
 def _may_make_namespaces() -> bool:
@@ -141,8 +142,8 @@ def _start_here(argv: list[str], env: Mapping[str, str], request: SpawnRequest, 
         os._exit(127)
 
 
-def _await_command(listener: socket.socket, root: int, request: SpawnRequest) -> None:
-    """Wait until the command is executed; `OSError` if it cannot be."""
+def _await_command(listener: socket.socket, root: int, request: SpawnRequest) -> int:
+    """Let the command begin and wait until it is executed; the root's start time, `OSError` if it cannot be."""
     try:
         pidfd = os.pidfd_open(root)
     except ProcessLookupError as error:
@@ -156,6 +157,10 @@ def _await_command(listener: socket.socket, root: int, request: SpawnRequest) ->
         channel, _ = listener.accept()
         with channel:
             channel.settimeout(_TIMEOUT)
+            # Now, for a command may be over before we look, and its init reaped.
+            start_time = ProcessIdentity.of(root).start_time
+            with suppress(BrokenPipeError, ConnectionResetError):  # it has failed already, and says so
+                channel.sendall(b"!")
             told = channel.recv(4)
     except TimeoutError as error:
         raise CommandFailed("the session's command did not start in time") from error
@@ -164,3 +169,4 @@ def _await_command(listener: socket.socket, root: int, request: SpawnRequest) ->
     if told:
         (number,) = struct.unpack("i", told)
         raise OSError(number, os.strerror(number), request.argv[0])
+    return start_time

@@ -78,7 +78,8 @@ def _prepare(spec: dict[str, Any]) -> Holder:
         if spec.get("spawner"):
             spawned = _spawn(spec, holder)
             identity.facts |= spawned.facts
-            holder.own(ProcessIdentity.of(spawned.pid), spawned.master)
+            began = spawned.start_time
+            holder.own(ProcessIdentity.of(spawned.pid) if began is None else ProcessIdentity(spawned.pid, began), spawned.master)
             holder.state = "running"
         else:
             holder.master.resize(int(spec["rows"]), int(spec["cols"]), 0, 0)
