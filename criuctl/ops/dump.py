@@ -162,7 +162,7 @@ def dump(
         stack.enter_context(_handlers_restored())
         hooks.run("pre-dump")
         try:
-            files.store_ahead(work.writer, read_tree(root.pid), work.binaries)
+            files.store_ahead(work.writer, root.pid, work.binaries)
             if precopy:
                 work.rounds = store_ahead(work.writer, root.pid, reporter)
             manifest = work.run()

@@ -31,7 +31,7 @@ from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
 from ..errors import NoSuchProcess, NotFound, PreflightRefused
 from ..proc.descriptors import Descriptor, descriptors
-from ..proc.tree import Process, mappings
+from ..proc.tree import mappings, read_tree
 from ..report import Reporter
 from .overlays import Binaries
 
@@ -138,12 +138,12 @@ def collect(
     return records
 
 
-def store_ahead(writer: CheckpointWriter, tree: Iterable[Process], binaries: Binaries) -> None:
+def store_ahead(writer: CheckpointWriter, root: int, binaries: Binaries) -> None:
     """Store the programs and libraries that travel while the tree still runs: frozen, they are only looked at again."""
     if not binaries.any:
         return
     with suppress(NoSuchProcess, PreflightRefused):  # one that has ended meanwhile: then all is stored later
-        opened = {process.pid: descriptors(process.pid) for process in tree if not process.zombie}
+        opened = {process.pid: descriptors(process.pid) for process in read_tree(root) if not process.zombie}
         for entry in open_files(opened).values():
             with suppress(OSError), open(entry.source, "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
