@@ -61,6 +61,7 @@ class Moving:
         a, b = self.hosts.a, self.hosts.b
         wait_until(lambda: not a.processes("criuctl", "migrate"), SECONDS, "the migration has ended")
         fate = ""
+        teller.check()
         if not teller.living(a):
             records = b.criuctl("list", "--store", "/var/lib/criuctl/inbox")
             assert [row["session"] for row in records].count(teller.name) == 1, "neither it nor its checkpoint is anywhere"
@@ -84,10 +85,12 @@ class Moving:
 
         def left() -> list[str]:
             found = [f"{host.name}: {text}" for host in (a, b) for text in host.sh(LEFT).splitlines()]
-            rows = b.criuctl("list", "--store", "/var/lib/criuctl/inbox", check=False).get("list", ())
-            return found + [f"host-b: {row['id']}" for row in rows if stays and row["session"] == teller.name]
+            rows = b.criuctl("list", "--store", "/var/lib/criuctl/inbox", check=False).get("list", ()) if stays else ()
+            return found + [f"host-b: {row['id']}" for row in rows if row["session"] == teller.name]
 
-        wait_until(lambda: not left(), SECONDS, f"nothing is left: {left()}")
+        remains = left()
+        if remains:
+            wait_until(lambda: not left(), SECONDS, f"nothing is left; there were {remains}")
 
 
 @pytest.fixture
