@@ -61,6 +61,10 @@ class Checkpointing:
         if holder.state not in ("running", "paused"):
             raise Refused("state", f"the session is {holder.state}", state=holder.state)
         self._preparing, self._connection, self._committed, self._end = None, connection, "", None
+        if holder.state == "paused" and holder.tree.group is not None and holder.tree.group.version > 1:
+            # CRIU has thawed it, and is done with it but for letting go or killing, which this freezer allows: nobody runs who is
+            # let go because CRIU was killed.  Without it they are stopped.
+            holder.tree.freeze()
         holder.master.hold(True)
         holder.master.drain()
         holder.audit.write("checkpoint-begin", {**by.who(), "pid": connection.pid}, holder.identity.incarnation)

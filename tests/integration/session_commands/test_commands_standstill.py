@@ -104,7 +104,7 @@ def test_a_criu_that_is_killed_does_not_let_a_paused_session_run(operators: Oper
     operators("run", "-d", "--name", "work", "--", "sh", "-c", COUNTER)
     operators("wait", "work", "--match", r"tick 5\b", "--timeout", TIMEOUT)
     operators("pause", "work")
-    with paused(operators, "collect", "dump", "work") as held:
+    with paused(operators, "frozen", "dump", "work") as held:
         held.kill_criu()
         held.go_on()
         assert held.command.process.wait(TIMEOUT) != 0, held.command.told()
