@@ -268,7 +268,8 @@ def test_the_link_is_cut_for_ever(moving: Moving, hosts: Hosts) -> None:
     teller = moving.observer.launch(hosts.a)
     with pausing(hosts.a, "go") as pause:
         words = [sys.executable, "-c", IMPATIENT, *moving.words(teller), "--json"]
-        command = hosts.a.start(words, env=pause.env | LINK_TIMEOUT | {"PYTHONPATH": str(PROJECT)})
+        env = {"PYTHONPATH": str(PROJECT), "CRIUCTL_SSH_COMMAND": "ssh -o ConnectTimeout=2"}
+        command = hosts.a.start(words, env=pause.env | LINK_TIMEOUT | env)
         pause.wait(command)
         hosts.cut(hosts.a, hosts.b)
     assert command.process.wait(SECONDS) == 12, command.told()
