@@ -34,7 +34,7 @@ from ..criu import binary, driver
 from ..criu.images import ImageSet
 from ..criu.options import DumpOptions
 from ..criu.pages import PageImage
-from ..errors import Conflict, CriuctlError, DumpFailed, PreflightRefused
+from ..errors import CommandFailed, Conflict, CriuctlError, DumpFailed, NoSuchProcess, PreflightRefused
 from ..hooks import Hooks
 from ..proc import netfilter
 from ..proc.descriptors import Descriptor, descriptors
@@ -171,6 +171,8 @@ def dump(
             ended = work.ended()
             if not ended:
                 work.terminals.back()
+            if isinstance(error, NoSuchProcess | CommandFailed) and work.tree:  # somebody killed CRIU, or a helper of ours
+                raise DumpFailed(f"{error.message} while it was dumped{work.fate()}", hint=error.hint) from error
             if not isinstance(error, driver.CriuFailed):
                 raise
             if not ended:
@@ -378,6 +380,10 @@ class _Dump:
         typed = self.terminals.take(self.tree, self.opened, self.writer)
         taken = Taken(self.tree, file_records, self.connections, links, self.external, self.entry, typed, holder)
         return describe(self.config, self.session, self.labels, taken, images, memory, self.writer)
+
+    def fate(self) -> str:
+        """What has become of the tree, for a message."""
+        return "; the tree runs on" if self.tree and self.tree[0].identity.alive() else "; the tree is gone"
 
     def ended(self) -> bool:
         """Whether the checkpoint is committed and the tree is gone, whatever CRIU had to say."""
