@@ -145,7 +145,9 @@ def test_a_server_moves_under_load_and_its_clients_notice_nothing(hosts: Hosts) 
         for trip in range(TRIPS):
             here, there = (a, b) if trip % 2 == 0 else (b, a)
             wait_until(lambda before=len(answers): len(answers) > before + 30, 60, "the clients are answered")
-            told = here.criuctl("migrate", "web", there.ssh_url, "--keep-address", ADDRESS, "--connections", "keep", "--no-pre-copy")
+            told = here.criuctl(
+                "migrate", "web", there.ssh_url, "--keep-address", ADDRESS, "--connections", "keep", "--no-pre-copy"
+            )
             assert [c["outcome"] for c in told["connections"]] == ["kept"] * 3
             assert ADDRESS in there.sh("ip address show") and ADDRESS not in here.sh("ip address show")
             frozen.append(told["frozen_ms"])
