@@ -129,7 +129,7 @@ def test_a_slow_and_lossy_wire(hosts: Hosts) -> None:
         hosts.slow(rate="20mbit", loss=0.005)
         assert seconds() > 0.6  # 0.84 s by the rate, less what fits into the bucket
         hosts.fast()
-        assert seconds() < 0.5  # 3 ms when nothing else runs
+        assert min(seconds() for _ in range(3)) < 0.5  # 3 ms when nothing else runs
 
 
 def test_a_wire_that_takes_its_time(hosts: Hosts) -> None:

@@ -125,7 +125,7 @@ def test_a_peer_notices_that_we_are_gone(peer: Callable[..., tuple[Link, subproc
 
 def test_a_long_body_is_life_enough(raw: RawEnd) -> None:
     """It takes longer than the time-out: nothing else goes over the link meanwhile, and both sides know that the other lives."""
-    link, far = raw(timeout=1.5)
+    link, far = raw(timeout=3)
     far.hello()
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(link.ask, "x", {}, bytes(9 << 20))
@@ -133,7 +133,7 @@ def test_a_long_body_is_life_enough(raw: RawEnd) -> None:
         got, began = 0, time.monotonic()
         while got < 9 << 20:
             got += len(far.sock.recv(1 << 18))
-            if time.monotonic() - began < 3:
+            if time.monotonic() - began < 5:
                 far.send(frames.PING, 0)
                 assert not link.lost.wait(0.1)
         answered = frames.encode(frames.ANSWER, 1, {})
@@ -168,7 +168,7 @@ def test_an_interrupt_leaves_whole_frames(raw: RawEnd) -> None:
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         target = bytearray(4)
-        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        signal.setitimer(signal.ITIMER_REAL, 1.5)
         with pytest.raises(Interrupted):
             link.ask("long", {}, body, into=memoryview(target))
     finally:

@@ -240,9 +240,9 @@ def test_an_answer_that_comes_late_touches_nothing(ends: Ends) -> None:
 
 
 def test_silence_is_filled(ends: Ends) -> None:
-    left, right = ends(timeout=2.0)
+    left, right = ends(timeout=4.0)
     assert left.hello and right.hello
-    assert not left.lost.wait(4.0)
+    assert not left.lost.wait(5.5)
     assert not right.lost.is_set()
 
 
