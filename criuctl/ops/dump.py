@@ -15,12 +15,11 @@ A dump with a `Delivery` goes to another host, and `commit` returns only after t
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 from ..checkpoint import leases
@@ -34,7 +33,7 @@ from ..criu import binary, driver
 from ..criu.images import ImageSet
 from ..criu.options import DumpOptions
 from ..criu.pages import PageImage
-from ..errors import CommandFailed, Conflict, CriuctlError, DumpFailed, NoSuchProcess, PreflightRefused
+from ..errors import CommandFailed, CriuctlError, DumpFailed, NoSuchProcess, PreflightRefused
 from ..hooks import Hooks
 from ..proc import netfilter
 from ..proc.descriptors import Descriptor, descriptors
@@ -46,6 +45,7 @@ from ..store import open_store
 from . import files, hooking, insidereport, overlays, remaps, surroundings
 from .delivery import Delivery
 from .describe import DumpResult, Taken, describe
+from .dumping import dump_options, explain, handlers_restored, ignore_signals, session_for
 from .fencing import Home
 from .holders import DumpedHolder
 from .host import host_id
@@ -53,9 +53,9 @@ from .namespaces import NamespacePlan, plan_entry
 from .precopy import Round
 from .precopy import precopy as store_ahead
 from .preflight import check_tree
-from .registry import Registry, SessionRecord, boot_id, check_name, exclusive, exclusive_session, forget_stale_locks
+from .registry import Registry, SessionRecord, boot_id, exclusive, exclusive_session, forget_stale_locks
 from .standdown import stopping
-from .target import Target, resolve_target
+from .target import resolve_target
 from .terminals import DumpedTerminals
 
 _GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
@@ -113,7 +113,7 @@ def dump(
         external = surroundings.external_files(seen, opened)
         terminals = DumpedTerminals(root.pid, seen, opened, stack)
         with suppress(CriuctlError):  # early, beside the opening of the store; what is wrong with it is told at the freeze
-            dumper.ask(_options(config, entry, root.pid, [*external, *terminals.external], leave_running))
+            dumper.ask(dump_options(config, entry, root.pid, [*external, *terminals.external], leave_running))
         if delivery is None:
             reporter.step("connect", store=config.store)
             store = open_store(config.store, config)
@@ -159,7 +159,7 @@ def dump(
             home=home,
         )
         stack.callback(work.farewell.drop)
-        stack.enter_context(_handlers_restored())
+        stack.enter_context(handlers_restored())
         hooks.run("pre-dump")
         try:
             files.store_ahead(work.writer, root.pid, work.binaries)
@@ -176,7 +176,7 @@ def dump(
             if not isinstance(error, driver.CriuFailed):
                 raise
             if not ended:
-                raise _explain(config, error, work) from error
+                raise explain(config, error, work.session.name, work.root, work.tree) from error
             # The last process of a private PID namespace takes CRIU, its guest, along: no answer, but all is done.
             manifest = work.committed()
         hooks.done = True
@@ -197,41 +197,6 @@ def dump(
     reporter.step("done")
     rounds = [r.to_dict() for r in work.rounds]
     return DumpResult(manifest, store.url, list(reporter.warnings), hooks.degraded, hooks.records(), rounds)
-
-
-def session_for(registry: Registry, target: Target, name: str | None) -> SessionRecord:
-    """The session that this tree is: known by its root, named by the user, or named after its command."""
-    known = registry.find(target.root)
-    if name is not None:
-        check_name(name)
-        taken = registry.get(name)
-        if taken is not None and taken.alive() and taken.identity != target.root:
-            raise Conflict(
-                f"session {name!r} is running as PID {taken.pid}, which is another tree", hint="Choose another --name."
-            )
-        if taken is not None:
-            return taken
-        return SessionRecord(name=name, id=known.id if known and known.name == name else os.urandom(16).hex())
-    if known is not None:
-        return known
-    process = read_tree(target.root.pid)[0]
-    plain = "".join(c if (c.isalnum() and c.isascii()) or c in "._-" else "-" for c in process.command).strip("-._") or "process"
-    default = f"{plain}-{process.pid}"
-    return SessionRecord(name=default)
-
-
-def _options(
-    config: Config, entry: NamespacePlan, root: int, external: list[str], leave_running: bool, freezer: int | None = None
-) -> DumpOptions:
-    return DumpOptions(
-        pid=entry.root,
-        leave_running=leave_running,
-        shell_job=surroundings.needs_shell_job(root),
-        external=external,
-        external_mounts=entry.is_init,
-        timeout=config.criu_timeout,
-        freezer=freezer,
-    )
 
 
 @dataclass(slots=True)
@@ -302,7 +267,7 @@ class _Dump:
         return self.manifest
 
     def _options(self, freezer: int | None) -> DumpOptions:
-        return _options(
+        return dump_options(
             self.config, self.entry, self.root, [*self.external, *self.terminals.external], self.leave_running, freezer
         )
 
@@ -344,7 +309,7 @@ class _Dump:
             self.delivery.hand_over(self.manifest, [p.identity for p in self.tree])
         # The checkpoint exists.  From here to the end of the tree is no way back, so no signal may stop us.
         self.reporter.step("kill")
-        _ignore_signals()
+        ignore_signals()
         ended = replace(self.session, state="checkpointed", store=self.where, checkpoint=self.manifest.id, boot_id=boot_id())
         self.registry.put(replace(ended, lock_table=self.lock_table(), lock_kept=self.stays_locked))
         self.holder.commit(self.manifest.id)
@@ -432,23 +397,6 @@ class _Dump:
                 self.reporter.warning(error.message, error.hint)
 
 
-@contextmanager
-def _handlers_restored() -> Iterator[None]:
-    """Whatever becomes of the signal handlers inside (see `_Dump.commit`), they are put back."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
-def _ignore_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-
-
 def _remember(registry: Registry, work: _Dump, manifest: Manifest) -> None:
     """Write down where the session is now; the tree's fate is told by looking at it."""
     record = replace(work.session, store=work.where, checkpoint=manifest.id, boot_id=boot_id())
@@ -460,20 +408,3 @@ def _remember(registry: Registry, work: _Dump, manifest: Manifest) -> None:
         ended = replace(record, state="checkpointed", pid=root.pid, start_time=root.start_time)
         record = replace(ended, lock_table=table, lock_kept=work.stays_locked)
     registry.put(record)
-
-
-def _explain(config: Config, error: driver.CriuFailed, work: _Dump) -> CriuctlError:
-    """CRIU's failure in words, by the state the tree is in now."""
-    from . import diagnosis  # a table of regular expressions that only failures need
-
-    kept_log = diagnosis.keep_log(config, error.log, f"dump-{work.session.name}")
-    found = diagnosis.diagnose(error.log, str(error))
-    alive = work.tree[0].identity.alive() if work.tree else os.path.exists(f"/proc/{work.root}")
-    fate = "the tree runs on" if alive else "the tree is gone"
-    return DumpFailed(
-        f"CRIU could not dump PID {work.root}: {found.text}; {fate}",
-        hint=found.hint,
-        pid=found.pid,
-        fd=found.fd,
-        log=str(kept_log),
-    )

@@ -18,36 +18,29 @@ from __future__ import annotations
 import os
 import platform
 import queue
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from ..checkpoint import leases
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..errors import Conflict, CriuctlError, NoSuchCheckpoint, NotFound, RestoreFailed, TimedOut
-from ..proc import addresses
+from ..errors import Conflict, CriuctlError, NoSuchCheckpoint, NotFound
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
-from ..store import open_store
 from ..store.serving import StoreServer
 from ..transport.link import Link, Request
 from ..transport.messages import unknown_verb
 from . import inbox, rendezvous
-from .arrival import RestoreResult
-from .fencing import with_lease
 from .host import host_id
+from .incoming import Arrival
 from .moves import Incoming, Moves, Outgoing, check_id
 from .registry import Registry, boot_id, check_name
-from .restore import restore
 
 HOLD = 300.0  # seconds that a session is held without a link
 _PATIENCE = 60.0  # seconds for another criuctl here to notice that its link is gone
 _PAUSE = 0.1  # between two looks
-_OPTIONS = ("pids", "connections", "connections_deadline", "files", "lazy")
 
 
 def facts(config: Config) -> dict[str, Any]:
@@ -96,7 +89,7 @@ class _Visit:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._repository: Repository | None = None
         self._serve: StoreServer | None = None
-        self._arrival: _Arrival | None = None
+        self._arrival: Arrival | None = None
         self._verbs: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
             "examine": self._examine,
             "begin": self._begin,
@@ -159,7 +152,7 @@ class _Visit:
                 leaving.forget(left.id)
         repository = self._open()
         self._serve = StoreServer(repository.store)
-        self._arrival = _Arrival(self._config, self._reporter, repository, self._moves, move)
+        self._arrival = Arrival(self._config, self._reporter, repository, self._moves, move)
         self._moves.put(move)
         return {"key": repository.key_text(), "store": repository.store.url, "store_id": repository.id}
 
@@ -207,7 +200,7 @@ class _Visit:
                 self._moves.put(replace(move, state="running", result=result))
                 return {"result": result}
             raise Conflict(f"session {move.session!r} runs there already")
-        arrival = _Arrival(self._config, self._reporter, self._open(), self._moves, replace(move, receiver=_self()))
+        arrival = Arrival(self._config, self._reporter, self._open(), self._moves, replace(move, receiver=_self()))
         if word == "abort":
             arrival.clean()
             return {}
@@ -216,186 +209,6 @@ class _Visit:
         arrival.word = "go"  # so it is not held
         self._jobs.put(arrival.restore)
         return arrival.wait_done()
-
-
-class _Arrival:
-    """One session that arrives."""
-
-    def __init__(
-        self, config: Config, reporter: Reporter, repository: Repository, moves: Moves[Incoming], move: Incoming
-    ) -> None:
-        self._config, self._reporter, self._repository, self._moves = config, reporter, repository, moves
-        self._move = move
-        self._options: dict[str, Any] = {}
-        self._state = threading.Condition()
-        self.word = ""  # go | abort
-        self._given_up_at: float | None = None  # monotonic: when nobody is waited for any more
-        self._held: dict[str, Any] | None = None
-        self._result: dict[str, Any] | None = None
-        self._error: CriuctlError | None = None
-        self._begun = self._over = False
-        self._addresses: list[dict[str, Any]] = []
-        self._brought: list[addresses.BroughtAddress] = []
-
-    # -- asked by the other threads ------------------------------------------------------------------
-
-    def prepare(self, asked: Mapping[str, Any]) -> None:
-        """What is to be restored, and how."""
-        self._begun = True
-        self._options = {key: asked[key] for key in _OPTIONS if asked.get(key) is not None}
-        self._addresses = [described for described in asked.get("addresses", ()) if isinstance(described, dict)]
-        self._move = self._moves.put(replace(self._move, checkpoint=check_id(asked["checkpoint"])))
-
-    def wait_held(self) -> dict[str, Any]:
-        """Wait until it is held; raises why it is not."""
-        with self._state:
-            self._state.wait_for(lambda: self._held is not None or self._over)
-            if self._held is None:
-                raise self._error or RestoreFailed("the session could not be restored there")
-            return self._held
-
-    def wait_done(self) -> dict[str, Any]:
-        """Wait until it runs; raises why it does not."""
-        with self._state:
-            self._state.wait_for(lambda: self._over)
-            if self._result is None:
-                raise self._error or RestoreFailed("the session could not be started there")
-            return {"result": self._result}
-
-    def decide(self, word: str) -> dict[str, Any]:
-        """Say ``go`` or ``abort``; the first word counts.  Returns when it is carried out."""
-        with self._state:
-            if not self.word:
-                self.word = word
-            self._state.notify_all()
-            if self.word != word:
-                raise Conflict(f"the word was {self.word} already")
-            if self._begun:
-                self._state.wait_for(lambda: self._over)
-            self._over = True
-        if word == "go":
-            return self.wait_done()
-        self.clean()
-        return {}
-
-    def alone(self, hold: float) -> None:
-        """The link is gone: what is held waits `hold` seconds for another one, what is not yet is given up."""
-        with self._state:
-            self._given_up_at = time.monotonic() + (hold if self._held is not None else 0)
-            self._state.notify_all()
-        if self._begun or self._over:
-            return
-        # It may have arrived whole, and its home may be no more: whoever resolves the move, or sends it again, has it removed.
-        try:
-            arrived = bool(self._repository.list(self._move.session))
-        except CriuctlError:
-            arrived = True
-        if arrived:
-            self._moves.put(replace(self._move, state="given-up"))
-        else:
-            self._moves.forget(self._move.id)
-
-    def clean(self) -> None:
-        """Nothing of it is left here, not even in the inbox."""
-        with suppress(CriuctlError):
-            inbox.tidy(self._repository, self._move.session, "", self._reporter)
-        self._moves.forget(self._move.id)
-
-    # -- done by the main thread ---------------------------------------------------------------------
-
-    def restore(self) -> None:
-        """Restore, hold, and let run or undo."""
-        try:
-            with rendezvous.listening(self._config, self._move.id, self.decide):
-                self._bring()
-                result = restore(
-                    inbox.configured(self._config),
-                    self._move.checkpoint,
-                    reporter=self._reporter,
-                    repository=self._repository,
-                    held=self._hold,
-                    take_over=True,  # the home that the session leaves has said so
-                    **self._options,
-                )
-                assert isinstance(result, RestoreResult)
-                self._finish(result.to_dict() | {"degraded": result.degraded}, None)
-        except BaseException as error:
-            self._undo_addresses()
-            self._finish(None, error if isinstance(error, CriuctlError) else RestoreFailed(f"{type(error).__name__}: {error}"))
-            if not isinstance(error, Exception):
-                raise
-        if self._result is not None:
-            self._claim()
-            with suppress(CriuctlError):
-                inbox.tidy(self._repository, self._move.session, self._move.checkpoint, self._reporter)
-
-    def _claim(self) -> None:
-        """In our store, too, this is its home now, if it is known there: an old one that looks finds itself replaced."""
-        registry = Registry(self._config)
-        record = registry.get(self._move.session)
-        if record is None or not record.alive():
-            return
-        try:
-            with open_store(self._config.store, self._config) as store, Repository.open(store, self._config) as repository:
-                head = leases.read_head(repository, record.name) if repository.capabilities.conditional_create else None
-                if head is None or head.session.id != record.id:
-                    return
-                host = host_id(self._config)
-                claim = leases.claim(
-                    repository, record.name, record.id, record.incarnation, host=host, host_name=platform.node(), take_over=True
-                )
-                registry.put(with_lease(record, repository, claim.head.epoch))
-                claim.keep()
-        except CriuctlError as error:
-            self._reporter.warning(f"the lease of {record.name!r} could not be claimed: {error.message}", error.hint)
-
-    def _bring(self) -> None:
-        """The addresses that move along; here until `_undo_addresses`."""
-        for described in self._addresses:
-            wanted = described.get("wanted_device")
-            self._brought.append(addresses.bring(str(described.get("ip")), described, device=wanted))
-
-    def _undo_addresses(self) -> None:
-        while self._brought:
-            brought = self._brought.pop()
-            try:
-                brought.undo()
-            except CriuctlError as error:
-                self._reporter.warning(f"{brought.ip} could not be taken away again: {error.message}", error.hint)
-
-    def _hold(self, connections: list[dict[str, Any]]) -> None:
-        """Inside post-restore: wait for the word."""
-        self._move = self._moves.put(replace(self._move, state="held"))
-        self._reporter.step("held")
-        with self._state:
-            self._held = {"connections": connections, "warnings": list(self._reporter.warnings)}
-            self._state.notify_all()
-            while not self.word:
-                left = None if self._given_up_at is None else self._given_up_at - time.monotonic()
-                if left is not None:
-                    self._undo_addresses()  # its old home may have them again
-                if left is not None and left <= 0:
-                    self.word = "abort"
-                    self._moves.put(replace(self._move, state="given-up"))
-                    raise TimedOut("the host that sent the session did not come back to say what becomes of it")
-                self._state.wait(left)
-            if self.word != "go":
-                raise RestoreFailed("the host that sent the session lets it go on there")
-        self._reporter.step("go")
-        if not self._brought:
-            self._bring()
-        for brought in self._brought:
-            brought.announce()
-
-    def _finish(self, result: dict[str, Any] | None, error: CriuctlError | None) -> None:
-        if result is not None:
-            self._move = self._moves.put(replace(self._move, state="running", result=result))
-        elif self.word != "abort":
-            with suppress(OSError):
-                self._moves.put(replace(self._move, state="given-up"))
-        with self._state:
-            self._result, self._error, self._over = result, error, True
-            self._state.notify_all()
 
 
 def _self() -> tuple[int, int]:

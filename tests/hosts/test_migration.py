@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,6 +133,12 @@ def clients(host: Host, number: int) -> Iterator[list[tuple[int, bytes]]]:
     assert failures == []
 
 
+def wait_answered(answers: list[tuple[int, bytes]]) -> None:
+    """Wait until some more have come."""
+    before = len(answers)
+    wait_until(lambda: len(answers) > before + 30, 60, "the clients are answered")
+
+
 def test_a_server_moves_under_load_and_its_clients_notice_nothing(hosts: Hosts) -> None:
     """Back and forth with its address and its established connections: every request is answered, and counted, once."""
     a, b, c = hosts.a, hosts.b, hosts.c
@@ -144,14 +149,14 @@ def test_a_server_moves_under_load_and_its_clients_notice_nothing(hosts: Hosts) 
     with clients(c, 3) as answers:
         for trip in range(TRIPS):
             here, there = (a, b) if trip % 2 == 0 else (b, a)
-            wait_until(lambda before=len(answers): len(answers) > before + 30, 60, "the clients are answered")
+            wait_answered(answers)
             told = here.criuctl(
                 "migrate", "web", there.ssh_url, "--keep-address", ADDRESS, "--connections", "keep", "--no-pre-copy"
             )
             assert [c["outcome"] for c in told["connections"]] == ["kept"] * 3
             assert ADDRESS in there.sh("ip address show") and ADDRESS not in here.sh("ip address show")
             frozen.append(told["frozen_ms"])
-        wait_until(lambda before=len(answers): len(answers) > before + 30, 60, "the clients are answered")
+        wait_answered(answers)
     print("frozen, ms:", *sorted(frozen))
     assert sorted(number for number, _ in answers) == list(range(1, len(answers) + 1))
     for host in (a, b):
@@ -217,8 +222,15 @@ def test_what_stands_in_the_way_is_told_at_once(hosts: Hosts) -> None:
     a, b = hosts.a, hosts.b
     a.path("/srv/only-here").mkdir(parents=True)
     a.path("/srv/only-here/data").write_text("data\n")
-    program = "import socket, time\nfile = open('data')\ns = socket.create_server(('0.0.0.0', 8001))\nprint('up', flush=True)\ntime.sleep(1000)"
-    run(a, "stays", sys.executable, "-I", "-S", "-c", f"import os\nos.chdir('/srv/only-here')\n{program}")
+    program = """
+import os, socket, time
+os.chdir("/srv/only-here")
+file = open("data")
+listener = socket.create_server(("0.0.0.0", 8001))
+print("up", flush=True)
+time.sleep(1000)
+"""
+    run(a, "stays", sys.executable, "-I", "-S", "-c", program)
     a.criuctl("wait", "stays", "--match", "up", "--timeout", "30")
     with b.open_socket() as taken:
         taken.bind(("0.0.0.0", 8001))

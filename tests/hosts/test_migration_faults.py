@@ -260,7 +260,7 @@ def test_another_build_of_a_library_is_there(moving: Moving, hosts: Hosts) -> No
 
 
 # A person's patience, in place of the minute for which a broken link is made again.
-IMPATIENT = "import criuctl.ops.migrate as m; m._SETTLE = 2.0; from criuctl.cli.main import program; program()"
+IMPATIENT = "import criuctl.ops.delivering as m; m.SETTLE = 2.0; from criuctl.cli.main import program; program()"
 
 
 def test_the_link_is_cut_for_ever(moving: Moving, hosts: Hosts) -> None:

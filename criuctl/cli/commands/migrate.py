@@ -16,7 +16,7 @@ from .check import EXIT_REFUSED, finding_lines
 from .dump import POLICIES
 
 if TYPE_CHECKING:
-    from ...ops.migrate import Wishes
+    from ...ops.delivering import Wishes
 
 EXIT_IN_DOUBT = 12
 
@@ -134,7 +134,7 @@ def migrate(
     When the link breaks in the very moment between the two, the session is in doubt: ended here, complete
     there, and not told to run. That is told with exit code 12, tried again for a minute, and finished by --resolve.
     """
-    from ...ops.migrate import Wishes
+    from ...ops.delivering import Wishes
 
     if resolve:
         if host is not None:
@@ -179,7 +179,7 @@ def _examine(app: App, target: str, host: str, wishes: Wishes) -> int:
 
 
 def _resolve(app: App, session: str | None) -> int:
-    from ...ops.migrate import resolve
+    from ...ops.settling import resolve
 
     with app.reporting() as reporter:
         answers = resolve(app.config, session, reporter=reporter)

@@ -1,0 +1,92 @@
+"""Around a dump: whose it is, what CRIU is asked for, signals, and how a failure is told.
+
+Kept apart from `dump`, so that the story there stays a story.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ..config import Config
+from ..criu import driver
+from ..criu.options import DumpOptions
+from ..errors import Conflict, CriuctlError, DumpFailed
+from ..proc.tree import Process, read_tree
+from . import surroundings
+from .namespaces import NamespacePlan
+from .registry import Registry, SessionRecord, check_name
+from .target import Target
+
+
+def session_for(registry: Registry, target: Target, name: str | None) -> SessionRecord:
+    """The session that this tree is: known by its root, named by the user, or named after its command."""
+    known = registry.find(target.root)
+    if name is not None:
+        check_name(name)
+        taken = registry.get(name)
+        if taken is not None and taken.alive() and taken.identity != target.root:
+            raise Conflict(
+                f"session {name!r} is running as PID {taken.pid}, which is another tree", hint="Choose another --name."
+            )
+        if taken is not None:
+            return taken
+        return SessionRecord(name=name, id=known.id if known and known.name == name else os.urandom(16).hex())
+    if known is not None:
+        return known
+    process = read_tree(target.root.pid)[0]
+    plain = "".join(c if (c.isalnum() and c.isascii()) or c in "._-" else "-" for c in process.command).strip("-._") or "process"
+    default = f"{plain}-{process.pid}"
+    return SessionRecord(name=default)
+
+
+def dump_options(
+    config: Config, entry: NamespacePlan, root: int, external: list[str], leave_running: bool, freezer: int | None = None
+) -> DumpOptions:
+    """What CRIU is asked for."""
+    return DumpOptions(
+        pid=entry.root,
+        leave_running=leave_running,
+        shell_job=surroundings.needs_shell_job(root),
+        external=external,
+        external_mounts=entry.is_init,
+        timeout=config.criu_timeout,
+        freezer=freezer,
+    )
+
+
+@contextmanager
+def handlers_restored() -> Iterator[None]:
+    """Whatever becomes of the signal handlers inside (see `ignore_signals`), they are put back."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def ignore_signals() -> None:
+    """From here on nothing is broken off."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def explain(config: Config, error: driver.CriuFailed, session: str, root: int, tree: Sequence[Process]) -> CriuctlError:
+    """CRIU's failure in words, by the state the tree is in now."""
+    from . import diagnosis  # a table of regular expressions that only failures need
+
+    kept_log = diagnosis.keep_log(config, error.log, f"dump-{session}")
+    found = diagnosis.diagnose(error.log, str(error))
+    alive = tree[0].identity.alive() if tree else os.path.exists(f"/proc/{root}")
+    fate = "the tree runs on" if alive else "the tree is gone"
+    return DumpFailed(
+        f"CRIU could not dump PID {root}: {found.text}; {fate}",
+        hint=found.hint,
+        pid=found.pid,
+        fd=found.fd,
+        log=str(kept_log),
+    )
