@@ -239,7 +239,7 @@ def test_two_writers_at_once_both_commit(tmp_path: Path) -> None:
 
 @both
 def test_what_is_sent_ahead_is_used_or_told_as_unused(tmp_path: Path, encrypted: bool) -> None:
-    repo = kit.repository(tmp_path, encrypted=encrypted)
+    repo = kit.repository(tmp_path, encrypted=encrypted, workers=1)  # so that what is flushed at once is one pack
     used, unused, more = noise(3 * kit.WINDOW, 1), noise(2 * kit.WINDOW, 2), noise(4 * kit.WINDOW, 3)
     with repo.writer(Reporter()) as writer:
         for content in (used + unused, more):
