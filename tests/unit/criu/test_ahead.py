@@ -131,9 +131,9 @@ def test_forked_and_shared_memory_are_read_once() -> None:
         with forked() as one, forked() as two:
             both = Sink()
             read = walk(both, one, two).bytes
-            assert b"".join(both.windows).count(private[:64]) == 1
-            assert both.windows.count(shared[2 * MIB : 2 * MIB + WINDOW]) == 1
-            assert shared[:WINDOW] not in both.windows  # never written
+            seen = b"".join(both.windows)
+            assert seen.count(private[:64]) == 1
+            assert seen.count(shared[2 * MIB : 2 * MIB + 64]) == seen.count(shared[6 * MIB - 64 : 6 * MIB]) == 1
             # Reading ends no sharing: a second look still finds the frames of the first.
             assert walk(Sink(), one, two).bytes < read + 8 * MIB
 
