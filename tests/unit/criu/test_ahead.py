@@ -129,11 +129,10 @@ def test_forked_and_shared_memory_are_read_once() -> None:
         private[:] = os.urandom(16 * MIB)
         shared[2 * MIB : 6 * MIB] = os.urandom(4 * MIB)
         with forked() as one, forked() as two:
-            both = Sink()
-            read = walk(both, one, two).bytes
-            seen = b"".join(both.windows)
-            assert seen.count(private[:64]) == 1
-            assert seen.count(shared[2 * MIB : 2 * MIB + 64]) == seen.count(shared[6 * MIB - 64 : 6 * MIB]) == 1
+            alone = walk(Sink(), one).bytes
+            assert alone >= 20 * MIB
+            read = walk(Sink(), one, two).bytes
+            assert read < alone + 8 * MIB
             # Reading ends no sharing: a second look still finds the frames of the first.
             assert walk(Sink(), one, two).bytes < read + 8 * MIB
 
