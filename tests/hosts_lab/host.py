@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -185,11 +186,16 @@ class Host:
         return self._numbers(pid)[1]
 
     def outer_pid(self, inner: int) -> int:
-        """The PID, here, of the process that the host calls `inner`."""
-        for pid in self.processes():
-            if self._numbers(pid)[1] == inner:
-                return pid
-        raise ProcessLookupError(f"{self.name} has no process {inner}")
+        """The PID, here, of the process that the host calls `inner`; one that is just being executed has no command line yet."""
+
+        def found() -> int:
+            for pid in self.processes():
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    if self._numbers(pid)[1] == inner:
+                        return pid
+            return 0
+
+        return int(wait_until(found, 20, f"{self.name} has a process {inner}"))
 
     def _numbers(self, pid: int) -> list[int]:
         """A process's PIDs, from this machine's to the innermost namespace's."""
