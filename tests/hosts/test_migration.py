@@ -20,7 +20,7 @@ from support.keeper import wait_until
 pytestmark = pytest.mark.integration
 
 ADDRESS = "10.77.31.50"  # of a service; it moves along
-TRIPS = 6
+TRIPS = 20
 WEB = """
 import socket, threading
 answered, lock, listener = 0, threading.Lock(), socket.socket()

@@ -7,6 +7,7 @@ token bucket on the bridge's ports, the loss a random drop on the bridge, the de
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,9 @@ class Bridge:
 
     def __init__(self, pid: int) -> None:
         self._enter = ["nsenter", "--target", str(pid), "--net"]
+        self._pid = pid
         self._cuts: set[frozenset[str]] = set()
+        self._filtered = False
         self._loss = 0.0
         self._limited: list[str] = []
         self._late: subprocess.Popen[bytes] | None = None
@@ -81,6 +84,9 @@ class Bridge:
         assert self._late.stdout.readline() == b"ready\n"
 
     def _filter(self) -> None:
+        if not (self._cuts or self._loss or self._filtered):
+            return
+        self._filtered = True
         rules = []
         for pair in self._cuts:
             one, other = sorted(pair)
@@ -94,6 +100,7 @@ class Bridge:
         self._run("nft", "-f", "-", given=text)
 
     def _run(self, *argv: str, given: str = "") -> str:
+        assert not os.path.samefile(f"/proc/{self._pid}/ns/net", "/proc/self/ns/net"), "the bridge's network is not made yet"
         done = subprocess.run(
             [*self._enter, *argv],
             input=given,
