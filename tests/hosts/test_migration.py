@@ -51,7 +51,7 @@ def prompt(host: Host, name: str) -> None:
 def test_a_session_moves_with_its_workspace_and_comes_back(hosts: Hosts) -> None:
     """The terminal, half of a line, a job, files of every kind; the way back sends only what has changed."""
     a, b = hosts.a, hosts.b
-    work = a.path("/srv/work")
+    work = a.path("/srv/task")
     work.mkdir(parents=True)
     (work / "notes").write_text("of a\n")
     os.link(work / "notes", work / "also-notes")
@@ -63,7 +63,7 @@ def test_a_session_moves_with_its_workspace_and_comes_back(hosts: Hosts) -> None
     os.setxattr(work / "notes", "trusted.kind", b"notes")
     os.chown(work / "notes", 12, 34)
     os.utime(work / "notes", ns=(1_600_000_000_000_000_001, 1_600_000_000_000_000_002))
-    run(a, "work", "bash", "--norc", "--noprofile", options=("--workspace", "/srv/work"))
+    run(a, "work", "bash", "--norc", "--noprofile", options=("--workspace", "/srv/task"))
     prompt(a, "work")
     a.criuctl("send", "work", "--text", "X=40; exec 5>>log; sleep 1000 &", "--enter")
     prompt(a, "work")
@@ -74,7 +74,7 @@ def test_a_session_moves_with_its_workspace_and_comes_back(hosts: Hosts) -> None
     assert (told["session"], told["from"], told["host"], told["incarnation"]) == ("work", "host-a", "host-b", 2)
     assert told["frozen_ms"] <= told["total_ms"]
     assert not a.processes("sleep") and len(b.processes("sleep", "1000")) == 1
-    there = b.path("/srv/work")
+    there = b.path("/srv/task")
     assert sorted(path.name for path in there.iterdir()) == ["also-notes", "link", "log", "notes", "private"]
     assert (there / "notes").stat().st_ino == (there / "also-notes").stat().st_ino
     assert os.readlink(there / "link") == "notes"

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.integration
 PROGRAM = """
 import os, time, pathlib
 if os.fork() == 0:
-    with open("/srv/work/numbers", "a") as numbers:
+    with open("/srv/task/numbers", "a") as numbers:
         n = 0
         while True:
             n += 1
@@ -46,15 +46,15 @@ def test_dump_on_one_host_restore_on_another(hosts: Hosts, store: dict[str, str]
     a = hosts.a
     a.env |= store
     a.criuctl("store", "init")
-    a.path("/srv/work").mkdir(parents=True)
+    a.path("/srv/task").mkdir(parents=True)
     a.path("/srv/program.py").write_text(PROGRAM)
     a.criuctl("run", "--name", "work", "--detach", "--", "python3.11", "-S", "/srv/program.py")
     a.criuctl("wait", "work", "--match", "ready", "--timeout", "30")
-    wait_until(lambda: a.path("/srv/work/numbers").stat().st_size > 20, 30, "the child counts")
+    wait_until(lambda: a.path("/srv/task/numbers").stat().st_size > 20, 30, "the child counts")
     a.criuctl("send", "work", "--text", "half-")
-    told = a.criuctl("dump", "work", "--with-files", "/srv/work/numbers", "--with-files", "/srv/program.py")
+    told = a.criuctl("dump", "work", "--with-files", "/srv/task/numbers", "--with-files", "/srv/program.py")
     assert told["terminals"][0]["queued"] == len("half-")
-    written = a.path("/srv/work/numbers").read_text()
+    written = a.path("/srv/task/numbers").read_text()
     (key,) = (a.path(f"/etc/criuctl/keys/{name}") for name in a.sh("ls /etc/criuctl/keys").split())
     kept = key.name, key.read_bytes()  # what the operator has in a safe
     hosts.lose(a)
@@ -67,7 +67,7 @@ def test_dump_on_one_host_restore_on_another(hosts: Hosts, store: dict[str, str]
     assert [row["session"] for row in b.criuctl("list")] == ["work"]
     answer = b.criuctl("restore", "work")
     assert (answer["session"], answer["incarnation"]) == ("work", 2)
-    numbers = b.path("/srv/work/numbers")
+    numbers = b.path("/srv/task/numbers")
     wait_until(lambda: numbers.stat().st_size > len(written) + 20, 30, "the child counts on")
     counted = [int(line) for line in numbers.read_text().split("\n")[:-1]]
     assert counted == list(range(1, len(counted) + 1))
