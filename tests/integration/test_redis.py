@@ -153,7 +153,7 @@ def test_under_load(server: RedisServer, zoo: Zoo, cycle: Cycle, home: Home) -> 
         animal = cycle(animal, meanwhile)
         seen += [c["outcome"] for c in animal.answer["connections"]]
     assert set(seen) <= {"reconnected", "hangup"}
-    assert "reconnected" in seen
+    assert seen.count("reconnected") >= len(seen) / 4
     _advance(animal)
     animal.end()
     last = acknowledged(animal)

@@ -41,7 +41,7 @@ def test_an_agent_that_ignores_signals_is_halted_and_a_human_goes_on(holders: Ho
     status = human.status()
     assert status["state"] == "paused" and status["paused_by"]["name"] == "eve" and status["lease"] is None
     assert halted["processes"] >= 3
-    assert halted["method"] in (status["freezer"], "SIGSTOP")  # the latter if a busy machine lets the freezer take too long
+    assert halted["method"] == status["freezer"]
     before = human.wait_idle(0.5, TIMEOUT)  # which a counter that runs never is
     human.send("typed while it stands still\n")
     human.resume()
