@@ -29,7 +29,7 @@ from typing import Any, Generic, TypeVar
 from ..config import Config
 from ..errors import Conflict, Damaged, NoSuchProcess
 from ..proc.tree import ProcessIdentity, read_process
-from .registry import boot_id
+from .registry import boot_id, write_record
 
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -100,17 +100,7 @@ class Moves(Generic[M]):
     def put(self, move: M) -> M:
         """Write a record, durably, and return it with its time."""
         move = replace(move, updated=time.time())
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.folder / f"{check_id(move.id)}.json"
-        temporary = path.with_suffix(f".{os.getpid()}")
-        try:
-            with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as file:
-                json.dump(asdict(move), file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_record(self.folder, check_id(move.id), asdict(move))
         return move
 
     def get(self, identity: str) -> M | None:

@@ -35,6 +35,7 @@ __all__ = [
     "exclusive",
     "exclusive_session",
     "forget_stale_locks",
+    "write_record",
 ]
 
 
@@ -132,22 +133,31 @@ class Registry:
     def put(self, record: SessionRecord) -> SessionRecord:
         """Write a record, durably, and return it with its time."""
         record = replace(record, updated=time.time())
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        path = self.folder / f"{check_name(record.name)}.json"
-        temporary = self.folder / f".{record.name}.{os.getpid()}"
-        try:
-            with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as file:
-                json.dump(asdict(record), file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_record(self.folder, check_name(record.name), asdict(record))
         return record
 
     def forget(self, name: str) -> None:
         """Remove the record; absent is fine."""
         (self.folder / f"{check_name(name)}.json").unlink(missing_ok=True)
+
+
+def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
+    """Write ``NAME.json``, whole or not at all; it is there after a power cut, too, once this returns."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = folder / f".{name}.{os.getpid()}"
+    try:
+        with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as file:
+            json.dump(body, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(folder / f"{name}.json")
+    finally:
+        temporary.unlink(missing_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)  # the name, too
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
