@@ -12,6 +12,7 @@ import pytest
 from support.command import Home
 from support.keeper import Keeper, wait_until
 from support.operating import TIMEOUT, Operators
+from support.oracle import read, tree
 from support.pauses import paused
 
 from criuctl.proc.tree import ProcessIdentity
@@ -62,6 +63,12 @@ def _goes_on(operators: Operators, name: str, last: int) -> None:
     assert ticks == list(range(1, len(ticks) + 1)) and len(ticks) >= last + 20
 
 
+def _states(root: int) -> set[str]:
+    """The states of all that lives; the shell's short sleeps come and go meanwhile."""
+    stats = [read(f"/proc/{pid}/stat") for pid in tree(root)]
+    return {stat.rpartition(")")[2].split()[0] for stat in stats if stat}
+
+
 def test_a_paused_session_is_dumped_and_comes_back_paused(operators: Operators, method: str) -> None:
     operators("run", "-d", "--name", "work", "--", "sh", "-c", COUNTER)
     assert operators("status", "work")["freezer"] == method
@@ -86,11 +93,7 @@ def test_a_paused_session_is_dumped_and_comes_back_paused(operators: Operators, 
     root = ProcessIdentity.of(status["pid"])
     operators("resume", "work")
     _goes_on(operators, "work", last)
-    jobs = Path(f"/proc/{status['pid']}/task/{status['pid']}/children").read_text().split()
-    below = [f"/proc/{pid}/task/{pid}/children" for pid in jobs]
-    sleeping = [pid for path in below for pid in Path(path).read_text().split()]
-    states = {Path(f"/proc/{pid}/stat").read_text().split()[2] for pid in [*jobs, *sleeping]}
-    assert "T" in states  # who was stopped before the pause still is
+    wait_until(lambda: "T" in _states(root.pid), TIMEOUT, "who was stopped before the pause still is")
     operators("pause", "work")
     holder = ProcessIdentity.of(status["holder_pid"])
     os.kill(holder.pid, signal.SIGKILL)
