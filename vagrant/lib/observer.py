@@ -1,0 +1,99 @@
+"""Who sees all hosts at once, from a third one: does the program of the demonstration live once, and only once?
+
+observer.py ask ADDRESS PORT             one question; ends with 1 if nobody answers
+observer.py watch LOG PORT NAME=ADDRESS...   asks all of them ten times a second until it is ended, and writes down who answered
+observer.py judge LOG NAME...            whether the answers came from these hosts one after another, each time from one alone
+
+Two copies would answer in turns: there would be more changes than moves, or a count that goes back, or another life.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+
+PATIENCE = 2.0  # seconds for an answer; a frozen program accepts and says nothing
+
+
+def ask(address: str, port: int) -> str | None:
+    """Its line, or None."""
+    try:
+        with socket.create_connection((address, port), PATIENCE) as connection:
+            connection.settimeout(PATIENCE)
+            with connection.makefile(encoding="utf-8") as answer:
+                line = answer.readline()
+    except OSError:
+        return None
+    return line.rstrip("\n") if line.endswith("\n") else None
+
+
+def watch(log: str, port: int, hosts: dict[str, str]) -> None:
+    """One thread for each host, so that one that is silent does not hold up the others."""
+    lock = threading.Lock()
+    with open(log, "w", encoding="utf-8") as file:
+
+        def one(name: str) -> None:
+            while True:
+                line = ask(hosts[name], port)
+                if line is not None:
+                    with lock:
+                        print(f"{time.monotonic():.3f}", name, line, file=file, flush=True)
+                time.sleep(0.1)
+
+        threads = [threading.Thread(target=one, args=(name,), daemon=True) for name in hosts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def judge(log: str, expected: list[str]) -> int:
+    """Say what was seen; 0 if it is what has to be."""
+    with open(log, encoding="utf-8") as file:
+        answers = [line.split() for line in file]
+    stays: list[tuple[str, int]] = []
+    faults, silences = [], []
+    lives = {answer[2] for answer in answers}
+    if len(lives) > 1:
+        faults.append(f"it had several lives: {' '.join(sorted(lives))}")
+    last_time, last_count = 0.0, 0
+    for when, name, _, counted, *_ in answers:
+        count = int(counted.removeprefix("count="))
+        if count < last_count:
+            faults.append(f"the count went back from {last_count} to {count}, on {name}")
+        if not stays or stays[-1][0] != name:
+            if stays:
+                silences.append(f"{float(when) - last_time:.1f} s")
+            stays.append((name, 0))
+        stays[-1] = (name, stays[-1][1] + 1)
+        last_time, last_count = float(when), count
+    if [name for name, _ in stays] != expected:
+        faults.append(f"it should have lived on {', '.join(expected)}, in this order")
+    print(f"{len(answers)} answers, in this order:", ", ".join(f"{number} of {name}" for name, number in stays))
+    print(f"silence between the last answer of a host and the first of the next: {', '.join(silences) or 'none'}")
+    for fault in faults:
+        print(f"WRONG: {fault}")
+    return 1 if faults else 0
+
+
+def main() -> int:
+    """By the first word."""
+    match sys.argv[1:]:
+        case ["ask", address, port]:
+            line = ask(address, int(port))
+            if line is not None:
+                print(line)
+            return 0 if line is not None else 1
+        case ["watch", log, port, *hosts]:
+            watch(log, int(port), dict(host.split("=", 1) for host in hosts))
+            return 0
+        case ["judge", log, *expected]:
+            return judge(log, expected)
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
