@@ -10,7 +10,11 @@ import pytest
 
 OBSERVER = Path(__file__).resolve().parents[2] / "vagrant/lib/observer.py"
 
-MOVED = ["10.0 alpha life=a count=1 lines=0 last=", "10.1 alpha life=a count=3 lines=1 last=two words", "14.1 beta life=a count=4 lines=1"]
+MOVED = [
+    "10.0 alpha life=a count=1 lines=0 last=",
+    "10.1 alpha life=a count=3 lines=1 last=two words",
+    "14.1 beta life=a count=4 lines=1",
+]
 
 
 def judge(tmp_path: Path, answers: list[str], *expected: str) -> tuple[int, str]:
