@@ -7,11 +7,9 @@ A finding's code is that of the error which a command would end with.
 
 from __future__ import annotations
 
-import mmap
 import os
 import platform
 import shutil
-import struct
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +22,7 @@ from ..config import Config
 from ..criu import binary
 from ..errors import CriuctlError, NoSuchBucket, PlatformError, StoreNotInitialised
 from ..proc import command, netfilter
+from ..proc.memory import soft_dirty
 from ..proc.namespaces import KINDS
 from ..proc.procfs import read_raw
 from ..proc.scratch import Scratch
@@ -49,7 +48,6 @@ _PROGRAMS = {
 }
 _EARLIEST = 1_735_689_600  # 2025-01-01: criuctl is younger
 _LOW_MEMORY = 256 << 20
-_SOFT_DIRTY = 1 << 55
 
 
 def doctor(config: Config) -> list[Finding]:
@@ -186,12 +184,14 @@ def _kernel(_config: Config) -> Iterator[Finding]:
         yield Finding("warning", "nftables", error.message, "Trees with TCP connections need nftables (CONFIG_NF_TABLES).")
     if not os.path.exists("/proc/sys/vm/unprivileged_userfaultfd"):
         yield Finding("warning", "userfaultfd", "this kernel lacks userfaultfd", "`restore --lazy` does not work here.")
-    if not _has_soft_dirty():
+    if soft_dirty():
+        yield Finding("info", "soft-dirty", "this kernel tracks changed pages: later rounds of pre-copy read only those")
+    else:
         yield Finding(
             "info",
             "soft-dirty",
             "this kernel does not track changed pages (CONFIG_MEM_SOFT_DIRTY)",
-            "Pre-copy is not available here.",
+            "Every round of pre-copy reads all memory; what is stored stays the same.",
         )
 
 
@@ -204,23 +204,6 @@ def _has_pidfd_getfd() -> bool:
     finally:
         os.close(pidfd)
     return True
-
-
-def _has_soft_dirty() -> bool:
-    """A page that was just written is marked dirty, if the kernel marks pages at all."""
-    import ctypes
-
-    page = os.sysconf("SC_PAGE_SIZE")
-    with mmap.mmap(-1, page) as memory:
-        memory[0] = 1
-        anchor = ctypes.c_char.from_buffer(memory)
-        address = ctypes.addressof(anchor)
-        del anchor  # else the mapping cannot be closed
-        fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return bool(struct.unpack("=Q", os.pread(fd, 8, address // page * 8))[0] & _SOFT_DIRTY)
-        finally:
-            os.close(fd)
 
 
 def _programs(_config: Config) -> Iterator[Finding]:
