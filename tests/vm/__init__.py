@@ -1,0 +1,15 @@
+"""The second level of migration tests: two real machines with stock Debian kernels, run by hand with ``scripts/vm-test``.
+
+The default tests make their hosts of namespaces, on one kernel.  Here each host has its own, which tracks changed pages, and a
+systemd, a power plug and a network cable.  What is done, is done by the commands that a user types; what became of it is judged
+from outside, by this machine, which neither host can lie to.
+
+    machine.py   one QEMU machine: its power, its cable, commands on it
+    lab.py       two of them, ``alpha`` and ``beta``, made one like the other by scripts/setup
+    teller.py    the program that moves: it counts, listens, remembers
+    outside.py   what is heard of the tellers
+    checks.py    what must be so
+    result.py    the table, and RESULT.md
+
+Nothing in this folder is collected by pytest.
+"""

@@ -1,0 +1,110 @@
+"""The command line behind ``scripts/vm-test``, which makes the image and starts this."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from .checks import Checks
+from .lab import PROJECT, Lab
+from .machine import VmError
+from .outside import Observer
+from .result import Result, Row, today
+
+RESULT = Path(__file__).with_name("RESULT.md")
+CHECKS = [name for name in vars(Checks) if name.startswith(("it_", "the_", "a_", "an_", "pre_", "nothing_"))]
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    """All of it."""
+    result = Result(
+        {"Date": today(), "Commit": commit(), "Processor": "KVM" if arguments.kvm else "emulated (QEMU, TCG), one each"}
+    )
+    began = time.monotonic()
+    with (
+        tempfile.TemporaryDirectory(prefix="criuctl-vm-", dir=arguments.work) as name,
+        Observer() as observer,
+        Lab(Path(name), arguments.image, arguments.key, arguments.prepared, kvm=arguments.kvm) as lab,
+    ):
+        seconds = lab.prepare()
+        if seconds is not None:
+            print(f"scripts/setup on a plain Debian took {seconds:.0f} s; kept for later runs", flush=True)
+            result.facts["Set-up on a plain Debian"] = f"{seconds:.0f} s"
+        booted = lab.boot()
+        print(f"both machines are up after {booted:.0f} s", flush=True)
+        result.facts["Boot of both"] = f"{booted:.0f} s"
+        checks = Checks(lab, observer, result)
+        for check in [name for name in CHECKS if not arguments.checks or name in (CHECKS[0], *arguments.checks)]:
+            row = one(checks, check)
+            result.rows.append(row)
+            print(f"{'good' if row.good else 'BAD '} {row.seconds:6.1f} s  {row.name}: {row.seen}", flush=True)
+            if not row.good and check == CHECKS[0]:
+                break
+    result.facts["All of it"] = f"{time.monotonic() - began:.0f} s"
+    return result
+
+
+def one(checks: Checks, name: str) -> Row:
+    """One check, and both machines up and linked after it, however it ended."""
+    began = time.monotonic()
+    words = name.replace("_", " ").replace("pre copy", "pre-copy")
+    try:
+        seen, good = getattr(checks, name)(), True
+    except Exception as error:
+        good = False
+        seen = str(error) if isinstance(error, VmError) else traceback.format_exc()
+        for machine in checks.lab.both:
+            if not machine.powered():
+                checks.reboot(machine)
+            machine.cable(plugged=True)
+    return Row(words, good, time.monotonic() - began, seen)
+
+
+def commit() -> str:
+    """Of this checkout; with a plus if something is changed in it that the machines get."""
+    words = ["git", "describe", "--always", "--abbrev=10", "--exclude=*", "--dirty=+"]
+    return subprocess.run(words, cwd=PROJECT, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def stop(number: int, _frame: FrameType | None) -> NoReturn:
+    """A signal ends it in order: machines and files go."""
+    raise SystemExit(128 + number)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """0 if all is good, else 1."""
+    parser = argparse.ArgumentParser(prog="scripts/vm-test", description="Migrations between two real machines (QEMU).")
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help="only these checks, and set-up; RESULT.md is left alone then")
+    parser.add_argument("--list", action="store_true", help="name the checks")
+    parser.add_argument("--image", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--prepared", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--key", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--work", type=Path, default=Path(os.environ.get("TMPDIR", "/var/tmp")), help=argparse.SUPPRESS)
+    arguments = parser.parse_args(words)
+    if arguments.list:
+        print("\n".join(CHECKS))
+        return 0
+    if unknown := set(arguments.checks) - set(CHECKS):
+        parser.error(f"there is no check {', '.join(unknown)}; --list names them")
+    arguments.kvm = os.environ.get("CRIUCTL_KVM") == "1"
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, stop)
+    result = run(arguments)
+    print("\n" + result.table())
+    if not arguments.checks:
+        result.write(RESULT)
+    return 0 if result.good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""What this machine hears of the tellers on the two others: the proof that a program never ran twice and was never lost."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from dataclasses import dataclass, field
+
+from .machine import VmError, wait_for
+
+GUESTS_CALL_US = "10.0.2.2"  # QEMU's user network leads it to our own loopback
+HEARD = 90.0  # seconds
+
+
+@dataclass
+class Told:
+    """All that was heard of one teller."""
+
+    numbers: list[int] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)  # for each number, who told it
+
+
+class Observer:
+    """Listens while inside."""
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        self._socket.bind(("127.0.0.1", 0))
+        self._socket.settimeout(0.5)
+        self.port = self._socket.getsockname()[1]
+        self._told: dict[str, Told] = {}
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> Observer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._socket.close()
+
+    def told(self, name: str) -> Told:
+        """What was heard until now."""
+        with self._lock:
+            told = self._told.get(name, Told())
+            return Told(list(told.numbers), list(told.hosts))
+
+    def wait_heard(self, name: str, host: str, count: int = 5) -> None:
+        """Wait until `count` more numbers were told, and on that host."""
+        before = len(self.told(name).numbers)
+        wait_for(lambda: self.told(name).hosts[before:].count(host) >= count, HEARD, f"{name} is heard on {host}")
+
+    def journey(self, name: str) -> list[str]:
+        """The hosts that it has run on, in order; every number was told once, in order, or `VmError`."""
+        told = self.told(name)
+        for index, number in enumerate(told.numbers):
+            if number != index + 1:
+                near = list(zip(told.numbers, told.hosts, strict=True))[max(0, index - 3) : index + 4]
+                raise VmError(f"{name}: number {index + 1} should have come, but heard were {near}")
+        return [host for host, _ in itertools.groupby(told.hosts)]
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            try:
+                name, number, host = self._socket.recv(200).decode().split()
+            except TimeoutError:
+                continue
+            with self._lock:
+                told = self._told.setdefault(name, Told())
+                told.numbers.append(int(number))
+                told.hosts.append(host)
