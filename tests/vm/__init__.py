@@ -9,6 +9,7 @@ from outside, by this machine, which neither host can lie to.
     teller.py    the program that moves: it counts, listens, remembers
     outside.py   what is heard of the tellers
     checks.py    what must be so
+    hold.py      criuctl, held at a step
     result.py    the table, and RESULT.md
 
 Nothing in this folder is collected by pytest.

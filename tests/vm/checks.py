@@ -21,6 +21,7 @@ from typing import Any
 
 from servers.rclone import rclone
 
+from .hold import Hold
 from .lab import GAMMA, Lab
 from .machine import Machine, VmError, wait_for
 from .outside import GUESTS_CALL_US, Observer
@@ -48,54 +49,6 @@ server = socket.create_connection((sys.argv[1], 7070), 60)
 server.sendall(b"sum\\n")
 print(server.makefile().readline())
 """
-# Tells when it listens, then when criuctl is at the step; lets go when its input ends.
-HOLD = """
-import os, select, sys
-os.mkfifo(sys.argv[1])
-fd = os.open(sys.argv[1], os.O_RDONLY | os.O_NONBLOCK)
-print("listening", flush=True)
-select.select([fd], [], [])
-print(os.read(fd, 100).decode(), flush=True)
-sys.stdin.read()
-os.close(fd)
-os.unlink(sys.argv[1])
-"""
-
-
-class Hold:
-    """criuctl, held at a step until `let_go`."""
-
-    def __init__(self, machine: Machine, step: str) -> None:
-        self.fifo = "/run/hold"
-        self.variables = f"CRIUCTL_PAUSE_AT={step} CRIUCTL_PAUSE_FIFO={self.fifo}"
-        machine.sh(f"rm -f {self.fifo}")
-        self._process = machine.start(shlex.join(["python3", "-c", HOLD, self.fifo]), stdin=subprocess.PIPE)
-        self._expect("listening")
-
-    def reached(self, command: subprocess.Popen[str]) -> None:
-        """Wait until criuctl is there; `command` is what leads it there."""
-        try:
-            self._expect("paused")
-        except VmError as error:
-            command.kill()
-            raise VmError(f"{error}: {command.communicate()}") from None
-
-    def let_go(self) -> None:
-        """Whether anything is held or not."""
-        if self._process.poll() is None:
-            assert self._process.stdin is not None
-            self._process.stdin.close()
-            try:
-                self._process.wait(30)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-    def _expect(self, word: str) -> None:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line.startswith(word):
-            raise VmError(f"expected {word!r} of who holds criuctl, not {line!r}")
 
 
 class Checks:
@@ -115,7 +68,9 @@ class Checks:
             teller = f"python3 -I /srv/teller.py {name} {GUESTS_CALL_US} {self.observer.port} {MIB} &"
             self.alpha.criuctl("send", name, "--text", teller, "--enter")
             self.observer.wait_heard(name, "alpha")
-            self.alpha.criuctl("send", name, "--text", "cat", "--enter", "--text", "half-")
+            self.alpha.criuctl("send", name, "--text", "echo now-$((40 + 2)); cat", "--enter")
+            self.alpha.criuctl("wait", name, "--match", "now-42", "--timeout", "60")  # the terminal reads lines by now
+            self.alpha.criuctl("send", name, "--text", "half-")
             self.alpha.criuctl("wait", name, "--match", "half-", "--timeout", "60")
             yield name
         finally:
@@ -159,7 +114,7 @@ class Checks:
 
     def begin_migrate(self, name: str, hold: Hold, variables: str = "") -> subprocess.Popen[str]:
         """From alpha to beta, to be held."""
-        return self.alpha.start(f"{hold.variables} {variables} criuctl -v migrate {name} {self.beta.url}")
+        return self.alpha.start(f"{hold.variables} {variables} criuctl migrate {name} {self.beta.url} -v")
 
     def cut_at(self, step: str, name: str, seconds: float | None, variables: str = "") -> tuple[int, str, float]:
         """Pull beta's cable when criuctl on alpha is at this step, for so long (``None``: until it has ended); how it ended."""
