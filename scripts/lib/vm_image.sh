@@ -39,7 +39,7 @@ vm_tree() {
     vm_sources >"$1/sources"
     keyring=$(sed -n 's/^Signed-By: *\(\/.*\)/\1/p' "$1/sources" | head -n 1)
     # shellcheck disable=SC2016,SC2086 # mmdebstrap expands $1 in hooks; package names are words
-    mmdebstrap --quiet --mode=root --variant=minbase --include="$(echo linux-image-cloud-amd64 $VM_PACKAGES | tr -s ' \n' ',')" \
+    mmdebstrap --quiet --mode=root --variant=minbase --include="$(echo linux-image-cloud-amd64 $VM_PACKAGES | tr ' ' ',')" \
         ${keyring:+--keyring="$keyring"} --aptopt='Acquire::Check-Valid-Until "false"' --aptopt='Acquire::Languages "none"' \
         --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \

@@ -147,7 +147,7 @@ class Checks:
         """Power it on again; the seconds until commands can be run."""
         self.lab.power_on(machine)
         seconds = machine.wait_up()
-        machine.sh(f"ping -c 1 -W 60 {self.other(machine).name}")
+        self.lab.wait_linked(machine)
         return seconds
 
     # -- the checks, in the order in which they are made ---------------------------------------------------
@@ -159,6 +159,7 @@ class Checks:
         said = [self.lab.finish_set_up(machine, process, began).strip().splitlines()[-1] for machine, process in begun]
         for machine in self.lab.both:
             machine.write("/srv/teller.py", TELLER.read_text())
+            machine.sh("sync")  # plugs will be pulled
         version = self.alpha.criuctl("version")
         self.result.facts["Kernel"] = f"{version['kernel']} {version['arch']}, Python {version['python']}"
         self.result.facts["CRIU"] = f"{version['criu']['version']} ({version['criu']['origin']})"
@@ -348,7 +349,7 @@ class Checks:
             environment = f"export {variables} AWS_DEFAULT_REGION=us-east-1 CRIUCTL_STORE=s3://sessions/vm; "
             (server.data / "sessions").mkdir()
             self.alpha.sh(environment + "criuctl store init")
-            key = self.alpha.sh(environment + "criuctl store key --export /root/store.key && cat /root/store.key")
+            key = self.alpha.sh(environment + "criuctl store key --export /root/store.key >/dev/null && cat /root/store.key")
             self.beta.write("/root/store.key", key, "600")
             told = json.loads(self.alpha.sh(environment + f"criuctl dump {name} --json"))
             self.alpha.pull_plug()

@@ -82,13 +82,19 @@ class Lab:
             machine.wait_up()
             self._introduce(machine)
         for machine, other in (self.both, self.both[::-1]):
-            machine.sh(f"ping -c 1 -W 30 {other.name} && ssh {other.name} true")
+            self.wait_linked(machine)
+            machine.sh(f"ssh {other.name} true; sync")
         return time.monotonic() - began
 
     def power_on(self, machine: Machine) -> None:
         """At first, and again after its plug was pulled."""
         peer = self.beta if machine is self.alpha else self.alpha
         machine.power_on(peer.name, kvm=self._kvm)
+
+    def wait_linked(self, machine: Machine) -> None:
+        """Wait until it reaches the other one."""
+        other = self.beta if machine is self.alpha else self.alpha
+        machine.sh(f"timeout 60 sh -c 'until ping -q -c 1 -W 1 {other.name}; do sleep 0.2; done'")
 
     def set_up(self, machine: Machine) -> float:
         """This checkout on a machine, and scripts/setup there; the seconds that it took."""
