@@ -9,6 +9,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from support.keeper import Keeper
@@ -140,7 +141,8 @@ class Tree:
     def end(self) -> None:
         """End every process of it."""
         for pid in self.pids():
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has ended meanwhile: by what was interrupted, or without its root
+                os.kill(pid, signal.SIGKILL)
         _until(lambda: not self.pids(), 60, "processes of the tree cannot be killed")
         self._path.unlink(missing_ok=True)
 
