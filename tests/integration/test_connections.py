@@ -95,6 +95,7 @@ def test_keep(echo: Echo, zoo: Zoo, trip: Trip) -> None:
     assert "meanwhile" in first
     second = restored.ask()["outcome"]
     assert any(word in second for word in ("echo", "2", "3"))  # its echoes come in one piece or in two
+    wait_until(lambda: b"".join(echo.lines).endswith(b"3\n"), 60, "the server has read the last line, too")
     assert echo.ended == []
     assert b"".join(echo.lines) == b"1\n2\n3\n"
 
