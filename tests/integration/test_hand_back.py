@@ -351,6 +351,7 @@ def test_a_descriptor_that_nobody_took(server: Server, zoo: Zoo, trip: Trip) -> 
         socket.send_fds(connection, [b"take this"], [file.fileno()])
     restored = trip.restore(trip.dump(animal), animal, "--connections", "reconnect", equal=False)
     assert [c["outcome"] for c in restored.answer["connections"]] == ["reconnected"]
+    wait_until(lambda: echo.accepted == 2, 60, "accepted again: to a connection that waits, the end is a reset")
     echo.stop()
     assert restored.ask()["read"] == ""
     echo.start()
