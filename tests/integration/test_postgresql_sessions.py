@@ -200,6 +200,7 @@ def test_a_query_in_flight(server: PostgresServer, client: Any, local: bool) -> 
     raw = client.pgconn
     with server.connect() as other:
         other.execute("SELECT pg_advisory_lock(4711)")
+        time.sleep(0.05)  # "sent after received" is told by a clock that ticks every few milliseconds
         raw.send_query(b"SELECT pg_advisory_lock(4711), 'done'")
         raw.flush()
         waits = f"SELECT wait_event_type FROM pg_stat_activity WHERE pid = {raw.backend_pid}"
@@ -374,7 +375,8 @@ class TestEncryption:
             hand.round()
             assert hand.record.session["plain"] == "the server says so"
             assert value(client, "SELECT 42") == 42
-            assert tls_server.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'criuctl'") == [(0,)]
+            ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'criuctl'"
+            wait_for(lambda: tls_server.execute(ours) == [(0,)])  # the server ends a session after its client has gone
 
     def test_seen_there_to_be_busy(self, tls_server: PostgresServer) -> None:
         with tls_server.connect(sslmode="disable") as client:
