@@ -66,6 +66,7 @@ def launch(zoo: Zoo, server: RedisServer, mode: str) -> Animal:
     env = {**PACKAGES, "REDIS_SECRET": "first"}
     animal = zoo.launch("cache.py", mode, str(server.port), server.path, quiet=False, env=env)
     animal.ask()
+    _until(lambda: all((animal.folder / f"acknowledged-{name}").exists() for name in LISTS))  # the child's comes when it may
     return animal
 
 
@@ -166,7 +167,8 @@ def acknowledged(animal: Animal) -> dict[str, int]:
     """The last number of each list whose push was answered; each has been answered once."""
     found = {}
     for name in LISTS:
-        numbers = [int(line) for line in (animal.folder / f"acknowledged-{name}").read_text().splitlines()]
+        whole, _, _ = (animal.folder / f"acknowledged-{name}").read_text().rpartition("\n")  # the last may be half written
+        numbers = [int(line) for line in whole.splitlines()]
         assert numbers == list(range(1, len(numbers) + 1)), name
         found[name] = len(numbers)
     return found
