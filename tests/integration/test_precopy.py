@@ -59,7 +59,7 @@ def test_of_a_tree_that_writes_only_what_it_writes_is_stored_again(zoo: Zoo, tri
     assert while_frozen(told) < 8 * MIB
     restored = trip.restore(told, animal, equal=False)
     turns = restored.ask()["turns"]
-    assert wait_until(lambda: restored.ask()["turns"] > turns, 20, "it writes on")
+    assert wait_until(lambda: restored.ask()["turns"] > turns, 60, "it writes on")
 
 
 def test_a_process_that_ends_between_rounds_is_not_missed(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
@@ -67,6 +67,7 @@ def test_a_process_that_ends_between_rounds_is_not_missed(zoo: Zoo, trip: Trip, 
     (child,) = oracle.tree(animal.pid)[1:]
     with paused(criuctl, "precopy", "dump", animal.pid, "--leave-running", "--pre-copy") as held:
         os.kill(child, signal.SIGKILL)
+        wait_until(lambda: oracle.stat_of(child)[:1] in ([], ["Z"]), 60, "the child has ended")
         held.go_on()
         assert held.command.process.wait(120) == 0, held.command.told()
     told = held.command.json()

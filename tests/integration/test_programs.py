@@ -126,6 +126,7 @@ def test_a_child_of_a_shell(zoo: Zoo, trip: Trip) -> None:
     program = [sys.executable, "-S", str(Path(__file__).parent / "programs" / "counter.py"), str(folder)]
     shell = zoo.launch(["sh", "-c", script, "sh", *program], name="counter")
     pid = int(wait_until(lambda: (folder / "ready").exists() and (folder / "ready").read_text(), 60, "ready"))
+    wait_until((folder / "shell-started").exists, 60, "the shell has done its part")
     # Its session and group are led by a shell that is outside: another one leads them afterwards.
     trip.round(zoo.adopt(pid, shell), ignore=("*/group", "*/session"))
 

@@ -54,6 +54,8 @@ def back(trip: Trip, animal: Animal, *ignore: str, restless: bool = False) -> An
         found = [d for p in oracle.snapshot(animal.pid, memory=False).values() for d in p.get("descriptors", {}).values()]
         return [d["peer"] for d in found if d.get("tcp_state", 10) != 10]
 
+    if not restless:
+        animal.rest()
     wait_until(lambda: not connections(), 60, f"{animal!r} has closed its connections")
     if not restless:
         animal.rest()
@@ -215,9 +217,10 @@ def test_make_in_the_middle_of_a_build(zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch([make, "-j2"], name="make", quiet=False)
 
     def waits() -> bool:
-        """Whether the one command is finished, and only the other is left."""
+        """Whether the one command is finished and reaped (who is not has no command line), and only the other is left."""
         running = [oracle.read(f"/proc/{pid}/cmdline") for pid in oracle.tree(animal.pid)]
-        return (folder / "other.o").exists() and "cat\0gate\0" in running and not any("int other" in each for each in running)
+        done = (folder / "other.o").exists() and all(running) and not any("int other" in each for each in running)
+        return done and "cat\0gate\0" in running
 
     wait_until(waits, 60, "make waits for made.h")
     animal = back(trip, animal)
