@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import groups
 from support.trip import Trip
 from support.zoo import Zoo
 
@@ -24,7 +25,7 @@ def group() -> Iterator[tuple[str, Path]]:
     folder.mkdir()
     yield hierarchy, folder
     if folder.exists():
-        folder.rmdir()
+        groups.remove(folder)
 
 
 def test_back_into_its_group(group: tuple[str, Path], zoo: Zoo, trip: Trip) -> None:
@@ -44,7 +45,7 @@ def test_the_group_is_gone(group: tuple[str, Path], zoo: Zoo, trip: Trip) -> Non
     for pid in animal.identities():
         (folder / "cgroup.procs").write_text(str(pid[0]))
     told = trip.dump(animal)
-    folder.rmdir()
+    groups.remove(folder)
     restored = trip.restore(told, animal, ignore=("*/cgroup*",))
     assert any(folder.name in warning for warning in restored.answer["warnings"])
     restored.ask()

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support import groups
 from support.obstacles import DUMPABLE, REFUSED, Case, running
 
 from criuctl.config import Config
@@ -174,7 +175,7 @@ def test_frozen_control_group_is_found(tmp_path: Path) -> None:
             finally:
                 (group / file).write_text(thawed)
     finally:
-        group.rmdir()
+        groups.remove(group)
 
 
 def _mount_of(kind: str, option: str) -> str | None:
