@@ -80,7 +80,7 @@ def test_the_old_home_writes_nothing_and_stops_its_copy(homes: Homes, zoo: Zoo) 
     with paused(b, "store", "dump", "web") as held:
         third = zoo.adopt(c("restore", "web", "--take-over")["pid"], original)
         held.go_on()
-        assert held.command.process.wait(60) == 9, held.command.told()
+        assert held.command.process.wait(120) == 9, held.command.told()
     assert held.command.json()["error"]["code"] == "fenced"
     assert not copy.alive()
     assert len(a("list", "web")) == 3
@@ -98,14 +98,14 @@ def test_the_old_home_was_only_cut_off(
     radosgw_server.make_bucket(home.token)
     a, b = homes("a"), homes("b")
     for each in (a, b):
-        each.extra |= {**radosgw_server.env, "CRIUCTL_STORE": f"s3://{home.token}/fence", "CRIUCTL_S3_RETRIES": "1"}
+        each.extra |= {**radosgw_server.env, "CRIUCTL_STORE": f"s3://{home.token}/fence"}
     a("store", "init")
     a.shell("web")
     assert only(a("fence", "web"))["verdict"] == "unclaimed"
     a("exec", "web", "--", "export", "kept=yes")
     a("snapshot", "web")
     with_net = dict(a.extra)
-    a.extra["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{free_ports(1)[0]}"
+    a.extra |= {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_ports(1)[0]}", "CRIUCTL_S3_RETRIES": "1"}
     b("restore", "web", "--take-over")
     cut = a("fence", "--all", check=False)
     assert cut["exit_code"] == 7
@@ -163,7 +163,7 @@ def test_kill_9_of_fence_and_again(held: bool, homes: Homes, zoo: Zoo) -> None:
     for step in ("fence", "end"):
         with paused(a, step, "fence", "web") as killed:
             killed.kill()
-            killed.command.process.wait(30)
+            killed.command.process.wait(120)
         assert a("status", "web")["state"] in ("running", "paused")
     found = {row["session"]: (row["verdict"], row["done"]) for row in a("fence", "--all")}
     assert found == {"web": ("fenced", "ended"), "other": ("home", "nothing")}
@@ -183,9 +183,9 @@ def test_of_two_homes_that_restore_at_once_one_wins(homes: Homes, zoo: Zoo) -> N
         with paused(c, "pages", "restore", "web", "--take-over") as forced:  # a take-over that comes to nothing is undone
             forced.kill(signal.SIGTERM)
             forced.go_on()
-            assert forced.command.process.wait(30) == 128 + signal.SIGTERM
+            assert forced.command.process.wait(120) == 128 + signal.SIGTERM
         held.go_on()
-        assert held.command.process.wait(60) == 0, held.command.told()
+        assert held.command.process.wait(120) == 0, held.command.told()
     winner = zoo.adopt(held.command.json()["pid"], original)
     assert only(b("fence", "web"))["verdict"] == "home"
     winner.ask()
@@ -194,6 +194,6 @@ def test_of_two_homes_that_restore_at_once_one_wins(homes: Homes, zoo: Zoo) -> N
     with paused(b, "pages", "restore", "web", "--pids", "private") as held:
         forced_copy = zoo.adopt(c("restore", "web", "--take-over")["pid"], original)
         held.go_on()
-        assert held.command.process.wait(60) == 9, held.command.told()
+        assert held.command.process.wait(120) == 9, held.command.told()
     assert {other.pid for other in zoo.find(original)} <= set(oracle.tree(forced_copy.pid))
     forced_copy.ask()
