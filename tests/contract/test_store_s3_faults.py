@@ -334,7 +334,7 @@ def test_a_gateway_killed_under_writers_and_started_again(gateway: Place, radosg
         half_way.release()
         store.put(item[0], item[1], if_absent=int(item[0][2:]) % 3 == 0)
 
-    with open_store(gateway.url, Config(s3_retries=8)) as store, ThreadPoolExecutor(4) as pool:
+    with open_store(gateway.url, Config(s3_retries=30)) as store, ThreadPoolExecutor(4) as pool:
         store.create()
         writers = [pool.submit(write, item) for item in contents.items()]
         for _ in range(8):

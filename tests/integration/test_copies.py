@@ -81,7 +81,7 @@ def test_a_zombie_of_its_own_is_waited_for(zoo: Zoo, trip: Trip, criuctl: Criuct
     dump = criuctl.start("dump", pid)
     wait_until(lambda: oracle.stat_of(pid)[:1] == ["Z"], 60, "the dumped root is a zombie")
     reap.touch()
-    assert dump.process.wait(30) == 0
+    assert dump.process.wait(120) == 0, dump.told()
     restored = trip.restore(dump.json(), animal, equal=False)
     assert restored.pid == pid
     restored.ask()

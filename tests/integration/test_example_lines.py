@@ -37,7 +37,7 @@ class Feed:
         self.daemon.wait_until(lambda: accepts(self.port))
 
     def add(self, count: int) -> None:
-        with socket.create_connection(("127.0.0.1", self.port), timeout=30) as connection, connection.makefile("rb") as answers:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=120) as connection, connection.makefile("rb") as answers:
             for _ in range(count):
                 number = self.added + 1
                 connection.sendall(b"ADD %s\n" % self.line(number).encode())

@@ -62,7 +62,7 @@ def user(zoo: Zoo, home: Home) -> Animal:
     (folder / "book").write_text("to be read")
     os.mkfifo(folder / "fifo")
     animal = zoo.launch([sys.executable, "-S", "-c", PROGRAM], name="user", ready=False)
-    wait_until((folder / "ready").exists, 30, "the program is ready")
+    wait_until((folder / "ready").exists, 60, "the program is ready")
     return animal
 
 

@@ -112,13 +112,13 @@ def test_a_server_that_is_away_for_a_while(server: PostgresServer, zoo: Zoo, tri
     server.stop(signal.SIGQUIT)  # as a crash, so that it has to recover
     try:
         with socket.create_server(("127.0.0.1", server.port)) as listener:
-            listener.settimeout(30)
+            listener.settimeout(60)
             command = criuctl.start("restore", told["checkpoint"])
             for _ in range(9):
                 listener.accept()[0].close()
     finally:
         server.start()
-    assert command.process.wait(60) == 0, command.told()
+    assert command.process.wait(120) == 0, command.told()
     answer = command.json()
     assert {c["outcome"] for c in answer["connections"]} == {"reconnected"}
     assert max(c["attempts"] for c in answer["connections"]) > 2
