@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support import checkpoints as kit
 from support.faulty_store import FaultyStore
+from support.keeper import wait_until
 
 from criuctl.checkpoint.codec import Compressor
 from criuctl.checkpoint.packs import object_name
@@ -213,6 +214,7 @@ def test_a_dump_ends_while_uploads_are_slow(tmp_path: Path) -> None:
     assert entered.wait(60)
     closer = threading.Thread(target=writer.close)
     closer.start()
+    wait_until(lambda: writer._pipeline._error is not None, 60, "the closing has begun")
     gate.set()
     closer.join(60)
     flusher.join(60)
