@@ -45,14 +45,29 @@ missing_packages() {
     done
 }
 
+# persistently COMMAND...: again after 5 and after 20 seconds if it fails.
+persistently() {
+    for pause in 5 20; do
+        "$@" && return
+        say "trying again in $pause s"
+        sleep "$pause"
+    done
+    "$@"
+}
+
+# get_packages NAME...: apt-get waits for dpkg's lock itself, but not for those of its lists and its archive.
+get_packages() {
+    quietly apt-get -qq update || warn "apt-get update failed; going on with the package lists that are here"
+    DEBIAN_FRONTEND=noninteractive quietly apt-get -y -qq -o DPkg::Lock::Timeout=300 install --no-install-recommends "$@"
+}
+
 # install_packages NAME...: calls apt-get for what is missing, and not at all when nothing is.
 install_packages() {
     missing=$(missing_packages "$@")
     [ -n "$missing" ] || return 0
     say "packages: installing $missing"
-    quietly apt-get -qq update || warn "apt-get update failed; going on with the package lists that are here"
     # shellcheck disable=SC2086
-    DEBIAN_FRONTEND=noninteractive quietly apt-get -y -qq -o DPkg::Lock::Timeout=300 install --no-install-recommends $missing ||
+    persistently get_packages $missing ||
         die "apt-get could not install: $missing" "Is the machine online, and do the mirrors in /etc/apt answer? Or install them by hand and run $0 again."
 }
 
