@@ -31,6 +31,7 @@ class Desk:
         self._lock = threading.Lock()
         self._idle = threading.Condition(self._lock)
         self._under_way: set[int] = set()
+        self._unsent = 0  # requests whose answers are not yet on their way
         self._threads = 0
         self._free = 0
         self._work: queue.SimpleQueue[tuple[int, Request, Callable[[], None]] | None] = queue.SimpleQueue()
@@ -47,6 +48,7 @@ class Desk:
         """A request came; `done` gives its body back."""
         with self._lock:
             self._under_way.add(number)
+            self._unsent += 1
             if self._threads < self._workers and len(self._under_way) > self._threads:
                 self._threads += 1
                 threading.Thread(target=self._answer, name=f"criuctl-link-worker-{self._threads}", daemon=True).start()
@@ -64,9 +66,9 @@ class Desk:
         self._events.put((request, size))
 
     def settle(self, seconds: float) -> bool:
-        """Wait until everything is answered."""
+        """Wait until everything is answered, and the answers are on their way."""
         with self._idle:
-            return self._idle.wait_for(lambda: not self._under_way, seconds)
+            return self._idle.wait_for(lambda: not self._unsent, seconds)
 
     def close(self) -> None:
         """Let the threads go as soon as they have nothing to do."""
@@ -88,6 +90,7 @@ class Desk:
             self._send(Outgoing(views, done))
             del item, request, views, done
             with self._idle:
+                self._unsent -= 1
                 self._idle.notify_all()
 
     def _views(self, number: int, request: Request) -> list[memoryview]:

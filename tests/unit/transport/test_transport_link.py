@@ -14,7 +14,9 @@ from criuctl import __version__
 from criuctl.criu.driver import CriuFailed
 from criuctl.errors import Conflict, CriuctlError, LinkLost, ObjectMissing, PlatformError, TimedOut, UnsupportedFormat, UsageError
 from criuctl.transport import frames
+from criuctl.transport.desk import Desk
 from criuctl.transport.link import Answer, Link, Request
+from criuctl.transport.messages import Outgoing
 
 
 def echo(request: Request) -> Answer:
@@ -231,6 +233,7 @@ def test_an_answer_that_comes_late_touches_nothing(ends: Ends) -> None:
 
     left, _ = ends(None, slow)
     target = bytearray(500_000)
+    assert left.hello  # which may take longer than what follows
     with pytest.raises(TimedOut, match="slow"):
         left.ask("slow", into=memoryview(target), timeout=0.1)
     go.set()
@@ -296,6 +299,22 @@ def test_what_is_being_answered_is_answered_before_the_link_closes(ends: Ends) -
         go.set()
         assert asked.result(TIMEOUT).arguments == {"done": True}
         closed.result(TIMEOUT)
+
+
+def test_an_answer_that_is_about_to_be_sent_is_waited_for() -> None:
+    sending, go = threading.Event(), threading.Event()
+
+    def send(_outgoing: Outgoing) -> None:
+        sending.set()
+        go.wait(TIMEOUT)
+
+    desk = Desk(echo, 1, 2, send, debug=False)
+    desk.ask(1, Request("x", {}), lambda: None)
+    assert sending.wait(TIMEOUT)
+    assert not desk.settle(0.1)
+    go.set()
+    assert desk.settle(TIMEOUT)
+    desk.close()
 
 
 def test_a_link_that_was_never_started_is_closed() -> None:
