@@ -66,8 +66,8 @@ vm_furnish() {
     printf '[Service]\nExecStartPre=\nExecStartPre=/usr/bin/ssh-keygen -A\nExecStartPre=/usr/sbin/sshd -t\n' >"$1/etc/systemd/system/ssh.service.d/keys.conf"
     printf 'UseDNS no\nGSSAPIAuthentication no\nPermitRootLogin prohibit-password\n' >"$1/etc/ssh/sshd_config.d/10-vm.conf"
     # shellcheck disable=SC2086
-    chroot "$1" systemctl -q mask $VM_MASKED
-    chroot "$1" systemctl -q enable systemd-networkd systemd-resolved ssh
+    quietly chroot "$1" systemctl -q mask $VM_MASKED
+    quietly chroot "$1" systemctl -q enable systemd-networkd systemd-resolved ssh
     rm -rf "$1"/etc/ssh/ssh_host_* "$1"/var/lib/apt/lists/* "$1"/var/cache/apt/*.bin
     : >"$1/etc/machine-id"
     rm -f "$1/var/lib/dbus/machine-id"

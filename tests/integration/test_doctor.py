@@ -49,6 +49,7 @@ def test_this_host_is_ready(config: Config, tmp_path: Path) -> None:
     assert _told(found, "no-such-bucket").level == "info", "a local store is made at the first dump"
     assert set(tmp_path.rglob("*")) == before, "nothing is left behind"
     assert "CRIU" in _told(found, "criu").text
+    assert _told(found, "soft-dirty").level == "info", "pre-copy works with and without"
     levels = [("error", "warning", "info").index(f.level) for f in found]
     assert levels == sorted(levels)
 
