@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import select
 import struct
 import subprocess
 import termios
+import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +22,7 @@ from criuctl.proc.linediscipline import Held
 from criuctl.session.terminal import Guard, Pty
 
 WAIT = 30.0
+MARK = b"<>"
 
 
 @contextmanager
@@ -42,10 +45,23 @@ def type_in(pty: Pty, data: bytes) -> None:
 
 
 def echoed(pty: Pty) -> bytes:
-    try:
-        return os.read(pty.master, 1 << 16)
-    except BlockingIOError:
-        return b""
+    """What was shown so far: a mark that is printed now comes behind all of it."""
+    os.write(pty.slave, MARK)
+    shown = b""
+    while not shown.endswith(MARK):
+        assert select.select([pty.master], [], [], WAIT)[0]
+        shown += os.read(pty.master, 1 << 16)
+    return shown.removesuffix(MARK)
+
+
+def type_all_in(pty: Pty, data: bytes) -> None:
+    """As `type_in`; much comes to the line discipline in pieces, and one with a whole line in it does not wait for the others."""
+    type_in(pty, data)
+    letters = re.compile(rb"[a-z]")  # each is echoed once
+    shown, deadline = echoed(pty), time.monotonic() + WAIT
+    while len(letters.findall(shown)) < len(letters.findall(data)):
+        assert time.monotonic() < deadline, shown
+        shown += echoed(pty)
 
 
 def waiting(pty: Pty) -> int:
@@ -79,8 +95,7 @@ CASES = {
 def test_what_is_taken_stays_and_can_be_planted_elsewhere(name: str) -> None:
     typed, expected = CASES[name]
     with terminal() as (here, here_fd), terminal() as (there, there_fd):
-        type_in(here, typed)
-        echoed(here)
+        type_all_in(here, typed)
         before = linediscipline.get_modes(here_fd)
         held = linediscipline.take(here_fd)
         linediscipline.give(here_fd, held)
