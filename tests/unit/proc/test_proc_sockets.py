@@ -28,7 +28,7 @@ def _one(found: list[TreeSocket], wanted: Callable[[Socket], bool]) -> TreeSocke
 def test_loopback_connection_is_inside(tmp_path: Path) -> None:
     text = (
         "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())\n"
-        "a = s.accept()[0]; c.send(b'12345')"
+        "a = s.accept()[0]; c.send(b'12345'); a.recv(5, socket.MSG_PEEK)"  # it has arrived
     )
     with running(text, tmp_path) as program:
         found = _of(program.pid)
@@ -90,8 +90,9 @@ def test_connection_between_two_processes_of_the_tree(tmp_path: Path) -> None:
 def test_outside_and_queued_connections(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         text = (
-            f"c = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))\n"
-            "s = socket.create_server(('', 0)); q = socket.create_connection(('127.0.0.1', s.getsockname()[1]))"
+            f"import select; c = socket.create_connection(('127.0.0.1', {server.getsockname()[1]}))\n"
+            "s = socket.create_server(('', 0)); q = socket.create_connection(('127.0.0.1', s.getsockname()[1]))\n"
+            "select.select([s], [], [])"  # the server knows of it, too
         )
         with running(text, tmp_path) as program:
             found = _of(program.pid)
