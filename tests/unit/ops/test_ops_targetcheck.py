@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +102,7 @@ def test_the_clocks(config: Config) -> None:
     assert ask(needs(time=now), config, now) == []
     (ahead,) = ask(needs(time=now - 3600, monotonic=time.monotonic() - 3600), config, now - 3600)
     assert (ahead.code, ahead.level) == ("clock", "warning")
-    assert "3600 s ahead" in ahead.text or "3601 s ahead" in ahead.text
+    assert re.search(r"\b36[0-5]\d s ahead", ahead.text)  # and what has passed meanwhile
     (behind,) = ask(needs(monotonic=time.monotonic() + 5000), config)
     assert (behind.code, behind.level) == ("monotonic-clock", "warning")
     own = {"time": {"mode": "dumped", "name": None}}
