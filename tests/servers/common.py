@@ -200,7 +200,12 @@ def need(program: str, install: str) -> str:
 
 def tool(argv: Sequence[str], env: Mapping[str, str], seconds: float = _START_SECONDS) -> str:
     """Run a server's tool to its end; its output, or `ServerFailed` with what it said."""
-    done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False)
+    try:
+        done = subprocess.run(
+            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ServerFailed(f"{' '.join(argv)}: not done after {seconds:.0f} s") from error
     if done.returncode:
         raise ServerFailed(f"{' '.join(argv)}: exit {done.returncode}: {done.stderr[-2000:]}")
     return done.stdout
