@@ -24,7 +24,7 @@ from pathlib import Path
 
 IN_NAMESPACE = "--in-namespace"
 TIMEOUT = 60
-SURVIVES = 0.2  # seconds that the dumped process is watched
+LAST = signal.SIGUSR1  # what the dumped process is ended by: not what CRIU would use
 DOES_NOT_WORK = 3
 HARMLESS = ("RLIMIT_NOFILE", "Unable to create tun", "exited, status")  # errors that CRIU tells of and gets along with
 IFF_UP = 1
@@ -109,11 +109,13 @@ def dump_a_connection(argv: list[str]) -> None:
         victim.stdout.close()
         arguments = ["dump", "--tree", str(victim.pid), "--images-dir", str(images), "--log-file", "dump.log", "-v2"]
         criu(argv, *arguments, "--tcp-established", "--network-lock", "nftables", "--leave-running", log=images / "dump.log")
+        victim.send_signal(LAST)  # one that is killed already ends by that, and one that is left stopped does not end
         try:
-            victim.wait(SURVIVES)  # a killed process takes a moment to end
+            survived = victim.wait(TIMEOUT) == -LAST
         except subprocess.TimeoutExpired:
-            return
-        raise DoesNotWork("the dumped process did not survive a dump that was to leave it running")
+            survived = False
+        if not survived:
+            raise DoesNotWork("the dumped process did not survive a dump that was to leave it running")
     finally:
         victim.kill()
         victim.wait()
