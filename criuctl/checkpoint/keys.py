@@ -18,6 +18,7 @@ import os
 import secrets
 import shlex
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,9 @@ class Opened:
     file: Path | None = None
 
 
+Finder = Callable[[list[dict[str, Any]], str, Config], Opened]  # slots, id of the store, configuration
+
+
 def key_path(config: Config, store_id: str) -> Path:
     """Where the key file of a store is kept by default."""
     return Path(config.key_dir) / f"{store_id}.key"
@@ -200,28 +204,43 @@ def find_master(slots: list[dict[str, Any]], store_id: str, config: Config) -> O
             hint=f"Bring its key file to {default}, or name it by key_file or CRIUCTL_KEY_FILE"
             + (", or give passphrase_file, passphrase_command or CRIUCTL_PASSPHRASE." if phrase_slots else "."),
         )
-    for slot in phrase_slots:
-        master = _unwrap(_stretch(slot, phrase), slot, f"passphrase {store_id}")
-        if master is not None:
-            return Opened(master, source, KeyText(master, master=True), "passphrase")
-    raise WrongKey(f"the passphrase from {source} does not open store {store_id[:12]}")
+    master = opened_by_passphrase(slots, store_id, phrase)
+    if master is None:
+        raise WrongKey(f"the passphrase from {source} does not open store {store_id[:12]}")
+    return Opened(master, source, KeyText(master, master=True), "passphrase")
 
 
 def _open_by_file(slots: list[dict[str, Any]], store_id: str, path: Path) -> Opened:
     key = KeyText.parse(read_secret(path), str(path))
     if key.master:
         return Opened(key.key, str(path), key, "master", path)
-    expected = []
-    for slot in slots:
-        if slot.get("type") == "file":
-            master = _unwrap(key.key, slot, f"file {store_id}")
-            if master is not None:
-                return Opened(master, str(path), key, "file", path)
-            expected.append(str(slot.get("fingerprint")))
+    master = opened_by_key(slots, store_id, key.key)
+    if master is not None:
+        return Opened(master, str(path), key, "file", path)
+    expected = fingerprints(slots)
     raise WrongKey(
         f"the key in {path} (fingerprint {fingerprint(key.key)}) does not open store {store_id[:12]}",
         hint=f"The store wants the key with fingerprint {', '.join(expected)}." if expected else "The store wants a passphrase.",
     )
+
+
+def fingerprints(slots: list[dict[str, Any]]) -> list[str]:
+    """Those of the key files that open these slots."""
+    return [str(slot.get("fingerprint")) for slot in slots if slot.get("type") == "file"]
+
+
+def opened_by_key(slots: list[dict[str, Any]], store_id: str, key: bytes) -> bytes | None:
+    """The master key, if the key of a key file opens one of the slots."""
+    tried = (_unwrap(key, slot, f"file {store_id}") for slot in slots if slot.get("type") == "file")
+    return next((master for master in tried if master is not None), None)
+
+
+def opened_by_passphrase(slots: list[dict[str, Any]], store_id: str, passphrase: bytes) -> bytes | None:
+    """The master key, if the passphrase opens one of the slots."""
+    tried = (
+        _unwrap(_stretch(slot, passphrase), slot, f"passphrase {store_id}") for slot in slots if slot.get("type") == "passphrase"
+    )
+    return next((master for master in tried if master is not None), None)
 
 
 def find_passphrase(config: Config) -> tuple[bytes | None, str]:

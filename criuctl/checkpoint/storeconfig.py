@@ -102,8 +102,10 @@ def create(
     return _understood(body, sealer), opened
 
 
-def load(store: Store, config: Config, *, create_local: bool = False) -> tuple[StoreConfig, keys.Opened | None]:
-    """Read the store's config, find its key and prove it; see `Repository.open`."""
+def load(
+    store: Store, config: Config, *, create_local: bool = False, find: keys.Finder = keys.find_master
+) -> tuple[StoreConfig, keys.Opened | None]:
+    """Read the store's config, let `find` find its key, and prove it; see `Repository.open`."""
     try:
         data = _fetch(store)
     except NoSuchBucket:
@@ -126,7 +128,7 @@ def load(store: Store, config: Config, *, create_local: bool = False) -> tuple[S
         sealer = Sealer(_hex(body.get("key"), KEY_SIZE), encrypted=False)
         opened = None
     else:
-        opened = keys.find_master(body.get("slots", []), body["id"], config)
+        opened = find(body.get("slots", []), body["id"], config)
         sealer = Sealer(opened.master, encrypted=True)
     mac = body.pop("mac", None)
     if not isinstance(mac, str) or not secrets.compare_digest(mac.encode(), _mac(body, sealer).encode()):

@@ -3,7 +3,8 @@
     PYTHONPATH=.:tests python tests/support/golden.py VERSION
 
 writes ``images/golden/VERSION/`` with a store that is not encrypted, one that is, the key file of the latter (committed,
-so it protects nothing) and what the stores hold.  The content is made up; no process's memory is in it.
+so it protects nothing), what the stores hold, and the newest checkpoint of each as an exported file.  The content is made
+up; no process's memory is in it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from pathlib import Path
 from criuctl.checkpoint import leases
 from criuctl.checkpoint.manifest import Manifest
 from criuctl.checkpoint.repository import Repository
+from criuctl.config import Config
+from criuctl.ops import transfer
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
 from support import checkpoints as kit
@@ -43,6 +46,11 @@ def describe(repository: Repository, manifest: Manifest) -> dict[str, object]:
     return {"manifest": found, "streams": [hashlib.sha256(reader.read(ref)).hexdigest() for ref in manifest.streams()]}
 
 
+def export(config: Config, file: Path) -> None:
+    """Write the newest checkpoint of a golden store to a file."""
+    transfer.export(config, "golden", file, reporter=Reporter())
+
+
 def make(version: str) -> None:
     """Write the golden stores of `version`; an existing one is never replaced."""
     target = FOLDER / version
@@ -58,6 +66,7 @@ def make(version: str) -> None:
                     kit.write(repository, content, session="golden", labels={"made": "by hand"})
                 leases.claim(repository, "golden", "ab" * 16, 2, host=HOST, host_name="golden-host")
                 expected[name] = [describe(repository, repository.manifest(s)) for s in repository.list()]
+            export(config.with_options(store=store.url), target / f"{name}.exported")
             if key is not None:
                 shutil.copyfile(key, target / KEY)
         for left in (".tmp", ".cache"):

@@ -18,6 +18,7 @@ from criuctl.checkpoint.manifest import Manifest
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Damaged
 from criuctl.report import Reporter
+from criuctl.store import archive
 from criuctl.store.local import LocalStore
 
 IMAGES = golden.FOLDER.parent
@@ -111,6 +112,8 @@ def test_the_specification_tells_the_sizes_that_the_code_uses() -> None:
         "object_header": objects.HEADER.size,
         "segment_pack": index.PACK.size,
         "list_entry": chunks.ENTRY.size,
+        "archive_header": archive.HEADER.size,
+        "archive_section": archive.SECTION.size,
     }
     for context in codec.CONTEXTS:
         assert f"`{context}`" in text

@@ -1,0 +1,183 @@
+"""One checkpoint as one file: a store of its own, with a key of its own, that holds nothing else.
+
+An exported checkpoint is a whole store in an archive (`criuctl.store.archive`): config, packs, index and the one manifest.  Its
+master key is its own, so chunk ids and seals differ from those of the store that it is from: who is given a file and its
+key learns nothing of that store.  What opens the master key is told at the export: by default what opens the store, so
+whoever has the store's key has that of its exports.
+
+`copy` takes a checkpoint's content from one repository to a writer of another, chunk by chunk: every chunk is
+opened, verified by its id, named anew by the other's key, compressed and sealed by its writer, which leaves out what the
+other has already.  Memory is bounded: some MiB are read ahead, and the writer's buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from ..config import Config
+from ..errors import CriuctlError, Damaged, KeyMissing, StoreNotInitialised, WrongKey
+from ..report import Reporter
+from ..store import Store
+from . import keys
+from .chunks import StreamRef
+from .manifest import CheckpointSummary, Manifest
+from .repository import Repository
+from .storeconfig import load
+
+if TYPE_CHECKING:
+    from .buffers import PageBuffer
+    from .writer import CheckpointWriter
+
+ORIGIN = "origin"  # a manifest's key for where the checkpoint was exported from
+
+
+class ExportedCheckpoint(Repository):
+    """The store in a file; `init` makes one, `unlock` opens one."""
+
+    @classmethod
+    def unlock(cls, store: Store, config: Config, key: Key) -> Self:
+        """Open it with `key`; errors as `Repository.open`, told of the file."""
+        # A key for the store that is imported into says nothing about the file.
+        try:
+            about, opened = load(store, replace(config, key_file=""), find=key.finder(store.url, config))
+        except StoreNotInitialised as error:
+            raise Damaged(f"{store.url} is damaged: it has no config", object="config") from error
+        return cls(store, config, about, opened)
+
+    def only(self) -> CheckpointSummary:
+        """Its checkpoint; `Damaged` if it has not exactly one that can be read."""
+        unreadable: list[Any] = []
+        found = self.list(unreadable=unreadable)
+        for error in unreadable:
+            raise error
+        if len(found) != 1:
+            raise Damaged(f"{self.store.url} holds {len(found)} checkpoints where there must be one")
+        return found[0]
+
+    def _cache_path(self) -> None:
+        """What is learned of it is of no use to anybody later."""
+
+
+class Key:
+    """What shall open an exported checkpoint: a key file, a passphrase, or whatever this host has that fits.
+
+    `ask` is asked for a passphrase when one would do and nothing else has fitted.
+    """
+
+    def __init__(
+        self, *, file: Path | None = None, passphrase: bytes | None = None, ask: Callable[[], bytes] | None = None
+    ) -> None:
+        self._file, self._passphrase, self._ask = file, passphrase, ask
+
+    def finder(self, url: str, config: Config) -> keys.Finder:
+        """For `storeconfig.load`; its errors name the file `url` and what it wants."""
+
+        def find(slots: list[dict[str, Any]], file_id: str, _config: Config) -> keys.Opened:
+            if self._file is not None:
+                return _by_file(slots, file_id, self._file, url)
+            if self._passphrase is not None:
+                return _by_passphrase(slots, file_id, self._passphrase, "the passphrase", url)
+            for path in _key_files(config):
+                with suppress(CriuctlError):  # it is of another store, or damaged: none of our business here
+                    return _by_file(slots, file_id, path, url)
+            if any(slot.get("type") == "passphrase" for slot in slots):
+                phrase, source = keys.find_passphrase(config)
+                if phrase is not None:
+                    with suppress(WrongKey):  # it may be that of the store
+                        return _by_passphrase(slots, file_id, phrase, f"the passphrase from {source}", url)
+                if self._ask is not None:
+                    return _by_passphrase(slots, file_id, self._ask(), "the passphrase", url)
+            raise KeyMissing(f"{url} is encrypted, and its key was not found", hint=_wanted(slots, config))
+
+        return find
+
+
+def _key_files(config: Config) -> Iterator[Path]:
+    if config.key_file:
+        yield Path(config.key_file)
+    with suppress(OSError):
+        yield from sorted(Path(config.key_dir).glob("*.key"))
+
+
+def _by_file(slots: list[dict[str, Any]], file_id: str, path: Path, url: str) -> keys.Opened:
+    key = keys.KeyText.parse(keys.read_secret(path), str(path))
+    master = None if key.master else keys.opened_by_key(slots, file_id, key.key)
+    if master is None:
+        what = "the exported master key" if key.master else f"the key (fingerprint {keys.fingerprint(key.key)})"
+        raise WrongKey(f"{what} in {path} does not open {url}", hint=_wanted(slots))
+    return keys.Opened(master, str(path), key, "file", path)
+
+
+def _by_passphrase(slots: list[dict[str, Any]], file_id: str, phrase: bytes, what: str, url: str) -> keys.Opened:
+    master = keys.opened_by_passphrase(slots, file_id, phrase)
+    if master is None:
+        raise WrongKey(f"{what} does not open {url}", hint=_wanted(slots))
+    return keys.Opened(master, what, keys.KeyText(master, master=True), "passphrase")
+
+
+def _wanted(slots: list[dict[str, Any]], config: Config | None = None) -> str:
+    """Which key would do."""
+    prints = keys.fingerprints(slots)
+    if not prints:
+        return "It wants the passphrase that it was exported with: --passphrase asks for it, --passphrase-file reads it."
+    where = "" if config is None else f": name it by --key-file, or bring it to {config.key_dir}"
+    return (
+        f"It wants the key file with the fingerprint {', '.join(prints)}{where}. If none was named at the export, it is that "
+        "of the store it is from (`criuctl store key --export` there)."
+    )
+
+
+def copy(source: Repository, manifest: Manifest, writer: CheckpointWriter, reporter: Reporter) -> Manifest:
+    """Give `writer` all the content of a checkpoint of `source`; returns the manifest that names it there.
+
+    `Damaged` and `ObjectMissing` name what cannot be read of the source.
+    """
+    reader = source.reader(reporter)
+    streams = dict.fromkeys(manifest.streams())
+    for ref in streams:
+        _give(writer, ref, reader.chunks(ref))
+    there = {ref: writer.stream(ref) for ref in streams}
+    made = _renamed(manifest, there)
+    if made.streams() != [there[ref] for ref in manifest.streams()]:
+        raise AssertionError("a stream of the manifest was not copied")
+    return made
+
+
+def _give(writer: CheckpointWriter, stream: StreamRef, contents: Iterator[bytes]) -> None:
+    """The chunks of one stream, cut as they were."""
+    buffer: PageBuffer | None = None
+    fill = 0
+    try:
+        for content in contents:
+            if buffer is not None and fill + len(content) > len(buffer.view):
+                full, buffer = buffer, None
+                writer.release(full)
+            if buffer is None:
+                buffer, fill = writer.acquire(), 0
+            end = fill + len(content)
+            buffer.view[fill:end] = content
+            writer.window(stream, buffer, fill, end)
+            fill = end
+    finally:
+        if buffer is not None:
+            writer.release(buffer)
+
+
+def _renamed(manifest: Manifest, there: dict[StreamRef, StreamRef]) -> Manifest:
+    """The same checkpoint with other names of its streams."""
+    holder = manifest.holder
+    if holder is not None and holder.scrollback is not None:
+        holder = replace(holder, scrollback=there[holder.scrollback])
+    return replace(
+        manifest,
+        image_data=there[manifest.image_data],
+        memory=tuple(replace(image, entries=there[image.entries], data=there[image.data]) for image in manifest.memory),
+        files=tuple(file if file.data is None else replace(file, data=there[file.data]) for file in manifest.files),
+        links=tuple(replace(link, data=there[link.data]) for link in manifest.links),
+        terminals=tuple(t if t.input is None else replace(t, input=there[t.input]) for t in manifest.terminals),
+        holder=holder,
+    )

@@ -1,0 +1,356 @@
+"""One checkpoint into a file, and back into a store: export and import.
+
+**Export** reads and verifies every chunk that the checkpoint needs and writes a file that holds the checkpoint and nothing
+else, compressed, and encrypted as the store is unless told otherwise.  The file comes to be under a temporary name beside
+FILE, is made durable, and gets its name last; so whatever fails, FILE is whole or is not there, or is what it was.
+
+**Import** reads the whole file before it believes anything of it, opens it with its key, and then copies; the manifest is put
+last, like that of a dump.  So whatever fails, the store lists what it listed before.  The checkpoint keeps its id: imported
+twice it is found to be there already, and nothing is done.  It gets the next number of its session, so it becomes the newest.
+
+A pipe has no beginning to go back to: what comes from one is kept in memory until it is imported, and never on a disk.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from ..checkpoint import keys
+from ..checkpoint.exported import ORIGIN, ExportedCheckpoint, Key, copy
+from ..checkpoint.manifest import CheckpointSummary, Manifest, SessionRef
+from ..checkpoint.repository import Repository
+from ..config import Config
+from ..errors import Conflict, Damaged, DataError, ObjectMissing, StoreError, StoreFull, UsageError, WrongKey
+from ..proc.procfs import read_raw
+from ..report import Reporter
+from ..store import open_store
+from ..store.archive import ArchiveStore, ArchiveWriter
+from .registry import check_name
+
+_PIECE = 1 << 20
+
+Protection = Literal["store", "none", "file", "passphrase"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """How an exported file is to be protected; ``store``: as the store is, opened by what opens that."""
+
+    by: Protection = "store"
+    key_file: Path | None = None  # for ``file``: made if it does not exist
+    passphrase: bytes | None = None  # for ``passphrase``
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export answers."""
+
+    manifest: Manifest
+    store: str
+    file: str
+    size: int
+    key: dict[str, Any]  # as `Repository.key_info` of the file
+    warnings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer's JSON."""
+        m = self.manifest
+        return {
+            "checkpoint": m.id,
+            "session": m.session.name,
+            "number": m.number,
+            "incarnation": m.incarnation,
+            "store": self.store,
+            "file": self.file,
+            "bytes": {"memory": m.bytes.get("memory", 0), "files": m.bytes.get("files", 0), "file": self.size},
+            "encrypted": self.key["kind"] != "none",
+            "key": {name: self.key[name] for name in ("kind", "file", "fingerprint")},
+            "warnings": self.warnings,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What an import answers; not `done` if the checkpoint was there already."""
+
+    summary: CheckpointSummary
+    store: str
+    file: str
+    done: bool
+    origin: dict[str, Any]  # the store that it was exported from, its session and number there
+    warnings: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer's JSON."""
+        s = self.summary
+        return {
+            "checkpoint": s.id,
+            "session": s.session,
+            "number": s.number,
+            "incarnation": s.incarnation,
+            "store": self.store,
+            "file": self.file,
+            "imported": self.done,
+            "bytes": dict(s.bytes),
+            "labels": dict(s.labels),
+            "origin": self.origin,
+            "warnings": self.warnings,
+        }
+
+
+# -- export ---------------------------------------------------------------------------------------------
+
+
+def export(
+    config: Config, ref: str, target: Path | int, *, reporter: Reporter, seal: Seal | None = None, force: bool = False
+) -> Exported:
+    """Write the checkpoint `ref` to the file `target`, or to an open descriptor; with `force` a file may be replaced."""
+    if isinstance(target, Path):
+        _see_place(target, force)
+    with _opened(config) as repository:
+        reporter.step("resolve", ref=ref)
+        summary = repository.resolve(ref)
+        manifest = repository.manifest_at(summary.object)
+        origin = {"store": repository.id, "session": manifest.session.name, "number": manifest.number}
+        packed = replace(manifest, extra={ORIGIN: origin, **manifest.extra})
+        protection = _protection(repository, seal or Seal(), config)
+        with _written(target, force) as (fd, name):
+            reporter.step("export", checkpoint=manifest.id, file=name)
+            archive = ArchiveWriter(fd, name)
+            made = ExportedCheckpoint.init(archive, config=config, **protection)
+            with made.writer(reporter, patient=True) as writer:
+                writer.commit(copy(repository, packed, writer, reporter))
+            archive.finish()
+        reporter.step("done")
+        return Exported(manifest, repository.store.url, name, archive.size, made.key_info(), list(reporter.warnings))
+
+
+def _protection(repository: Repository, seal: Seal, config: Config) -> dict[str, Any]:
+    """The arguments of `Repository.init` that protect the file."""
+    if seal.by == "none" or (seal.by == "store" and not repository.encrypted):
+        return {"encryption": False}
+    if seal.by == "file":
+        return {"encryption": True, "key_file": seal.key_file}
+    if seal.by == "passphrase":
+        return {"encryption": True, "passphrase": seal.passphrase}
+    key = repository.key_info()
+    if key["kind"] == "file":
+        return {"encryption": True, "key_file": Path(key["file"])}
+    if key["kind"] == "passphrase":
+        return {"encryption": True, "passphrase": keys.find_passphrase(config)[0]}
+    raise UsageError(
+        "the store was opened by its exported master key, which cannot protect a file",
+        hint="Choose what opens the file: --key-file FILE or --passphrase.",
+    )
+
+
+def _see_place(target: Path, force: bool) -> None:
+    """Refuse early what could not be written, or must not be replaced."""
+    try:
+        found = target.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise UsageError(f"{target} is no regular file", hint="Name a file, or - for standard output.")
+    if not force:
+        raise Conflict(f"{target} exists", hint="Name a new file, or replace it with --force.")
+
+
+@contextmanager
+def _written(target: Path | int, force: bool) -> Iterator[tuple[int, str]]:
+    """A descriptor to write to, and what it is called; a file gets its name when all went well, and only then."""
+    if isinstance(target, int):
+        yield target, "standard output"
+        return
+    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.part")
+    try:
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise UsageError(f"{target} cannot be written: {error.strerror}", hint="Name a file in a folder that exists.") from error
+    try:
+        try:
+            yield fd, str(target)
+            with _errors(target):
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        with _errors(target):
+            _publish(temporary, target, force)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+
+
+@contextmanager
+def _errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written: {error.strerror}") from error
+
+
+def _publish(temporary: Path, target: Path, force: bool) -> None:
+    """Give the file its name, durably; without `force` what has got that name meanwhile stays."""
+    if force:
+        _see_place(target, force)
+        os.rename(temporary, target)
+    else:
+        try:
+            os.link(temporary, target)
+        except FileExistsError:
+            raise Conflict(f"{target} exists", hint="Name a new file, or replace it with --force.") from None
+        except OSError:  # a file system without hard links
+            _see_place(target, force)
+            os.rename(temporary, target)
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+# -- import ---------------------------------------------------------------------------------------------
+
+
+def import_(
+    config: Config, source: Path | int, *, reporter: Reporter, key: Key | None = None, name: str | None = None
+) -> Imported:
+    """Read the checkpoint in the file `source`, or from an open descriptor, into the store.
+
+    With `name` it is of a session of that name, and not of the one that it was taken of.
+
+    `UnsupportedFormat`, `Damaged`, `KeyMissing`, `WrongKey` tell of the file, store errors of the store.
+    """
+    if name is not None:
+        check_name(name)
+    with ExitStack() as stack:
+        fd, url = _readable(source, stack)
+        reporter.step("verify", file=url)
+        archive = ArchiveStore.verified(fd, url, lambda done, total: reporter.progress("file", done, total))
+        packed = stack.enter_context(ExportedCheckpoint.unlock(archive, config, key or Key()))
+        manifest = packed.manifest_at(packed.only().object)
+        origin = manifest.extra.get(ORIGIN)
+        origin = origin if isinstance(origin, dict) else {}
+        repository = stack.enter_context(_opened(config, create_local=True))
+        where = repository.store.url
+        if (there := _present(repository, manifest.id)) is not None:
+            if name not in (None, there.session):
+                raise _already(there, where)
+            reporter.step("done", already=f"{there.session}@{there.number}")
+            return Imported(there, where, url, False, origin, list(reporter.warnings))
+        wanted = manifest if name is None else replace(manifest, session=SessionRef(name, secrets.token_hex(16)))
+        _warn_of_another(repository, wanted.session, reporter)
+        repository.preflight_write()
+        reporter.step("import", checkpoint=manifest.id, store=where)
+        with repository.writer(reporter, patient=True) as writer:
+            try:
+                copied = copy(packed, wanted, writer, reporter)
+            except ObjectMissing as error:
+                raise Damaged(f"{url} is damaged: {error.message}", object=error.details.get("object")) from error
+            for unreadable in packed.index.unreadable:  # it was not needed, but nobody has exported it so
+                raise unreadable
+            writer.flush()
+            sizes = {**manifest.bytes, "new": writer.stats.bytes_new, "stored": writer.stats.bytes_stored}
+            reporter.step("commit")
+            if (there := _present(repository, manifest.id)) is not None:  # somebody else was faster
+                raise _already(there, where)
+            summary = writer.commit(replace(copied, bytes=sizes))
+        reporter.step("done")
+        return Imported(summary, where, url, True, origin, list(reporter.warnings))
+
+
+def _already(there: CheckpointSummary, where: str) -> Conflict:
+    return Conflict(
+        f"{where} has this checkpoint already, as {there.session}@{there.number}",
+        hint=f"Use it as it is, or remove it first: criuctl rm {there.session}@{there.number}",
+    )
+
+
+def _present(repository: Repository, checkpoint: str) -> CheckpointSummary | None:
+    """The checkpoint of this id, if the store has it."""
+    catalog = repository.catalog
+    names = {name: size for name, size in catalog.names().items() if name.endswith(f"-{checkpoint}")}
+    unreadable: list[DataError] = []
+    found = catalog.summaries(names, unreadable)
+    for error in unreadable:
+        raise error
+    return found[0] if found else None
+
+
+def _warn_of_another(repository: Repository, session: SessionRef, reporter: Reporter) -> None:
+    """Say so where the name is that of another session."""
+    older = repository.list(session.name)
+    if older and older[-1].session_id != session.id:
+        reporter.warning(
+            f"the store has checkpoints of another session named {session.name!r}; this one is now the newest of that name",
+            f"The one before is {session.name}@{older[-1].number}; `import --as NAME` keeps sessions apart.",
+        )
+
+
+def _readable(source: Path | int, stack: ExitStack) -> tuple[int, str]:
+    """A descriptor that can be read from anywhere, and what it is called."""
+    url = "standard input" if isinstance(source, int) else str(source)
+    try:
+        fd = os.dup(source) if isinstance(source, int) else os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{url} cannot be read: {error.strerror}") from error
+    stack.callback(os.close, fd)
+    kind = os.fstat(fd).st_mode
+    if stat.S_ISDIR(kind):
+        raise UsageError(f"{url} is a folder", hint="Name a file that `criuctl export` wrote.")
+    if stat.S_ISREG(kind):
+        return fd, url
+    file = stack.enter_context(os.fdopen(os.memfd_create("criuctl-import", os.MFD_CLOEXEC), "w+b"))
+    _keep(fd, file, url)
+    return file.fileno(), url
+
+
+def _keep(fd: int, file: BinaryIO, url: str) -> None:
+    """Read a pipe to its end into memory, half of what is free at most."""
+    limit = _available_memory() // 2
+    while piece := os.read(fd, _PIECE):
+        limit -= len(piece)
+        if limit < 0:
+            raise StoreFull(
+                f"what comes from {url} is too large to be held in memory", hint="Write it to a file and import that."
+            )
+        file.write(piece)
+    file.flush()
+
+
+def _available_memory() -> int:
+    told = dict(line.split(":", 1) for line in read_raw("/proc/meminfo").decode().splitlines())
+    return int(told["MemAvailable"].split()[0]) * 1024
+
+
+# -- both -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _opened(config: Config, *, create_local: bool = False) -> Iterator[Repository]:
+    store = open_store(config.store, config)
+    try:
+        with Repository.open(store, config, create_local=create_local) as repository:
+            yield repository
+    finally:
+        store.close()
+
+
+def read_passphrase(path: Path) -> bytes:
+    """The passphrase in a file that only we may read; `KeyMissing`, `WrongKey` for an empty one."""
+    phrase = keys.read_secret(path).rstrip(b"\r\n")
+    if not phrase:
+        raise WrongKey(f"{path} holds no passphrase")
+    return phrase
+
+
+__all__ = ["Exported", "Imported", "Key", "Seal", "export", "import_", "read_passphrase"]
