@@ -62,7 +62,11 @@ def _head(kind: str) -> bytes:
 def read(folder: int, name: str, kind: str) -> list[Any]:
     """The messages of image `name`, whose magic must be `kind` ("FILES", "PSTREE", ...)."""
     with open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
-        data = file.read()
+        return parse(file.read(), name, kind)
+
+
+def parse(data: bytes, name: str, kind: str) -> list[Any]:
+    """The messages in the content of image `name`."""
     head = _head(kind)
     if not data.startswith(head):
         raise Damaged(f"image {name} is not a CRIU image of kind {kind}")

@@ -1,0 +1,256 @@
+"""What has changed between two checkpoints of one store: processes, descriptors, connections, files, memory.
+
+Everything is told from the two manifests, CRIU's small images (descriptors and mappings) and the names of chunks; see
+`diffparts` and `diffmemory`.  The memory itself is read only if pages are to be counted exactly, and then only where it
+differs.  The checkpoints may be of different sessions: what is paired with what is told by `diffparts.pair`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..checkpoint.chunks import StreamRef
+from ..checkpoint.manifest import FileRecord, Manifest, MemoryImage
+from ..checkpoint.reader import CheckpointReader
+from ..checkpoint.repository import Repository
+from ..config import Config
+from ..criu import described
+from ..criu.described import Area
+from ..criu.pages import unpack_entries
+from ..errors import Damaged, PlatformError
+from ..report import Reporter
+from ..store import open_store
+from . import diffparts
+from .diffmemory import Region, Window, compare, windows
+from .diffparts import Pairing, Part
+
+_IDENTITY = ("id", "number", "incarnation", "created", "labels")
+_HOST = ("name", "kernel", "os", "cpu_model", "boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The memory of one process, or of a shared object, in both checkpoints."""
+
+    kind: str  # task, shmem
+    before: int | None  # the tree's own PID, or the object's id; None if only the other checkpoint has it
+    after: int | None
+    regions: list[Region]
+
+    def total(self, name: str) -> int:
+        """Bytes of all regions: before, after, changed, added or removed."""
+        return sum(getattr(region, name) for region in self.regions)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON: regions that differ, and the sums of all."""
+        differing = [r.to_dict() for r in self.regions if r.changed or r.added or r.removed]
+        ids = {"kind": self.kind, "before_id": self.before, "after_id": self.after}
+        return {**ids, **{name: self.total(name) for name in _AMOUNTS}, "regions": differing}
+
+
+_AMOUNTS = ("before", "after", "changed", "added", "removed")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What `diff` found."""
+
+    store: str
+    before: Manifest
+    after: Manifest
+    processes: Part
+    descriptors: Part
+    connections: Part
+    files: Part
+    spaces: list[Space]
+    exact: bool
+    warnings: list[str]
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """By the names that people and programs see."""
+        names = ("processes", "descriptors", "connections", "files")
+        return {name: getattr(self, name) for name in names}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The answer's JSON."""
+        memory = {name: sum(space.total(name) for space in self.spaces) for name in _AMOUNTS}
+        same = not any(part.differs for part in self.parts.values())
+        same = same and not (memory["changed"] or memory["added"] or memory["removed"])
+        return {
+            "store": self.store,
+            "before": _about(self.before),
+            "after": _about(self.after),
+            "same": same,
+            "about": _changed_about(self.before, self.after),
+            **{name: part.to_dict() for name, part in self.parts.items()},
+            "memory": {**memory, "exact": self.exact, "spaces": [s.to_dict() for s in self.spaces]},
+            "warnings": self.warnings,
+        }
+
+
+def _about(m: Manifest) -> dict[str, Any]:
+    return {"session": m.session.name, "session_id": m.session.id, **{name: getattr(m, name) for name in _IDENTITY}}
+
+
+def _changed_about(before: Manifest, after: Manifest) -> list[dict[str, Any]]:
+    """What differs in where and how they were taken."""
+    rows = [(name, getattr(before.host, name), getattr(after.host, name)) for name in _HOST]
+    rows += [("criu", before.criu.get("version"), after.criu.get("version")), ("criuctl", before.criuctl, after.criuctl)]
+    rows += [
+        (f"namespace {kind}", before.namespaces.get(kind), after.namespaces.get(kind)) for kind in sorted(_kinds(before, after))
+    ]
+    return [{"what": "host" if what == "name" else what, "before": a, "after": b} for what, a, b in rows if a != b]
+
+
+def _kinds(*manifests: Manifest) -> set[str]:
+    return {kind for manifest in manifests for kind in manifest.namespaces}
+
+
+def diff(config: Config, before: str, after: str, *, exact: bool = False, reporter: Reporter) -> Difference:
+    """Compare two checkpoints; with `exact` pages are read and counted where memory differs."""
+    store = open_store(config.store, config)
+    try:
+        with Repository.open(store, config) as repository:
+            reporter.step("manifests", before=before, after=after)
+            reader = repository.reader(reporter)
+            old, new = (_Side(repository.manifest(ref), reader, reporter) for ref in (before, after))
+            found = diffparts.pair(old.manifest, new.manifest)
+            reporter.step("compare")
+            return Difference(
+                store=store.url,
+                before=old.manifest,
+                after=new.manifest,
+                processes=diffparts.processes(found),
+                descriptors=diffparts.descriptors(old.descriptors, new.descriptors, found),
+                connections=diffparts.connections(old.manifest.connections, new.manifest.connections, found),
+                files=diffparts.files(old.manifest.files, new.manifest.files, lambda a, b: _changed_bytes(reader, a, b)),
+                spaces=list(_spaces(old, new, found, reader if exact else None)),
+                exact=exact,
+                warnings=list(reporter.warnings),
+            )
+    finally:
+        store.close()
+
+
+class _Side:
+    """One of the two checkpoints, and what is read of it when it is needed."""
+
+    def __init__(self, manifest: Manifest, reader: CheckpointReader, reporter: Reporter) -> None:
+        self.manifest = manifest
+        self._reader = reader
+        self._reporter = reporter
+
+    @cached_property
+    def descriptors(self) -> dict[int, dict[int, described.OpenFile]]:
+        """PID -> descriptor -> what it is; nothing where the images cannot be understood."""
+        try:
+            return described.descriptors(self._image)
+        except (PlatformError, Damaged) as error:
+            self._untold("descriptors are not compared", error)
+            return {}
+
+    @cached_property
+    def areas(self) -> dict[int, list[Area]]:
+        """PID -> mappings by address; likewise."""
+        try:
+            return described.areas(self._image)
+        except (PlatformError, Damaged) as error:
+            self._untold("memory is told by address only", error)
+            return {}
+
+    def windows(self, image: MemoryImage) -> dict[int, Window]:
+        """The windows of one memory image; `Damaged`."""
+        try:
+            entries = unpack_entries(self._reader.read(image.entries))
+        except ValueError as error:
+            raise Damaged(f"page entries of image {image.id}: {error}") from error
+        return windows(entries, self._reader.entries(image.data))
+
+    def _untold(self, what: str, error: PlatformError | Damaged) -> None:
+        m = self.manifest
+        self._reporter.warning(f"{m.session.name}@{m.number}: {what}: {error.message}", error.hint)
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[int, int]]:
+        """Where each image is in the stream of all: first byte, first byte behind it."""
+        found, position = {}, 0
+        for image in self.manifest.images:
+            found[image.name] = position, position + image.size
+            position += image.size
+        return found
+
+    @cached_property
+    def _chunks(self) -> list[tuple[int, bytes, int]]:
+        """The chunks of that stream: first byte, id, size."""
+        found, position = [], 0
+        for chunk, size in self._reader.entries(self.manifest.image_data):
+            found.append((position, chunk, size))
+            position += size
+        return found
+
+    def _image(self, name: str) -> bytes | None:
+        """One of CRIU's images; only its chunks are read, for among the others there may be large files."""
+        if name not in self._places:
+            return None
+        start, end = self._places[name]
+        wanted = [(at, chunk, size) for at, chunk, size in self._chunks if at < end and at + size > start]
+        contents = self._reader.some({chunk: size for _at, chunk, size in wanted})
+        data = b"".join(contents[chunk] for _at, chunk, _size in wanted)
+        return data[start - wanted[0][0] :][: end - start] if wanted else b""
+
+
+def _changed_bytes(reader: CheckpointReader, before: FileRecord, after: FileRecord) -> int:
+    """Bytes of pieces of the second file's content that the first one's has not at that place."""
+
+    def pieces(ref: StreamRef | None) -> dict[tuple[int, bytes], int]:
+        found, position = {}, 0
+        for chunk, size in reader.entries(ref) if ref is not None else ():
+            found[position, chunk] = size
+            position += size
+        return found
+
+    old, new = pieces(before.data), pieces(after.data)
+    return sum(size for piece, size in new.items() if piece not in old)
+
+
+def _spaces(old: _Side, new: _Side, found: Pairing, exact: CheckpointReader | None) -> Iterator[Space]:
+    """The address spaces: those of paired processes, and shared objects of the same id, or of none in order."""
+    images: list[tuple[MemoryImage | None, MemoryImage | None]] = []
+    for kind in ("task", "shmem"):
+        left = [image for image in old.manifest.memory if image.kind == kind]
+        right = {image.id: image for image in new.manifest.memory if image.kind == kind}
+        partner = found.after() if kind == "task" else _shared(left, list(right.values()))
+        images += [(image, right.pop(partner[image.id], None) if image.id in partner else None) for image in left]
+        images += [(None, image) for image in right.values()]
+    for before, after in images:
+        if before is not None and after is not None and (before.data, before.entries) == (after.data, after.entries):
+            yield _unchanged(before, after)
+            continue
+        areas = (_areas(old, before), _areas(new, after))
+        regions = compare(old.windows(before) if before else {}, new.windows(after) if after else {}, areas, exact)
+        one = before or after
+        yield Space(one.kind if one else "", before.id if before else None, after.id if after else None, regions)
+
+
+def _unchanged(before: MemoryImage, after: MemoryImage) -> Space:
+    """Nothing needs to be read for this."""
+    return Space(before.kind, before.id, after.id, [Region(0, 0, "", before.data.size, after.data.size)])
+
+
+def _areas(side: _Side, image: MemoryImage | None) -> list[Area]:
+    return [] if image is None or image.kind != "task" else side.areas.get(image.id, [])
+
+
+def _shared(before: list[MemoryImage], after: list[MemoryImage]) -> dict[int, int]:
+    """Which shared object is which: those of the same id, then by size; a restore gives them other ids."""
+    same = {image.id for image in before} & {image.id for image in after}
+    left = sorted((i for i in before if i.id not in same), key=lambda i: (i.pages, i.id))
+    right = sorted((i for i in after if i.id not in same), key=lambda i: (i.pages, i.id))
+    return {**{i: i for i in same}, **{a.id: b.id for a, b in zip(left, right, strict=False)}}
+
+
+__all__ = ["Difference", "Space", "diff"]
