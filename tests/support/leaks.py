@@ -22,15 +22,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .keeper import start_time
-from .oracle import read, status_of
+from .oracle import listdir, read, status_of
 
 TEMPORARY = ("/tmp", "/dev/shm", "/run", "/run/criuctl", "/run/netns", "/var/tmp", "/var/lib/criuctl", "/var/cache/criuctl")
 TOKEN = re.compile(rb"czoo[0-9a-f]{10}")  # of any test
 OURS = re.compile(r"criu|cr-", re.IGNORECASE)
 # CRIU's cache of what the kernel can do, meant to stay; and what other programs of this project make at the same time.
 IGNORED = re.compile(r"criu\.kdat|criuctl-(bench|setup|quickstart)")
-SETTLE_SECONDS = 15.0
-OTHERS_SECONDS = 20.0  # what does not bear our token may belong to a dump of somebody else, and go with it
+SETTLE_SECONDS = 30.0
+OTHERS_SECONDS = 30.0  # what does not bear our token may belong to a dump of somebody else, and go with it
 
 
 @dataclass
@@ -136,7 +136,7 @@ def _iptables_chains() -> set[str]:
     """CRIU's chains in the legacy tables, where those are in use at all."""
     if not os.path.exists("/proc/net/ip_tables_names") or not Path("/proc/net/ip_tables_names").read_text():
         return set()
-    saved = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True, timeout=20).stdout
+    saved = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True, timeout=60).stdout
     return {line.split()[0] for line in saved.splitlines() if line.startswith(":CRIU")}
 
 
@@ -163,14 +163,14 @@ def _listeners(token: str) -> set[str]:
 def _stopped(token: str) -> set[str]:
     found = set()
     for (pid, _), text in processes_of(token).items():
-        for task in os.listdir(f"/proc/{pid}/task") if os.path.isdir(f"/proc/{pid}/task") else ():
+        for task in listdir(f"/proc/{pid}/task"):
             if status_of(f"/proc/{pid}/task/{task}/status").get("State", "R")[0] in "Tt":
                 found.add(f"stopped task {task} of {text}")
     return found
 
 
 def _entries() -> set[str]:
-    return {f"{folder}/{name}" for folder in TEMPORARY if os.path.isdir(folder) for name in os.listdir(folder)}
+    return {f"{folder}/{name}" for folder in TEMPORARY for name in listdir(folder)}
 
 
 def look(token: str) -> State:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import array
 import ctypes
+import errno
 import fcntl
 import fnmatch
 import hashlib
@@ -87,12 +88,13 @@ def tree(root: int) -> list[int]:
     """PIDs of `root` and all its descendants, parents first."""
     found = [root]
     for pid in found:
-        for task in _listdir(f"/proc/{pid}/task"):
+        for task in listdir(f"/proc/{pid}/task"):
             found.extend(int(child) for child in read(f"/proc/{pid}/task/{task}/children").split() if int(child) not in found)
     return found
 
 
-def _listdir(path: str) -> list[str]:
+def listdir(path: str) -> list[str]:
+    """The names in a folder, numbers in their order; none when the folder is gone, or its process."""
     try:
         return sorted(os.listdir(path), key=lambda name: (len(name), name))
     except (FileNotFoundError, ProcessLookupError):
@@ -139,7 +141,7 @@ def dying(pid: int) -> bool:
 def turns(pid: int) -> list[tuple[str, ...]]:
     """State, number and count of turns on a processor of every task of a process."""
     found = []
-    for task in _listdir(f"/proc/{pid}/task"):
+    for task in listdir(f"/proc/{pid}/task"):
         status = status_of(f"/proc/{pid}/task/{task}/status")
         counts = [status.get(f"{kind}_ctxt_switches", "") for kind in ("voluntary", "nonvoluntary")]
         found.append((status.get("State", "gone")[0], task, *counts))
@@ -192,8 +194,12 @@ def snapshot(root: int, *, memory: bool = True) -> Snapshot:
     ordered = sorted(names.keys, key=lambda pid: [int(part) for part in names.keys[pid].split(".")])
     result: Snapshot = {}
     for pid in ordered:
-        result[names.keys[pid]] = _process(pid, names, memory)
-    _sharing(ordered, names, result)
+        try:
+            result[names.keys[pid]] = _process(pid, names, memory)
+        except (OSError, LookupError):
+            if not dying(pid):
+                raise  # of one that lives, all can be told
+    _sharing([pid for pid in ordered if names.keys[pid] in result], names, result)
     _unix_peers(root, names, result)
     return result
 
@@ -229,7 +235,7 @@ def _process(pid: int, names: _Names, memory: bool) -> dict[str, Any]:
         "loginuid": read(f"/proc/{pid}/loginuid").strip(),
         "cgroup": read(f"/proc/{pid}/cgroup").splitlines(),
         "namespaces": {kind: os.stat(f"/proc/{pid}/ns/{kind}").st_ino for kind in NAMESPACES},
-        "threads": [_thread(pid, int(task)) for task in _listdir(f"/proc/{pid}/task")],
+        "threads": [thread for task in listdir(f"/proc/{pid}/task") if (thread := _thread(pid, int(task)))],
         "timers": _timers(pid, names),
         "descriptors": keys,
         "mappings": _mappings(pid),
@@ -252,14 +258,21 @@ def _read_bytes(path: str) -> bytes:
         return file.read()
 
 
-def _thread(pid: int, task: int) -> dict[str, Any]:
+def _thread(pid: int, task: int) -> dict[str, Any] | None:
+    """None for one that has ended since it was listed."""
     status = status_of(f"/proc/{pid}/task/{task}/status")
     fields = stat_of(pid, task)
+    try:
+        policy = os.sched_getscheduler(task) & ~getattr(os, "SCHED_RESET_ON_FORK", 0)
+    except ProcessLookupError:
+        return None
+    if not status or not fields:
+        return None
     return {
         "tid": status["NSpid"].split()[-1],
         "comm": read(f"/proc/{pid}/task/{task}/comm").strip(),
         "nice": fields[16],
-        "policy": os.sched_getscheduler(task) & ~getattr(os, "SCHED_RESET_ON_FORK", 0),
+        "policy": policy,
         "rt_priority": fields[37],
         "status": {key: status[key] for key in THREAD_KEYS},
     }
@@ -277,13 +290,16 @@ def _timers(pid: int, names: _Names) -> list[str]:
 def _descriptors(pid: int, names: _Names) -> dict[str, dict[str, Any]]:
     pidfd = os.pidfd_open(pid)
     try:
-        return {fd: _descriptor(pid, pidfd, int(fd), names) for fd in _listdir(f"/proc/{pid}/fd")}
+        return {fd: found for fd in listdir(f"/proc/{pid}/fd") if (found := _descriptor(pid, pidfd, int(fd), names))}
     finally:
         os.close(pidfd)
 
 
-def _descriptor(pid: int, pidfd: int, fd: int, names: _Names) -> dict[str, Any]:
-    target = _link(f"/proc/{pid}/fd/{fd}") or "gone"
+def _descriptor(pid: int, pidfd: int, fd: int, names: _Names) -> dict[str, Any] | None:
+    """None for one that was closed since it was listed, as a server does with its connections at any time."""
+    target = _link(f"/proc/{pid}/fd/{fd}")
+    if target is None:
+        return None
     info = [line.strip() for line in read(f"/proc/{pid}/fdinfo/{fd}").splitlines()]
     values = {key: value.strip() for key, _, value in (line.partition(":") for line in info)}
     flags = int(values.get("flags", "0"), 8)
@@ -295,8 +311,14 @@ def _descriptor(pid: int, pidfd: int, fd: int, names: _Names) -> dict[str, Any]:
     }
     kind, _, inode = target.partition(":")
     if kind in ("pipe", "socket"):
+        try:
+            borrowed = _Borrowed(pidfd, fd)
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                return None
+            raise
         record["target"] = names.inode(kind, inode.strip("[]"), holder)
-        with _Borrowed(pidfd, fd) as copy:
+        with borrowed as copy:
             record |= _pipe(copy) if kind == "pipe" else _socket(copy)
         return record
     record["target"] = target.replace(".cr_link (deleted)", " (deleted)")
@@ -494,7 +516,7 @@ def _smaps(pid: int) -> Iterable[tuple[int, int, str, int, str, str]]:
 def _memory(pid: int) -> dict[str, str]:
     """Page address -> digest, for every page that is this process's own and not zero."""
     pages: dict[str, str] = {}
-    stacks = [s for s in (_stack_pointer(pid, task) for task in _listdir(f"/proc/{pid}/task")) if s]
+    stacks = [s for s in (_stack_pointer(pid, task) for task in listdir(f"/proc/{pid}/task")) if s]
     mem, pagemap = os.open(f"/proc/{pid}/mem", os.O_RDONLY), os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
     try:
         for start, end, perms, offset, path, _ in _smaps(pid):

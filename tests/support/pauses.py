@@ -32,7 +32,8 @@ class Paused:
         self.command = command
         self.step = step
         self._end = end
-        self.descendants = [(pid, start_time(pid)) for pid in oracle.tree(command.process.pid)[1:]]
+        found = [(pid, start_time(pid)) for pid in oracle.tree(command.process.pid)[1:]]
+        self.descendants = [(pid, started) for pid, started in found if started is not None]  # else it has ended meanwhile
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send criuctl a signal."""
