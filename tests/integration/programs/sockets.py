@@ -78,7 +78,7 @@ left = True
 
 
 def receive(sock: socket.socket, size: int) -> bytes:
-    sock.settimeout(5)
+    sock.settimeout(30)
     parts = b""
     while len(parts) < size and (block := sock.recv(size - len(parts))):
         parts += block
@@ -104,14 +104,14 @@ def check(found: Check) -> None:
     found.equal("TCP goes on", receive(server, 4), b"more")
     found.equal("TCP options", client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY), 1)
     udp_client.send(b"udp")
-    udp.settimeout(5)
+    udp.settimeout(30)
     found.equal("UDP goes on", udp.recv(64), b"udp")
     sender.send(b"again")
     found.equal("datagram goes on", datagram.recv(64), b"again")
     for name, listening in (("tcp4", tcp4), ("tcp6", tcp6), ("anywhere", anywhere), ("path", absolute), ("abstract", abstract)):
         if name == "tcp4":
             os.write(go_write, b"?")
-            with socket.create_connection(tcp4.getsockname(), 5) as fresh:
+            with socket.create_connection(tcp4.getsockname(), 30) as fresh:
                 fresh.sendall(b"hello")
                 found.equal("child accepts", receive(fresh, 5), b"HELLO")
             continue
