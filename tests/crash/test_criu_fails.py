@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support import oracle
 from support.aftermath import Aftermath, stopped
 from support.command import Criuctl
 from support.keeper import wait_until
@@ -93,7 +94,7 @@ def test_a_tree_that_cannot_be_frozen(compiled: Path, zoo: Zoo, criuctl: Criuctl
     """A thread that sleeps in vfork can be stopped by nobody: told in time, and the tree runs on."""
     criuctl.extra["CRIUCTL_CRIU_TIMEOUT"] = "3"
     animal = zoo.launch([str(compiled / "vfork")])
-    wait_until(lambda: "ready" in animal.output(), 60, "vfork has begun")
+    wait_until(lambda: oracle.stat_of(animal.pid)[:1] == ["D"], 60, "vfork has begun")
     answer = criuctl("dump", animal.pid, check=False, timeout=120)
     assert answer["exit_code"] in (4, 5, 12)
     assert answer["error"]["message"]
