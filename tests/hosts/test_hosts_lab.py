@@ -62,7 +62,7 @@ def test_a_tree_is_dumped_and_restored_on_a_host(hosts: Hosts) -> None:
     numbers = hosts.a.path("/var/log/numbers")
     wait_until(lambda: numbers.stat().st_size > 30, 30, "the program counts")
     told = hosts.a.criuctl("dump", hosts.a.inner_pid(process.pid))
-    assert process.wait(10) == -signal.SIGKILL
+    assert process.wait(60) == -signal.SIGKILL
     size = numbers.stat().st_size
     answer = hosts.a.criuctl("restore", told["checkpoint"])
     wait_until(lambda: numbers.stat().st_size > size + 30, 30, "it counts on")
@@ -90,7 +90,7 @@ def test_a_cut_wire_is_silent_and_can_be_mended(hosts: Hosts) -> None:
         accepted = {}
         for _ in range(2):
             other, address = listener.accept()
-            other.settimeout(20)
+            other.settimeout(60)
             accepted[address[0]] = other
         hosts.cut(hosts.a, hosts.b)
         one.sendall(b"late")
@@ -102,7 +102,7 @@ def test_a_cut_wire_is_silent_and_can_be_mended(hosts: Hosts) -> None:
         with pytest.raises(TimeoutError):
             hosts.a.connect(hosts.b.address, 7000, timeout=0.3)
         hosts.mend()
-        accepted[hosts.a.address].settimeout(20)
+        accepted[hosts.a.address].settimeout(60)
         assert accepted[hosts.a.address].recv(10) == b"late"
         for other in accepted.values():
             other.close()
@@ -134,18 +134,21 @@ def test_a_slow_and_lossy_wire(hosts: Hosts) -> None:
 
 def test_a_wire_that_takes_its_time(hosts: Hosts) -> None:
     """Each packet is held on its way out of one port and into the other; much passes nevertheless, and a cut is a cut."""
-    hosts.b.sh("echo hello >/tmp/hello")
 
-    def seconds(script: str) -> float:
+    def exchange() -> float:
+        """Seconds for one packet there and one back; a busy machine makes it longer, never shorter."""
         began = time.monotonic()
-        hosts.a.sh(script, timeout=100)
+        hosts.a.connect(hosts.b.address, 7000).close()
         return time.monotonic() - began
 
-    quick = seconds(f"ssh {hosts.b.ssh_url} true")
-    hosts.slow(delay=0.01)
-    assert seconds(f"ssh {hosts.b.ssh_url} true") > quick + 0.1  # five exchanges of 40 ms at the least
+    with hosts.b.open_socket() as listener:
+        listener.bind((hosts.b.address, 7000))
+        listener.listen(128)
+        assert min(exchange() for _ in range(20)) < 0.04  # 1 ms when nothing else runs
+        hosts.slow(delay=0.01)
+        assert min(exchange() for _ in range(3)) >= 0.04
     hosts.a.sh("head -c 2M /dev/urandom >/tmp/much")
-    hosts.a.sh(f"ssh {hosts.b.ssh_url} cat '>/tmp/much' </tmp/much")
+    hosts.a.sh(f"ssh {hosts.b.ssh_url} cat '>/tmp/much' </tmp/much", timeout=100)
     assert hosts.a.sh("md5sum </tmp/much") == hosts.b.sh("md5sum </tmp/much")
     hosts.cut(hosts.a, hosts.b)
     with pytest.raises(TimeoutError):
@@ -161,7 +164,7 @@ def test_a_lost_host(hosts: Hosts) -> None:
     sleeper = hosts.a.spawn(["sleep", "1000"])
     first = hosts.a
     hosts.lose(first)
-    assert sleeper.wait(10) == -signal.SIGKILL
+    assert sleeper.wait(60) == -signal.SIGKILL
     assert not os.path.exists(f"/proc/{first.init_pid}")
     assert hosts.a is not first
     assert hosts.a.sh("ls /var/lib/criuctl; ls /etc/mine 2>/dev/null || hostname") == "host-a\n"
@@ -186,15 +189,15 @@ def test_nothing_stays_when_somebody_is_killed(victim: str) -> None:
         members = [int(pid) for group in groups for procs in group.rglob("cgroup.procs") for pid in procs.read_text().split()]
         assert set(inits) <= set(members)
         os.kill(tests.pid if victim == "tests" else supervisor, signal.SIGKILL)
-        wait_until(lambda: not any(_lives(pid) for pid in (*members, supervisor)), 20, "every process of the hosts is gone")
+        wait_until(lambda: not any(_lives(pid) for pid in (*members, supervisor)), 60, "every process of the hosts is gone")
         if victim == "supervisor":
-            tests.communicate(timeout=20)
+            tests.communicate(timeout=60)
             Hosts().close()  # the next one removes what the killed one could not
-        wait_until(lambda: not any(group.exists() for group in groups), 20, "their control groups are gone")
+        wait_until(lambda: not any(group.exists() for group in groups), 60, "their control groups are gone")
         assert set(Path("/tmp").glob("hosts-keys-*")) <= keys
     finally:
         tests.kill()
-        tests.communicate(timeout=20)
+        tests.communicate(timeout=60)
 
 
 def _lives(pid: int) -> bool:

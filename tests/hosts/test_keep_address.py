@@ -6,8 +6,6 @@ A client counts; the server, whose memory of the count is its own, adds it up: a
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 
 import pytest
@@ -111,8 +109,7 @@ def test_what_fails_leaves_the_addresses_where_they_were(hosts: Hosts) -> None:
         command = hosts.a.start_criuctl("migrate", talk.pid, hosts.b.ssh_url, *keep)
         pause.wait(command)
         assert talk.at() == [("host-b", address) for address in ADDRESSES]
-        for pid in hosts.b.processes("criuctl", "receive"):
-            os.kill(pid, signal.SIGKILL)
+        hosts.b.kill("criuctl", "receive")
     assert command.process.wait(SECONDS) != 0
     assert stays == [had for had in talk.at() if had[0] == "host-a"]
     claimed = [line for line in hosts.b.sh("ip -o address show").splitlines() if any(f" {a}/" in line for a in ADDRESSES)]

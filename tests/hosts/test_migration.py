@@ -121,10 +121,14 @@ def clients(host: Host, number: int) -> Iterator[list[tuple[int, bytes]]]:
         except Exception as error:
             failures.append(repr(error))
 
+    def served() -> set[bytes]:
+        return {echo.partition(b"-")[0] for _, echo in list(answers)}
+
     threads = [threading.Thread(target=ask, args=(name,)) for name in range(number)]
     for thread in threads:
         thread.start()
     try:
+        wait_until(lambda: len(served()) == number or failures, 60, "every client has its connection")
         yield answers
     finally:
         over.set()
@@ -243,7 +247,7 @@ time.sleep(1000)
             assert "/srv/only-here/data" in text and "8001" in text, findings
             assert all(f["hint"] for f in findings)
     assert a.criuctl("status", "stays")["state"] == "running"
-    assert not b.processes("receive")
+    wait_until(lambda: not b.processes("receive"), 60, "whom it asked there has ended, too")
     missing = a.criuctl("migrate", "stays", "nowhere", check=False)
     assert (missing["exit_code"], missing["error"]["code"]) == (2, "usage")
     refused = a.criuctl("migrate", "stays", f"{b.ssh_url}:23", check=False)

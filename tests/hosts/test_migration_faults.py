@@ -7,7 +7,6 @@ each was told once.
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -140,8 +139,7 @@ def test_kill_9_of_the_target(moving: Moving, hosts: Hosts) -> None:
             command = hosts.a.start_criuctl(*moving.words(teller))
             pause.wait(command)
             hosts.b.set_command_environment("receive", {})  # whoever comes next is not held
-            for pid in hosts.b.processes("criuctl", "receive"):
-                os.kill(pid, signal.SIGKILL)
+            hosts.b.kill("criuctl", "receive")
         code = command.process.wait(SECONDS)
         fates[step] = moving.settled(teller)
         assert (code == 0) == (fates[step] == "moved"), (step, fates[step], command.told())
@@ -206,6 +204,7 @@ def test_the_disk_there_is_full(moving: Moving, hosts: Hosts) -> None:
     assert answer["exit_code"] not in (0, 1), answer
     assert "space" in str(answer["error"]), answer
     assert moving.settled(teller) == "stays"
+    wait_until(lambda: not hosts.b.processes("criuctl", "receive"), SECONDS, "nobody uses the disk any more")
     hosts.b.sh("umount /var/lib/criuctl")
     hosts.a.criuctl(*moving.words(teller))
     assert moving.settled(teller) == "moved"
@@ -276,8 +275,7 @@ def test_the_link_is_cut_for_ever(moving: Moving, hosts: Hosts) -> None:
     assert "--resolve" in command.json()["error"]["hint"]
     assert teller.check() == ["host-a"]
     # The other host cannot know either.  Even if its criuctl ends, the checkpoint is there.
-    for pid in hosts.b.processes("criuctl", "receive"):
-        os.kill(pid, signal.SIGKILL)
+    hosts.b.kill("criuctl", "receive")
     wait_until(lambda: not teller.living(hosts.a, hosts.b), SECONDS, "it stands still as a checkpoint only")
     hosts.mend()
     assert moving.settled(teller) == "resolved"

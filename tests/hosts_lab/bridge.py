@@ -59,7 +59,7 @@ class Bridge:
         for host in self._limited:
             self._run("tc", "qdisc", "del", "dev", f"port-{host}", "root")
         if self._late is not None:
-            self._late.communicate(timeout=20)
+            self._late.communicate(timeout=60)
             for host in self._delayed:
                 self._run("ip", "link", "del", f"late-{host}")
                 self._run("ip", "link", "set", f"port-{host}", "master", BRIDGE)
@@ -107,7 +107,7 @@ class Bridge:
             capture_output=True,
             text=True,
             check=False,
-            timeout=20,
+            timeout=60,
         )
         assert done.returncode == 0, f"{' '.join(argv)}: {done.stderr}{given}"
         return done.stdout

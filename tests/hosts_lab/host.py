@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -174,12 +175,24 @@ class Host:
                 continue
         return found
 
+    def kill(self, *words: str) -> None:
+        """kill -9 whatever `processes` finds; some of it may end with another of it."""
+        for pid in self.processes(*words):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def _below(self, pid: int) -> bool:
         """Whether a process descends from the host's PID 1, as all do that live there."""
-        while pid > 1 and pid != self.init_pid:
-            with open(f"/proc/{pid}/stat") as file:
-                pid = int(file.read().rpartition(")")[2].split()[1])
-        return pid == self.init_pid
+        above = pid
+        while above > 1 and above != self.init_pid:
+            try:
+                with open(f"/proc/{above}/stat") as file:
+                    above = int(file.read().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                if above == pid:
+                    raise
+                above = pid  # a parent has ended meanwhile, and there is another one
+        return above == self.init_pid
 
     def inner_pid(self, pid: int) -> int:
         """What the host calls the process that is `pid` here."""
@@ -195,7 +208,7 @@ class Host:
                         return pid
             return 0
 
-        return int(wait_until(found, 20, f"{self.name} has a process {inner}"))
+        return int(wait_until(found, 60, f"{self.name} has a process {inner}"))
 
     def _numbers(self, pid: int) -> list[int]:
         """A process's PIDs, from this machine's to the innermost namespace's."""
@@ -221,7 +234,7 @@ class Host:
         thread.join()
         return made[0]
 
-    def connect(self, address: str, port: int, timeout: float = 10) -> socket.socket:
+    def connect(self, address: str, port: int, timeout: float = 30) -> socket.socket:
         """A connection from this host; one that is refused is tried again until `timeout` is over."""
         deadline = time.monotonic() + timeout
         while True:
@@ -236,7 +249,7 @@ class Host:
                     raise
                 time.sleep(0.02)
 
-    def wait_listening(self, port: int, timeout: float = 20) -> None:
+    def wait_listening(self, port: int, timeout: float = 60) -> None:
         """Until somebody on this host listens on that TCP port."""
         wait_until(lambda: self.listening(port), timeout, f"{self.name} listens on port {port}")
 

@@ -42,7 +42,7 @@ def main(plan: dict[str, Any], requests: socket.socket, lifeline: int) -> None:
 
 def _network(plan: dict[str, Any]) -> None:
     lines = ["link set lo up", "link set eth0 up", f"address add {plan['address']}/24 dev eth0"]
-    subprocess.run(["ip", "-batch", "-"], input="\n".join(lines).encode(), check=True, timeout=20)
+    subprocess.run(["ip", "-batch", "-"], input="\n".join(lines).encode(), check=True, timeout=60)
 
 
 def _next_pid(pid: int) -> None:

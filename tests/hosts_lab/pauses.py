@@ -26,7 +26,7 @@ class Pause:
         self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self.env = {"CRIUCTL_PAUSE_AT": step, "CRIUCTL_PAUSE_FIFO": name}
 
-    def wait(self, command: HostCommand, timeout: float = 60) -> None:
+    def wait(self, command: HostCommand, timeout: float = 120) -> None:
         """Wait until the step is reached; `command` is what leads there."""
 
         def line() -> bytes:

@@ -32,7 +32,7 @@ def make_key(path: Path, comment: str) -> str:
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(path)],
         check=True,
-        timeout=20,
+        timeout=60,
         stdin=subprocess.DEVNULL,
     )
     return path.with_name(path.name + ".pub").read_text()

@@ -151,7 +151,7 @@ def _try_close(fd: int) -> None:
 
 
 def _ip(*lines: str) -> None:
-    subprocess.run(["ip", "-batch", "-"], input="\n".join(lines).encode(), check=True, timeout=20)
+    subprocess.run(["ip", "-batch", "-"], input="\n".join(lines).encode(), check=True, timeout=60)
 
 
 def _make_groups(name: str) -> list[Path]:
@@ -163,7 +163,7 @@ def _make_groups(name: str) -> list[Path]:
 
 def _remove_group(group: Path) -> None:
     """Remove a group with those below it; who was in it has been killed and may take a moment to leave."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 20
     while group.exists():
         for folder in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
             _try_remove(folder)

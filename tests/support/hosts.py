@@ -81,7 +81,7 @@ class Hosts:
         """Everything is gone afterwards."""
         self.wire.fast()
         self._requests.close()
-        assert self._process.wait(30) == 0
+        assert self._process.wait(120) == 0
 
     def _host(self, name: str) -> Host:
         if name not in self._made:
@@ -102,7 +102,7 @@ class Hosts:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             answer = self._ask({"make": plan}, theirs.fileno())
-        ours.settimeout(30)
+        ours.settimeout(60)
         assert ours.recv(100) == b'{"ready": true}', f"{name} did not come up; see the standard error of the tests"
         host = Host(name, ADDRESSES[name], answer["pid"], ours)
         self._furnish(host)
