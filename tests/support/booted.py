@@ -25,7 +25,7 @@ mount -t cgroup2 cgroup2 {groups}
 export container=test SYSTEMD_UNIT_PATH={units}
 exec {systemd} --system --unit=multi-user.target --log-target=console --show-status=0
 """
-_TIMEOUT = 30.0
+_TIMEOUT = 120.0
 
 
 def hierarchy() -> Path | None:

@@ -19,7 +19,7 @@ from criuctl.session.sessions import state_of
 from .command import Home
 from .keeper import wait_until
 
-TIMEOUT = 30.0  # for whatever takes milliseconds when nothing else runs
+TIMEOUT = 60.0  # for whatever takes milliseconds when nothing else runs
 
 
 class Holders:

@@ -17,7 +17,7 @@ from . import oracle
 from .command import Command, Criuctl, Home
 from .keeper import Keeper, wait_until
 
-TIMEOUT = 30  # seconds for what takes milliseconds on an idle machine
+TIMEOUT = 60  # seconds for what takes milliseconds on an idle machine
 
 
 class Operators(Criuctl):

@@ -134,7 +134,7 @@ def test_a_client_that_stands_still_holds_up_nobody(operators: Operators) -> Non
     at = operators("send", "work", "--take", "--text", "yes 0123456789abcdef | head -c 100M; echo; echo do''ne", "--enter")[
         "offset"
     ]
-    operators("wait", "work", "--match", "^done$", "--since", at, "--timeout", 120)
+    operators("wait", "work", "--match", "^done$", "--since", at, "--timeout", 300, timeout=330)
     assert operators("status", "work")["offset"] > at + (100 << 20)
     os.kill(pid_of(window), signal.SIGCONT)
     # What it missed is skipped; what is shown at last is the screen as it is.
