@@ -20,7 +20,7 @@ _INET = {socket.AF_INET: 4, socket.AF_INET6: 16}  # bytes of an address
 _PROTOCOLS = {socket.IPPROTO_TCP: "tcp", socket.IPPROTO_UDP: "udp", 136: "udplite"}
 _WAYS = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
 # CRIU's criu/include/image.h, the first that fits
-_AREAS = ((1 << 5, "[heap]"), (1 << 1, "[stack]"), (1 << 3, "[vdso]"), (1 << 12, "[vvar]"), (1 << 2, "[vsyscall]"))
+_AREAS = ((1 << 5, "[heap]"), (1 << 3, "[vdso]"), (1 << 12, "[vvar]"), (1 << 2, "[vsyscall]"))
 _FILE_AREAS = 1 << 6 | 1 << 7
 _MEMFD, _SYSVIPC, _AIORING, _ANON_SHARED = 1 << 14, 1 << 10, 1 << 13, 1 << 8
 
@@ -66,7 +66,8 @@ def areas(get: Images) -> dict[int, list[Area]]:
     found: dict[int, list[Area]] = {}
     for pid in pids(get):
         for memory in _read(get, f"mm-{pid}.img", "MM"):
-            listed = [Area(vma.start, vma.end, _area_name(vma, paths)) for vma in memory.vmas if vma.start < vma.end]
+            stack = memory.mm_start_stack
+            listed = [Area(vma.start, vma.end, _area_name(vma, paths, stack)) for vma in memory.vmas if vma.start < vma.end]
             found[pid] = sorted(listed, key=lambda area: area.start)
     return found
 
@@ -122,7 +123,9 @@ def _endpoint(family: int, words: Any, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def _area_name(vma: Any, paths: dict[int, str]) -> str:
+def _area_name(vma: Any, paths: dict[int, str], stack: int) -> str:
+    if vma.start <= stack < vma.end:
+        return "[stack]"
     for bit, name in _AREAS:
         if vma.status & bit:
             return name

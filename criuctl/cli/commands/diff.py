@@ -41,7 +41,7 @@ def _between(before: Body, after: Body) -> str:
 
 def _header(body: Body) -> str:
     before, after = body["before"], body["after"]
-    facts = [_between(before, after)]
+    facts = ["the same checkpoint" if before["id"] == after["id"] else _between(before, after)]
     if before["incarnation"] != after["incarnation"]:
         facts.append(f"incarnation {before['incarnation']} -> {after['incarnation']}")
     if before["session_id"] != after["session_id"]:
@@ -117,9 +117,15 @@ def _memory_rows(memory: Body) -> Iterable[tuple[str, ...]]:
     for space in memory["spaces"]:
         number = space["after_id"] if space["after_id"] is not None else space["before_id"]
         whose = f"PID {number}" if space["kind"] == "task" else f"{printable(space['kind'])} {number}"
+        if None in (space["before_id"], space["after_id"]):
+            yield (whose, "all of it", "", *_amounts(space))
+            continue
         for region in space["regions"]:
-            amounts = [size(region[name]) if region[name] else "" for name in ("before", "after", "changed", "added", "removed")]
-            yield (whose, printable(region["name"]), f"{region['start']:x}", *amounts)
+            yield (whose, printable(region["name"]), f"{region['start']:x}", *_amounts(region))
+
+
+def _amounts(of: Body) -> list[str]:
+    return [size(of[name]) if of[name] else "" for name in ("before", "after", "changed", "added", "removed")]
 
 
 def _memory(memory: Body) -> str:
