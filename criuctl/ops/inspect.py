@@ -89,6 +89,7 @@ class Shown:
             "number": m.number,
             "incarnation": m.incarnation,
             "parent": m.parent,
+            "origin": m.extra.get("origin"),
             "created": m.created,
             "store": self.store,
             "host": machine["name"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -19,6 +19,13 @@ def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
+def _origin(origin: Any) -> Iterator[tuple[str, str]]:
+    """Where it was imported from; what is said there is a stranger's."""
+    if isinstance(origin, Mapping):
+        told = [printable(origin.get(name, "?")) for name in ("session", "number", "store")]
+        yield "imported", f"it was {told[0]}@{told[1]} of store {told[2][:12]}"
+
+
 def _header(body: Body) -> str:
     machine, amounts, timings = body["machine"], body["bytes"], body["timings"]
     rows = [
@@ -27,6 +34,7 @@ def _header(body: Body) -> str:
         ("created", f"{printable(body['created'])} ({age(body['created'])})"),
         ("incarnation", str(body["incarnation"])),
         ("parent", body["parent"] or "none"),
+        *_origin(body["origin"]),
         ("labels", labels(body["labels"]) or "none"),
         (
             "host",
