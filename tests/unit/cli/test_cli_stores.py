@@ -300,9 +300,9 @@ def test_a_passphrase_is_asked_for_twice_on_a_terminal_and_not_echoed(place: Pla
     )
     child.logfile_read = seen = io.BytesIO()
     try:
-        child.expect("Passphrase of the new store")
+        child.expect("Passphrase of the new store: ")  # the space comes when what was typed too early has been dropped
         child.sendline("s3cret words")
-        child.expect("Once more")
+        child.expect("Once more: ")
         child.sendline("s3cret words")
         child.expect(pexpect.EOF)
         assert b"Once more" in seen.getvalue()
