@@ -69,7 +69,7 @@ def test_a_shell_script_with_jobs(zoo: Zoo, trip: Trip) -> None:
         sleep 1000 & sleep 1001 | cat & sleep 1002 &
         kill -STOP %3
         n=0
-        trap 'n=$((n+1)); jobs > jobs.$n; echo $n > count.new; mv count.new count; kill -CONT %3' USR1
+        trap 'n=$((n+1)); jobs > jobs.$n; kill -CONT %3; echo $n > count.new; mv count.new count' USR1
         echo started > up
         while :; do wait; done
     """
