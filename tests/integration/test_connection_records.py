@@ -459,4 +459,4 @@ def test_real_servers_are_known_by_asking(postgres_server: PostgresServer) -> No
             "pg": (socket.socket, ("127.0.0.1", postgres_server.port)),
             "redis": (socket.socket, ("127.0.0.1", redis.port)),
         }
-        assert probe(peers, seconds=60.0) == {"pg": "postgresql", "redis": "redis"}
+        assert probe(peers, seconds=15.0) == {"pg": "postgresql", "redis": "redis"}
