@@ -22,6 +22,18 @@ _WAYS = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
 # CRIU's criu/include/image.h, the first that fits
 _AREAS = ((1 << 5, "[heap]"), (1 << 3, "[vdso]"), (1 << 12, "[vvar]"), (1 << 2, "[vsyscall]"))
 _FILE_AREAS = 1 << 6 | 1 << 7
+_STATES = {2: "Z", 3: "T", 6: "Z"}  # CRIU's criu/include/task-state: dead, stopped, zombie
+_TCP_STATES = {
+    1: "established",
+    2: "syn-sent",
+    3: "syn-recv",
+    4: "fin-wait-1",
+    5: "fin-wait-2",
+    7: "close",
+    8: "close-wait",
+    10: "listen",
+}
+_PRESENT = 4  # a run of pages that this image has
 _MEMFD, _SYSVIPC, _AIORING, _ANON_SHARED = 1 << 14, 1 << 10, 1 << 13, 1 << 8
 
 
@@ -42,6 +54,36 @@ class Area:
     start: int
     end: int
     name: str  # a path, [heap], [stack], [anon], ...
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One process."""
+
+    pid: int
+    ppid: int
+    pgid: int
+    sid: int
+    threads: int
+    command: str
+    state: str  # as in /proc/PID/stat: S, T, Z
+    uid: int
+    gid: int
+    exe: str
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """An internet socket and who holds it."""
+
+    holders: tuple[tuple[int, int], ...]  # (PID, descriptor)
+    family: str  # inet, inet6
+    type: str  # stream, dgram
+    protocol: str
+    state: str
+    local: str
+    peer: str
 
 
 def pids(get: Images) -> list[int]:
@@ -70,6 +112,65 @@ def areas(get: Images) -> dict[int, list[Area]]:
             listed = [Area(vma.start, vma.end, _area_name(vma, paths, stack)) for vma in memory.vmas if vma.start < vma.end]
             found[pid] = sorted(listed, key=lambda area: area.start)
     return found
+
+
+def tasks(get: Images) -> list[Task]:
+    """The processes, the root first."""
+    files = {entry.id: _path(entry) for entry in _read(get, "files.img", "FILES") if entry.HasField("reg")}
+    return [_task(get, entry, files) for entry in _read(get, "pstree.img", "PSTREE")]
+
+
+def _task(get: Images, entry: Any, files: dict[int, str]) -> Task:
+    core = next(iter(_read(get, f"core-{entry.pid}.img", "CORE")), None)
+    memory = next(iter(_read(get, f"mm-{entry.pid}.img", "MM")), None)
+    places = next(iter(_read(get, f"fs-{entry.pid}.img", "FS")), None)
+    has_creds = core is not None and core.HasField("thread_core") and core.thread_core.HasField("creds")
+    return Task(
+        pid=entry.pid,
+        ppid=entry.ppid,
+        pgid=entry.pgid,
+        sid=entry.sid,
+        threads=max(len(entry.threads), 1),
+        command=core.tc.comm if core is not None else "",
+        state=_STATES.get(core.tc.task_state, "S") if core is not None else "",
+        uid=core.thread_core.creds.uid if core is not None and has_creds else 0,
+        gid=core.thread_core.creds.gid if core is not None and has_creds else 0,
+        exe=files.get(memory.exe_file_id, "") if memory is not None else "",
+        cwd=files.get(places.cwd_id, "") if places is not None else "",
+    )
+
+
+def sockets(get: Images) -> list[Socket]:
+    """The internet sockets."""
+    held: dict[int, list[tuple[int, int]]] = {}
+    for pid in pids(get):
+        for ids in _read(get, f"ids-{pid}.img", "IDS"):
+            for entry in _read(get, f"fdinfo-{ids.files_id}.img", "FDINFO"):
+                held.setdefault(entry.id, []).append((pid, entry.fd))
+    found = []
+    for entry in _read(get, "files.img", "FILES"):
+        if entry.HasField("isk"):
+            s = entry.isk
+            found.append(
+                Socket(
+                    holders=tuple(held.get(entry.id, ())),
+                    family={socket.AF_INET: "inet", socket.AF_INET6: "inet6"}.get(s.family, str(s.family)),
+                    type={1: "stream", 2: "dgram"}.get(s.type, str(s.type)),
+                    protocol=_PROTOCOLS.get(s.proto, str(s.proto)),
+                    state=_TCP_STATES.get(s.state, str(s.state)) if s.type == 1 else "established" if s.dst_port else "bound",
+                    local=_endpoint(s.family, s.src_addr, s.src_port),
+                    peer=_endpoint(s.family, s.dst_addr, s.dst_port) if s.dst_port else "",
+                )
+            )
+    return found
+
+
+def page_runs(get: Images, name: str) -> list[tuple[int, int, int]]:
+    """(address, pages, flags) of each run in the pagemap image `name`; pages of older images are not counted."""
+    data = get(name)
+    runs = [] if data is None else images.parse(data, name, "PAGEMAP", first="PAGEMAP_HEAD")[1:]
+    found = [(run.vaddr, run.nr_pages or run.compat_nr_pages, run.flags if run.HasField("flags") else _PRESENT) for run in runs]
+    return [run for run in found if run[2] & _PRESENT]
 
 
 def _read(get: Images, name: str, kind: str) -> list[Any]:

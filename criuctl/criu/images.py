@@ -65,13 +65,13 @@ def read(folder: int, name: str, kind: str) -> list[Any]:
         return parse(file.read(), name, kind)
 
 
-def parse(data: bytes, name: str, kind: str) -> list[Any]:
-    """The messages in the content of image `name`."""
+def parse(data: bytes, name: str, kind: str, first: str = "") -> list[Any]:
+    """The messages in the content of image `name`; the first one is of the kind `first`, if that is given."""
     head = _head(kind)
     if not data.startswith(head):
         raise Damaged(f"image {name} is not a CRIU image of kind {kind}")
     cls = schema.message(kind)
-    messages = []
+    messages: list[Any] = []
     position = len(head)
     while position < len(data):
         if position + 4 > len(data):
@@ -80,7 +80,7 @@ def parse(data: bytes, name: str, kind: str) -> list[Any]:
         position += 4
         if position + size > len(data):
             raise Damaged(f"image {name} is cut off")
-        message = cls()
+        message = schema.message(first)() if first and not messages else cls()
         try:
             message.ParseFromString(data[position : position + size])
         except Exception as error:  # protobuf's DecodeError, whose module differs between its versions

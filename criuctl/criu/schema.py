@@ -23,6 +23,7 @@ _MESSAGES = {
     "FDINFO": ("fdinfo_pb2", "fdinfo_entry"),
     "FILES": ("fdinfo_pb2", "file_entry"),
     "FILE_LOCKS": ("file_lock_pb2", "file_lock_entry"),
+    "FS": ("fs_pb2", "fs_entry"),
     "IDS": ("core_pb2", "task_kobj_ids_entry"),
     "INVENTORY": ("inventory_pb2", "inventory_entry"),
     "MM": ("mm_pb2", "mm_entry"),

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ..checkpoint.manifest import CheckpointSummary, Manifest
@@ -116,18 +117,26 @@ class Shown:
 
 
 def show(config: Config, ref: str, *, maps: bool = False, reporter: Reporter | None = None) -> Shown:
-    """The manifest of `ref`; with `maps` also which addresses of each address space are stored."""
+    """The manifest of `ref`; with `maps` also which addresses of each address space are stored.
+
+    With a slash in it, `ref` is the path of something that is in no store: see `foreign`.
+    """
+    if "/" in ref:
+        from .foreign import look
+
+        return look(config, Path(ref), maps=maps, reporter=reporter or Reporter())
     with _opened(config) as (url, repository):
         manifest = repository.manifest(ref)
         found: dict[int, list[dict[str, Any]]] = {}
         if maps:
             reader = repository.reader(reporter or Reporter())
             for i, image in enumerate(manifest.memory):
-                found[i] = _entries(reader.read(image.entries), manifest.host.page_size)
+                found[i] = page_entries(reader.read(image.entries), manifest.host.page_size)
         return Shown(manifest, url, found)
 
 
-def _entries(packed: bytes, page_size: int) -> list[dict[str, Any]]:
+def page_entries(packed: bytes, page_size: int) -> list[dict[str, Any]]:
+    """A memory image's list of pages as `show` tells it."""
     if len(packed) % _ENTRY.size:
         raise Damaged("the list of a memory image's pages is cut off")
     return [

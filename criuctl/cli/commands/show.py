@@ -19,6 +19,10 @@ def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
 
+def _name(body: Body) -> str:
+    return f"{printable(body['session'])}@{body['number']}" if body["id"] else printable(body["store"])
+
+
 def _origin(origin: Any) -> Iterator[tuple[str, str]]:
     """Where it was imported from; what is said there is a stranger's."""
     if isinstance(origin, Mapping):
@@ -29,7 +33,7 @@ def _origin(origin: Any) -> Iterator[tuple[str, str]]:
 def _header(body: Body) -> str:
     machine, amounts, timings = body["machine"], body["bytes"], body["timings"]
     rows = [
-        ("checkpoint", f"{printable(body['session'])}@{body['number']}{'  (pinned)' if body['pinned'] else ''}"),
+        ("checkpoint", f"{_name(body)}{'  (pinned)' if body['pinned'] else ''}"),
         ("id", body["id"]),
         ("created", f"{printable(body['created'])} ({age(body['created'])})"),
         ("incarnation", str(body["incarnation"])),
@@ -47,7 +51,10 @@ def _header(body: Body) -> str:
         ("stored", f"{size(amounts.get('stored', 0))} for {size(amounts.get('new', 0))} that the store did not have"),
         ("frozen", f"{duration(timings.get('frozen_ms'))} of {duration(timings.get('total_ms'))} in all"),
     ]
-    return facts(rows)
+    return facts(row for row in rows if row[0] in _OF_IMAGES or body["id"])
+
+
+_OF_IMAGES = ("checkpoint", "created", "labels", "memory")  # what can be told of CRIU's images that are in no store
 
 
 def _tree(body: Body) -> str:
@@ -121,12 +128,17 @@ def _only(body: Body, sections: Sequence[str]) -> str:
     examples=[
         ("All about the newest checkpoint of web:", "criuctl show web"),
         ("Its processes only, of the third checkpoint:", "criuctl show web@3 --tree"),
+        ("What is in an exported file, or a podman archive?", "criuctl show ./web.criuctl"),
         ("For a script:", "criuctl show web --json | jq .processes[].argv"),
     ],
     exits=[3, 7, 8],
     see_also=["list", "restore", "verify"],
 )
-@click.argument("ref", shell_complete=complete.checkpoint_ref, help="NAME, NAME@N, or the begin of a checkpoint's id.")
+@click.argument(
+    "ref",
+    shell_complete=complete.checkpoint_ref,
+    help="NAME, NAME@N, the begin of a checkpoint's id, or, with a slash in it, a file or folder.",
+)
 @click.option("--tree", is_flag=True, help="Show the process tree only.")
 @click.option("--files", is_flag=True, help="Show all files only: those the tree has open or mapped, and those taken along.")
 @click.option("--connections", is_flag=True, help="Show all connections only, those inside the tree too.")
@@ -135,6 +147,10 @@ def _only(body: Body, sections: Sequence[str]) -> str:
 def show(app: App, /, ref: str, **only: bool) -> int:
     """Shows what a checkpoint holds: where and when it was taken, its processes, sizes, namespaces, connections and
     files. Reads the manifest, not the memory; `criuctl verify` reads all.
+
+    A REF with a slash names what is in no store: a file of criuctl export (its key is looked for as by import), a folder of
+    CRIU's images, or a podman checkpoint archive. Of the latter two is told what their images tell; criuctl cannot
+    restore them.
 
     With --json everything is printed, whatever sections are asked for; memory maps are in it under --maps.
     """

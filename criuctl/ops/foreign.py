@@ -1,0 +1,149 @@
+"""Looking at checkpoints that are in no store: exported files, folders of CRIU's images, podman's checkpoint archives.
+
+They are told of in the words of a manifest, so whatever shows one shows them; what the images do not tell (the host, command
+lines, which files were taken along) stays empty.  Nothing is written, and nothing of them can be restored from here: an
+exported file is imported first, what podman or CRIU have dumped they restore themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ..checkpoint.chunks import StreamRef
+from ..checkpoint.exported import ExportedCheckpoint, Key
+from ..checkpoint.manifest import (
+    ConnectionRecord,
+    FileRecord,
+    ImageFile,
+    Manifest,
+    MemoryImage,
+    ProcessRecord,
+    SessionRef,
+)
+from ..config import Config
+from ..criu import described, plain
+from ..criu.pages import ENTRY, PAGE
+from ..report import Reporter
+from ..store.archive import MAGIC, ArchiveStore
+from .inspect import Shown, page_entries
+
+_PAGEMAP = re.compile(r"pagemap-(?:(shmem)-)?(\d+)\.img")
+
+
+def look(config: Config, path: Path, *, maps: bool, reporter: Reporter) -> Shown:
+    """What the file or folder at `path` holds; `NoSuchCheckpoint`, `UnsupportedFormat`, `Damaged`, `KeyMissing`."""
+    if _is_exported(path):
+        return _exported(config, path, maps, reporter)
+    images = plain.read(path)
+    runs = {name: described.page_runs(images.get, name) for name in images.images if _PAGEMAP.fullmatch(name)}
+    memory = [_memory(name, sum(pages for _address, pages, _flags in found)) for name, found in sorted(runs.items())]
+    shown = {i: page_entries(_packed(found), PAGE) for i, (_name, found) in enumerate(sorted(runs.items()))} if maps else {}
+    return Shown(_manifest(images, memory), str(path), shown)
+
+
+def _is_exported(path: Path) -> bool:
+    with suppress(OSError):
+        if path.is_file():  # anything else might keep us waiting
+            with path.open("rb") as file:
+                return file.read(len(MAGIC)) == MAGIC
+    return False
+
+
+def _exported(config: Config, path: Path, maps: bool, reporter: Reporter) -> Shown:
+    with path.open("rb") as file:
+        archive = ArchiveStore.verified(file.fileno(), str(path))
+        with ExportedCheckpoint.unlock(archive, config, Key()) as exported:
+            manifest = exported.manifest_at(exported.only().object)
+            reader = exported.reader(reporter)
+            size = manifest.host.page_size
+            found = {i: page_entries(reader.read(m.entries), size) for i, m in enumerate(manifest.memory)} if maps else {}
+            return Shown(manifest, str(path), found)
+
+
+def _manifest(images: plain.PlainImages, memory: list[MemoryImage]) -> Manifest:
+    processes = tuple(_process(task) for task in described.tasks(images.get))
+    name, image = (str(images.container.get(key, "")) for key in ("name", "rootfsImageName"))
+    created = datetime.fromtimestamp(images.modified, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return Manifest(
+        id="",
+        session=SessionRef(name or Path(images.where).resolve().name, ""),
+        incarnation=0,
+        created=created,
+        labels={"image": image} if image else {},
+        root=processes[0] if processes else None,
+        processes=processes,
+        images=tuple(ImageFile(name, size) for name, size in sorted(images.sizes.items())),
+        memory=tuple(memory),
+        connections=tuple(_connections(images)),
+        files=tuple(_files(images)),
+        bytes={"memory": sum(m.data.size for m in memory), "files": 0},
+    )
+
+
+def _process(task: described.Task) -> ProcessRecord:
+    return ProcessRecord(
+        pid=task.pid,
+        ns_pid=task.pid,
+        ppid=task.ppid,
+        pgid=task.pgid,
+        sid=task.sid,
+        command=task.command,
+        exe=task.exe,
+        cwd=task.cwd,
+        uid=task.uid,
+        gid=task.gid,
+        state=task.state,
+        threads=task.threads,
+    )
+
+
+def _memory(name: str, pages: int) -> MemoryImage:
+    match = _PAGEMAP.fullmatch(name)
+    assert match is not None
+    return MemoryImage("shmem" if match[1] else "task", int(match[2]), pages, StreamRef(), StreamRef(pages * PAGE))
+
+
+def _packed(runs: list[tuple[int, int, int]]) -> bytes:
+    return b"".join(ENTRY.pack(*run) for run in runs)
+
+
+def _connections(images: plain.PlainImages) -> Iterator[ConnectionRecord]:
+    sockets = described.sockets(images.get)
+    ends = {(s.local, s.peer) for s in sockets}
+    for s in sockets:
+        pid, fd = s.holders[0] if s.holders else (0, -1)
+        yield ConnectionRecord(
+            pid,
+            fd,
+            holders=s.holders,
+            family=s.family,
+            type=s.type,
+            protocol=s.protocol,
+            state=s.state,
+            local=s.local,
+            peer=s.peer,
+            external=bool(s.peer) and (s.peer, s.local) not in ends,
+        )
+
+
+def _files(images: plain.PlainImages) -> Iterator[FileRecord]:
+    """Open files by path, then those that are only mapped."""
+    found: dict[str, tuple[str, list[tuple[int, int]]]] = {}
+    for pid, held in described.descriptors(images.get).items():
+        for fd, file in held.items():
+            if file.kind == "reg" and os.path.isabs(file.what):
+                kind, holders = found.setdefault(file.what, ("read", []))
+                holders.append((pid, fd))
+                if "w" in file.mode and kind == "read":
+                    found[file.what] = "written", holders
+    for mapped in described.areas(images.get).values():
+        for area in mapped:
+            if area.name.startswith("/"):
+                found.setdefault(area.name, ("mapped", []))
+    for path, (kind, holders) in sorted(found.items()):
+        yield FileRecord(path, kind, holders=tuple(holders))
