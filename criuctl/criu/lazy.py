@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -40,6 +40,9 @@ class PageSource(Protocol):
 
     def read(self, first: int, count: int) -> list[bytes]:
         """Pages `first` to ``first + count``, in any number of pieces."""
+
+    def read_all(self, runs: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Many such runs, (first, count), one after the other."""
 
 
 class LazyImage:
@@ -70,10 +73,11 @@ class LazyImage:
     def write_rest(self, fd: int) -> None:
         """Write the pages that are not left to page faults to the pages image `fd`."""
         with os.fdopen(os.dup(fd), "wb") as out:
-            for entry, first in zip(self.entries, self._first, strict=True):
-                if not entry.flags & PE_LAZY:
-                    for piece in self.source.read(first, entry.pages):
-                        out.write(piece)
+            kept = [
+                (first, entry.pages) for entry, first in zip(self.entries, self._first, strict=True) if not entry.flags & PE_LAZY
+            ]
+            for piece in self.source.read_all(kept):
+                out.write(piece)
 
 
 class LazyPages:
@@ -112,7 +116,7 @@ class LazyPages:
             self.stop()
 
     def watch(self, root: ProcessIdentity) -> None:
-        """From here on the tree does not outlive criuctl; to be called before it runs."""
+        """Start what ends the tree if criuctl ends before it should; `watched` waits for that."""
         ours, theirs = socket.socketpair()
         with theirs:
             script = Path(deathwatch.__file__)
@@ -122,9 +126,16 @@ class LazyPages:
                 new_session=True,
             )
         self._watch = ours
-        ours.settimeout(_START_TIMEOUT)
-        if ours.recv(16) != b"watching\n":
+
+    def watched(self) -> None:
+        """From here on the tree does not outlive criuctl; to be called before it runs."""
+        assert self._watch is not None
+        self._watch.settimeout(_START_TIMEOUT)
+        if self._watch.recv(16) != b"watching\n":
             raise RestoreFailed("the process that watches over a lazy restore does not start", hint="Restore without --lazy.")
+
+    def about_to_run(self) -> None:
+        """The tree is about to run; it depends on criuctl."""
 
     def finish(self) -> None:
         """Wait until every page has arrived; raises what went wrong: the tree must not go on then."""

@@ -43,11 +43,11 @@ class Wishes:
     carry_binaries: bool = False
     keep_addresses: tuple[str, ...] = ()
     precopy: bool = True
-    lazy: bool = False
+    lazy: bool | None = None  # None: for large trees
 
     def options(self) -> dict[str, Any]:
         """Of the restore."""
-        return {"pids": self.pids, "connections": self.connections, "files": self.files, "lazy": self.lazy or None}
+        return {"pids": self.pids, "connections": self.connections, "files": self.files, "lazy": self.lazy}
 
 
 @dataclass(slots=True)
@@ -143,8 +143,9 @@ class HostDelivery:
             with suppress(OSError):  # that it was handed over is known, and that it is gone can be seen
                 self.move = self.moves.put(replace(self.move, state="ended"))
             self.reporter.step("go")
-            self._answer = self._say_go()
-            self.running_at = time.monotonic()
+            answer = self._say_go()
+            self.running_at = time.monotonic() - float(answer.get("ran_for", 0.0))
+            self._answer = dict(answer["result"])
         except CriuctlError as error:
             self._error = error
 
@@ -203,14 +204,14 @@ class HostDelivery:
         assert self.move is not None
         deadline = time.monotonic() + SETTLE
         try:
-            return dict(self.there.link.ask("go", timeout=RESTORE).arguments["result"])
+            return dict(self.there.link.ask("go", timeout=RESTORE).arguments)
         except (LinkLost, TimedOut) as error:
             self.reporter.step("link-lost", why=error.message)
         asked = {"id": self.move.id, "word": "go", "addresses": list(self.move.addresses), **self.move.options}
         while True:
             try:
                 with reach(self.config, self.to, self.reporter) as again:
-                    return dict(again.link.ask("settle", asked, timeout=RESTORE).arguments["result"])
+                    return dict(again.link.ask("settle", asked, timeout=RESTORE).arguments)
             except CriuctlError as error:
                 if time.monotonic() > deadline or isinstance(error, RestoreFailed):
                     raise

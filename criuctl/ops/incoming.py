@@ -19,6 +19,7 @@ from ..report import Reporter
 from ..store import open_store
 from . import inbox, rendezvous
 from .arrival import RestoreResult
+from .feeding import Feeder
 from .fencing import with_lease
 from .host import host_id
 from .moves import Incoming, Moves, check_id
@@ -32,10 +33,16 @@ class Arrival:
     """One session that arrives."""
 
     def __init__(
-        self, config: Config, reporter: Reporter, repository: Repository, moves: Moves[Incoming], move: Incoming
+        self,
+        config: Config,
+        reporter: Reporter,
+        repository: Repository,
+        moves: Moves[Incoming],
+        move: Incoming,
+        feeder: Feeder | None = None,
     ) -> None:
         self._config, self._reporter, self._repository, self._moves = config, reporter, repository, moves
-        self._move = move
+        self._move, self._feeder = move, feeder
         self._options: dict[str, Any] = {}
         self._state = threading.Condition()
         self.word = ""  # go | abort
@@ -44,6 +51,7 @@ class Arrival:
         self._result: dict[str, Any] | None = None
         self._error: CriuctlError | None = None
         self._begun = self._over = False
+        self._ran_at = 0.0  # monotonic
         self._addresses: list[dict[str, Any]] = []
         self._brought: list[addresses.BroughtAddress] = []
 
@@ -70,7 +78,7 @@ class Arrival:
             self._state.wait_for(lambda: self._over)
             if self._result is None:
                 raise self._error or RestoreFailed("the session could not be started there")
-            return {"result": self._result}
+            return {"result": self._result, "ran_for": time.monotonic() - self._ran_at}
 
     def decide(self, word: str) -> dict[str, Any]:
         """Say ``go`` or ``abort``; the first word counts.  Returns when it is carried out."""
@@ -118,16 +126,19 @@ class Arrival:
         try:
             with rendezvous.listening(self._config, self._move.id, self.decide):
                 self._bring()
+                began = time.monotonic()
                 result = restore(
                     inbox.configured(self._config),
                     self._move.checkpoint,
                     reporter=self._reporter,
                     repository=self._repository,
                     held=self._hold,
+                    feeder=self._feeder,
                     take_over=True,  # the home that the session leaves has said so
-                    **self._options,
+                    **{"lazy": None} | self._options,
                 )
                 assert isinstance(result, RestoreResult)
+                self._ran_at = began + result.elapsed_ms / 1000
                 self._finish(result.to_dict() | {"degraded": result.degraded}, None)
         except BaseException as error:
             self._undo_addresses()

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import bisect
 from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
 
 from ..checkpoint.chunks import StreamRef
+from ..checkpoint.manifest import MemoryImage
 from ..checkpoint.reader import CheckpointReader
 from ..criu.pages import PAGE
+from ..proc.syscalls import has_userfaultfd
 
+LARGE = 256 << 20  # bytes of a tree's memory
+_SHARED = 8  # the part of it that may be in several processes
 _KEPT = 64  # chunks that are remembered, 16 MiB
+_AT_ONCE = 32  # chunks that are fetched together, or as many as one run needs
 
 
 class StoredPages:
@@ -31,15 +37,37 @@ class StoredPages:
 
     def read(self, first: int, count: int) -> list[bytes]:
         """Pages `first` to ``first + count`` in pieces."""
+        low, high = self._range(first, count)
+        return self._cut(first, count, self._hold(dict(self._chunks[low:high])))
+
+    def read_all(self, runs: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+        """Many runs of pages, (first, count), in pieces; what several of them need is fetched at once."""
+        group: list[tuple[int, int]] = []
+        sizes: dict[bytes, int] = {}
+        for first, count in runs:
+            low, high = self._range(first, count)
+            sizes.update(self._chunks[low:high])
+            group.append((first, count))
+            if len(sizes) >= _AT_ONCE:
+                yield from self._all(group, sizes)
+                group, sizes = [], {}
+        yield from self._all(group, sizes)
+
+    def _all(self, group: Sequence[tuple[int, int]], sizes: dict[bytes, int]) -> Iterator[bytes]:
+        held = self._hold(sizes)
+        for first, count in group:
+            yield from self._cut(first, count, held)
+
+    def _range(self, first: int, count: int) -> tuple[int, int]:
+        """The chunks that these pages lie in."""
+        return bisect.bisect_right(self._starts, first * PAGE) - 1, bisect.bisect_left(self._starts, (first + count) * PAGE)
+
+    def _cut(self, first: int, count: int, held: dict[bytes, bytes]) -> list[bytes]:
         start, end = first * PAGE, (first + count) * PAGE
-        low = bisect.bisect_right(self._starts, start) - 1
-        high = bisect.bisect_left(self._starts, end)
-        wanted = self._chunks[low:high]
-        held = self._hold(dict(wanted))
+        low, high = self._range(first, count)
         pieces = []
-        for (chunk, size), begins in zip(wanted, self._starts[low:high], strict=True):
-            content = held[chunk]
-            pieces.append(content[max(0, start - begins) : min(size, end - begins)])
+        for (chunk, size), begins in zip(self._chunks[low:high], self._starts[low:high], strict=True):
+            pieces.append(held[chunk][max(0, start - begins) : min(size, end - begins)])
         return pieces
 
     def _hold(self, sizes: dict[bytes, int]) -> dict[bytes, bytes]:
@@ -53,3 +81,22 @@ class StoredPages:
         while len(self._recent) > _KEPT:
             self._recent.popitem(last=False)
         return held
+
+
+def worthwhile(memory: Sequence[MemoryImage], reader: CheckpointReader) -> bool:
+    """Whether the tree should run before its memory is there: it has much of it, shared by few, and the kernel lets us.
+
+    Processes that share memory since a fork would not share it any more.
+    """
+    images = [image for image in memory if image.kind == "task"]
+    if sum(image.data.size for image in images) < LARGE or not has_userfaultfd():
+        return False
+    if len(images) == 1:
+        return True
+    unique: dict[bytes, int] = {}
+    total = 0
+    for image in images:
+        own = dict(reader.entries(image.data))
+        unique.update(own)
+        total += sum(own.values())
+    return total - sum(unique.values()) <= total // _SHARED

@@ -14,9 +14,12 @@ from ..checkpoint.manifest import Manifest, MemoryImage
 from ..checkpoint.reader import CheckpointReader
 from ..criu.images import valid_name
 from ..criu.lazy import LazyImage
-from ..criu.pages import ImageKey, PagemapEntry, unpack_entries, window_sizes, write_pagemap
+from ..criu.pages import PE_LAZY, ImageKey, PagemapEntry, unpack_entries, window_sizes, write_pagemap
 from ..errors import Damaged
 from .lazymemory import StoredPages
+
+_SMALL = 1024  # pages of a run that is small
+_AT_ONCE = 4096  # pages of a task that are in such ones, at most
 
 
 def write_images(manifest: Manifest, reader: CheckpointReader, folder: int) -> None:
@@ -66,6 +69,8 @@ def lazy_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> dic
     images: dict[int, LazyImage] = {}
     for number, (image, entries) in enumerate(_page_maps(manifest, reader), start=1):
         lazy = image.kind == "task"
+        if lazy:
+            _keep_small(entries)
         write_pagemap(folder, ImageKey(image.kind, image.id), number, entries, lazy=lazy)
         fd = _pages_file(folder, number)
         try:
@@ -77,3 +82,19 @@ def lazy_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> dic
         finally:
             os.close(fd)
     return images
+
+
+def _keep_small(entries: list[PagemapEntry]) -> None:
+    """Let small runs of pages not follow: a program's own variables, which it touches at once, one by one."""
+    room = _AT_ONCE
+    for entry in sorted((e for e in entries if e.flags & PE_LAZY), key=lambda e: e.pages):
+        room -= entry.pages
+        if room < 0 or entry.pages > _SMALL:
+            return
+        entry.flags &= ~PE_LAZY
+
+
+def lazy_images(manifest: Manifest, reader: CheckpointReader) -> dict[int, LazyImage]:
+    """What `lazy_pages` finds by address, for another process."""
+    tasks = ((image, entries) for image, entries in _page_maps(manifest, reader) if image.kind == "task")
+    return {image.id: LazyImage(entries, StoredPages(reader, image.data)) for image, entries in tasks}

@@ -33,8 +33,10 @@ from ..store.serving import StoreServer
 from ..transport.link import Link, Request
 from ..transport.messages import unknown_verb
 from . import inbox, rendezvous
+from .feeding import Feeder
 from .host import host_id
 from .incoming import Arrival
+from .lazymemory import LARGE
 from .moves import Incoming, Moves, Outgoing, check_id
 from .registry import Registry, boot_id, check_name
 
@@ -89,6 +91,7 @@ class _Visit:
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._repository: Repository | None = None
         self._serve: StoreServer | None = None
+        self._memory = 0  # bytes that the tree has
         self._arrival: Arrival | None = None
         self._verbs: dict[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]] = {
             "examine": self._examine,
@@ -126,7 +129,9 @@ class _Visit:
     def _examine(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         from .targetcheck import examine
 
-        return {"findings": [f.to_dict() for f in examine(asked["needs"], self._config, float(asked["clock"]))]}
+        found = examine(asked["needs"], self._config, float(asked["clock"]))
+        self._memory = int(asked["needs"].get("memory", 0))
+        return {"findings": [f.to_dict() for f in found]}
 
     def _begin(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         move = Incoming(
@@ -152,7 +157,11 @@ class _Visit:
                 leaving.forget(left.id)
         repository = self._open()
         self._serve = StoreServer(repository.store)
-        self._arrival = Arrival(self._config, self._reporter, repository, self._moves, move)
+        feeder: Feeder | None = None
+        if self._memory >= LARGE:
+            feeder = Feeder(repository.config)
+            self._stack.callback(feeder.close)
+        self._arrival = Arrival(self._config, self._reporter, repository, self._moves, move, feeder)
         self._moves.put(move)
         return {"key": repository.key_text(), "store": repository.store.url, "store_id": repository.id}
 

@@ -39,9 +39,11 @@ from ..store import open_store
 from . import arrival, cgroups, handback, hooking, insidereport, materialise, mend, moves, overlays, remaps
 from .arrival import RestoreResult
 from .earlytasks import EarlyTasks
+from .feeding import FedPages, Feeder
 from .fencing import with_lease
 from .holders import RestoredHolder
 from .host import host_id
+from .lazymemory import worthwhile
 from .netlock import ConnectionLock, table_of
 from .plan import RestorePlan, Wishes, make_plan, observe
 from .putback import Applied, Policy
@@ -59,16 +61,18 @@ def restore(
     connections: str | None = None,
     connections_deadline: float | None = None,
     files: Policy | None = None,
-    lazy: bool = False,
+    lazy: bool | None = False,
     dry_run: bool = False,
     take_over: bool = False,
     repository: Repository | None = None,
     held: Callable[[list[dict[str, Any]]], None] | None = None,
+    feeder: Feeder | None = None,
 ) -> RestoreResult | RestorePlan:
     """Bring the checkpoint that `ref` names back to life here; with `dry_run` only say what would be done.
 
     `held` is called, with what became of the connections, when everything is in place and nothing has run: when it returns,
     the tree runs; when it raises, nothing is left.  The checkpoint is in `repository` if that is given, which stays open.
+    If memory follows, the `feeder` brings it; with `lazy` None it does so where there is one and it is worth it.
     """
     began = time.monotonic()
     registry = Registry(config)
@@ -137,9 +141,13 @@ def restore(
             reporter.step("unleased", why=claim.warning)
 
         reporter.step("pages")
+        if lazy is None:
+            lazy = feeder is not None and worthwhile(manifest.memory, reader)
         pages = materialise.lazy_pages(manifest, reader, folder) if lazy else {}
         if not lazy:
             materialise.write_pages(manifest, reader, folder)
+        if lazy and feeder is not None:
+            feeder.load(manifest, folder)
         if scratch.free_bytes() == 0:
             raise RestoreFailed("memory for the images ran out", hint="The host has too little free memory for this checkpoint.")
 
@@ -177,6 +185,7 @@ def restore(
             hooks,
             copy=copy,
             held=held,
+            feeder=feeder,
         )
         try:
             root = work.run(criu)
@@ -232,12 +241,13 @@ class _Restore:
     hooks: Hooks
     copy: bool = False  # beside a live original
     held: Callable[[list[dict[str, Any]]], None] | None = None
+    feeder: Feeder | None = None
     inner_root: int = 0  # the root's PID as the tree sees it
     connections: list[dict[str, Any]] = field(default_factory=list)
     aside: list[tuple[str, str]] = field(default_factory=list)
     placed: ProcessIdentity | None = None  # the root, from when it is restored until it runs
     early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
-    following: LazyPages | None = None  # who brings the pages of a lazy restore
+    following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
     running_at: float = 0.0  # monotonic
     net: int | None = None  # descriptor of the net namespace, if it is not ours
 
@@ -298,7 +308,11 @@ class _Restore:
                 stack.callback(early.stop)
                 self.early = early
             if self.lazy:
-                self.following = stack.enter_context(LazyPages(criu, self.folder, self.lazy, prefix))
+                self.following = (
+                    stack.enter_context(LazyPages(criu, self.folder, self.lazy, prefix))
+                    if self.feeder is None
+                    else stack.enter_context(self.feeder.pages(criu, prefix))
+                )
             start = self.holder.starter if private is None else None
             driver.restore(
                 criu,
@@ -328,6 +342,8 @@ class _Restore:
         self.reporter.step("post-restore")
         root = self._outer(inner, private)
         self.placed = ProcessIdentity.of(root)
+        if self.following is not None:
+            self.following.watch(self.placed)
         if self.early is not None and (bereft := self.early.stop()):
             self.reporter.warning(f"sessions {sorted(bereft)}: only their leaders have their controlling terminal")
         pids = handback.outer_pids(root)
@@ -339,11 +355,13 @@ class _Restore:
         self._rejoin_groups(pids)
         self.terminals.replant(self.reader, pids)
         self.hooks.run("post-restore", pid=root, connections=self.connections)
+        if self.following is not None:
+            self.following.watched()
         if self.held is not None:
             self.held(self.connections)
-        if self.following is not None:
-            self.following.watch(self.placed)
         self.register(root)
+        if self.following is not None:
+            self.following.about_to_run()
         self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys, pids, self.images)
         self.reporter.step("resume")
 

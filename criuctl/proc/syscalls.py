@@ -12,6 +12,7 @@ import socket
 import sys
 
 _SYS_PIDFD_GETFD = 438  # the same number on every architecture: it is newer than their unification
+_SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
@@ -49,6 +50,18 @@ def pidfd_getfd(pidfd: int, fd: int) -> int:
     Needs the right to ptrace that process.  EBADF: it has no such descriptor.
     """
     return _checked(_c().syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0))
+
+
+def has_userfaultfd() -> bool:
+    """Whether the kernel lets us handle page faults of others."""
+    number = _SYS_USERFAULTFD.get(os.uname().machine)
+    if number is None:
+        return False
+    try:
+        os.close(_checked(_c().syscall(number, os.O_CLOEXEC)))
+    except OSError:
+        return False
+    return True
 
 
 def setns(fd: int, nstype: int = 0) -> None:

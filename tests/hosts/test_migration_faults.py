@@ -148,6 +148,40 @@ def test_kill_9_of_the_target(moving: Moving, hosts: Hosts) -> None:
     assert {fates[step] for step in list(fates)[3:]} == {"moved"}, fates
 
 
+# Half a second's work, over and over: is the memory what it was?  Each time that it is, is told.
+WHOLE = """
+import hashlib, threading
+def look(good=hashlib.sha1(heap).digest()):
+    looks = 0
+    while hashlib.sha1(heap).digest() == good:
+        looks += 1
+        with open("/tmp/looks", "w") as file:
+            file.write(str(looks))
+    os._exit(1)
+threading.Thread(target=look).start()
+"""
+
+
+def test_kill_9_of_the_target_while_memory_follows(moving: Moving, hosts: Hosts) -> None:
+    """A large tree runs before its memory is there, and runs on without the criuctl that received it."""
+    teller = moving.observer.launch(hosts.a, mib=257, more=WHOLE)
+    with pausing(hosts.b, "pages-follow", command="receive") as pause:
+        command = hosts.a.start_criuctl(*moving.words(teller))
+        pause.wait(command)
+        hosts.b.set_command_environment("receive", {})
+        hosts.b.kill("criuctl", "receive")
+    assert command.process.wait(SECONDS) == 0, command.told()
+    looks = hosts.b.path("/tmp/looks")
+
+    def count() -> int:
+        return int(looks.read_text() or 0) if looks.exists() else 0
+
+    wait_until(count, SECONDS, "it looks at its memory there")
+    before = count()
+    wait_until(lambda: count() > before + 1, SECONDS, "all of its memory is there")
+    assert moving.settled(teller) == "moved"
+
+
 INTERRUPTS = {"reach": signal.SIGINT, "frozen": signal.SIGTERM, "hand-over": signal.SIGINT, "decide": signal.SIGTERM}
 
 

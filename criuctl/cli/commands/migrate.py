@@ -103,7 +103,10 @@ def _resolved(answer: Mapping[str, Any]) -> str:
     help="Send memory ahead while the tree runs, so that only what changed is sent while it is frozen.",
 )
 @click.option(
-    "--lazy", is_flag=True, help="Let it run there at once; memory is fetched, from that host's disk, as it is touched."
+    "--lazy/--no-lazy",
+    default=None,
+    help="Let it run there at once; memory is fetched, from that host's disk, as it is touched. If criuctl there is killed before"
+    " all of it is, the session begins there again with what was sent.  [default: for trees of 256 MiB and more]",
 )
 @click.option("--dry-run", is_flag=True, help="Only examine the other host and tell all that stands in the way.")
 @click.option("--resolve", is_flag=True, help="Finish what an interrupted migration left open: of TARGET, or of all sessions.")
@@ -120,7 +123,7 @@ def migrate(
     keep_address: tuple[str, ...],
     pids: str | None,
     pre_copy: bool,
-    lazy: bool,
+    lazy: bool | None,
     dry_run: bool,
     resolve: bool,
 ) -> int:
