@@ -95,6 +95,11 @@ class PackBuilder:
         """Records so far."""
         return len(self._entries)
 
+    @property
+    def size(self) -> int:
+        """Bytes so far."""
+        return self._end
+
     def fits(self, plain: int) -> bool:
         """Whether one more chunk of `plain` bytes fits, however badly it compresses."""
         index = (len(self._entries) + 1) * ENTRY.size + TAG_SIZE + FOOTER.size

@@ -83,6 +83,7 @@ class Pipeline:
         self.referenced: dict[bytes, int] = {}  # older packs that this dump relies on, and their sizes
         self._store, self._sealer, self._index, self._reporter = store, sealer, index, reporter
         self.level = config.compression  # zstd; may be changed at any time
+        self.enough: int | None = None  # bytes with which a pack goes out though more would fit; may be changed at any time
         self.workers = workers = config.workers or min(len(os.sched_getaffinity(0)), 16)
         uploads = max(config.uploads, 1)
         smallest, wanted = _PACK_SIZES
@@ -310,6 +311,9 @@ class Pipeline:
             current[0].add(chunk, end - start, codec, payload)
             spent += time.monotonic() - began
             self.buffers.done(buffer)
+        if current is not None and self.enough is not None and current[0].size >= self.enough:
+            self._finish(*current)
+            current = None
         with self._state:
             if current is not None:
                 self._open.append(current)

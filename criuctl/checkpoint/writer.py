@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _BATCH = 16  # windows handed over at once
 _MEASURABLE = 32 << 20  # plain bytes from which on speeds are measured
+_SOON = 2 << 20  # bytes of a pack in a hurry
 _CHECKERS = 8  # packs looked at side by side at the commit
 
 
@@ -206,6 +207,10 @@ class CheckpointWriter:
             workers = min(pipeline.workers, len(os.sched_getaffinity(0)))
             pipeline.level = fitting(pipeline.level, workers * plain / packing, stored / plain, stored / sending)
         return pipeline.level
+
+    def hurry(self) -> None:
+        """From now on somebody waits: what is new is on its way soon, in smaller packs, beside what is still being read."""
+        self._pipeline.enough = _SOON
 
     # -- barriers --------------------------------------------------------------------------------------
 
