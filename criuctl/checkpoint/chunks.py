@@ -17,7 +17,7 @@ from ..errors import Damaged
 from .records import MAX_INT, damaged
 
 ID_SIZE = 32
-WINDOW = 256 * 1024  # memory is cut at multiples of this, and so are small things
+WINDOW = 256 * 1024  # memory is cut at multiples of this (see `criuctl.criu.pages`), and so are small things
 FILE_PIECE = 1 << 20  # files are cut at multiples of this
 MAX_CHUNK = 4 << 20  # no chunk is larger, whatever an object claims
 INLINE_CHUNKS = 64  # a stream of more chunks keeps its list as a stream

@@ -3,8 +3,8 @@
 Only then does the frozen pass find the same chunks.  So the rules here are CRIU's own: of each private mapping the
 pages that are in memory or swapped out, not a file's own, not of zeros (``should_dump_page`` in its ``criu/mem.c``);
 the vDSO and rings of asynchronous I/O whole; what the kernel lends (vvar, uprobes, devices) not at all; shared memory
-and memfds by their objects, the parts that were ever written (``criu/shmem.c``).  Windows are what lies in the same 256
-KiB of address space, or of the object.
+and memfds by their objects, the parts that were ever written (``criu/shmem.c``).  Windows are cut out of addresses, or
+out of the object, by the same rule (`criu.pages.parted`).
 
 Where a rule is missed nothing breaks: a chunk that CRIU never sends is never referred to, and one that was not sent
 ahead is sent by the frozen pass.  So whatever cannot be read, or is gone, is left out in silence.  One rule is missed
@@ -26,7 +26,7 @@ from ..errors import NoSuchProcess, PreflightRefused
 from ..proc.descriptors import descriptors
 from ..proc.mappings import Mapping, mappings
 from ..proc.memory import ENTRY_SIZE, Run, TaskMemory, shows_frames
-from .pages import PAGE, WINDOW, PageBuffer
+from .pages import PAGE, WINDOW, PageBuffer, parted
 
 B = TypeVar("B", bound=PageBuffer)
 
@@ -64,7 +64,7 @@ def cut(runs: Iterable[Run]) -> Iterator[Cut]:
     current = Cut(-1)
     for start, end, dirty in runs:
         while start < end:
-            if start // WINDOW != current.number:
+            if not current.pieces or parted(current.pieces[-1][1], start):
                 if current.size:
                     yield current
                 current = Cut(start // WINDOW)
@@ -132,7 +132,7 @@ class Walk(Generic[B]):
             frames = memory.frames(windows[first].number * WINDOW, (windows[last].number + 1) * WINDOW)
             for window in windows[first : last + 1]:
                 at = (window.number - windows[first].number) * width
-                window.mark = hash((window.number, window.size, frames[at : at + width]))
+                window.mark = hash((window.pieces[0][0], window.size, frames[at : at + width]))
                 if window.mark not in seen:
                     fresh.append(window)
         return fresh

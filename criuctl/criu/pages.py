@@ -3,8 +3,9 @@
 On dump CRIU is given one end of an AF_UNIX stream pair as its page server (``ps.fd``).  It splices pages
 into it, each run of pages behind a 32-byte header (CRIU's ``criu/page-xfer.c``).  `PageReceiver` reads the
 stream in a thread of its own, straight into the sink's buffers, and cuts it into *windows*: all pages of
-one image that lie in the same 256 KiB of address space, which are the unit of deduplication.  Because CRIU
-walks addresses upwards, a window's pages arrive one after the other and need no gathering.
+one image that lie in the same 256 KiB of address space with no gap of `GAP` or more between them, which are the unit
+of deduplication.  (What lies so far apart is seldom of one mapping, and changes for other reasons.)  Because CRIU walks
+addresses upwards, a window's pages arrive one after the other and need no gathering.
 
 CRIU writes no pagemap and no pages files when it has a page server: `write_images` makes them for a
 restore, from the entries recorded here.
@@ -35,6 +36,7 @@ from . import schema
 
 PAGE = 4096
 WINDOW = 256 * 1024
+GAP = 64 * 1024  # so a window of address space makes four windows at most
 HEADER = struct.Struct("<IxxxxQQQ")  # cmd, nr_pages, vaddr, dst_id
 ENTRY = struct.Struct("<QII")  # vaddr, nr_pages, flags: how entries are stored
 
@@ -152,20 +154,25 @@ def unpack_entries(packed: bytes) -> list[PagemapEntry]:
     return [PagemapEntry(*entry) for entry in ENTRY.iter_unpack(packed)]
 
 
+def parted(end: int, start: int) -> bool:
+    """Whether a window that ends at `end` (so far) has none of the pages at `start`, which come next."""
+    return (end - 1) // WINDOW != start // WINDOW or start - end >= GAP
+
+
 def window_sizes(entries: Iterable[PagemapEntry]) -> Iterator[int]:
     """The byte sizes of the windows that these entries make, in order."""
-    current, size = -1, 0
+    last, size = 0, 0
     for entry in entries:
         vaddr, end = entry.vaddr, entry.vaddr + entry.pages * PAGE
         while vaddr < end:
-            window = vaddr // WINDOW
-            if window != current:
-                if size:
-                    yield size
-                current, size = window, 0
-            step = min(end, (window + 1) * WINDOW) - vaddr
+            if size and parted(last, vaddr):
+                yield size
+                size = 0
+            step = WINDOW - vaddr % WINDOW
+            step = min(end - vaddr, step)
             size += step
             vaddr += step
+            last = vaddr
     if size:
         yield size
 
@@ -194,10 +201,11 @@ class PageReceiver(threading.Thread, Generic[B]):
         self._sink = sink
         self._error: BaseException | None = None
         self._complete = False
-        # the window being filled: buffer[start:fill] of image `dst`, address window `window`
+        # the window being filled: buffer[start:fill] of image `dst`
         self._buffer: B | None = None
         self._start = self._fill = 0
-        self._dst = self._window = -1
+        self._dst = -1
+        self._end = 0  # the address behind the last page
         self._guarded: tuple[int, PageGuard] | None = None  # place in the buffer of the window's guarded page
 
     def run(self) -> None:
@@ -285,10 +293,9 @@ class PageReceiver(threading.Thread, Generic[B]):
     def _take(self, dst: int, vaddr: int, length: int, header: memoryview) -> bool:
         """Read one run of `length` bytes; the next header is read along with its tail (True when it was)."""
         while length:
-            window = vaddr // WINDOW
-            if dst != self._dst or window != self._window:
+            if dst != self._dst or parted(self._end, vaddr):
                 self._end_window()
-                self._dst, self._window = dst, window
+                self._dst = dst
             buffer = self._room()
             first = WINDOW - vaddr % WINDOW
             room = len(buffer.view) - self._start
@@ -333,9 +340,9 @@ class PageReceiver(threading.Thread, Generic[B]):
         """`length` bytes at `vaddr` were read behind `_fill`: hand over every window that they complete."""
         while length:
             step = min(length, WINDOW - vaddr % WINDOW)
-            self._window = vaddr // WINDOW
             self._fill += step
             vaddr += step
+            self._end = vaddr
             length -= step
             if vaddr % WINDOW == 0:
                 self._end_window()

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from support.keeper import wait_until
 
 from criuctl.criu.ahead import Walk, cut
-from criuctl.criu.pages import PAGE, PE_LAZY, PE_PRESENT, WINDOW, PagemapEntry, window_sizes
+from criuctl.criu.pages import GAP, PAGE, PE_LAZY, PE_PRESENT, WINDOW, PagemapEntry, window_sizes
 from criuctl.proc.mappings import mappings
 from criuctl.proc.memory import Run, TaskMemory, scans
 from criuctl.proc.syscalls import address_of
@@ -73,7 +74,12 @@ def forked() -> Iterator[int]:
 
 @given(
     st.integers(0, 200),
-    st.lists(st.tuples(st.sampled_from([0, 0, 1, 3, 63, 64, 65, 1000]), st.integers(1, 200), st.booleans()), max_size=20),
+    st.lists(
+        st.tuples(
+            st.sampled_from([0, 0, 1, 3, 15, 16, 63, 64, 65, 1000]), st.integers(1, 200) | st.integers(1, 8), st.booleans()
+        ),
+        max_size=20,
+    ),
 )
 def test_windows_are_those_that_the_receiver_makes(first: int, steps: list[tuple[int, int, bool]]) -> None:
     runs, entries, at = [], [], first * PAGE
@@ -89,8 +95,11 @@ def test_windows_are_those_that_the_receiver_makes(first: int, steps: list[tuple
     ]
     for window in windows:
         assert {start // WINDOW for start, _end in window.pieces} == {window.number}
-        touched = [r for r in runs if r.start < (window.number + 1) * WINDOW and r.end > window.number * WINDOW]
+        touched = [r for r in runs if r.start < window.pieces[-1][1] and r.end > window.pieces[0][0]]
         assert window.dirty == any(r.dirty for r in touched)
+        assert all(after[0] - before[1] < GAP for before, after in pairwise(window.pieces))
+    for one, other in pairwise(windows):
+        assert one.number < other.number or other.pieces[0][0] - one.pieces[-1][1] >= GAP
 
 
 def test_both_ways_to_find_pages_find_the_same() -> None:

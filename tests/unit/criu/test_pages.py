@@ -9,6 +9,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from criuctl.criu import pages
 from criuctl.criu.pages import (
     ADD_F,
     FORCE_CLOSE,
+    GAP,
     HEADER,
     HOLE,
     OPEN2,
@@ -92,8 +94,8 @@ def page_maps(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     """Runs in address order with gaps, some long, some touching each other with other flags."""
     runs, at = [], draw(st.integers(0, 200)) * PAGE
     for _ in range(draw(st.integers(1, 12))):
-        at += draw(st.sampled_from([0, 0, 1, 3, 64, 65, 1000])) * PAGE
-        count = draw(st.integers(1, 200))
+        at += draw(st.sampled_from([0, 0, 1, 3, 15, 16, 64, 65, 1000])) * PAGE
+        count = draw(st.integers(1, 200) | st.integers(1, 8))
         runs.append((at, count, draw(st.sampled_from([PE_PRESENT, PE_PRESENT | PE_LAZY]))))
         at += count * PAGE
     return runs
@@ -119,6 +121,7 @@ def test_every_page_arrives_once_in_windows_of_its_address(images: list[list[tup
         for window in windows:
             addresses = [struct.unpack_from("<Q", window, at)[0] for at in range(0, len(window), PAGE)]
             assert len({address // WINDOW for address in addresses}) == 1
+            assert all(after - before < PAGE + GAP for before, after in pairwise(addresses))
         assert image.pages == sum(count for _v, count, _f in runs)
         assert unpack_entries(image.pack()) == image.entries
     assert sink.out == 0
