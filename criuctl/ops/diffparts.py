@@ -9,7 +9,7 @@ What changes by itself with every restore (inode numbers, start times, PIDs as t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,32 +89,57 @@ class Pairing:
 
 def pair(before: Manifest, after: Manifest) -> Pairing:
     """Pair the processes of two checkpoints; see the module's text."""
-    old, new = list(before.processes), list(after.processes)
+    old, new = _Unpaired(before.processes), _Unpaired(after.processes)
     pairs: list[Pair] = []
 
-    def match(key: Callable[[ProcessRecord], Hashable], left: Sequence[ProcessRecord], right: Sequence[ProcessRecord]) -> None:
+    def match(key: Callable[[ProcessRecord], Hashable], left: Iterable[ProcessRecord], right: Iterable[ProcessRecord]) -> None:
         waiting: dict[Hashable, list[ProcessRecord]] = {}
-        for process in right:
+        for process in reversed(list(right)):
             waiting.setdefault(key(process), []).append(process)
-        for process in left:
+        for process in list(left):
             if found := waiting.get(key(process)):
-                pairs.append((process, found.pop(0)))
-                old.remove(pairs[-1][0])
-                new.remove(pairs[-1][1])
+                partner = new.take(found.pop())
+                pairs.append((old.take(process), partner))
 
     if before.host.boot_id and before.host.boot_id == after.host.boot_id:
-        match(lambda p: (p.pid, p.start_time), [p for p in old if p.start_time], [p for p in new if p.start_time])
-    match(lambda p: (p.ns_pid, p.argv), list(old), list(new))
-    roots = [p for p in old if _is_root(p, before)], [p for p in new if _is_root(p, after)]
-    match(lambda _p: "root", *roots)
+        match(lambda p: (p.pid, p.start_time), old.those(lambda p: p.start_time > 0), new.those(lambda p: p.start_time > 0))
+    match(lambda p: (p.ns_pid, p.argv), old, new)
+    match(lambda _p: "root", old.those(lambda p: _is_root(p, before)), new.those(lambda p: _is_root(p, after)))
     looked_at = 0
-    while looked_at < len(pairs):  # their children may be paired by their parents, theirs in turn
-        parent, other = pairs[looked_at]
+    while looked_at < len(pairs) and old and new:  # their children may be paired by their parents, theirs in turn
+        parents = pairs[looked_at][0].pid, pairs[looked_at][1].pid
         looked_at += 1
-        children = [p for p in old if p.ppid == parent.pid], [p for p in new if p.ppid == other.pid]
-        match(lambda p: p.argv, *children)
-    match(lambda p: (p.ns_pid, p.command), list(old), list(new))
-    return Pairing(sorted(pairs, key=lambda p: p[1].pid), old, new)
+        match(lambda p: p.argv, old.children(parents[0]), new.children(parents[1]))
+    match(lambda p: (p.ns_pid, p.command), old, new)
+    return Pairing(sorted(pairs, key=lambda p: p[1].pid), list(old), list(new))
+
+
+class _Unpaired:
+    """Processes that have no partner yet, in their order."""
+
+    def __init__(self, processes: Iterable[ProcessRecord]) -> None:
+        self._left = {id(process): process for process in processes}
+        self._children: dict[int, list[ProcessRecord]] = {}
+        for process in self:
+            self._children.setdefault(process.ppid, []).append(process)
+
+    def __iter__(self) -> Iterator[ProcessRecord]:
+        return iter(self._left.values())
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def those(self, wanted: Callable[[ProcessRecord], bool]) -> list[ProcessRecord]:
+        """Those of which this is so."""
+        return [process for process in self if wanted(process)]
+
+    def children(self, pid: int) -> list[ProcessRecord]:
+        """Those whose parent has this PID."""
+        return [process for process in self._children.get(pid, ()) if id(process) in self._left]
+
+    def take(self, process: ProcessRecord) -> ProcessRecord:
+        """This one has a partner now."""
+        return self._left.pop(id(process))
 
 
 def _is_root(process: ProcessRecord, manifest: Manifest) -> bool:
@@ -161,24 +186,23 @@ def _descriptor(pid: int, fd: int, file: OpenFile) -> Facts:
 def connections(before: Sequence[ConnectionRecord], after: Sequence[ConnectionRecord], found: Pairing) -> Part:
     """What became of the connections: the same one has the same ends, and best the same descriptor."""
     part = Part()
-    old, new = list(before), list(after)
+    old, new = {id(c): c for c in before}, {id(c): c for c in after}
     others = found.after()
 
     def match(one: Callable[[ConnectionRecord], Hashable], other: Callable[[ConnectionRecord], Hashable]) -> None:
         waiting: dict[Hashable, list[ConnectionRecord]] = {}
-        for connection in new:
+        for connection in reversed(new.values()):
             waiting.setdefault(other(connection), []).append(connection)
-        for connection in list(old):
+        for connection in list(old.values()):
             if there := waiting.get(one(connection)):
-                match_ = there.pop(0)
-                old.remove(connection)
-                new.remove(match_)
-                part.compare(_connection(connection), _connection(match_), _CONNECTION_FIELDS)
+                partner = there.pop()
+                del old[id(connection)], new[id(partner)]
+                part.compare(_connection(connection), _connection(partner), _CONNECTION_FIELDS)
 
     match(lambda c: (others.get(c.pid), c.fd, *_ends(c)), lambda c: (c.pid, c.fd, *_ends(c)))
     match(_ends, _ends)
-    part.removed += [_connection(c) for c in old]
-    part.added += [_connection(c) for c in new]
+    part.removed += [_connection(c) for c in old.values()]
+    part.added += [_connection(c) for c in new.values()]
     return part
 
 

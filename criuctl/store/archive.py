@@ -33,7 +33,7 @@ END = b"end"  # the name of the last section, whose content is the digest
 DIGEST_SIZE = 32
 MAX_SECTIONS = 1 << 20
 
-_KINDS = ("config", "packs/", "index/", "checkpoints/")  # what a file may hold
+_KINDS = ("packs/", "index/", "checkpoints/")  # what a file may hold besides the config
 _PIECE = 1 << 20  # bytes read at once
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -46,7 +46,7 @@ def _hasher() -> Any:
 
 
 def _of_a_file(name: str) -> bool:
-    return name.startswith(_KINDS)
+    return name == "config" or name.startswith(_KINDS)
 
 
 class ArchiveWriter(Store):
