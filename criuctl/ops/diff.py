@@ -24,7 +24,7 @@ from ..errors import Damaged, PlatformError
 from ..report import Reporter
 from ..store import open_store
 from . import diffparts
-from .diffmemory import Region, Window, compare, windows
+from .diffmemory import Region, Windows, compare, windows
 from .diffparts import Pairing, Part
 
 _IDENTITY = ("id", "number", "incarnation", "created", "labels")
@@ -162,7 +162,7 @@ class _Side:
             self._untold("memory is told by address only", error)
             return {}
 
-    def windows(self, image: MemoryImage) -> dict[int, Window]:
+    def windows(self, image: MemoryImage) -> Windows:
         """The windows of one memory image; `Damaged`."""
         try:
             entries = unpack_entries(self._reader.read(image.entries))

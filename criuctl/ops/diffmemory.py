@@ -1,9 +1,11 @@
 """How the memory of two checkpoints differs, found out from names of chunks.
 
-A memory image is kept as chunks, each of which holds the pages that one window (256 KiB of addresses) has.  Both
-checkpoints are in one store, so two windows with the same pages and the same chunk id hold the same bytes, and nothing of
-them is read.  Where the ids differ, the pages that both have count as changed, all of them: at least one is.  Given a
-reader, the two chunks are read and the pages counted that really differ.
+A memory image is kept as chunks, each of which holds some pages of one window (256 KiB of addresses), in order.  Both
+checkpoints are in one store, so two chunks with the same pages and the same id hold the same bytes, and nothing of
+them is read.  Of what is left in a window, the pages that both have count as changed, all of them: at least one is.  Given a
+reader, the chunks are read and the pages counted that really differ.
+
+Which pages a chunk has is told by its size alone, as the rule by which windows are cut may be another in each checkpoint.
 
 What was found is added up by mapping: heap, stack, a file, an anonymous one.  A mapping of one checkpoint is that of
 the other with the same name and the same start, or the same end, as stacks have it.
@@ -24,14 +26,20 @@ Run = tuple[int, int]  # address, bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """One window of one image: its chunk, and the runs of pages in it."""
+class Piece:
+    """One chunk of an image, and the runs of pages in it."""
 
     chunk: bytes
     runs: tuple[Run, ...]
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(length for _address, length in self.runs)
 
-_NOTHING = Window(b"", ())
+
+Pieces = tuple[Piece, ...]  # those of one window
+Windows = dict[int, Pieces]  # by number: address of the first page / WINDOW
 _BATCH = 32  # windows looked at, and perhaps read, at once
 
 
@@ -60,46 +68,55 @@ class Region:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def windows(entries: Iterable[PagemapEntry], chunks: Iterable[tuple[bytes, int]]) -> dict[int, Window]:
-    """The windows of one image by number, from its page map and its list of chunks; `Damaged` if they do not fit."""
-    runs: dict[int, list[Run]] = {}
-    for entry in entries:
-        address, end = entry.vaddr, entry.vaddr + entry.pages * PAGE
-        while address < end:
-            number = address // WINDOW
-            step = min(end, (number + 1) * WINDOW) - address
-            runs.setdefault(number, []).append((address, step))
-            address += step
-    found = {}
-    listed = list(chunks)
-    if len(listed) != len(runs):
-        raise Damaged("a memory image has not as many chunks as windows")
-    for (number, own), (chunk, size) in zip(runs.items(), listed, strict=True):
-        if sum(length for _address, length in own) != size:
-            raise Damaged("the page map of a memory image does not match its pages")
-        found[number] = Window(chunk, tuple(own))
-    return found
+def windows(entries: Iterable[PagemapEntry], chunks: Iterable[tuple[bytes, int]]) -> Windows:
+    """The windows of one image, from its page map and its list of chunks; `Damaged` if they do not fit."""
+    found: dict[int, list[Piece]] = {}
+    pages = ((entry.vaddr, entry.pages * PAGE) for entry in entries)
+    address, left = next(pages, (0, 0))
+    for chunk, size in chunks:
+        runs: list[Run] = []
+        while size and left:
+            step = min(size, left)
+            runs.append((address, step))
+            address, left, size = address + step, left - step, size - step
+            if not left:
+                address, left = next(pages, (0, 0))
+        if size or not runs:
+            raise Damaged("a memory image has more pages than its page map tells of")
+        found.setdefault(runs[0][0] // WINDOW, []).append(Piece(chunk, tuple(runs)))
+    if left:
+        raise Damaged("a memory image has fewer pages than its page map tells of")
+    return {number: tuple(pieces) for number, pieces in found.items()}
 
 
 def compare(
-    before: dict[int, Window], after: dict[int, Window], areas: tuple[Sequence[Area], Sequence[Area]], exact: Reader | None = None
+    before: Windows, after: Windows, areas: tuple[Sequence[Area], Sequence[Area]], exact: Reader | None = None
 ) -> list[Region]:
     """The regions of one address space in which something is, by address."""
     regions = _Regions(*areas)
     numbers = sorted(before.keys() | after.keys())
     for start in range(0, len(numbers), _BATCH):
         batch = numbers[start : start + _BATCH]
-        differing = [(before[n], after[n]) for n in batch if n in before and n in after and before[n] != after[n]]
-        contents = {} if exact is None else _contents(differing, exact)
+        differing = {n: _differing(before.get(n, ()), after.get(n, ())) for n in batch if before.get(n) != after.get(n)}
+        contents = {} if exact is None else _contents(differing.values(), exact)
         for number in batch:
-            old, new = before.get(number, _NOTHING), after.get(number, _NOTHING)
-            regions.count("before", old.runs, first=True)
-            regions.count("after", new.runs)
-            if old != new:
-                regions.count("removed", _without(old.runs, new.runs), first=True)
-                regions.count("added", _without(new.runs, old.runs))
-                regions.count("changed", _both(old.runs, new.runs) if exact is None else _changed(old, new, contents))
+            regions.count("before", _runs(before.get(number, ())), first=True)
+            regions.count("after", _runs(after.get(number, ())))
+            if number in differing:
+                old, new = differing[number]
+                regions.count("removed", _without(_runs(old), _runs(new)), first=True)
+                regions.count("added", _without(_runs(new), _runs(old)))
+                regions.count("changed", _both(_runs(old), _runs(new)) if exact is None else _changed(old, new, contents))
     return regions.found()
+
+
+def _differing(old: Pieces, new: Pieces) -> tuple[Pieces, Pieces]:
+    """What only one of two windows has."""
+    return tuple(piece for piece in old if piece not in new), tuple(piece for piece in new if piece not in old)
+
+
+def _runs(pieces: Pieces) -> list[Run]:
+    return [run for piece in pieces for run in piece.runs]
 
 
 class _Regions:
@@ -185,24 +202,25 @@ def _without(one: Sequence[Run], other: Sequence[Run]) -> Iterator[Run]:
             yield address, end - address
 
 
-def _contents(pairs: Iterable[tuple[Window, Window]], reader: Reader) -> dict[bytes, bytes]:
-    """The chunks of these windows by id."""
-    return reader.some({w.chunk: sum(length for _address, length in w.runs) for pair in pairs for w in pair})
+def _contents(pairs: Iterable[tuple[Pieces, Pieces]], reader: Reader) -> dict[bytes, bytes]:
+    """The chunks of these windows by id; none of a window of which only one checkpoint has pages."""
+    return reader.some({piece.chunk: piece.size for old, new in pairs if old and new for piece in (*old, *new)})
 
 
-def _changed(old: Window, new: Window, contents: dict[bytes, bytes]) -> Iterator[Run]:
-    """The pages that both windows have, and that differ."""
-    after = dict(_pages(new, contents))
-    for address, page in _pages(old, contents):
-        if after.get(address, page) != page:
-            yield address, PAGE
+def _changed(old: Pieces, new: Pieces, contents: dict[bytes, bytes]) -> Iterator[Run]:
+    """The pages that both have, and that differ."""
+    if old and new:
+        after = dict(_pages(new, contents))
+        for address, page in _pages(old, contents):
+            if after.get(address, page) != page:
+                yield address, PAGE
 
 
-def _pages(window: Window, contents: dict[bytes, bytes]) -> Iterator[tuple[int, bytes]]:
+def _pages(pieces: Pieces, contents: dict[bytes, bytes]) -> Iterator[tuple[int, bytes]]:
     """The pages of a window: address and content."""
-    content = contents.get(window.chunk, b"")  # of a window that only one checkpoint has, nothing needs to be read
-    position = 0
-    for start, length in window.runs if content else ():
-        for address in range(start, start + length, PAGE):
-            yield address, content[position : position + PAGE]
-            position += PAGE
+    for piece in pieces:
+        content, position = contents[piece.chunk], 0
+        for start, length in piece.runs:
+            for address in range(start, start + length, PAGE):
+                yield address, content[position : position + PAGE]
+                position += PAGE

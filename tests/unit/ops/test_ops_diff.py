@@ -27,7 +27,7 @@ from criuctl.criu.pages import PAGE, WINDOW, PagemapEntry, window_sizes
 from criuctl.errors import Damaged
 from criuctl.ops import diffparts
 from criuctl.ops.diff import diff
-from criuctl.ops.diffmemory import Region, Window, compare, windows
+from criuctl.ops.diffmemory import Region, Windows, compare, windows
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
 
@@ -37,20 +37,20 @@ HEAP = 0x5500_0000_0000
 class Memory:
     """An address space: pages by address."""
 
-    def __init__(self, pages: dict[int, bytes]) -> None:
+    def __init__(self, pages: dict[int, bytes], sizes: Sequence[int] = ()) -> None:
         self.pages = pages
         self.entries = [PagemapEntry(address, 1, 4) for address in sorted(pages)]
         content = b"".join(pages[address].ljust(PAGE, b"\0") for address in sorted(pages))
         self.chunks: dict[bytes, bytes] = {}
         self.listed: list[tuple[bytes, int]] = []
-        for size in window_sizes(self.entries):
+        for size in sizes or window_sizes(self.entries):
             piece, content = content[:size], content[size:]
             name = hashlib.sha256(piece).digest()
             self.chunks[name] = piece
             self.listed.append((name, size))
 
     @property
-    def windows(self) -> dict[int, Window]:
+    def windows(self) -> Windows:
         return windows(self.entries, self.listed)
 
 
@@ -113,6 +113,17 @@ def test_one_window_may_hold_two_mappings_and_a_hole() -> None:
     after = Memory(pages(HEAP, b"A", b"B", b"C"))
     areas = [Area(HEAP, HEAP + PAGE, "one"), Area(HEAP + 2 * PAGE, HEAP + 3 * PAGE, "two")]
     assert told(before, after, (areas, areas)) == [("one", 1, 1, 1, 0, 0), ("", 1, 1, 1, 0, 0), ("two", 1, 1, 1, 0, 0)]
+
+
+def test_windows_may_be_cut_by_another_rule_in_each() -> None:
+    content = pages(HEAP, b"a", b"b") | pages(HEAP + 30 * PAGE, b"c") | pages(HEAP + 50 * PAGE, b"d")
+    whole, cut = Memory(content, [4 * PAGE]), Memory(content, [2 * PAGE, PAGE, PAGE])
+    assert told(whole, cut) == [("", 4, 4, 4, 0, 0)]
+    assert told(whole, cut, exact=Chunks(whole, cut)) == told(cut, cut) == [("", 4, 4, 0, 0, 0)]
+    other = Memory(content | pages(HEAP + 30 * PAGE, b"x"), [2 * PAGE, 2 * PAGE])
+    reader = Chunks(cut, other)
+    assert told(cut, other, exact=reader) == [("", 4, 4, 1, 0, 0)]
+    assert len(reader.read) == 3  # what both have in the same way is not read
 
 
 def test_a_page_map_that_does_not_fit_is_damage() -> None:
