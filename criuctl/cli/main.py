@@ -166,7 +166,7 @@ def program() -> NoReturn:
     Taking the interpreter down object by object would take a tenth of a second with boto3 loaded, to no purpose: what must
     be undone has been, and threads have been joined, when `main` returns.
     """
-    gc.set_threshold(20_000, 50, 50)  # commands are short: what loading libraries makes is not garbage, and is much
+    gc.set_threshold(200_000, 50, 50)  # commands are short: what loading libraries makes is not garbage, and is much
     code = main()
     try:
         sys.stdout.flush()
