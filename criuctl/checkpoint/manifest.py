@@ -107,7 +107,7 @@ class MemoryImage(Record):
     id: int
     pages: int
     entries: StreamRef  # packed <QII vaddr, pages, flags>
-    data: StreamRef  # one chunk per 256 KiB window: its present pages in order
+    data: StreamRef  # its present pages in order, at most 256 KiB of address space in a chunk
 
     def check(self, where: str) -> None:
         check_range(self.id, 0, (1 << 56) - 1, f"{where}.id")
