@@ -129,7 +129,7 @@ def test_a_slow_and_lossy_wire(hosts: Hosts) -> None:
         hosts.slow(rate="20mbit", loss=0.005)
         assert seconds() > 0.6  # 0.84 s by the rate, less what fits into the bucket
         hosts.fast()
-        assert min(seconds() for _ in range(3)) < 0.5  # 3 ms when nothing else runs
+        wait_until(lambda: seconds() < 0.5, 60, "the wire is as fast as it was")  # 3 ms when nothing else runs
 
 
 def test_a_wire_that_takes_its_time(hosts: Hosts) -> None:
@@ -144,7 +144,7 @@ def test_a_wire_that_takes_its_time(hosts: Hosts) -> None:
     with hosts.b.open_socket() as listener:
         listener.bind((hosts.b.address, 7000))
         listener.listen(128)
-        assert min(exchange() for _ in range(20)) < 0.04  # 1 ms when nothing else runs
+        wait_until(lambda: exchange() < 0.04, 60, "a packet is there and back at once")  # 1 ms when nothing else runs
         hosts.slow(delay=0.01)
         assert min(exchange() for _ in range(3)) >= 0.04
     hosts.a.sh("head -c 2M /dev/urandom >/tmp/much")
