@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -103,6 +104,11 @@ class LazyPages:
 
     def __enter__(self) -> LazyPages:
         """Wait until the daemon listens."""
+        try:
+            self._start_watcher()
+        except BaseException:
+            self.stop()
+            raise
         deadline = time.monotonic() + _START_TIMEOUT
         while _SOCKET_NAME not in os.listdir(self._folder):
             if self._daemon.poll() is not None or time.monotonic() > deadline:
@@ -115,17 +121,23 @@ class LazyPages:
         if kind is not None:
             self.stop()
 
-    def watch(self, root: ProcessIdentity) -> None:
-        """Start what ends the tree if criuctl ends before it should; `watched` waits for that."""
+    def _start_watcher(self) -> None:
+        """Start what ends the tree if we end before we should; it has to be told which tree."""
         ours, theirs = socket.socketpair()
         with theirs:
             script = Path(deathwatch.__file__)
             self._watcher = command.spawn(
-                [sys.executable, "-I", "-S", str(script), str(theirs.fileno()), str(root.pid), str(root.start_time)],
+                [sys.executable, "-I", "-S", str(script), str(theirs.fileno())],
                 pass_fds=[theirs.fileno(), self._sock.fileno()],
                 new_session=True,
             )
         self._watch = ours
+
+    def watch(self, root: ProcessIdentity) -> None:
+        """This is the tree; `watched` waits for what ends it if criuctl ends before it should."""
+        assert self._watch is not None
+        with suppress(OSError):  # found by `watched`
+            self._watch.sendall(b"%d %d\n" % (root.pid, root.start_time))
 
     def watched(self) -> None:
         """From here on the tree does not outlive criuctl; to be called before it runs."""

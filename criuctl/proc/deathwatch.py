@@ -1,9 +1,10 @@
-"""Ends a tree when the criuctl that feeds it dies: a program of its own, ``python -I -S deathwatch.py FD PID START``.
+"""Ends a tree when the criuctl that feeds it dies: a program of its own, ``python -I -S deathwatch.py FD``.
 
 A lazily restored tree depends on criuctl until its last page has arrived.  If criuctl is killed before, the
 kernel would give the tree zeros for what is missing, and it would go on with them.  This process waits on FD, a
-socket to criuctl: ``done`` means that every page has arrived; the end of the stream without it means that
-criuctl is gone, and then the process PID (which began at START) and all its descendants are killed.
+socket to criuctl: it is told ``PID START`` when the tree is there, whose root that is (which began at START), and says
+``watching``.  ``done`` means that every page has arrived; the end of the stream without it means that criuctl is gone,
+and then that process and all its descendants are killed.
 
 It is started with a duplicate of the page server's socket, so that CRIU's daemon waits for an answer, and the
 tree with it, rather than give up before the tree has ended.
@@ -37,14 +38,28 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
+def _hear(channel: socket.socket) -> bytes:
+    """What is said next; nothing at the end of the stream, however it ended."""
+    try:
+        return channel.recv(64)
+    except OSError:
+        return b""
+
+
 def main() -> int:
     """Wait for the word; kill without it."""
     channel = socket.socket(fileno=int(sys.argv[1]))
-    root, start = int(sys.argv[2]), int(sys.argv[3])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    channel.sendall(b"watching\n")
-    if channel.recv(16) == b"done\n":
+    words = _hear(channel).split()
+    if len(words) != 2:
+        return 0  # it came to no tree
+    root, start = map(int, words)
+    try:
+        channel.sendall(b"watching\n")
+    except OSError:
+        pass  # criuctl is gone already
+    if _hear(channel) == b"done\n":
         return 0
     for _ in range(_ROUNDS):
         try:
