@@ -69,7 +69,10 @@ class Launched:
     def kill(self, number: int = signal.SIGKILL) -> None:
         """Send a signal, if the process is still this one."""
         if self.alive():
-            os.kill(self.pid, number)
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                pass  # it has ended, and was reaped, since it was asked
 
 
 class Keeper:
