@@ -73,7 +73,7 @@ def forked() -> Iterator[int]:
         while True:
             signal.pause()
     try:
-        wait_until(lambda: read_process(pid).state == "S", 20, "it keeps still")
+        wait_until(lambda: read_process(pid).state == "S", 60, "it keeps still")
         yield pid
     finally:
         os.kill(pid, signal.SIGKILL)
