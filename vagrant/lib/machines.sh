@@ -18,7 +18,7 @@ quoted() {
 open_machines() {
     machines=$*
     connections=$(mktemp -d /tmp/vagrant-demo-XXXXXX)
-    # shellcheck disable=SC2086 # one word each
+    # shellcheck disable=SC2086,SC2154 # one word each; who sources this knows its own folder
     (cd "$vagrant_folder" && vagrant ssh-config $machines) >"$connections/config" </dev/null ||
         fail "Vagrant does not know how to reach $machines; is everything up? (vagrant up)"
 }
