@@ -39,6 +39,7 @@ from . import materialise
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from criuctl.ops.feeding import main; sys.exit(main())"
 _STORE = ("store", "key_dir", "cache_dir", "workers", "uploads")  # what of the configuration matters
 _PATIENCE = 30.0  # seconds for an answer, and for its end
+_NICE = -15  # whoever waits for a page, waits for us
 _MESSAGE = 1 << 16  # bytes
 
 
@@ -150,6 +151,8 @@ def main() -> int:
     """The feeder's program."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    with suppress(OSError):
+        os.nice(_NICE)
     with socket.socket(fileno=int(sys.argv[2])) as channel:
         try:
             with ExitStack() as stack:
