@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 BY_HAND, AT_ONCE = "by hand", "no pre-copy"
 DOWNTIME = Bound(0.3, BY_HAND)
+NOTICED = Bound(1.0)
 RATE = "1gbit"
 
 _PORT = 4100
@@ -63,6 +64,8 @@ def migrations(bench: Bench, size: int) -> Iterator[Section]:
             bench.say(f"migrate: {way}, round {number + 1} of {bench.runs}")
             down, total = _once(bench, size, way)
             section.row("stands still", "s", DOWNTIME).add(way, down)
+            if way == SUBJECT:
+                section.row("that of itself", "s", NOTICED).add(way, down)
             section.row("total").add(way, total)
     yield section
 
