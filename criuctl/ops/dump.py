@@ -153,7 +153,7 @@ def dump(
             net=net,
             folder=folder,
             dumper=dumper,
-            writer=stack.enter_context(repository.writer(reporter, patient=not leave_running and not precopy)),
+            writer=stack.enter_context(repository.writer(reporter, patient=not leave_running and not (precopy and delivery))),
             hooks=hooks,
             delivery=delivery,
             home=home,
@@ -165,7 +165,8 @@ def dump(
             files.store_ahead(work.writer, root.pid, work.binaries)
             if precopy:
                 work.rounds = store_ahead(work.writer, root.pid, reporter)
-                work.writer.hurry()
+                if delivery is not None:
+                    work.writer.hurry()
             manifest = work.run()
         except BaseException as error:
             work.forget_lock()
