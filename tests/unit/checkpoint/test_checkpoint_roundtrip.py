@@ -71,6 +71,24 @@ def test_streams_keep_their_order_however_they_are_interleaved(pieces: list[tupl
             assert reader.read(refs[key]) == data == kit.placed(reader, refs[key])
 
 
+def test_in_a_hurry_packs_are_small(tmp_path: Path) -> None:
+    """So that they are on their way while there is still something to read."""
+    repo = kit.repository(tmp_path, workers=2)
+
+    def packs(seed: int, *, hurry: bool) -> int:
+        before = len(list(repo.store.list("packs/")))
+        content = kit.Content(noise(12 * MIB, seed), {})
+        with repo.writer(Reporter()) as writer:
+            if hurry:
+                writer.hurry()
+            summary = writer.commit(kit.fill(writer, content))
+        kit.check(repo, summary, content)
+        return len(list(repo.store.list("packs/"))) - before
+
+    assert packs(1, hurry=False) <= 2
+    assert packs(2, hurry=True) >= 4
+
+
 def test_a_stream_of_many_chunks_keeps_its_list_outside_the_manifest(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path)
     content = kit.Content(noise(20_000 * 512), {})
