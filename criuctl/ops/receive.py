@@ -11,6 +11,8 @@
 RULE: nothing runs here before the word ``go``.  When the link dies while the session is held, nobody here can know whether it
 still runs there: so it stays held for a while, for the other host to come again and say (`settle`), and then only its
 checkpoint is kept.  A session that is given up can still be told to go: it is restored once more.
+
+A large tree's memory follows when it runs, brought by a process that is started at ``begin`` and does not need us then (`feeding`).
 """
 
 from __future__ import annotations
