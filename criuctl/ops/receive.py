@@ -12,7 +12,7 @@ RULE: nothing runs here before the word ``go``.  When the link dies while the se
 still runs there: so it stays held for a while, for the other host to come again and say (`settle`), and then only its
 checkpoint is kept.  A session that is given up can still be told to go: it is restored once more.
 
-A large tree's memory follows when it runs, brought by a process that is started at ``begin`` and does not need us then (`feeding`).
+A large tree's memory follows when it runs, brought by a process that is started at ``begin`` and no longer needs us (`feeding`).
 """
 
 from __future__ import annotations
