@@ -48,6 +48,6 @@ tell = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 while True:
     number += 1
     tell.sendto(f"{name} {number} {os.uname().nodename}".encode(), (address, port))
-    place = number * 4096 % max(hot, 4096)
+    place = number % (hot // 4096) * 4096
     heap[place : place + 4096] = os.urandom(4096)
     time.sleep(0.02)
