@@ -25,11 +25,10 @@ RESULT = Path(__file__).with_name("RESULT.md")
 CHECKS = [name for name in vars(Checks) if name.startswith(("it_", "the_", "a_", "an_", "pre_", "nothing_"))]
 
 
-def run(arguments: argparse.Namespace) -> Result:
-    """All of it."""
-    result = Result(
-        {"Date": today(), "Commit": commit(), "Processor": "KVM" if arguments.kvm else "emulated (QEMU, TCG), one each"}
-    )
+def run(arguments: argparse.Namespace, result: Result) -> None:
+    """All of it; `result` is filled as it goes on."""
+    result.facts |= {"Date": today(), "Commit": commit()}
+    result.facts["Processor"] = "KVM" if arguments.kvm else "emulated (QEMU, TCG), one each"
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="criuctl-vm-", dir=arguments.work) as name,
@@ -51,7 +50,6 @@ def run(arguments: argparse.Namespace) -> Result:
             if not row.good and check == CHECKS[0]:
                 break
     result.facts["All of it"] = f"{time.monotonic() - began:.0f} s"
-    return result
 
 
 def one(checks: Checks, name: str) -> Row:
@@ -99,10 +97,16 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments.kvm = os.environ.get("CRIUCTL_KVM") == "1"
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
-    result = run(arguments)
-    print("\n" + result.table())
-    if not arguments.checks:
-        result.write(RESULT)
+    result = Result()
+    try:
+        run(arguments, result)
+    except BaseException:
+        result.facts["Ended"] = "before all checks were made"
+        raise
+    finally:
+        print("\n" + result.table())
+        if result.rows and not arguments.checks:
+            result.write(RESULT)
     return 0 if result.good else 1
 
 
