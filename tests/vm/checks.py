@@ -67,7 +67,7 @@ class Checks:
         try:
             teller = f"python3 -I /srv/teller.py {name} {GUESTS_CALL_US} {self.observer.port} {MIB} &"
             self.alpha.criuctl("send", name, "--text", teller, "--enter")
-            self.observer.wait_heard(name, "alpha")
+            self.observer.wait_heard(name, self.alpha.name)
             self.alpha.criuctl("send", name, "--text", "echo now-$((40 + 2)); cat", "--enter")
             self.alpha.criuctl("wait", name, "--match", "now-42", "--timeout", "60")  # the terminal reads lines by now
             self.alpha.criuctl("send", name, "--text", "half-")
@@ -208,7 +208,7 @@ class Checks:
             self.memory(self.alpha)
             self.alpha.criuctl("send", name, "--text", "line", "--enter")
             self.alpha.criuctl("wait", name, "--match", r"line\s+second-line", "--timeout", "60")
-            if self.observer.journey(name) != ["alpha", "beta", "alpha"]:
+            if self.observer.journey(name) != [self.alpha.name, self.beta.name, self.alpha.name]:
                 raise VmError(f"its journey was {self.observer.journey(name)}")
         for where, told in (("migrate, to beta", there), ("migrate, back to alpha", back)):
             self.result.rounds.append((where, told["precopy"]))
@@ -290,7 +290,7 @@ class Checks:
             code, said, seconds = self.cut_at("go", name, None)
             if code != 12 or "--resolve" not in said:
                 raise VmError(f"exit {code}: {said}")
-            if self.observer.journey(name) != ["alpha"]:
+            if self.observer.journey(name) != [self.alpha.name]:
                 raise VmError(f"it was heard on {self.observer.journey(name)}")
             if self.resolve(name) != "moved":
                 raise VmError("it should have moved")
@@ -354,7 +354,7 @@ class Checks:
             told = json.loads(self.alpha.sh(environment + f"criuctl dump {name} --json"))
             self.alpha.pull_plug()
             self.beta.sh(environment + f"CRIUCTL_KEY_FILE=/root/store.key criuctl restore {name}")
-            self.observer.wait_heard(name, "beta")
+            self.observer.wait_heard(name, self.beta.name)
             self.memory(self.beta)
             booted = self.reboot(self.alpha)
             self.lives(self.beta, name)
