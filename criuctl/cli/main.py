@@ -58,6 +58,7 @@ COMMANDS: dict[str, Entry] = {
     "dump": Entry(f"{_HERE}.dump:dump", "Store a live process tree as a checkpoint.", "Checkpoints"),
     "restore": Entry(f"{_HERE}.restore:restore", "Bring a checkpoint back to life.", "Checkpoints"),
     "snapshot": Entry(f"{_HERE}.snapshot:snapshot", "Dump several trees and leave them running.", "Checkpoints"),
+    "schedule": Entry(f"{_HERE}.schedule:schedule", "Take snapshots regularly, by systemd or cron.", "Checkpoints"),
     "migrate": Entry(f"{_HERE}.migrate:migrate", "Move a running tree to another host.", "Checkpoints"),
     "receive": Entry(f"{_HERE}.receive:receive", "What migrate starts on the other host.", "Checkpoints"),
     "list": Entry(f"{_HERE}.list:list_", "List the checkpoints of a store.", "Looking and keeping"),

@@ -36,7 +36,7 @@ PAGES = dict(all_commands())
 
 def test_the_contract_s_commands_are_there() -> None:
     wanted = {"check", "connections", "dump", "restore", "list", "show", "verify", "rm", "snapshot", "store", "doctor", "version"}
-    assert wanted | {"diff", "export", "import"} <= set(COMMANDS)
+    assert wanted | {"diff", "export", "import", "schedule"} <= set(COMMANDS)
     assert {"store init", "store info", "store key"} <= set(PAGES)
 
 

@@ -1,0 +1,280 @@
+"""``criuctl schedule add|list|remove|run``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from .. import complete
+from ..app import DEGRADED, App, pass_app
+from ..pages import Entry, LazyGroup, page
+from ..severity import worst
+from ..streams import tell, write_result
+from ..text import Column, age, plural, printable
+from .dump import outcome_line, parse_labels
+
+if TYPE_CHECKING:
+    from ...ops.schedules import Ran
+    from ...ops.snapshot import SnapshotOutcome
+
+_SELF = "criuctl.cli.commands.schedule"
+_COUNT = click.IntRange(min=1)
+_STATE = "CRIUCTL_STATE_DIR"  # the one variable that is handed on: a run finds its definition by it
+
+schedule = LazyGroup(
+    "schedule",
+    entries={
+        "add": Entry(f"{_SELF}:add", "Take snapshots regularly."),
+        "list": Entry(f"{_SELF}:list_", "List the schedules, their next runs, and how the last ones ended."),
+        "remove": Entry(f"{_SELF}:remove", "Remove a schedule and all that starts it."),
+        "run": Entry(f"{_SELF}:run", "Do now what a schedule says: what its timer calls."),
+    },
+    summary="Take snapshots regularly, by systemd or cron.",
+    help="""\
+    A schedule says of which sessions snapshots are taken and when, and which checkpoints are kept afterwards. It is started
+    by a systemd timer where systemd runs, else by an entry in /etc/cron.d, and outlives a reboot.
+
+    A failed snapshot runs the hooks of the phase snapshot-failed.""",
+    examples=[
+        ("Every session, every hour; the last day's are kept:", "criuctl schedule add hourly --all --every 1h --keep-hourly 24"),
+        ("How did it go?", "criuctl schedule list"),
+    ],
+    exits=[3, 9],
+    see_also=["snapshot", "prune", "hooks"],
+)
+
+
+def complete_schedule(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The schedules there are."""
+    from ...errors import CriuctlError
+    from ...ops.schedules import names
+
+    try:
+        found = names((ctx.find_object(App) or App()).config)
+    except CriuctlError:
+        return []  # the command itself will say so
+    return [CompletionItem(name) for name in found if name.startswith(incomplete)]
+
+
+@page(
+    examples=[
+        ("Every session, every hour:", "criuctl schedule add hourly --all --every 1h --keep-hourly 24"),
+        ("Two of them on working days:", "criuctl schedule add work web db --at 'Mon..Fri 08..18:00'"),
+        (
+            "By label, spread over five minutes, with an end:",
+            "criuctl schedule add p --label t=prod --at daily --jitter 5m --deadline 1h",
+        ),
+    ],
+    exits=[9, 13],
+    see_also=["schedule list", "snapshot", "prune"],
+)
+@click.argument("name", help="What the schedule is called: letters, digits, '_' and '-'.")
+@click.argument("sessions", nargs=-1, metavar="[SESSION]...", shell_complete=complete.session_name, help="The sessions, by name.")
+@click.option("--all", "all_", is_flag=True, help="Every session that runs on this host at that time.")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="K=V",
+    callback=parse_labels,
+    help="The sessions that bear this label; all of them, if it is given several times.",
+)
+@click.option("--every", metavar="SPAN", help="The time from one run to the next: 15m, 1h, 1d.  [default: use --at]")
+@click.option(
+    "--at", metavar="CALENDAR", help="When, as `man systemd.time` has it: daily, 'Mon..Fri 08:30'.  [default: use --every]"
+)
+@click.option("--jitter", metavar="SPAN", help="Begin up to this much later, by chance.  [default: 0]")
+@click.option("--deadline", metavar="SPAN", help="Interrupt a run that takes longer.  [default: none]")
+@click.option("--keep-last", type=_COUNT, metavar="N", help="Prune afterwards, and keep the N newest.  [default: no rule]")
+@click.option("--keep-hourly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]")
+@click.option("--keep-daily", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]")
+@click.option("--keep-weekly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]")
+@click.option("--keep-monthly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]")
+@click.option("--keep-within", metavar="SPAN", help="As of `criuctl prune`: 36h, 7d.  [default: no rule]")
+@click.option("--keep-label", multiple=True, metavar="K=V", help="As of `criuctl prune`; may be repeated.")
+@pass_app
+def add(
+    app: App,
+    /,
+    name: str,
+    sessions: tuple[str, ...],
+    all_: bool,
+    labels: dict[str, str],
+    every: str | None,
+    at: str | None,
+    jitter: str | None,
+    deadline: str | None,
+    **keep: Any,
+) -> int:
+    """Makes a schedule and starts its timer: criuctl-schedule-NAME.timer and .service in /etc/systemd/system, or
+    /etc/cron.d/criuctl-schedule-NAME where systemd does not run. A run that was missed by --at while the host was off is
+    made up for by systemd, not by cron.
+
+    Without systemd, a period must divide an hour or a day, or be 1d or 1w, and of calendars what cron can say is taken; it
+    counts in local time.
+
+    With --store or --config the runs use these, too. Variables of this shell they do not see: credentials of a
+    store belong into root's ~/.aws, other settings into the configuration. With a --keep option each run ends with a
+    criuctl prune of the sessions that it has dumped; criuctl gc is not run.
+    """
+    from ...ops import schedules, timers
+    from ...ops.retention import seconds
+
+    wanted = schedules.Schedule(
+        name=name,
+        every=seconds(every) if every is not None else 0.0,
+        at=at or "",
+        sessions=sessions,
+        all=all_,
+        labels=labels,
+        jitter=seconds(jitter or "0"),
+        deadline=seconds(deadline or "0"),
+        store=_absolute_store(app.store),
+        config=os.path.abspath(app.config_file) if app.config_file else None,
+        keep={key: list(value) if isinstance(value, tuple) else value for key, value in keep.items() if value},
+    )
+    variables = {_STATE: os.path.abspath(app.config.state_dir)} if os.environ.get(_STATE) else {}
+    made = schedules.add(app.config, wanted, timers.own_program(sys.argv[0], sys.executable), variables)
+    body = next(row for row in schedules.listed(app.config) if row["name"] == made.name)
+    unseen = sorted(v for v in os.environ if v.startswith(("CRIUCTL_", "AWS_")) and v != _STATE)
+    if unseen and not app.quiet:
+        tell(f"criuctl: warning: the schedule's runs will not see what is set here: {', '.join(unseen)}")
+    app.emit(body, lambda: f"{printable(name)}: {_what(body)}, {_when(body)}; next {_moment(body['next'])}", brief=lambda: name)
+    return 0
+
+
+def _absolute_store(url: str | None) -> str | None:
+    return os.path.abspath(url) if url and "://" not in url else url
+
+
+@page(
+    examples=[("All of them:", "criuctl schedule list"), ("For a script:", "criuctl schedule list --json")],
+    exits=[],
+    see_also=["schedule add", "list"],
+)
+@pass_app
+def list_(app: App) -> int:
+    """Lists this host's schedules: of what, when, the next run, how long ago the last one was and how it ended, and where
+    it is written. A schedule whose unit or crontab has been removed by hand is told.
+
+    In JSON, last has began, ended, result (ok, warnings, failed, interrupted), exit_code, stored, pruned and failed.
+    """
+    from ...ops.schedules import listed
+
+    found = listed(app.config)
+    rows = []
+    for body in found:
+        last = body["last"]
+        ended = f"{last['result']} ({last['exit_code']}), {age(last['ended'])}" if last else "-"
+        where = f"MISSING: {', '.join(body['missing'])}" if body["missing"] else body["files"][-1]
+        rows.append([printable(body["name"]), _what(body), _when(body), _moment(body["next"]), ended, printable(where)])
+    columns = [Column("name"), Column("what"), Column("when"), Column("next"), Column("last"), Column("where")]
+    app.emit_table(found, columns, rows, empty="there are no schedules", brief=lambda: "\n".join(b["name"] for b in found))
+    return 0
+
+
+def _what(body: dict[str, Any]) -> str:
+    if body["all"]:
+        return "all sessions"
+    return printable(", ".join(body["sessions"]) or ", ".join(f"{k}={v}" for k, v in body["labels"].items()))
+
+
+def _when(body: dict[str, Any]) -> str:
+    if body["at"]:
+        return printable(body["at"])
+    left, words = int(body["every"]), []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        if left >= size:
+            words.append(f"{left // size}{unit}")
+            left %= size
+    return f"every {''.join(words)}"
+
+
+def _moment(text: str | None) -> str:
+    from datetime import datetime
+
+    return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S") if text else "-"
+
+
+@page(
+    examples=[("No more of it:", "criuctl schedule remove hourly")],
+    exits=[3, 9, 13],
+    see_also=["schedule add", "schedule list"],
+)
+@click.argument("name", shell_complete=complete_schedule, help="The schedule.")
+@pass_app
+def remove(app: App, name: str) -> int:
+    """Stops the timer and removes the units or the crontab, the definition, and what is known of the last run. The
+    checkpoints stay. A run that is under way goes on to its end.
+    """
+    from ...ops import schedules
+
+    schedules.remove(app.config, name)
+    app.emit({"schedule": name, "removed": True}, lambda: f"{printable(name)} removed", brief=lambda: "")
+    return 0
+
+
+@page(
+    examples=[("Try it now:", "criuctl schedule run hourly"), ("What did it do?", "criuctl schedule run hourly --json")],
+    exits=[3, 4, 5, 7, 8, 9, 10, 11, 12, 13],
+    see_also=["schedule add", "snapshot"],
+)
+@click.argument("name", shell_complete=complete_schedule, help="The schedule.")
+@click.option("--delay", is_flag=True, help="First wait for a random part of the schedule's jitter, as the crontab does.")
+@pass_app
+def run(app: App, name: str, delay: bool) -> int:
+    """Takes the schedule's snapshots, one after the other, and tells each on a line; then prunes, if the schedule has keep
+    rules. A failure of one does not keep the others from being taken.
+
+    Ends with 0 if all was done, else with the exit code of the first failure. While a run of the same schedule is under
+    way another one ends with 9 at once. At the deadline what is under way is interrupted and cleaned up, the session runs on,
+    and the exit code is 12. With -q only failures are told.
+    """
+    from ... import config as configuration
+    from ...ops import schedules
+
+    wanted = schedules.get(app.config, name)
+    config = app.config
+    if wanted.config and not app.config_file:
+        config = configuration.load(wanted.config).with_options(state_dir=config.state_dir)
+    config = config.with_options(store=app.store or wanted.store)
+    with app.reporting() as reporter:
+        ran, code = schedules.run(config, wanted, delay=delay, reporter=reporter, told=_teller(app), judge=_judge)
+    if app.json:
+        app.emit(ran.to_dict() | {"exit_code": code}, lambda: "")
+        return code
+    if not ran.outcomes and not app.quiet:
+        tell("no such session runs on this host")
+    if ran.pruned and not app.quiet:
+        tell(f"{plural(ran.pruned, 'checkpoint')} pruned")
+    for text in ran.warnings:
+        tell(f"criuctl: warning: {printable(text)}")
+    if ran.error is not None:
+        tell(f"criuctl: prune: {printable(ran.error.message)}")
+    return code
+
+
+def _teller(app: App) -> Callable[[SnapshotOutcome], None]:
+    def told(outcome: SnapshotOutcome) -> None:
+        if app.json:
+            return
+        if outcome.error is None:
+            if not app.quiet:
+                write_result(outcome_line(outcome.to_dict()))
+            return
+        tell(f"criuctl: {printable(outcome.target)}: {printable(outcome.error.message)}")
+        if outcome.error.hint:
+            tell(f"  hint: {printable(outcome.error.hint)}")
+
+    return told
+
+
+def _judge(ran: Ran) -> int:
+    codes: Sequence[int] = [o.error.exit_code if o.error else DEGRADED if o.degraded else 0 for o in ran.outcomes]
+    more = [ran.error.exit_code] if ran.error else [DEGRADED] if ran.warnings else []
+    return worst([*codes, *more])

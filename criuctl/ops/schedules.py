@@ -1,0 +1,385 @@
+"""Snapshots by schedule: definitions, and one run of one of them.
+
+A definition is ``STATE_DIR/schedules/NAME.json``; what starts it (`timers`) only names it, and `run` reads it each time.
+The last run's result lies beside it in ``NAME.last.json`` (no schedule's name has a dot).
+
+A run is the snapshots of its sessions, one after the other, and then, where the definition has keep rules, a prune of the
+sessions that were dumped.  Two runs of a schedule never overlap: the second ends at once with `Conflict`, for the first
+one's checkpoints are as new as its own would be.  At the deadline what is under way is interrupted the way SIGTERM would do
+it, so it cleans up and the tree runs on; that session and those after it count as timed out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..config import Config
+from ..errors import Conflict, CriuctlError, InvalidName, NotFound, PlatformError, TimedOut, UsageError
+from ..report import Reporter
+from ..session.names import check_name
+from . import timers
+from .hooking import snapshot_failed
+from .registry import Registry, exclusive, write_record
+from .retention import Rules
+from .snapshot import SnapshotOutcome, snapshot
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")  # what cron takes as a file's name, with our prefix
+SHORTEST = 60.0  # seconds between two runs
+LONGEST = 366 * 86400.0
+PLACES = timers.Places()
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A definition."""
+
+    name: str
+    every: float = 0.0  # seconds, or
+    at: str = ""  # a calendar
+    sessions: tuple[str, ...] = ()  # these, or
+    all: bool = False  # every one that runs, or
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)  # those that bear all of these
+    jitter: float = 0.0
+    deadline: float = 0.0
+    store: str | None = None
+    config: str | None = None  # a configuration file beside the usual ones
+    keep: Mapping[str, Any] = field(default_factory=dict, hash=False)  # as a policy of `retention`
+    backend: str = ""
+    created: str = ""
+
+    def trigger(self, program: tuple[str, ...] = (), variables: Mapping[str, str] | None = None) -> timers.Trigger:
+        """What the back end is told."""
+        config = ("--config", self.config) if self.config else ()
+        argv = (*program, *config, "schedule", "run", self.name)
+        return timers.Trigger(self.name, self.every, self.at, self.jitter, self.deadline, argv, variables or {})
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON of it."""
+        return asdict(self)
+
+
+def add(config: Config, schedule: Schedule, program: tuple[str, ...], variables: Mapping[str, str]) -> Schedule:
+    """Write the definition and what starts it; whatever fails, nothing of it is left."""
+    _check(schedule)
+    trigger = schedule.trigger(program, variables)
+    for text in (*trigger.argv, *variables.values(), schedule.at):
+        if not text.isprintable():
+            raise UsageError(f"{text!r} has characters that cannot stand in a unit or a crontab")
+    backend = timers.here(PLACES)
+    backend.check(trigger)
+    folder = _folder(config)
+    with exclusive(f"schedules/{config.state_dir}", "another criuctl adds or removes schedules"):
+        if (folder / f"{schedule.name}.json").exists():
+            raise Conflict(
+                f"there is a schedule {schedule.name!r} already",
+                hint=f"`criuctl schedule remove {schedule.name}` removes it; `criuctl schedule list` shows all.",
+            )
+        made = Schedule(**{**_values(schedule), "backend": backend.kind, "created": _now()})
+        try:
+            write_record(folder, made.name, made.to_dict())
+            backend.install(trigger)
+        except BaseException as error:
+            (folder / f"{made.name}.json").unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise PlatformError(f"{folder} cannot be written: {error.strerror}", hint="Run criuctl as root.") from error
+            raise
+    return made
+
+
+def _values(schedule: Schedule) -> dict[str, Any]:
+    return {f.name: getattr(schedule, f.name) for f in fields(Schedule)}
+
+
+def _check(schedule: Schedule) -> None:
+    if _NAME.fullmatch(schedule.name) is None:
+        raise InvalidName(
+            f"{schedule.name!r} cannot be a schedule's name",
+            hint="Use 1 to 48 letters, digits, '_' or '-', beginning with a letter or digit.",
+        )
+    if bool(schedule.every) == bool(schedule.at):
+        raise UsageError("a schedule needs either a period or a calendar", hint="--every 1h, or --at daily.")
+    if schedule.every and not SHORTEST <= schedule.every <= LONGEST:
+        raise UsageError(f"a period must be between 1m and 366d, not {schedule.every:g} s")
+    for what, seconds in (("jitter", schedule.jitter), ("deadline", schedule.deadline)):
+        if not 0 <= seconds <= LONGEST:
+            raise UsageError(f"the {what} must be at most 366d, not {seconds:g} s")
+    if schedule.every and schedule.jitter >= schedule.every:
+        raise UsageError("the jitter must be shorter than the period")
+    if (bool(schedule.sessions), schedule.all, bool(schedule.labels)).count(True) != 1:
+        raise UsageError("say of what: SESSIONs, or --all, or --label K=V")
+    for name in schedule.sessions:
+        check_name(name)
+    Rules.make(schedule.keep, "the keep rules")
+
+
+def get(config: Config, name: str) -> Schedule:
+    """The definition of `name`; `NotFound`."""
+    found = _read(_folder(config) / f"{name}.json") if _NAME.fullmatch(name) else None
+    if found is None:
+        raise _unknown(name)
+    try:
+        known = {f.name for f in fields(Schedule)}
+        schedule = Schedule(**{key: value for key, value in found.items() if key in known})
+        timers.backends(PLACES)[schedule.backend]
+        return Schedule(**{**_values(schedule), "name": name, "sessions": tuple(schedule.sessions)})
+    except (TypeError, KeyError) as error:
+        raise UsageError(f"{_folder(config) / name}.json is no definition of a schedule: {error}") from error
+
+
+def _unknown(name: str) -> NotFound:
+    return NotFound(f"there is no schedule {name!r}", hint="`criuctl schedule list` shows those there are.")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        loaded = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", hint="Remove the schedule, and add it again.") from error
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def names(config: Config) -> list[str]:
+    """What schedules there are."""
+    return sorted(path.stem for path in _folder(config).glob("*.json") if _NAME.fullmatch(path.stem))
+
+
+def listed(config: Config) -> list[dict[str, Any]]:
+    """Every schedule with its files, its next run and how the last one ended."""
+    folder = _folder(config)
+    schedules = [get(config, name) for name in names(config)]
+    following: dict[str, datetime] = {}
+    for kind, backend in timers.backends(PLACES).items():
+        triggers = [s.trigger() for s in schedules if s.backend == kind]
+        following |= backend.next_runs(triggers) if triggers else {}
+    rows = []
+    for schedule in schedules:
+        files = timers.backends(PLACES)[schedule.backend].files(schedule.name)
+        missing = [str(path) for path in files if not path.exists()]
+        at = following.get(schedule.name) if not missing else None
+        body = schedule.to_dict() | {"files": [str(path) for path in files], "missing": missing}
+        body |= {"next": _iso(at) if at else None, "last": _read(folder / f"{schedule.name}.last.json")}
+        rows.append(body)
+    return rows
+
+
+def remove(config: Config, name: str) -> None:
+    """Remove what starts it and its definition; `NotFound` if there is nothing of it."""
+    if _NAME.fullmatch(name) is None:
+        raise _unknown(name)
+    folder = _folder(config)
+    with exclusive(f"schedules/{config.state_dir}", "another criuctl adds or removes schedules"):
+        try:
+            known = (folder / f"{name}.json").exists()
+            # What is no schedule of this state folder is left alone: it may be another one's.
+            if not known:
+                raise _unknown(name)
+            for backend in timers.backends(PLACES).values():
+                backend.remove(name)
+            for path in (folder / f"{name}.json", folder / f"{name}.last.json"):
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            raise PlatformError(
+                f"{error.filename or folder} cannot be removed: {error.strerror}", hint="Run criuctl as root."
+            ) from error
+
+
+# -- one run ------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Ran:
+    """What became of one run."""
+
+    schedule: str
+    began: str
+    ended: str = ""
+    outcomes: list[SnapshotOutcome] = field(default_factory=list)
+    pruned: int | None = None  # checkpoints removed; None: no rules
+    warnings: list[str] = field(default_factory=list)  # of pruning
+    error: CriuctlError | None = None  # of pruning
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON of ``schedule run``."""
+        return {
+            "schedule": self.schedule,
+            "began": self.began,
+            "ended": self.ended,
+            "snapshots": [outcome.to_dict() for outcome in self.outcomes],
+            "pruned": self.pruned,
+            "warnings": self.warnings,
+            "error": self.error.to_dict() if self.error else None,
+        }
+
+    def summary(self, code: int, interrupted: bool = False) -> dict[str, Any]:
+        """What ``schedule list`` tells of it later."""
+        failed = [
+            {"target": outcome.target, "code": outcome.error.code, "message": outcome.error.message}
+            for outcome in self.outcomes
+            if outcome.error is not None
+        ]
+        if self.error is not None:
+            failed.append({"target": "prune", "code": self.error.code, "message": self.error.message})
+        result = "interrupted" if interrupted else "failed" if failed else "ok" if code == 0 else "warnings"
+        stored = sum(outcome.error is None for outcome in self.outcomes)
+        return {
+            "began": self.began,
+            "ended": self.ended or _now(),
+            "result": result,
+            "exit_code": code,
+            "stored": stored,
+            "pruned": self.pruned,
+            "failed": failed,
+        }
+
+
+def run(
+    config: Config,
+    schedule: Schedule,
+    *,
+    delay: bool = False,
+    reporter: Reporter,
+    told: Callable[[SnapshotOutcome], None],
+    judge: Callable[[Ran], int],
+) -> tuple[Ran, int]:
+    """Do now what `schedule` says, and record how it ended; `told` hears of each session, `judge` gives the exit code.
+
+    `delay` first waits a random part of the jitter.
+    """
+    busy = f"the schedule {schedule.name!r} runs already"
+    with exclusive(f"schedule/{schedule.name}/{config.state_dir}", busy):
+        if delay and schedule.jitter:
+            time.sleep(random.uniform(0, schedule.jitter))  # noqa: S311  # spreads load, keeps no secret
+        ran = Ran(schedule.name, _now())
+        try:
+            _take(config, schedule, ran, reporter, told)
+            ran.ended = _now()
+            code = judge(ran)
+        except KeyboardInterrupt as error:
+            code = 128 + getattr(error, "number", signal.SIGINT)
+            _record(config, ran.summary(code, interrupted=True), schedule.name)
+            raise
+        except CriuctlError as error:
+            ran.error = error
+            _record(config, ran.summary(error.exit_code), schedule.name)
+            raise
+        _record(config, ran.summary(code), schedule.name)
+        return ran, code
+
+
+def _record(config: Config, summary: dict[str, Any], name: str) -> None:
+    if (_folder(config) / f"{name}.json").exists():  # it may have been removed meanwhile
+        write_record(_folder(config), f"{name}.last", summary)
+
+
+def _take(config: Config, schedule: Schedule, ran: Ran, reporter: Reporter, told: Callable[[SnapshotOutcome], None]) -> None:
+    targets = _targets(config, schedule)
+    missing = list(targets)
+    try:
+        with _deadline(schedule.deadline):
+            for target in targets:
+                for outcome in snapshot(config, [target], False, reporter=reporter):
+                    ran.outcomes.append(outcome)
+                    missing.remove(target)
+                    told(outcome)
+            if schedule.keep:
+                _prune(config, schedule, ran, reporter)
+    except _Expired:
+        late = TimedOut(
+            f"the schedule's deadline of {schedule.deadline:g} s has passed",
+            hint="Everything runs on; give it a longer --deadline.",
+        )
+        for target in missing:
+            outcome = SnapshotOutcome(target, error=late)
+            ran.outcomes.append(outcome)
+            snapshot_failed(config, reporter, target, late)
+            told(outcome)
+        if not missing and schedule.keep:
+            ran.error = late
+
+
+def _targets(config: Config, schedule: Schedule) -> list[str]:
+    if schedule.sessions:
+        return list(dict.fromkeys(schedule.sessions))
+    if schedule.all:
+        return [record.name for record in Registry(config).all() if record.alive()]
+    from .sessions import sessions
+
+    live = [state for state in sessions(config) if state["state"] in ("running", "paused")]
+    return [s["session"] for s in live if all(s["labels"].get(k) == v for k, v in schedule.labels.items())]
+
+
+def _prune(config: Config, schedule: Schedule, ran: Ran, reporter: Reporter) -> None:
+    from .prune import prune
+
+    dumped = [outcome.result.manifest.session.name for outcome in ran.outcomes if outcome.result is not None]
+    ran.pruned = 0
+    if not dumped:
+        return
+    try:
+        done = prune(config, dumped, Rules.make(schedule.keep, f"schedule {schedule.name!r}"), reporter=reporter)
+    except CriuctlError as error:
+        ran.error = error
+        return
+    ran.pruned = len(done.removed)
+    ran.warnings += [error.message for error in [*done.unreadable, *done.errors.values()]]
+
+
+class _Expired(Exception):
+    """The deadline interrupted what was under way, and it has cleaned up."""
+
+
+@contextmanager
+def _deadline(seconds: float) -> Iterator[None]:
+    """Interrupt the block after `seconds` (0: never), as SIGTERM would, and end it with `_Expired`."""
+    if not seconds:
+        yield
+        return
+    expired = threading.Event()
+
+    def ring(_number: int, _frame: FrameType | None) -> None:
+        expired.set()
+        # The program's own handler sees to it that a clean-up is not interrupted a second time.
+        if callable(signal.getsignal(signal.SIGTERM)):
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+    except KeyboardInterrupt:
+        if not expired.is_set():
+            raise
+        raise _Expired from None
+
+
+def _folder(config: Config) -> Path:
+    return Path(config.state_dir) / "schedules"
+
+
+def _now() -> str:
+    return _iso(datetime.now(UTC))
+
+
+def _iso(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -1,0 +1,249 @@
+"""Schedules: what is written for systemd and for cron, what cron can be told, and the commands, in folders of the test."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from criuctl.cli.main import main
+from criuctl.errors import Conflict, UsageError
+from criuctl.ops import calendars, schedules, snapshot, timers
+from criuctl.ops.registry import exclusive
+
+
+@pytest.mark.parametrize(
+    ("calendar", "fields"),
+    [
+        ("hourly", "0 * * * *"),
+        ("Daily", "0 0 * * *"),
+        ("weekly", "0 0 * * 1"),
+        ("quarterly", "0 0 1 1,4,7,10 *"),
+        ("03:30", "30 3 * * *"),
+        ("*:0/15", "0,15,30,45 * * * *"),
+        ("Mon..Fri 8..10,12:05:00", "5 8,9,10,12 * * 1,2,3,4,5"),
+        ("Sat..Mon 04:00", "0 4 * * 0,1,6"),
+        ("*-*-01 4:00", "0 4 1 * *"),
+        ("02-29", "0 0 29 2 *"),
+        ("Sunday", "0 0 * * 0"),
+    ],
+)
+def test_calendars_that_cron_knows(calendar: str, fields: str) -> None:
+    assert str(calendars.cron_time(calendar)) == fields
+
+
+@pytest.mark.parametrize(
+    "calendar",
+    [
+        "",
+        "2027-*-* 4:00",
+        "*:*:30",
+        "4:00 UTC",
+        "Mon *-*-01 4:00",
+        "25:00",
+        "*:60",
+        "*:5..1",
+        "*:0/0",
+        "*-*~1",
+        "Foo 4:00",
+        "tomorrow",
+    ],
+)
+def test_what_cron_does_not_know_is_refused(calendar: str) -> None:
+    with pytest.raises(UsageError, match="cannot be said to cron") as caught:
+        calendars.cron_time(calendar)
+    assert caught.value.hint
+
+
+def test_periods_for_cron() -> None:
+    wanted = {60: "* * * * *", 900: "0,15,30,45 * * * *", 3600: "0 * * * *", 6 * 3600: "0 0,6,12,18 * * *", 86400: "0 0 * * *"}
+    assert {seconds: str(calendars.cron_every(seconds)) for seconds in wanted} == wanted
+    for seconds in (61, 420, 5 * 3600, 2 * 86400):
+        with pytest.raises(UsageError, match="cannot be said to cron"):
+            calendars.cron_every(seconds)
+
+
+def test_when_cron_is_next() -> None:
+    now = datetime(2027, 2, 28, 23, 59, 30)  # noqa: DTZ001  # local time, as cron has it
+    assert calendars.cron_time("*:*").after(now) == datetime(2027, 3, 1, 0, 0)  # noqa: DTZ001
+    assert calendars.cron_time("02-29 4:05").after(now) == datetime(2028, 2, 29, 4, 5)  # noqa: DTZ001
+    assert calendars.cron_time("02-30").after(now) is None
+
+
+FAKE = """\
+import json, pathlib, sys
+log = pathlib.Path(sys.argv[1])
+log.open("a").write(" ".join(sys.argv[2:]) + "\\n")
+if "list-timers" in sys.argv:
+    print(json.dumps([{"unit": "criuctl-schedule-web.timer", "next": 1800000000000000}]))
+sys.exit("enable" in sys.argv and (log.parent / "broken").exists())
+"""
+
+
+class Site:
+    """A host with either of the back ends, and criuctl on it."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.path, self._capsys = path, capsys
+        (path / "fake").write_text(FAKE)
+        (path / "cron.d").mkdir()
+        self.units, self.cron, self.log = path / "units", path / "cron.d", path / "log"
+        fake = (sys.executable, "-S", str(path / "fake"), str(self.log))
+        monkeypatch.setattr(schedules, "PLACES", timers.Places(path / "booted", self.units, self.cron, fake))
+        for name in ("STORE", "STATE_DIR", "CACHE_DIR", "KEY_DIR", "RUN_DIR", "HOOK_DIRS"):
+            monkeypatch.setenv(f"CRIUCTL_{name}", str(path / name.lower()))
+
+    def boot(self) -> None:
+        (self.path / "booted").mkdir()
+        self.units.mkdir()
+
+    def __call__(self, *args: str, code: int = 0) -> Any:
+        assert main(["--json", "schedule", *args]) == code, self._capsys.readouterr()
+        return json.loads(self._capsys.readouterr().out)
+
+    def files(self) -> list[str]:
+        folders = (self.units, self.cron, self.path / "state_dir" / "schedules")
+        return sorted(path.name for folder in folders for path in folder.glob("**/*") if path.is_file())
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Site:
+    return Site(tmp_path, monkeypatch, capsys)
+
+
+def test_a_systemd_timer(site: Site) -> None:
+    site.boot()
+    made = site("add", "web", "web", "db", "--at", "Mon..Fri 08:30", "--jitter", "5m", "--deadline", "30m", "--keep-last", "3")
+    assert made["next"] == "2027-01-15T08:00:00Z"
+    assert (made["backend"], made["sessions"], made["keep"], made["last"]) == ("systemd", ["web", "db"], {"keep_last": 3}, None)
+    service, timer = (Path(path).read_text().splitlines() for path in made["files"])
+    assert {"OnCalendar=Mon..Fri 08:30", "Persistent=true", "RandomizedDelaySec=300s", "WantedBy=timers.target"} <= set(timer)
+    assert {"Type=oneshot", "TimeoutStartSec=2100s", f'Environment="CRIUCTL_STATE_DIR={site.path}/state_dir"'} <= set(service)
+    (start,) = [line for line in service if line.startswith("ExecStart=")]
+    assert shlex.split(start)[-3:] == ["schedule", "run", "web"]
+    assert "enable --quiet --now criuctl-schedule-web.timer" in site.log.read_text()
+    assert site("add", "web", "--all", "--every", "1h", code=9)["error"]["code"] == "conflict"
+    assert site("list") == [made]
+    site("remove", "web")
+    assert site.files() == []
+    assert site.log.read_text().splitlines()[-3].startswith("disable --quiet --now")
+    assert site("remove", "web", code=3)["error"]["code"] == "not-found"
+
+
+def test_a_period_for_systemd_counts_from_the_timer_s_start(site: Site) -> None:
+    site.boot()
+    made = site("add", "web", "--label", "tier=prod", "--every", "90m")
+    timer = Path(made["files"][1]).read_text().splitlines()
+    assert {"OnActiveSec=5400s", "OnUnitActiveSec=5400s"} <= set(timer)
+    assert "Persistent=true" not in timer
+
+
+def test_nothing_is_left_of_a_timer_that_systemd_does_not_take(site: Site) -> None:
+    site.boot()
+    (site.path / "broken").touch()
+    assert "systemd does not take the timer" in site("add", "web", "--all", "--every", "1h", code=13)["error"]["message"]
+    assert site.files() == []
+
+
+def test_a_crontab(site: Site) -> None:
+    config = site.path / "100% mine.yaml"
+    config.write_text("{}\n")
+    made = site("add", "web", "--all", "--every", "15m", "--jitter", "1m", "--config", str(config))
+    (path,) = map(Path, made["files"])
+    assert (path.name, path.stat().st_mode & 0o7777) == ("criuctl-schedule-web", 0o644)
+    *settings, line = path.read_text().splitlines()
+    assert settings[1:] == ["SHELL=/bin/sh", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"]
+    fields, _, command = line.partition(" root ")
+    assert fields == "0,15,30,45 * * * *"
+    words = shlex.split(command.replace("\\%", "%"))
+    assert "%" not in command.replace("\\%", "")
+    assert words[0] == f"CRIUCTL_STATE_DIR={site.path}/state_dir"
+    assert words[-7:] == ["--config", str(config), "schedule", "run", "web", "--quiet", "--delay"]
+    assert made["next"] is not None
+    path.unlink()
+    assert site("list")[0]["missing"] == [str(path)]
+    site("remove", "web")
+    assert site.files() == []
+
+
+def test_files_of_others_are_left_alone(site: Site) -> None:
+    (site.cron / "criuctl-schedule-web").write_text("mine\n")
+    assert "is there already" in site("add", "web", "--all", "--every", "1h", code=9)["error"]["message"]
+    site("remove", "web", code=3)
+    assert site.files() == ["criuctl-schedule-web"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a.b", "--all", "--every", "1h"],
+        ["../a", "--all", "--every", "1h"],
+        ["a", "--every", "1h"],
+        ["a", "web", "--all", "--every", "1h"],
+        ["a", "--all"],
+        ["a", "--all", "--every", "1h", "--at", "daily"],
+        ["a", "--all", "--every", "5s"],
+        ["a", "--all", "--every", "1h", "--jitter", "1h"],
+        ["a", "--all", "--every", "7m"],
+        ["a", "--all", "--at", "2027-01-01"],
+        ["a", "--all", "--every", "1h", "--keep-within", "soon"],
+        ["a", "w/eb", "--every", "1h"],
+    ],
+)
+def test_what_makes_no_sense_is_refused(site: Site, words: list[str]) -> None:
+    assert site("add", *words, code=2)["error"]["exit_code"] == 2
+    assert site.files() == []
+
+
+def test_a_host_with_neither(site: Site) -> None:
+    site.cron.rmdir()
+    assert site("add", "web", "--all", "--every", "1h", code=13)["error"]["code"] == "platform"
+
+
+def test_a_run_tells_each_session_and_is_remembered(site: Site) -> None:
+    site("add", "web", "one", "two", "--every", "1h", "--keep-last", "2")
+    done = site("run", "web", code=3)
+    assert [(s["target"], s["error"]["exit_code"]) for s in done["snapshots"]] == [("one", 3), ("two", 3)]
+    assert (done["pruned"], done["exit_code"]) == (0, 3)
+    (row,) = site("list")
+    assert (row["last"]["result"], row["last"]["exit_code"], len(row["last"]["failed"])) == ("failed", 3, 2)
+    site("add", "all", "--all", "--at", "daily")
+    assert site("run", "all")["snapshots"] == []
+    assert site("list")[0]["last"]["result"] == "ok"
+    site("run", "nosuch", code=3)
+
+
+def test_a_second_run_at_the_same_time_is_a_conflict(site: Site) -> None:
+    site("add", "web", "--all", "--every", "1h")
+    with exclusive(f"schedule/web/{site.path}/state_dir", "busy"):
+        assert "runs already" in site("run", "web", code=9)["error"]["message"]
+    assert site("list")[0]["last"] is None
+    with pytest.raises(Conflict), exclusive("x", "busy"), exclusive("x", "busy"):
+        pass
+
+
+def test_at_the_deadline_what_is_under_way_is_interrupted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    import select
+
+    cleaned: list[str] = []
+
+    def endless(_config: object, target: str, **_more: object) -> None:
+        try:
+            select.select([], [], [], 60)
+            raise AssertionError("nobody interrupted it")
+        finally:
+            cleaned.append(target)
+
+    taking: Callable[..., None] = endless
+    monkeypatch.setattr(snapshot, "dump", taking)
+    site("add", "web", "one", "two", "--every", "1h", "--deadline", "1s")
+    done = site("run", "web", code=12)
+    assert [(s["target"], s["error"]["code"]) for s in done["snapshots"]] == [("one", "timed-out"), ("two", "timed-out")]
+    assert cleaned == ["one"]
+    assert site("list")[0]["last"]["exit_code"] == 12
