@@ -55,7 +55,7 @@ def test_what_started_a_session_ends_without_it(booted: Booted, operators: Opera
     wait_until(lambda: not _scopes(booted), TIMEOUT, "the scope is gone")
 
 
-def test_a_schedule_is_started_by_its_timer(booted: Booted, operators: Operators) -> None:
+def test_a_schedule_is_a_timer_and_its_service(booted: Booted, operators: Operators) -> None:
     folder = operators.home.path
     booted.run("sh", "-c", f"mkdir -p /etc/systemd/system && mount --bind {folder}/units /etc/systemd/system")
     (folder / "units" / "timers.target").write_text("[Unit]\nDefaultDependencies=no\n")
@@ -63,18 +63,13 @@ def test_a_schedule_is_started_by_its_timer(booted: Booted, operators: Operators
     settings = [f"{key.removeprefix('CRIUCTL_').lower()}: {json.dumps(value)}\n" for key, value in variables.items()]
     (folder / "config.yaml").write_text("".join(settings))
     operators.shell("work")
-    when = ["--at", "*:*:*", "--deadline", "2m", "--keep-last", "1"]
-    operators("schedule", "add", "often", "work", *when, "--config", folder / "config.yaml")
-
-    def ran() -> bool:
-        (row,) = operators("schedule", "list")
-        return row["last"] is not None
-
-    wait_until(ran, TIMEOUT, "the timer has started it")
+    when = ["--at", "daily", "--deadline", "2m", "--keep-last", "1"]
+    operators("schedule", "add", "nightly", "work", *when, "--config", folder / "config.yaml")
+    assert booted.run("systemctl", "is-active", "criuctl-schedule-nightly.timer") == "active"
+    booted.run("systemctl", "start", "criuctl-schedule-nightly.service")  # what the timer does; it returns at the end of the run
     (row,) = operators("schedule", "list")
     assert (row["last"]["result"], row["last"]["stored"], row["missing"]) == ("ok", 1, []), row
-    operators("schedule", "remove", "often")
+    assert row["next"] is not None
+    operators("schedule", "remove", "nightly")
     assert not list((folder / "units").rglob("criuctl-schedule-*"))
-    under_way = ["systemctl", "is-active", "criuctl-schedule-often.service"]
-    wait_until(lambda: booted.run(*under_way, check=False) in ("inactive", "failed", "unknown"), TIMEOUT, "the last run is over")
     operators("kill", "work")
