@@ -53,12 +53,12 @@ class BufferPool:
         self._check = check  # raises what went wrong elsewhere
         self._changed = threading.Condition(threading.Lock())
 
-    def acquire(self) -> PageBuffer:
-        """A free buffer, the caller its user; raises the pipeline's error if there is one."""
+    def acquire(self, *, spare: bool = False) -> PageBuffer:
+        """A free buffer, the caller its user; `spare` ones count as free.  Raises the pipeline's error if there is one."""
         with self._changed:
             while True:
                 self._check()
-                if self._available() > self._kept:
+                if self._available() > (0 if spare else self._kept):
                     return self._take()
                 self._changed.wait()
 
@@ -82,7 +82,7 @@ class BufferPool:
             buffer.users -= users
             if buffer.users == 0:
                 self._free.append(buffer)
-                self._changed.notify()
+                self._changed.notify_all()  # who comes first may be waiting for more than a spare one
 
     def wake(self) -> None:
         """Let a waiting `acquire` look for errors."""

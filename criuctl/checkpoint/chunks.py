@@ -4,14 +4,17 @@ A *chunk* is a piece of plain content up to `MAX_CHUNK` bytes, named by its id: 
 chunk key, so that nobody without the key can tell what a store holds by hashing guesses.  A *stream* is a
 sequence of chunks; `StreamRef` names one.  A long stream's own list of chunks is content too and is
 stored as a stream again (`StreamRef.list`), so a manifest stays small whatever it describes.
+
+A *layered* stream is made of pages of another one: *runs* tell which pages of which chunks come one after the other.
+It has no chunks of its own, and what is not in any run is not in it.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import Damaged
 from .records import MAX_INT, damaged
@@ -21,21 +24,42 @@ WINDOW = 256 * 1024  # memory is cut at multiples of this (see `criuctl.criu.pag
 FILE_PIECE = 1 << 20  # files are cut at multiples of this
 MAX_CHUNK = 4 << 20  # no chunk is larger, whatever an object claims
 INLINE_CHUNKS = 64  # a stream of more chunks keeps its list as a stream
+PAGE = 4096  # what a layered stream is made of
 MAX_LIST_DEPTH = 3  # lists of lists; 3 levels hold more than any file system
 
 ENTRY = struct.Struct("<32sI")  # id, plain size: one entry of a list of chunks
+RUN = struct.Struct("<IHH")  # number of a chunk, its first page, pages: one run of a layered stream
+LAYERS = "layers"  # the feature of a manifest that has such a stream
+
+
+class Extent(NamedTuple):
+    """A part of a chunk, as a part of a stream."""
+
+    chunk: bytes
+    size: int  # plain bytes of the whole chunk
+    skip: int  # bytes of it before this part
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRef:
-    """A sequence of chunks: `size` plain bytes, in `chunks` (`ENTRY` records) or behind `list`."""
+    """`size` plain bytes: in `chunks` (`ENTRY` records), or behind `list`, or the pages of `pages` that `runs` tell."""
 
     size: int = 0
     chunks: bytes = b""
     list: StreamRef | None = None
+    pages: StreamRef | None = None
+    runs: StreamRef | None = None  # `RUN` records
+
+    @property
+    def parts(self) -> tuple[StreamRef, ...]:
+        """The sequences of chunks that it rests on."""
+        return (self,) if self.pages is None or self.runs is None else (self.pages, self.runs)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON: ``{"size", "chunks": [[id, size], ...]}`` or ``{"size", "list": {...}}``."""
+        """JSON: `size` and ``"chunks": [[id, size], ...]``, ``"list": {...}``, or ``"pages": {...}`` and ``"runs": {...}``."""
+        if self.pages is not None and self.runs is not None:
+            return {"size": self.size, "pages": self.pages.to_dict(), "runs": self.runs.to_dict()}
         if self.list is not None:
             return {"size": self.size, "list": self.list.to_dict()}
         return {"size": self.size, "chunks": [[name.hex(), size] for name, size in entries(self.chunks)]}
@@ -46,8 +70,15 @@ class StreamRef:
         size = value.get("size") if isinstance(value, dict) else None
         if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= MAX_INT:
             raise damaged(where, "has no size")
-        if ("list" in value) == ("chunks" in value):
+        if ("list" in value) + ("chunks" in value) + ("pages" in value) != 1 or ("pages" in value) != ("runs" in value):
             raise damaged(where, "has neither chunks nor a list of them")
+        if "pages" in value:
+            if depth:
+                raise damaged(where, "has layers, but is a part of something")
+            pages, runs = (cls.from_dict(value[name], f"{where}.{name}", 1) for name in ("pages", "runs"))
+            if runs.size % RUN.size:
+                raise damaged(f"{where}.runs", "is not a list of runs")
+            return cls(size, pages=pages, runs=runs)
         if "list" in value:
             if depth >= MAX_LIST_DEPTH:
                 raise damaged(where, "is nested too deeply")
@@ -89,6 +120,21 @@ def check_entries(packed: bytes, size: int, where: str) -> None:
         total += length
     if total != size:
         raise damaged(where, f"has chunks of {total} bytes where {size} are said")
+
+
+def layered(chunks: Sequence[tuple[bytes, int]], runs: bytes, size: int, where: str) -> Iterator[Extent]:
+    """The parts of a layered stream of `size` bytes, from the chunks of its pages and its packed runs; `Damaged`."""
+    if len(runs) % RUN.size:
+        raise damaged(where, "has runs that are cut off")
+    total = 0
+    for number, first, pages in RUN.iter_unpack(runs):
+        skip, length = first * PAGE, pages * PAGE
+        if number >= len(chunks) or not 0 < length <= chunks[number][1] - skip:
+            raise damaged(where, "has a run that is in no chunk")
+        total += length
+        yield Extent(chunks[number][0], chunks[number][1], skip, length)
+    if total != size:
+        raise damaged(where, f"has runs of {total} bytes where {size} are said")
 
 
 def missing_chunk(name: bytes) -> Damaged:

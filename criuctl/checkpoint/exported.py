@@ -137,10 +137,14 @@ def copy(source: Repository, manifest: Manifest, writer: CheckpointWriter, repor
     `Damaged` and `ObjectMissing` name what cannot be read of the source.
     """
     reader = source.reader(reporter)
-    streams = dict.fromkeys(manifest.streams())
+    wanted = dict.fromkeys(manifest.streams())
+    streams = dict.fromkeys(part for ref in wanted for part in ref.parts)
     for ref in streams:
         _give(writer, ref, reader.chunks(ref))
     there = {ref: writer.stream(ref) for ref in streams}
+    for ref in wanted:
+        if ref.pages is not None and ref.runs is not None:
+            there[ref] = StreamRef(ref.size, pages=there[ref.pages], runs=there[ref.runs])
     made = _renamed(manifest, there)
     if made.streams() != [there[ref] for ref in manifest.streams()]:
         raise AssertionError("a stream of the manifest was not copied")

@@ -92,8 +92,9 @@ class Live:
             ) from error
 
     def _expand_all(self, manifest: Manifest) -> None:
-        for ref in manifest.streams():
-            self._expand(ref)
+        for stream in manifest.streams():
+            for ref in stream.parts:
+                self._expand(ref)
 
     def _expand(self, ref: StreamRef) -> None:
         if ref.list is None:

@@ -18,6 +18,7 @@ import struct
 from dataclasses import dataclass
 
 from ..errors import Damaged, UnsupportedFormat
+from .chunks import LAYERS
 from .codec import OVERHEAD, Compressor, Decompressor, SealBroken, Sealer, broken
 
 HEADER = struct.Struct("<8sHHIIII")
@@ -39,7 +40,7 @@ class Kind:
 
 
 INDEX = Kind("index segment", b"CRIUCTLI", 1, 64 << 20)
-MANIFEST = Kind("manifest", b"CRIUCTLM", 1, 256 << 20, frozenset({"carried-binaries"}))
+MANIFEST = Kind("manifest", b"CRIUCTLM", 1, 256 << 20, frozenset({"carried-binaries", LAYERS}))
 LEASE = Kind("lease", b"CRIUCTLL", 1, 1 << 20)
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -32,6 +32,7 @@ from .buffers import BUFFER_SIZE, BufferPool, PageBuffer
 from .chunks import ENTRY
 from .codec import Compressor, Sealer
 from .index import Index
+from .layers import At, Chunk, Composition, Layers
 from .packs import PackBuilder, PackIndex, object_name
 
 _MIB = 1 << 20
@@ -47,6 +48,7 @@ class Stream:
     packed: bytearray = field(default_factory=bytearray)  # `chunks.ENTRY` records
     size: int = 0  # bytes hashed
     tail: bytearray = field(default_factory=bytearray)  # small things that do not fill a chunk yet
+    made: Composition | None = None  # instead of `packed` and `size`, when it is memory of which some was sent ahead
     kept: bool = True  # False: its chunks are sent ahead, but it is nobody's content and is not remembered
 
 
@@ -64,7 +66,7 @@ class WriterStats:
     bytes_unused: int = 0  # of `bytes_new`: sent ahead, but in no stream that is kept (by now)
 
 
-Window = tuple[Stream, PageBuffer, int, int]
+Window = tuple[Stream, PageBuffer, int, int, At | None]  # where it lies, if it is memory that may come again
 Work = list[tuple[bytes, PageBuffer, int, int]]
 
 
@@ -96,6 +98,7 @@ class Pipeline:
         self._ahead: dict[bytes, int] = {}  # new chunks that no kept stream has, and their sizes
         self._compact: PageBuffer | None = None
         self._compact_fill = 0
+        self._layers: Layers | None = None  # once memory was sent ahead
         self._windows: SimpleQueue[Sequence[Window] | threading.Event | None] = SimpleQueue()
         self._work: SimpleQueue[Work | None] = SimpleQueue()
         self._full: SimpleQueue[tuple[PackBuilder, PageBuffer] | None] = SimpleQueue()
@@ -178,6 +181,7 @@ class Pipeline:
         self._open.clear()
         self._seen.clear()
         self._ahead.clear()
+        self._layers = None
         self.buffers.close()
         self._pack_buffers.close()
 
@@ -205,58 +209,107 @@ class Pipeline:
     def _hash(self) -> None:
         while (batch := self._windows.get()) is not None:
             if isinstance(batch, threading.Event):
-                self._end_compact()
-                batch.set()
+                try:
+                    if self._layers is not None and self._error is None:
+                        self._layers.end_patch()
+                    self._end_compact()
+                except BaseException as error:  # told before whoever waits goes on
+                    self.fail(error)
+                finally:
+                    batch.set()
             elif self._error is None:
                 self._hash_batch(batch)
 
     def _hash_batch(self, batch: Sequence[Window]) -> None:
-        chunk_id, seen, pack = self._sealer.chunk_id, self._seen, ENTRY.pack
-        stats, ahead = self.stats, self._ahead
-        named = []
+        chunk_id, pack, stats = self._sealer.chunk_id, ENTRY.pack, self.stats
+        named: Work = []
         kept: set[bytes] = set()
-        fresh: dict[bytes, None] = {}
-        for stream, buffer, start, end in batch:
-            chunk = chunk_id(buffer.view[start:end])
+        through: dict[PageBuffer, int] = {}
+        for stream, buffer, start, end, at in batch:
+            content = buffer.view[start:end]
+            stats.bytes_in += end - start
+            layers = self._layers_of(stream) if at is not None else None
+            if at is None or layers is None:
+                assert stream.made is None, "memory without addresses behind memory with them"
+                chunk = chunk_id(content)
+                if stream.kept:
+                    stream.packed += pack(chunk, end - start)
+                    stream.size += end - start
+            else:
+                runs, chunk = layers.settle(at, content, last=stream.kept)
+                if stream.kept:
+                    stream.made = stream.made or Composition()
+                    kept.update(stream.made.add(runs))
+                if not chunk:
+                    through[buffer] = through.get(buffer, 0) + 1
+                    continue
             if stream.kept:
-                stream.packed += pack(chunk, end - start)
-                stream.size += end - start
                 kept.add(chunk)
             named.append((chunk, buffer, start, end))
-            stats.bytes_in += end - start
-            if chunk not in seen:
-                fresh[chunk] = None
         stats.chunks += len(batch)
-        known = self._index.find(list(fresh)) if fresh else {}
+        unknown = self._unknown({chunk: end - start for chunk, _buffer, start, end in named}, kept)
         work: Work = []
-        through: dict[PageBuffer, int] = {}
         for item in named:
-            chunk, buffer, start, end = item
-            if chunk in fresh and chunk not in seen:
-                seen.add(chunk)
-                place = known.get(chunk)
-                if place is None:
-                    work.append(item)
-                    stats.chunks_new += 1
-                    stats.bytes_new += end - start
-                    if chunk not in kept:
-                        ahead[chunk] = end - start
-                        stats.bytes_unused += end - start
-                    continue
-                self.referenced[place.pack] = place.pack_size
-            through[buffer] = through.get(buffer, 0) + 1
-        if ahead:
-            stats.bytes_unused -= sum(ahead.pop(chunk, 0) for chunk in kept)
+            chunk, buffer, _start, _end = item
+            if chunk in unknown:
+                unknown.remove(chunk)
+                work.append(item)
+            else:
+                through[buffer] = through.get(buffer, 0) + 1
         if work:
-            if len(work) * 2 <= len(named) and self.buffers.low():
+            if len(work) * 2 <= len(batch) and self.buffers.low():
                 work = self._compacted(work, through)
-            with self._state:
-                self._working += len(work)
-            for begin in range(0, len(work), _WORK):
-                self._work.put(work[begin : begin + _WORK])
+            self._give(work)
         for buffer, users in through.items():
             self.buffers.done(buffer, users)
         self._reporter.progress("pages", stats.bytes_in)
+
+    def _unknown(self, sizes: dict[bytes, int], kept: Collection[bytes]) -> set[bytes]:
+        """Which of these chunks must be stored, now; `kept` are those that a kept stream has."""
+        stats, ahead = self.stats, self._ahead
+        fresh = [chunk for chunk in sizes if chunk not in self._seen]
+        known = self._index.find(fresh) if fresh else {}
+        self._seen.update(fresh)
+        for place in known.values():
+            self.referenced[place.pack] = place.pack_size
+        unknown = {chunk for chunk in fresh if chunk not in known}
+        for chunk in unknown:
+            stats.chunks_new += 1
+            stats.bytes_new += sizes[chunk]
+            if chunk not in kept:
+                ahead[chunk] = sizes[chunk]
+                stats.bytes_unused += sizes[chunk]
+        if ahead:
+            stats.bytes_unused -= sum(ahead.pop(chunk, 0) for chunk in kept)
+        return unknown
+
+    def _layers_of(self, stream: Stream) -> Layers | None:
+        """What knows the windows of this stream, if any were, or are, sent ahead."""
+        if self._layers is None and not stream.kept:
+            self._layers = Layers(self._sealer.chunk_id, self._patch_buffer, self._patch, self.buffers.done)
+        return self._layers if not stream.packed else None
+
+    def _patch_buffer(self) -> PageBuffer:
+        """Wait for a spare buffer.
+
+        Windows wait for us in no more buffers than `acquire` gave; none of the others is ours then, so the workers will
+        be through with them.
+        """
+        self._end_compact()
+        return self.buffers.acquire(spare=True)
+
+    def _patch(self, chunk: Chunk, buffer: PageBuffer, start: int, end: int) -> None:
+        """A chunk of changed pages is complete."""
+        if self._unknown({chunk.id: end - start}, [chunk.id] if chunk.used else ()):
+            self.buffers.add(buffer)
+            self._give([(chunk.id, buffer, start, end)])
+
+    def _give(self, work: Work) -> None:
+        """Let the workers do this."""
+        with self._state:
+            self._working += len(work)
+        for begin in range(0, len(work), _WORK):
+            self._work.put(work[begin : begin + _WORK])
 
     def _compacted(self, work: Work, through: dict[PageBuffer, int]) -> Work:
         """Move the few new windows of mostly known buffers together, so that those buffers become free."""

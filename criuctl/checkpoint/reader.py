@@ -16,11 +16,12 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from ..errors import Damaged, ObjectMissing
 from .buffers import allocate
-from .chunks import ENTRY, StreamRef, check_entries, missing_chunk
+from .chunks import ENTRY, Extent, StreamRef, check_entries, layered, missing_chunk
 from .codec import Decompressor, Sealer
 from .index import Index
 from .packs import Place, damaged_chunk, object_name, open_record, pack_of, read_index
@@ -35,11 +36,12 @@ _SMALL_SPAN = 2 << 20  # when there is little to fetch, so that every thread has
 _LITTLE = 64 << 20
 _GAP = 128 << 10  # unwanted bytes that are fetched rather than asking once more
 _ZEROS_STORED = 256  # no chunk of zeros is stored in more bytes
+_AHEAD = 32  # parts of a stream that are read at once
 _MAX_LIST = 1 << 30  # bytes of one stream's list of chunks
 
 ALIGNMENT = 4096  # bytes of a block, from which stores can read best
 
-Target = tuple[int, int]  # descriptor, offset
+Target = tuple[int, int, int, int]  # descriptor, offset; the part of a chunk that belongs there: its first byte, bytes
 Sink = Callable[["Place", "Buffer"], None]
 
 
@@ -82,18 +84,24 @@ class CheckpointReader:
         return b"".join(self.chunks(ref))
 
     def chunks(self, ref: StreamRef) -> Iterator[bytes]:
-        """The stream's chunks in order, some MiB read ahead; `Damaged`."""
-        packed = self._entries(ref)
-        step = 32 * ENTRY.size
-        for start in range(0, len(packed), step):
-            wanted = list(ENTRY.iter_unpack(packed[start : start + step]))
-            got = self.some(dict(wanted))
-            for chunk, _size in wanted:
-                yield got[chunk]
+        """The stream's content in order, chunk by chunk (of a layered one part by part), some MiB read ahead; `Damaged`."""
+        parts = iter(self.extents(ref))
+        while wanted := list(islice(parts, _AHEAD)):
+            got = self.some({part.chunk: part.size for part in wanted})
+            for chunk, size, skip, length in wanted:
+                yield got[chunk] if length == size else got[chunk][skip : skip + length]
 
     def entries(self, ref: StreamRef) -> list[tuple[bytes, int]]:
-        """(id, plain bytes) of the stream's chunks in order; `Damaged`."""
+        """(id, plain bytes) of the chunks, in order, of a stream that is not layered; `Damaged`."""
         return list(ENTRY.iter_unpack(self._entries(ref)))
+
+    def extents(self, ref: StreamRef) -> list[Extent]:
+        """What the stream is made of, in order; `Damaged`."""
+        if ref.pages is None or ref.runs is None:
+            return [Extent(chunk, size, 0, size) for chunk, size in ENTRY.iter_unpack(self._entries(ref))]
+        if ref.runs.size > _MAX_LIST:
+            raise Damaged(f"a list of runs has {ref.runs.size} bytes")
+        return list(layered(self.entries(ref.pages), self.read(ref.runs), ref.size, "a stream"))
 
     def some(self, sizes: dict[bytes, int]) -> dict[bytes, bytes]:
         """The verified content of a few chunks, by id; `Damaged`."""
@@ -120,17 +128,18 @@ class CheckpointReader:
             if fd not in ends and os.fstat(fd).st_blocks == 0:
                 empty.add(fd)
             ends[fd] = max(ends.get(fd, 0), offset + ref.size)
-            for chunk, size in ENTRY.iter_unpack(self._entries(ref)):
-                targets.setdefault(chunk, []).append((fd, offset))
+            for chunk, size, skip, length in self.extents(ref):
+                targets.setdefault(chunk, []).append((fd, offset, skip, length))
                 if sizes.setdefault(chunk, size) != size:
                     raise Damaged(f"chunk {chunk.hex()[:16]} is said to have two sizes", chunk=chunk.hex())
-                offset += size
+                offset += length
 
         def write(place: Place, content: Buffer) -> None:
             zeros = place.stored < _ZEROS_STORED and bytes(content).count(0) == place.plain
-            for fd, offset in targets[place.chunk]:
+            view = memoryview(content)
+            for fd, offset, skip, length in targets[place.chunk]:
                 if not (zeros and fd in empty):
-                    _write(fd, content, offset)
+                    _write(fd, view[skip : skip + length], offset)
 
         self._fetch(sizes, write)
         for fd in empty:
@@ -144,9 +153,12 @@ class CheckpointReader:
         """
         sizes: dict[bytes, int] = {}
         total = 0
-        for ref in streams:
-            total += ref.size
-            sizes.update(ENTRY.iter_unpack(self._entries(ref)))
+        for stream in streams:
+            total += stream.size
+            for ref in stream.parts:
+                sizes.update(ENTRY.iter_unpack(self._entries(ref)))
+            if stream.runs is not None:
+                self.extents(stream)  # which checks them
         self._fetch(sizes, lambda _place, _content: None)
         for error in self._index.unreadable:
             raise error
@@ -302,8 +314,7 @@ class _Job:
         self._reporter.progress("read", self._done, self._total)
 
 
-def _write(fd: int, content: Buffer, offset: int) -> None:
-    view = memoryview(content)
+def _write(fd: int, view: memoryview, offset: int) -> None:
     while view:
         count = os.pwrite(fd, view, offset)
         view = view[count:]

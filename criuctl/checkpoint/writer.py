@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any, Self
 from ..config import Config
 from ..errors import CriuctlError, Damaged, StoreUnreachable
 from .buffers import BUFFER_SIZE, PageBuffer
-from .chunks import ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, WINDOW, StreamRef
+from .chunks import ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, PAGE, WINDOW, StreamRef
 from .effort import fitting
 from .gclists import Intent
+from .layers import At
 from .manifest import CheckpointSummary, Manifest
 from .packs import PackIndex, object_name
 from .pipeline import Pipeline, Stream, Window, WriterStats
@@ -107,9 +108,13 @@ class CheckpointWriter:
         self._submit()
         return self._pipeline.buffers.acquire()
 
-    def window(self, key: Hashable, buffer: PageBuffer, start: int, end: int) -> None:
-        """``buffer.view[start:end]`` is the next chunk of the stream `key`; it must not change until it is released."""
-        if not 0 <= start < end <= len(buffer.view) or end - start > MAX_CHUNK:
+    def window(self, key: Hashable, buffer: PageBuffer, start: int, end: int, at: int | None = None) -> None:
+        """``buffer.view[start:end]`` is the next chunk of the stream `key`; it must not change until it is released.
+
+        With `at`, it is pages of the memory `key`, the first of them at that address: if they were sent `ahead`, those that
+        have not changed since are not stored again.
+        """
+        if not 0 <= start < end <= len(buffer.view) or end - start > MAX_CHUNK or (at is not None and (end - start) % PAGE):
             raise ValueError(f"no window: {start}..{end}")
         with self._lock:
             stream = self._streams.get(key)
@@ -117,16 +122,17 @@ class CheckpointWriter:
                 stream = self._streams[key] = Stream()
             if stream.tail:
                 self._end_tail(stream)
-            self._window(stream, buffer, start, end)
+            self._window(stream, buffer, start, end, None if at is None else (key, at))
 
-    def ahead(self, buffer: PageBuffer, start: int, end: int) -> None:
+    def ahead(self, buffer: PageBuffer, start: int, end: int, key: Hashable = None, at: int | None = None) -> None:
         """``buffer.view[start:end]`` will probably be a chunk of a stream: store it now, if the store does not have it.
 
         It belongs to no stream.  Once a `window` has the same content it is known; what none has is
-        `WriterStats.bytes_unused`, and left to the garbage collection.
+        `WriterStats.bytes_unused`, and left to the garbage collection.  With `at`, as for `window`: of what was sent ahead
+        before, only the pages that have changed are stored.
         """
         with self._lock:
-            self._window(self._ahead, buffer, start, end)
+            self._window(self._ahead, buffer, start, end, None if at is None else (key, at))
 
     def release(self, buffer: PageBuffer) -> None:
         """Nothing more is written into `buffer`; it is used again when its last window is through."""
@@ -282,9 +288,9 @@ class CheckpointWriter:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _window(self, stream: Stream, buffer: PageBuffer, start: int, end: int) -> None:
+    def _window(self, stream: Stream, buffer: PageBuffer, start: int, end: int, at: At | None = None) -> None:
         self._pipeline.buffers.add(buffer)
-        self._pending.append((stream, buffer, start, end))
+        self._pending.append((stream, buffer, start, end, at))
         if len(self._pending) >= _BATCH:
             self._submit()
 
@@ -314,12 +320,22 @@ class CheckpointWriter:
         self._window(stream, small, start, self._small_fill)
 
     def _reference(self, stream: Stream) -> StreamRef:
-        packed = bytes(stream.packed)
+        made = stream.made
+        if made is None:
+            return self._sequence(bytes(stream.packed), stream.size)
+        pages = self._sequence(*made.packed())
+        return StreamRef(made.size, pages=pages, runs=self._small_stream(made.runs)) if made.layered else pages
+
+    def _sequence(self, packed: bytes, size: int) -> StreamRef:
         if len(packed) <= INLINE_CHUNKS * ENTRY.size:
-            return StreamRef(stream.size, packed)
-        inner: Hashable = ("list of chunks", object())
-        self.add_bytes(inner, packed)
-        return StreamRef(stream.size, b"", self.stream(inner))
+            return StreamRef(size, packed)
+        return StreamRef(size, b"", self._small_stream(packed))
+
+    def _small_stream(self, content: Buffer) -> StreamRef:
+        """A stream that only a reference tells of."""
+        inner: Hashable = ("part of a reference", object())
+        self.add_bytes(inner, content)
+        return self.stream(inner)
 
 
 def _hole(fd: int, offset: int, size: int) -> int:

@@ -1,12 +1,12 @@
 """The memory that CRIU would send of a tree, read while the tree runs and cut as `criu.pages` cuts what CRIU sends.
 
-Only then does the frozen pass find the same chunks.  So the rules here are CRIU's own: of each private mapping the
+Only then does the frozen pass find the same windows.  So the rules here are CRIU's own: of each private mapping the
 pages that are in memory or swapped out, not a file's own, not of zeros (``should_dump_page`` in its ``criu/mem.c``);
 the vDSO and rings of asynchronous I/O whole; what the kernel lends (vvar, uprobes, devices) not at all; shared memory
 and memfds by their objects, the parts that were ever written (``criu/shmem.c``).  Windows are cut out of addresses, or
 out of the object, by the same rule (`criu.pages.parted`).
 
-Where a rule is missed nothing breaks: a chunk that CRIU never sends is never referred to, and one that was not sent
+Where a rule is missed nothing breaks: what CRIU never sends is never referred to, and what was not sent
 ahead is sent by the frozen pass.  So whatever cannot be read, or is gone, is left out in silence.  One rule is missed
 knowingly: MAP_DROPPABLE memory, which CRIU skips (newer C libraries keep the state of their random numbers in a few
 pages of it), shows in ``smaps`` alone, which walks all page tables.  It costs one window of a process.
@@ -17,16 +17,17 @@ Each object of shared memory is read once; so are the page frames that processes
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from ..errors import NoSuchProcess, PreflightRefused
 from ..proc.descriptors import descriptors
-from ..proc.mappings import Mapping, mappings
+from ..proc.mappings import Mapping as Mapped
+from ..proc.mappings import mappings
 from ..proc.memory import ENTRY_SIZE, Run, TaskMemory, shows_frames
-from .pages import PAGE, WINDOW, PageBuffer, parted
+from .pages import PAGE, WINDOW, ImageKey, PageBuffer, parted
 
 B = TypeVar("B", bound=PageBuffer)
 
@@ -41,8 +42,8 @@ class AheadSink(Protocol[B]):
     def acquire(self) -> B:
         """A free buffer; blocks while none is free."""
 
-    def ahead(self, buffer: B, start: int, end: int) -> None:
-        """``buffer.view[start:end]`` is a window that CRIU will probably send."""
+    def ahead(self, buffer: B, start: int, end: int, key: ImageKey, at: int) -> None:
+        """``buffer.view[start:end]`` is a window that CRIU will probably send, as one of `key` whose first page is at `at`."""
 
     def release(self, buffer: B) -> None:
         """Nothing more is written into `buffer`."""
@@ -96,17 +97,17 @@ class Walk(Generic[B]):
         self._objects: set[tuple[int, int]] = set()
         self._frames: set[int] | None = None
 
-    def tree(self, processes: Sequence[int]) -> None:
-        """Read the memory of these processes, named by their PIDs."""
+    def tree(self, processes: Mapping[int, int]) -> None:
+        """Read the memory of these processes: our PID of each, and the tree's own."""
         if len(processes) > 1 and shows_frames():
             self._frames = set()
-        for pid in processes:
+        for pid, inside in processes.items():
             if not self._going():
                 return
             with suppress(NoSuchProcess, PreflightRefused):
-                self._process(pid)
+                self._process(pid, ImageKey("task", inside))
 
-    def _process(self, pid: int) -> None:
+    def _process(self, pid: int, key: ImageKey) -> None:
         found = mappings(pid)
         private = [m for m in found if not m.shared and m.path not in _LENT and m.path not in _WHOLE]
         with TaskMemory(pid) as memory:
@@ -118,7 +119,7 @@ class Walk(Generic[B]):
                 # What is written to between the look and this is missed until the tree is frozen.
                 memory.clear_dirty()
                 windows = [w for w in windows if w.dirty]
-            self._windows(memory, self._unshared(memory, windows))
+            self._windows(memory, key, self._unshared(memory, windows))
         self._shared(pid, found)
 
     def _unshared(self, memory: TaskMemory, windows: list[Cut]) -> list[Cut]:
@@ -137,7 +138,7 @@ class Walk(Generic[B]):
                     fresh.append(window)
         return fresh
 
-    def _windows(self, memory: TaskMemory, windows: Sequence[Cut]) -> None:
+    def _windows(self, memory: TaskMemory, key: ImageKey, windows: Sequence[Cut]) -> None:
         """Read private windows, as many at once as fit into a buffer."""
         at = 0
         while at < len(windows) and self._going():
@@ -151,7 +152,7 @@ class Walk(Generic[B]):
                 self.bytes += got
                 place = 0
                 while at < end and place + windows[at].size <= got:
-                    self._sink.ahead(buffer, place, place + windows[at].size)
+                    self._sink.ahead(buffer, place, place + windows[at].size, key, windows[at].pieces[0][0])
                     if self._frames is not None:
                         self._frames.add(windows[at].mark)
                     place += windows[at].size
@@ -161,7 +162,7 @@ class Walk(Generic[B]):
             finally:
                 self._sink.release(buffer)
 
-    def _shared(self, pid: int, found: Sequence[Mapping]) -> None:
+    def _shared(self, pid: int, found: Sequence[Mapped]) -> None:
         """Read the objects of shared memory that this process maps or has open."""
         device = _shmem_device()
         base = f"/proc/{pid}"
@@ -176,11 +177,12 @@ class Walk(Generic[B]):
                     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                     try:
                         if os.fstat(fd).st_ino == inode:
-                            self._object(fd, whole=name.startswith(_SYSV))
+                            self._object(fd, inode, whole=name.startswith(_SYSV))
                     finally:
                         os.close(fd)
 
-    def _object(self, fd: int, *, whole: bool) -> None:
+    def _object(self, fd: int, inode: int, *, whole: bool) -> None:
+        key = ImageKey("shmem", inode)  # but for System V's objects, which CRIU calls by their own numbers
         size = os.fstat(fd).st_size
         runs = [Run(0, _up(size), dirty=True)] if whole else _data(fd, size)
         windows = list(cut(runs))
@@ -194,14 +196,14 @@ class Walk(Generic[B]):
                     for start, end in windows[at].pieces:
                         _read(fd, buffer.view[place : place + end - start], start)
                         place += end - start
-                    self._sink.ahead(buffer, begin, place)
+                    self._sink.ahead(buffer, begin, place, key, windows[at].pieces[0][0])
                     at += 1
                 self.bytes += place
             finally:
                 self._sink.release(buffer)
 
 
-def _with_whole(runs: Iterator[Run], whole: Sequence[Mapping]) -> Iterator[Run]:
+def _with_whole(runs: Iterator[Run], whole: Sequence[Mapped]) -> Iterator[Run]:
     """`runs` with all of these mappings, which they do not touch, put in by address."""
     waiting = [Run(m.start, m.end, dirty=False) for m in whole]
     for run in runs:

@@ -85,8 +85,8 @@ class PageSink(Protocol[B]):
     def acquire(self) -> B:
         """A free buffer; blocks while none is free; raises when the sink has failed."""
 
-    def window(self, key: object, buffer: B, start: int, end: int) -> None:
-        """``buffer.view[start:end]`` holds the next window of the image `key`."""
+    def window(self, key: ImageKey, buffer: B, start: int, end: int, at: int) -> None:
+        """``buffer.view[start:end]`` holds the next window of the image `key`; its first page is at the address `at`."""
 
     def release(self, buffer: B) -> None:
         """The receiver writes no more into `buffer`."""
@@ -205,7 +205,7 @@ class PageReceiver(threading.Thread, Generic[B]):
         self._buffer: B | None = None
         self._start = self._fill = 0
         self._dst = -1
-        self._end = 0  # the address behind the last page
+        self._first = self._end = 0  # the address of its first page, and that behind its last one
         self._guarded: tuple[int, PageGuard] | None = None  # place in the buffer of the window's guarded page
 
     def run(self) -> None:
@@ -340,6 +340,8 @@ class PageReceiver(threading.Thread, Generic[B]):
         """`length` bytes at `vaddr` were read behind `_fill`: hand over every window that they complete."""
         while length:
             step = min(length, WINDOW - vaddr % WINDOW)
+            if self._fill == self._start:
+                self._first = vaddr
             self._fill += step
             vaddr += step
             self._end = vaddr
@@ -354,7 +356,7 @@ class PageReceiver(threading.Thread, Generic[B]):
                 (place, guard), self._guarded = self._guarded, None
                 if self._buffer.view[place : place + len(_INJECTED)] == _INJECTED:
                     self._buffer.view[place : place + PAGE] = guard.settled()
-            self._sink.window(self.images[self._dst].key, self._buffer, self._start, self._fill)
+            self._sink.window(self.images[self._dst].key, self._buffer, self._start, self._fill, self._first)
             self._start = self._fill
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import __version__
+from ..checkpoint.chunks import LAYERS
 from ..checkpoint.manifest import (
     ConnectionRecord,
     ExternalFile,
@@ -91,6 +92,7 @@ def describe(
     image_files = tuple(_add_images(images, writer))
     for image in memory:
         writer.add_bytes(("entries", image.key), image.pack())
+    features = [overlays.FEATURE] if any(f.kind == "mapped" and f.data is not None for f in taken.files) else []
     memory_images = tuple(_memory(image, writer) for image in memory)  # only now: the first one waits for all to be hashed
     return Manifest(
         id=os.urandom(16).hex(),
@@ -119,7 +121,7 @@ def describe(
             "new": 0,
             "stored": 0,
         },
-        features=(overlays.FEATURE,) if any(f.kind == "mapped" and f.data is not None for f in taken.files) else (),
+        features=(*features, LAYERS) if any(image.data.pages is not None for image in memory_images) else tuple(features),
     )
 
 

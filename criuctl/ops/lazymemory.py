@@ -10,7 +10,7 @@ import bisect
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..checkpoint.chunks import StreamRef
+from ..checkpoint.chunks import Extent, StreamRef
 from ..checkpoint.manifest import MemoryImage
 from ..checkpoint.reader import CheckpointReader
 from ..criu.pages import PAGE
@@ -27,18 +27,18 @@ class StoredPages:
 
     def __init__(self, reader: CheckpointReader, data: StreamRef) -> None:
         self._reader = reader
-        self._chunks = reader.entries(data)
+        self._parts = reader.extents(data)
         self._starts: list[int] = []
         position = 0
-        for _chunk, size in self._chunks:
+        for part in self._parts:
             self._starts.append(position)
-            position += size
+            position += part.length
         self._recent: OrderedDict[bytes, bytes] = OrderedDict()
 
     def read(self, first: int, count: int) -> list[bytes]:
         """Pages `first` to ``first + count`` in pieces."""
         low, high = self._range(first, count)
-        return self._cut(first, count, self._hold(dict(self._chunks[low:high])))
+        return self._cut(first, count, self._hold(self._sizes(low, high)))
 
     def read_all(self, runs: Iterable[tuple[int, int]]) -> Iterator[bytes]:
         """Many runs of pages, (first, count), in pieces; what several of them need is fetched at once."""
@@ -46,7 +46,7 @@ class StoredPages:
         sizes: dict[bytes, int] = {}
         for first, count in runs:
             low, high = self._range(first, count)
-            sizes.update(self._chunks[low:high])
+            sizes.update(self._sizes(low, high))
             group.append((first, count))
             if len(sizes) >= _AT_ONCE:
                 yield from self._all(group, sizes)
@@ -59,15 +59,19 @@ class StoredPages:
             yield from self._cut(first, count, held)
 
     def _range(self, first: int, count: int) -> tuple[int, int]:
-        """The chunks that these pages lie in."""
+        """The parts that these pages lie in."""
         return bisect.bisect_right(self._starts, first * PAGE) - 1, bisect.bisect_left(self._starts, (first + count) * PAGE)
+
+    def _sizes(self, low: int, high: int) -> dict[bytes, int]:
+        """The chunks that these parts are of."""
+        return {part.chunk: part.size for part in self._parts[low:high]}
 
     def _cut(self, first: int, count: int, held: dict[bytes, bytes]) -> list[bytes]:
         start, end = first * PAGE, (first + count) * PAGE
         low, high = self._range(first, count)
         pieces = []
-        for (chunk, size), begins in zip(self._chunks[low:high], self._starts[low:high], strict=True):
-            pieces.append(held[chunk][max(0, start - begins) : min(size, end - begins)])
+        for (chunk, _size, skip, length), begins in zip(self._parts[low:high], self._starts[low:high], strict=True):
+            pieces.append(held[chunk][skip + max(0, start - begins) : skip + min(length, end - begins)])
         return pieces
 
     def _hold(self, sizes: dict[bytes, int]) -> dict[bytes, bytes]:
@@ -93,10 +97,10 @@ def worthwhile(memory: Sequence[MemoryImage], reader: CheckpointReader) -> bool:
         return False
     if len(images) == 1:
         return True
-    unique: dict[bytes, int] = {}
+    unique: set[Extent] = set()
     total = 0
     for image in images:
-        own = dict(reader.entries(image.data))
-        unique.update(own)
-        total += sum(own.values())
-    return total - sum(unique.values()) <= total // _SHARED
+        own = set(reader.extents(image.data))
+        unique |= own
+        total += sum(part.length for part in own)
+    return total - sum(part.length for part in unique) <= total // _SHARED

@@ -1,8 +1,9 @@
 """Pre-copy: the memory of a tree is stored while the tree runs, so that little is left to do when it is frozen.
 
 A round reads all of the tree's memory (`criu.ahead`: no process is stopped for it) and hands it to the writer of the
-coming checkpoint, which stores what the store does not have.  The frozen pass then reads everything once more, for
-only that is of one moment, but nearly every chunk of it is known and dropped.  Nothing that a round does can make a
+coming checkpoint, which stores what the store does not have: whole windows first, then the pages that changed
+(`checkpoint.layers`).  The frozen pass then reads everything once more, for only that is of one moment, but nearly
+every page of it is known and dropped.  Nothing that a round does can make a
 checkpoint wrong: what it stored is used if it is the same as what CRIU sends, else it is garbage
 (`WriterStats.bytes_unused`).
 
@@ -11,9 +12,6 @@ hash everything, and send on what changed.  Another round is worth it while the 
 freeze may take (`Rules.target` seconds to store it at the rate seen so far), and as long as rounds shrink: a tree that writes
 faster than the store takes will not be caught up with.  Between rounds the compression is fitted to the speed that the
 way to the store was seen to have.
-
-What changed is told by windows of 256 KiB: a tree that writes single pages all over its memory changes nearly all of
-it in every round, and gains little.
 """
 
 from __future__ import annotations
@@ -70,7 +68,7 @@ def precopy(writer: CheckpointWriter, root: int, reporter: Reporter, *, rules: R
         before = replace(writer.stats)
         walk = Walk(writer, dirty_only=track and bool(rounds), track=track, going=lambda: time.monotonic() < deadline)
         try:
-            walk.tree([p.pid for p in read_tree(root) if not p.zombie])
+            walk.tree({p.pid: p.ns_pid for p in read_tree(root) if not p.zombie})
         except NoSuchProcess:
             break
         writer.flush()
