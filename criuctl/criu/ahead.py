@@ -182,7 +182,7 @@ class Walk(Generic[B]):
                         os.close(fd)
 
     def _object(self, fd: int, inode: int, *, whole: bool) -> None:
-        key = ImageKey("shmem", inode)  # but for System V's objects, which CRIU calls by their own numbers
+        key = ImageKey("shmem", inode)  # CRIU's ids of such objects are their inodes
         size = os.fstat(fd).st_size
         runs = [Run(0, _up(size), dirty=True)] if whole else _data(fd, size)
         windows = list(cut(runs))

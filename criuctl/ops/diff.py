@@ -168,7 +168,7 @@ class _Side:
             entries = unpack_entries(self._reader.read(image.entries))
         except ValueError as error:
             raise Damaged(f"page entries of image {image.id}: {error}") from error
-        return windows(entries, self._reader.entries(image.data))
+        return windows(entries, self._reader.extents(image.data))
 
     def _untold(self, what: str, error: PlatformError | Damaged) -> None:
         m = self.manifest

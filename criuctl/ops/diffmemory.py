@@ -6,6 +6,8 @@ them is read.  Of what is left in a window, the pages that both have count as ch
 reader, the chunks are read and the pages counted that really differ.
 
 Which pages a chunk has is told by its size alone, as the rule by which windows are cut may be another in each checkpoint.
+A window of a layered image is made of parts of chunks; such windows are compared page by page, a page being the same if it is
+the same one of the same chunk.
 
 What was found is added up by mapping: heap, stack, a file, an anonymous one.  A mapping of one checkpoint is that of
 the other with the same name and the same start, or the same end, as stacks have it.
@@ -18,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..checkpoint.chunks import Extent
 from ..criu.described import Area
 from ..criu.pages import PAGE, WINDOW, PagemapEntry
 from ..errors import Damaged
@@ -27,10 +30,12 @@ Run = tuple[int, int]  # address, bytes
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One chunk of an image, and the runs of pages in it."""
+    """One chunk of an image, or a part of one, and the runs of pages in it."""
 
     chunk: bytes
     runs: tuple[Run, ...]
+    skip: int  # bytes of the chunk before them
+    whole: int  # bytes of the chunk
 
     @property
     def size(self) -> int:
@@ -68,12 +73,12 @@ class Region:
         return {name: getattr(self, name) for name in self.__slots__}
 
 
-def windows(entries: Iterable[PagemapEntry], chunks: Iterable[tuple[bytes, int]]) -> Windows:
-    """The windows of one image, from its page map and its list of chunks; `Damaged` if they do not fit."""
+def windows(entries: Iterable[PagemapEntry], parts: Iterable[Extent]) -> Windows:
+    """The windows of one image, from its page map and what it is made of; `Damaged` if they do not fit."""
     found: dict[int, list[Piece]] = {}
     pages = ((entry.vaddr, entry.pages * PAGE) for entry in entries)
     address, left = next(pages, (0, 0))
-    for chunk, size in chunks:
+    for chunk, whole, skip, size in parts:
         runs: list[Run] = []
         while size and left:
             step = min(size, left)
@@ -83,7 +88,7 @@ def windows(entries: Iterable[PagemapEntry], chunks: Iterable[tuple[bytes, int]]
                 address, left = next(pages, (0, 0))
         if size or not runs:
             raise Damaged("a memory image has more pages than its page map tells of")
-        found.setdefault(runs[0][0] // WINDOW, []).append(Piece(chunk, tuple(runs)))
+        found.setdefault(runs[0][0] // WINDOW, []).append(Piece(chunk, tuple(runs), skip, whole))
     if left:
         raise Damaged("a memory image has fewer pages than its page map tells of")
     return {number: tuple(pieces) for number, pieces in found.items()}
@@ -112,11 +117,33 @@ def compare(
 
 def _differing(old: Pieces, new: Pieces) -> tuple[Pieces, Pieces]:
     """What only one of two windows has."""
-    return tuple(piece for piece in old if piece not in new), tuple(piece for piece in new if piece not in old)
+    if any(piece.size != piece.whole for piece in (*old, *new)):
+        old, new = _single(old), _single(new)
+    before, after = set(old), set(new)
+    return tuple(piece for piece in old if piece not in after), tuple(piece for piece in new if piece not in before)
+
+
+def _single(pieces: Pieces) -> Pieces:
+    """The same pages, each a piece of its own."""
+    pages = [
+        (piece, address) for piece in pieces for start, length in piece.runs for address in range(start, start + length, PAGE)
+    ]
+    skips = [skip for piece in pieces for skip in range(piece.skip, piece.skip + piece.size, PAGE)]
+    return tuple(
+        Piece(piece.chunk, ((address, PAGE),), skip, piece.whole) for (piece, address), skip in zip(pages, skips, strict=True)
+    )
 
 
 def _runs(pieces: Pieces) -> list[Run]:
-    return [run for piece in pieces for run in piece.runs]
+    """The runs of these, those that touch as one."""
+    joined: list[Run] = []
+    for piece in pieces:
+        for address, length in piece.runs:
+            if joined and sum(joined[-1]) == address:
+                joined[-1] = joined[-1][0], joined[-1][1] + length
+            else:
+                joined.append((address, length))
+    return joined
 
 
 class _Regions:
@@ -204,7 +231,7 @@ def _without(one: Sequence[Run], other: Sequence[Run]) -> Iterator[Run]:
 
 def _contents(pairs: Iterable[tuple[Pieces, Pieces]], reader: Reader) -> dict[bytes, bytes]:
     """The chunks of these windows by id; none of a window of which only one checkpoint has pages."""
-    return reader.some({piece.chunk: piece.size for old, new in pairs if old and new for piece in (*old, *new)})
+    return reader.some({piece.chunk: piece.whole for old, new in pairs if old and new for piece in (*old, *new)})
 
 
 def _changed(old: Pieces, new: Pieces, contents: dict[bytes, bytes]) -> Iterator[Run]:
@@ -219,7 +246,7 @@ def _changed(old: Pieces, new: Pieces, contents: dict[bytes, bytes]) -> Iterator
 def _pages(pieces: Pieces, contents: dict[bytes, bytes]) -> Iterator[tuple[int, bytes]]:
     """The pages of a window: address and content."""
     for piece in pieces:
-        content, position = contents[piece.chunk], 0
+        content, position = contents[piece.chunk], piece.skip
         for start, length in piece.runs:
             for address in range(start, start + length, PAGE):
                 yield address, content[position : position + PAGE]

@@ -77,6 +77,8 @@ def test_manifests_fit_the_schema_and_others_do_not(tmp_path: Path) -> None:
         (("memory", 0, "kind"), "other"),
         (("memory", 0, "data"), {"size": 1}),
         (("memory", 0, "data"), {"size": 1, "chunks": [["00", 1]]}),
+        (("memory", 0, "data"), {"size": 0, "pages": {"size": 0, "chunks": []}}),
+        (("memory", 0, "data"), {"size": 0, "chunks": [], "runs": {"size": 0, "chunks": []}}),
         (("files", 0, "path"), "relative"),
         (("created",), "yesterday"),
         (("processes", 0, "pid"), "7"),
@@ -112,6 +114,7 @@ def test_the_specification_tells_the_sizes_that_the_code_uses() -> None:
         "object_header": objects.HEADER.size,
         "segment_pack": index.PACK.size,
         "list_entry": chunks.ENTRY.size,
+        "run": chunks.RUN.size,
         "archive_header": archive.HEADER.size,
         "archive_section": archive.SECTION.size,
     }

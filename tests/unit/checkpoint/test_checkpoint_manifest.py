@@ -37,10 +37,8 @@ small = st.integers(1, 4 << 20)
 def streams(draw: st.DrawFn) -> StreamRef:
     parts = draw(st.lists(st.tuples(st.binary(min_size=32, max_size=32), small), max_size=4))
     ref = StreamRef(sum(size for _name, size in parts), b"".join(ENTRY.pack(*part) for part in parts))
-    if draw(st.booleans()):
-        return ref
     inner = StreamRef(72, ENTRY.pack(bytes(32), 72))
-    return StreamRef(draw(number), b"", inner)
+    return draw(st.sampled_from([ref, StreamRef(draw(number), b"", inner), StreamRef(draw(number), pages=ref, runs=inner)]))
 
 
 @st.composite

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.keeper import wait_until
 
 from criuctl.criu.ahead import Walk, cut
-from criuctl.criu.pages import GAP, PAGE, PE_LAZY, PE_PRESENT, WINDOW, PagemapEntry, window_sizes
+from criuctl.criu.pages import GAP, PAGE, PE_LAZY, PE_PRESENT, WINDOW, ImageKey, PagemapEntry, window_sizes
 from criuctl.proc.mappings import mappings
 from criuctl.proc.memory import Run, TaskMemory, scans
 from criuctl.proc.syscalls import address_of
@@ -34,6 +34,7 @@ class Sink:
 
     def __init__(self, on_window: Callable[[int], None] = lambda number: None) -> None:
         self.windows: list[bytes] = []
+        self.places: list[tuple[ImageKey, int]] = []
         self.out = 0
         self._on_window = on_window
 
@@ -41,9 +42,10 @@ class Sink:
         self.out += 1
         return Buffer()
 
-    def ahead(self, buffer: Buffer, start: int, end: int) -> None:
+    def ahead(self, buffer: Buffer, start: int, end: int, key: ImageKey, at: int) -> None:
         self._on_window(len(self.windows))
         self.windows.append(bytes(buffer.view[start:end]))
+        self.places.append((key, at))
 
     def release(self, buffer: Buffer) -> None:
         self.out -= 1
@@ -51,7 +53,7 @@ class Sink:
 
 def walk(sink: Sink, *pids: int) -> Walk[Buffer]:
     made = Walk(sink, dirty_only=False, track=False, going=lambda: True)
-    made.tree(pids)
+    made.tree({pid: pid for pid in pids})
     assert sink.out == 0
     assert sum(map(len, sink.windows)) <= made.bytes
     return made
@@ -177,11 +179,12 @@ def test_where_the_kernel_tells_only_what_was_written_to_is_read(monkeypatch: py
             monkeypatch.setattr(TaskMemory, "runs", lambda _self, _ranges: iter(runs))
             monkeypatch.setattr(TaskMemory, "clear_dirty", lambda _self: cleared.append(pid))
             sink = Sink()
-            Walk(sink, dirty_only=True, track=True, going=lambda: True).tree([pid])
+            Walk(sink, dirty_only=True, track=True, going=lambda: True).tree({pid: 7})
             begin = at - address_of(memory) + WINDOW
             assert memory[begin : begin + 9 * PAGE] in sink.windows
             assert memory[begin - WINDOW : begin] not in sink.windows
             assert cleared == [pid]
+            assert (ImageKey("task", 7), at + WINDOW) in sink.places  # as CRIU calls it, and where it begins
 
 
 def test_a_walk_ends_when_it_is_told_to() -> None:
@@ -189,5 +192,5 @@ def test_a_walk_ends_when_it_is_told_to() -> None:
         memory[:] = os.urandom(16 * MIB)
         with forked() as pid:
             sink = Sink()
-            Walk(sink, dirty_only=False, track=False, going=lambda: not sink.windows).tree([pid])
+            Walk(sink, dirty_only=False, track=False, going=lambda: not sink.windows).tree({pid: pid})
             assert 0 < sum(map(len, sink.windows)) <= 4 * MIB

@@ -50,14 +50,16 @@ class Sink:
 
     def __init__(self) -> None:
         self.windows: dict[object, list[bytes]] = {}
+        self.places: dict[object, list[int]] = {}  # where each begins
         self.out = 0
 
     def acquire(self) -> Buffer:
         self.out += 1
         return Buffer()
 
-    def window(self, key: object, buffer: Buffer, start: int, end: int) -> None:
+    def window(self, key: object, buffer: Buffer, start: int, end: int, at: int) -> None:
         self.windows.setdefault(key, []).append(bytes(buffer.view[start:end]))
+        self.places.setdefault(key, []).append(at)
 
     def release(self, buffer: Buffer) -> None:
         self.out -= 1
@@ -118,6 +120,7 @@ def test_every_page_arrives_once_in_windows_of_its_address(images: list[list[tup
         windows = sink.windows[image.key]
         assert b"".join(windows) == b"".join(content(vaddr, count) for vaddr, count, _flags in runs)
         assert [len(w) for w in windows] == list(window_sizes(image.entries))
+        assert sink.places[image.key] == [struct.unpack_from("<Q", window)[0] for window in windows]
         for window in windows:
             addresses = [struct.unpack_from("<Q", window, at)[0] for at in range(0, len(window), PAGE)]
             assert len({address // WINDOW for address in addresses}) == 1

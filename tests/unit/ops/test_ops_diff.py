@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from support import checkpoints as kit
 
+from criuctl.checkpoint.chunks import Extent
 from criuctl.checkpoint.manifest import (
     ConnectionRecord,
     FileRecord,
@@ -51,7 +52,7 @@ class Memory:
 
     @property
     def windows(self) -> Windows:
-        return windows(self.entries, self.listed)
+        return windows(self.entries, [Extent(name, size, 0, size) for name, size in self.listed])
 
 
 class Chunks:
@@ -128,9 +129,11 @@ def test_windows_may_be_cut_by_another_rule_in_each() -> None:
 
 def test_a_page_map_that_does_not_fit_is_damage() -> None:
     good = Memory(pages(HEAP, b"a", b"b"))
-    for chunks in ([], [*good.listed, (b"x", PAGE)], [(good.listed[0][0], PAGE)]):
+    name = good.listed[0][0]
+    whole = Extent(name, 2 * PAGE, 0, 2 * PAGE)
+    for parts in ([], [whole, Extent(b"x", PAGE, 0, PAGE)], [Extent(name, 2 * PAGE, PAGE, PAGE)]):
         with pytest.raises(Damaged):
-            windows(good.entries, chunks)
+            windows(good.entries, parts)
 
 
 # -- who is who -----------------------------------------------------------------------------------------
