@@ -4,7 +4,8 @@ A chunk is named by all of its content, so one changed page makes a window new. 
 would be sent in whole windows each time, however few pages a program writes to.  So `Layers` remembers for each window
 where each of its pages is stored, and a digest of each page.  When the window comes again, the pages that differ go into
 the *patch*, which is a chunk in the making: pages of many windows, one after the other.  A window that is new, has another
-number of pages, or differs in more than half of them, is stored whole.
+number of pages, or differs in more than half of them, is stored whole.  So are the first few that changed, whatever is left of
+them: whole windows are found again by other checkpoints, and of a tree that changes little no layers are made.
 
 What is remembered is told by where the window lies, which is but a hint where to look: what is the same is decided by digests
 alone.  They are BLAKE3, keyed with random bytes that never leave this process, cut to 128 bits.  Nobody who writes the memory
@@ -29,6 +30,7 @@ from .buffers import PageBuffer
 from .chunks import ENTRY, PAGE, RUN, WINDOW
 
 _DIGEST = 16  # bytes
+LITTLE = 4 << 20  # bytes of windows that are stored whole though few of their pages changed: ahead, and at last
 _REMEMBERED = 1 << 16  # windows; with 64 pages each, 16 GiB of memory, and some 110 MiB here
 
 At = tuple[Hashable, int]  # what a window is of, and the address of its first page there
@@ -117,6 +119,7 @@ class Layers:
         self._patch: Chunk | None = None
         self._buffer: PageBuffer | None = None  # where the patch is, from `_start` to `_fill`
         self._start = self._fill = 0
+        self._little = {False: 0, True: 0}  # of `LITTLE` spent: ahead, at last
 
     def settle(self, at: At, content: memoryview, *, last: bool) -> Settled:
         """Where the pages of this window are stored, or will be; with `last` it will not be seen again."""
@@ -135,7 +138,7 @@ class Layers:
                     return Settled(known.runs, b"")
             digests = self._digests(content)
             changed = _differing(known.digests, digests)
-            if len(changed) * 2 <= pages:
+            if not changed or (len(changed) * 2 <= pages and self._much(len(content), last)):
                 runs = self._patched(known.runs, changed, content)
                 if not last:
                     self._remember(at, _Version(digests, runs))
@@ -154,6 +157,13 @@ class Layers:
             self._release(buffer)
 
     # -- inside ----------------------------------------------------------------------------------------
+
+    def _much(self, size: int, last: bool) -> bool:
+        """Whether `LITTLE` has been spent before a window of this size."""
+        if self._little[last] + size > LITTLE:
+            return True
+        self._little[last] += size
+        return False
 
     def _digests(self, content: memoryview) -> bytes:
         digest, key = self._hash, self._key
