@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from criuctl.checkpoint.chunks import LAYERS
 from criuctl.checkpoint.manifest import (
     CheckpointSummary,
     ConnectionRecord,
@@ -47,8 +48,10 @@ def repository(path: Path, *, encrypted: bool = False, store: Store | None = Non
     return Repository.init(store or MemoryStore(), encryption=encrypted, config=made)
 
 
-def put_windows(writer: CheckpointWriter, key: Hashable, content: bytes, size: int = WINDOW) -> None:
-    """`content` as windows of `size` bytes through the writer's buffers, as the page receiver does it."""
+def put_windows(
+    writer: CheckpointWriter, key: Hashable, content: bytes, size: int = WINDOW, *, placed: bool = False, ahead: bool = False
+) -> None:
+    """`content` as windows of `size` bytes through the writer's buffers, as the page receiver does it (`placed`) or a round."""
     buffer, fill = writer.acquire(), 0
     for start in range(0, len(content), size):
         piece = content[start : start + size]
@@ -56,7 +59,10 @@ def put_windows(writer: CheckpointWriter, key: Hashable, content: bytes, size: i
             writer.release(buffer)
             buffer, fill = writer.acquire(), 0
         buffer.view[fill : fill + len(piece)] = piece
-        writer.window(key, buffer, fill, fill + len(piece))
+        if ahead:
+            writer.ahead(buffer, fill, fill + len(piece), key, start)
+        else:
+            writer.window(key, buffer, fill, fill + len(piece), start if placed else None)
         fill += len(piece)
     writer.release(buffer)
 
@@ -69,6 +75,7 @@ class Content:
     images: Mapping[str, bytes]
     file: bytes = b""
     window: int = WINDOW
+    before: bytes = b""  # what was sent ahead of the memory
 
 
 SMALL = Content(
@@ -100,7 +107,10 @@ def fill(
     checkpoint: str = "",
 ) -> Manifest:
     """Give a writer all of `content`; returns the manifest to commit."""
-    put_windows(writer, "memory", content.memory, content.window)
+    if content.before:
+        put_windows(writer, "memory", content.before, content.window, ahead=True)
+    put_windows(writer, "memory", content.memory, content.window, placed=bool(content.before))
+    memory = writer.stream("memory")
     writer.add_bytes("entries", ENTRIES)
     for data in content.images.values():
         writer.add_bytes("images", data)
@@ -117,7 +127,7 @@ def fill(
         namespaces={"net": {"mode": "host", "name": None}},
         images=tuple(ImageFile(name, len(data)) for name, data in content.images.items()),
         image_data=writer.stream("images"),
-        memory=(MemoryImage("task", 7, -(-len(content.memory) // 4096), writer.stream("entries"), writer.stream("memory")),),
+        memory=(MemoryImage("task", 7, -(-len(content.memory) // 4096), writer.stream("entries"), memory),),
         terminals=(TerminalRecord("/dev/pts/1", 34817, 22, "outside", holders=((7, 0),)),),
         connections=(
             ConnectionRecord(7, 3, holders=((7, 3),), family="inet", local="1.2.3.4:5", peer="6.7.8.9:10", external=True),
@@ -132,6 +142,7 @@ def fill(
         timings={"frozen_ms": 1.5},
         bytes={"memory": len(content.memory)},
         warnings=("careful",),
+        features=() if memory.pages is None else (LAYERS,),
     )
 
 

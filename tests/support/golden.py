@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from criuctl.checkpoint import leases
+from criuctl.checkpoint import layers, leases
 from criuctl.checkpoint.manifest import Manifest
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
@@ -31,12 +31,13 @@ HOST = "0" * 32
 
 
 def contents() -> list[kit.Content]:
-    """What the two checkpoints of each golden store hold: the second shares most with the first."""
+    """What the checkpoints of each golden store hold: the second shares most with the first, the third is in layers."""
     pages = [n.to_bytes(2, "little") * 2048 for n in range(70)]
     images = {"inventory.img": b"golden inventory\n" * 9, "core-7.img": b"golden core\n" * 50}
     first = kit.Content(b"".join(pages), images, b"a golden file\n" * 30, window=4096)
     second = kit.Content(b"".join([*pages[:69], b"new!" * 1024, bytes(4096)]), images, b"", window=4096)
-    return [first, second]
+    third = kit.Content(b"".join([pages[n] if n % 9 else bytes([n]) * 4096 for n in range(70)]), images, b"", before=first.memory)
+    return [first, second, third]
 
 
 def describe(repository: Repository, manifest: Manifest) -> dict[str, object]:
@@ -61,6 +62,7 @@ def make(version: str) -> None:
         with tempfile.TemporaryDirectory() as folder:
             config = kit.config(Path(folder), key_file=str(Path(folder) / KEY) if name == "encrypted" else "", workers=1)
             key = Path(config.key_file) if config.key_file else None
+            layers.LITTLE = 0  # so small a memory would be stored whole
             with Repository.init(store, encryption=key is not None, key_file=key, config=config) as repository:
                 for content in contents():
                     kit.write(repository, content, session="golden", labels={"made": "by hand"})

@@ -121,8 +121,9 @@ def _again(host: Host, tmp_path: Path) -> Path:
     return file
 
 
-def test_the_golden_checkpoints_travel_and_golden_files_are_read(tmp_path: Path, target: Host) -> None:
-    folder = golden.FOLDER / "1"
+@pytest.mark.parametrize(("version", "newest"), [("1", 1), ("1-layers", 2)])
+def test_the_golden_checkpoints_travel_and_golden_files_are_read(tmp_path: Path, target: Host, version: str, newest: int) -> None:
+    folder = golden.FOLDER / version
     key = Key(file=secret(tmp_path / golden.KEY, (folder / golden.KEY).read_bytes()))
     for name in ("plain", "encrypted"):
         shutil.copytree(folder / name, tmp_path / name)
@@ -132,7 +133,7 @@ def test_the_golden_checkpoints_travel_and_golden_files_are_read(tmp_path: Path,
         for file in (tmp_path / f"{name}.criuctl", folder / f"{name}.exported"):
             done = target.import_(file, key=key if name == "encrypted" else None, name=file.stem + file.suffix[1:])
             assert done.summary.labels == {"made": "by hand"}
-            content = golden.contents()[1]
+            content = golden.contents()[newest]
             manifest = target.repository.manifest(done.summary)
             reader = target.repository.reader(Reporter())
             assert kit.placed(reader, manifest.memory[0].data) == content.memory

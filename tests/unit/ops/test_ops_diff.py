@@ -127,6 +127,33 @@ def test_windows_may_be_cut_by_another_rule_in_each() -> None:
     assert len(reader.read) == 3  # what both have in the same way is not read
 
 
+def test_layers_are_compared_page_by_page() -> None:
+    """A window of pages of an older chunk and of a patch, against the older chunk, and against a later state of its own."""
+    base = Memory(pages(HEAP, *(bytes([n]) for n in range(1, 9))))
+    base.chunks[b"patch"] = b"".join(word.ljust(PAGE, b"\0") for word in (b"new", b"newer", bytes([7])))
+    name, size = base.listed[0]
+    old = Extent(name, size, 0, size)
+
+    def patched(number: int, place: int) -> list[Extent]:
+        after = Extent(name, size, (number + 1) * PAGE, (7 - number) * PAGE)
+        parts = [Extent(name, size, 0, number * PAGE), Extent(b"patch", 3 * PAGE, place * PAGE, PAGE), after]
+        return [part for part in parts if part.length]
+
+    def changes(before: list[Extent], after: list[Extent], reader: Chunks | None = None) -> int:
+        return (
+            sum(r.changed for r in compare(windows(base.entries, before), windows(base.entries, after), ([], []), reader)) // PAGE
+        )
+
+    assert changes([old], [old]) == changes(patched(3, 0), patched(3, 0)) == 0
+    assert changes([old], patched(3, 0)) == changes(patched(0, 0), [old]) == changes(patched(3, 0), patched(3, 1)) == 1
+    assert changes(patched(3, 0), patched(7, 1)) == 2
+    reader = Chunks(base)
+    assert changes([old], patched(6, 2)) == 1
+    assert changes([old], patched(6, 2), reader) == 0  # the same content as before
+    assert changes(patched(2, 0), patched(6, 1), reader) == 2
+    assert reader.read == {name, b"patch"}
+
+
 def test_a_page_map_that_does_not_fit_is_damage() -> None:
     good = Memory(pages(HEAP, b"a", b"b"))
     name = good.listed[0][0]
