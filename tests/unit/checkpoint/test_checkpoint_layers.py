@@ -180,13 +180,13 @@ def test_a_few_windows_are_stored_whole_as_without_layers(tmp_path: Path) -> Non
 def test_what_changed_mostly_or_has_other_pages_is_stored_whole(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path)
     first = state(3)
-    mostly = changed(first, *((0, n) for n in range(33)))
+    mostly = changed(first, *((0, n) for n in range(57)))
     longer = {**mostly, 2 * kit.WINDOW: [*mostly[2 * kit.WINDOW][:63]]}
     ref = stored(repo, first, longer)
     assert ref.pages is None
     check(repo, ref, joined(longer))
-    half = changed(first, *((0, n) for n in range(32)))
-    assert stored(repo, first, half).pages is not None
+    less = changed(first, *((0, n) for n in range(56)))
+    assert stored(repo, first, less).pages is not None
 
 
 @pytest.mark.usefixtures("at_once")
