@@ -179,7 +179,7 @@ class Layers:
     def _remember(self, at: At, version: _Version) -> None:
         if at in self._versions or len(self._versions) < 2 * _REMEMBERED:
             self._versions[at] = version
-            self._versions.setdefault(at[1], version)
+            self._versions[at[1]] = version
 
     def _patched(self, runs: Sequence[Run], changed: Sequence[int], content: memoryview) -> Sequence[Run]:
         """The runs with the changed pages replaced, which go into the patch."""

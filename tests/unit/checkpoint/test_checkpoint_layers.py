@@ -16,6 +16,7 @@ from support import checkpoints as kit
 from criuctl.checkpoint import layers, objects
 from criuctl.checkpoint.chunks import LAYERS, PAGE, RUN, StreamRef
 from criuctl.checkpoint.gc import Collection
+from criuctl.checkpoint.liveness import Live
 from criuctl.checkpoint.manifest import MemoryImage
 from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.writer import CheckpointWriter
@@ -56,7 +57,7 @@ def joined(what: State) -> bytes:
     return b"".join(content for _at, pages in sorted(what.items()) for content in pages)
 
 
-def put(writer: CheckpointWriter, key: object, what: State, *, ahead: bool = False) -> None:
+def put(writer: CheckpointWriter, key: object, what: State, *, ahead: bool = False, flush: bool = True) -> None:
     """All windows, as the walk ahead or the page receiver hand them over."""
     buffer, fill = writer.acquire(), 0
     for at, pages in sorted(what.items()):
@@ -71,7 +72,7 @@ def put(writer: CheckpointWriter, key: object, what: State, *, ahead: bool = Fal
             writer.window(key, buffer, fill, fill + size, at)
         fill += size
     writer.release(buffer)
-    if ahead:
+    if ahead and flush:
         writer.flush()
 
 
@@ -164,6 +165,28 @@ def test_single_pages_all_over_are_all_that_is_stored_again(tmp_path: Path) -> N
     assert repo.manifest("web").features == (LAYERS,)
 
 
+@pytest.mark.usefixtures("at_once")
+def test_forked_processes_go_on_from_what_is_at_the_same_address(tmp_path: Path) -> None:
+    """A round reads what they share in one of them only; each then changes pages of its own."""
+    repo = kit.repository(tmp_path)
+    first = state(4)
+    parent = changed(first, (0, 3), (0, 10), (2, 0))
+    child = changed(parent, (0, 4), (3, 3), seed=5000)
+    with repo.writer(Reporter()) as writer:
+        put(writer, "parent", first, ahead=True)
+        before = writer.stats.bytes_new
+        put(writer, "parent", parent, ahead=True, flush=False)
+        put(writer, "child", child, ahead=True)
+        put(writer, "parent", parent)
+        put(writer, "child", child)
+        writer.hashed()
+        assert writer.stats.bytes_new - before == 5 * PAGE
+        ref = writer.stream("child")
+        other = commit(repo, writer, "parent")
+    check(repo, ref, joined(child))
+    check(repo, other, joined(parent))
+
+
 def test_a_few_windows_are_stored_whole_as_without_layers(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path)
     first = state(30)
@@ -210,6 +233,9 @@ def test_what_is_needed_of_a_layered_stream_is_not_collected(tmp_path: Path) -> 
     gone = stored(repo, state(8, 5000), session="gone")
     assert gone.pages is None
     repo.remove(repo.resolve("gone"))
+    live = Live(repo, Reporter())
+    live.look()
+    assert live.chunks >= {chunk for part in ref.parts for chunk, _size in repo.reader(Reporter()).entries(part)}
     for _ in range(2):
         Collection(repo, Reporter(), grace=0.0).run()
     assert sum(info.size for info in repo.store.list("packs/")) < 9.5 * kit.WINDOW + len(kit.SMALL.memory)
