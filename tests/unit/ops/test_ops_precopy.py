@@ -14,6 +14,8 @@ import pytest
 from support import checkpoints as kit
 from support.keeper import wait_until
 
+from criuctl.checkpoint import layers
+from criuctl.criu.pages import PAGE, ImageKey
 from criuctl.ops.precopy import Round, Rules, enough, precopy
 from criuctl.proc.syscalls import address_of
 from criuctl.proc.tree import read_process
@@ -98,3 +100,29 @@ def test_rounds_store_what_changed_and_end_when_nothing_does(tmp_path: Path) -> 
         with repo.writer(Reporter()) as writer:
             assert precopy(writer, pid, Reporter()) == []  # it has ended
     assert kit.pipeline_threads() == []
+
+
+def test_of_a_window_that_changed_a_little_only_pages_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "LITTLE", 0)
+    repo = kit.repository(tmp_path)
+    with mmap.mmap(-1, 8 * MIB, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory[:] = os.urandom(8 * MIB)
+        at = -(-address_of(memory) // kit.WINDOW) * kit.WINDOW
+        with forked() as pid, repo.writer(Reporter()) as writer:
+            reporter = Meddler(pid, (at, b"one page"), (at + kit.WINDOW - 4, b"of two windows"))
+            found = precopy(writer, pid, reporter, rules=Rules(target=0, shrink=10))
+            assert [r.new for r in found[1:]] == [PAGE, 2 * PAGE, 0]
+            buffer = writer.acquire()  # as the page receiver does it
+            with open(f"/proc/{pid}/mem", "rb", buffering=0) as source:
+                source.seek(at)
+                assert source.readinto(buffer.view[: kit.WINDOW]) == kit.WINDOW
+            content = bytes(buffer.view[: kit.WINDOW])
+            writer.window(ImageKey("task", pid), buffer, 0, kit.WINDOW, at)
+            writer.release(buffer)
+            before = writer.stats.bytes_new
+            ref = writer.stream(ImageKey("task", pid))
+            assert writer.stats.bytes_new - before < PAGE
+            assert ref.pages is not None
+            writer.commit(kit.fill(writer, kit.SMALL))
+    assert content.startswith(b"one page") and content.endswith(b"of t")
+    assert repo.reader(Reporter()).read(ref) == content
