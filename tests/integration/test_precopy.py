@@ -62,6 +62,21 @@ def test_of_a_tree_that_writes_only_what_it_writes_is_stored_again(zoo: Zoo, tri
     assert wait_until(lambda: restored.ask()["turns"] > turns, 60, "it writes on")
 
 
+@pytest.mark.parametrize("way", [(), ("--lazy",)], ids=["at-once", "lazy"])
+def test_of_a_tree_that_writes_single_pages_all_over_only_pages_are_stored_again(
+    zoo: Zoo, trip: Trip, criuctl: Criuctl, way: tuple[str, ...]
+) -> None:
+    animal = zoo.launch("rewriter.py", "31", quiet=False)  # two pages of each window
+    told = trip.dump(animal, "--pre-copy")
+    assert told["precopy"][0]["new"] > 30 * MIB
+    assert while_frozen(told) < 10 * MIB  # a MiB of pages, 4 MiB of whole windows, CRIU's images
+    assert criuctl("show", told["checkpoint"])["features"] == ["layers"]
+    criuctl("verify", told["checkpoint"])
+    restored = trip.restore(told, animal, *way, equal=False)
+    turns = restored.ask()["turns"]
+    assert wait_until(lambda: restored.ask()["turns"] > turns, 60, "it writes on")
+
+
 def test_a_process_that_ends_between_rounds_is_not_missed(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     animal = zoo.launch("memory.py", "4")
     (child,) = oracle.tree(animal.pid)[1:]
