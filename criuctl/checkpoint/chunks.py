@@ -76,7 +76,7 @@ class StreamRef:
             if depth:
                 raise damaged(where, "has layers, but is a part of something")
             pages, runs = (cls.from_dict(value[name], f"{where}.{name}", 1) for name in ("pages", "runs"))
-            if runs.size % RUN.size:
+            if runs.size % RUN.size or runs.size // RUN.size > size // PAGE:
                 raise damaged(f"{where}.runs", "is not a list of runs")
             return cls(size, pages=pages, runs=runs)
         if "list" in value:

@@ -33,7 +33,7 @@ _DIGEST = 16  # bytes
 _BLOCK = 4 * PAGE  # BLAKE3 takes that much at once two to three times as fast as single pages
 _MOST = 7 / 8  # of a window's pages may have changed; a tree that writes that fast is still worth another round
 LITTLE = 4 << 20  # bytes of windows that are stored whole though few of their pages changed: ahead, and at last
-_REMEMBERED = 1 << 16  # windows; with 64 pages each, 16 GiB of memory, and some 110 MiB here
+_REMEMBERED = 1 << 16  # windows; with 64 pages each, 16 GiB of memory, and some 120 MiB here
 
 At = tuple[Hashable, int]  # what a window is of, and the address of its first page there
 
@@ -41,10 +41,10 @@ At = tuple[Hashable, int]  # what a window is of, and the address of its first p
 class Chunk:
     """A chunk that is stored, or, while it has no id, the patch in the making."""
 
-    __slots__ = ("id", "size", "used")
+    __slots__ = ("id", "number", "size", "used")
 
-    def __init__(self, id: bytes = b"", size: int = 0) -> None:
-        self.id, self.size = id, size
+    def __init__(self, number: int, id: bytes = b"", size: int = 0) -> None:
+        self.number, self.id, self.size = number, id, size
         self.used = False  # a stream that is kept rests on it
 
     def whole(self, first: int, pages: int) -> bool:
@@ -100,7 +100,7 @@ class _Version:
 
     blocks: bytes  # digests
     pages: bytes
-    runs: Sequence[Run] = ()
+    runs: bytes = b""  # packed: there are many
 
 
 class Layers:
@@ -119,6 +119,7 @@ class Layers:
         self._hash, self._key = blake3, os.urandom(32)
         self._chunk_id, self._acquire, self._store, self._release = chunk_id, acquire, store, release
         self._versions: dict[Hashable, _Version] = {}
+        self._chunks: list[Chunk] = []  # by number
         self._patch: Chunk | None = None
         self._buffer: PageBuffer | None = None  # where the patch is, from `_start` to `_fill`
         self._start = self._fill = 0
@@ -134,16 +135,15 @@ class Layers:
             version = self._compared(known, content)
             changed = _differing(known.pages, version.pages)
             if not changed or (len(changed) <= _MOST * pages and self._much(len(content), last)):
-                version.runs = self._patched(known.runs, changed, content)
+                runs = self._patched(known.runs, changed, content)
                 if not last:
-                    self._remember(at, version)
-                return Settled(version.runs, b"")
+                    self._remember(at, version, runs)
+                return Settled(runs, b"")
         name = self._chunk_id(content)
-        runs = [(Chunk(name, len(content)), 0, pages)]
+        runs = [(self._new_chunk(name, len(content)), 0, pages)]
         if not last:
             version = version or _Version(self._digests(content, _BLOCK), self._digests(content, PAGE))
-            version.runs = runs
-            self._remember(at, version)
+            self._remember(at, version, runs)
         return Settled(runs, name)
 
     def end_patch(self) -> None:
@@ -176,13 +176,19 @@ class Layers:
         digest, key = self._hash, self._key
         return b"".join([digest(content[at : at + step], key=key).digest(_DIGEST) for at in range(0, len(content), step)])
 
-    def _remember(self, at: At, version: _Version) -> None:
+    def _new_chunk(self, id: bytes = b"", size: int = 0) -> Chunk:
+        self._chunks.append(Chunk(len(self._chunks), id, size))
+        return self._chunks[-1]
+
+    def _remember(self, at: At, version: _Version, runs: Sequence[Run]) -> None:
         if at in self._versions or len(self._versions) < 2 * _REMEMBERED:
+            version.runs = b"".join([RUN.pack(chunk.number, first, pages) for chunk, first, pages in runs])
             self._versions[at] = version
             self._versions[at[1]] = version
 
-    def _patched(self, runs: Sequence[Run], changed: Sequence[int], content: memoryview) -> Sequence[Run]:
+    def _patched(self, packed: bytes, changed: Sequence[int], content: memoryview) -> list[Run]:
         """The runs with the changed pages replaced, which go into the patch."""
+        runs = [(self._chunks[number], first, pages) for number, first, pages in RUN.iter_unpack(packed)]
         if not changed:
             return runs
         places = [(chunk, page) for chunk, first, pages in runs for page in range(first, first + pages)]
@@ -196,7 +202,7 @@ class Layers:
             self._buffer = self._acquire()
             self._start = self._fill = 0
         if self._patch is None:
-            self._patch = Chunk()
+            self._patch = self._new_chunk()
         place = self._patch, (self._fill - self._start) // PAGE
         self._buffer.view[self._fill : self._fill + PAGE] = page
         self._fill += PAGE

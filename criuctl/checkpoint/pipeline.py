@@ -6,7 +6,8 @@
 The producer hands over *windows*, parts of buffers, in batches.  The hasher names each window's chunk, appends it
 to its stream and drops the window if the chunk is known, to the store's index or from earlier in this very dump.
 What is new stays in its buffer until a worker has compressed and sealed it into a pack; full packs wait for
-an uploader.  So memory is bounded by two pools: buffers of plain windows, and buffers of packs.
+an uploader.  So memory is bounded by two pools: buffers of plain windows, and buffers of packs.  Of windows of memory that
+were sent ahead the hasher knows the pages, and makes chunks of those that changed (`layers`).
 
 Invariants: windows of one stream are hashed in the order they came; a chunk goes into one pack only; a pack is
 told of (`packs`) only after the store has it; the first error of any thread stops all of them, wakes whoever

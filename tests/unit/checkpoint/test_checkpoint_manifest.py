@@ -38,7 +38,8 @@ def streams(draw: st.DrawFn) -> StreamRef:
     parts = draw(st.lists(st.tuples(st.binary(min_size=32, max_size=32), small), max_size=4))
     ref = StreamRef(sum(size for _name, size in parts), b"".join(ENTRY.pack(*part) for part in parts))
     inner = StreamRef(72, ENTRY.pack(bytes(32), 72))
-    return draw(st.sampled_from([ref, StreamRef(draw(number), b"", inner), StreamRef(draw(number), pages=ref, runs=inner)]))
+    size = draw(st.integers(9 << 12, 1 << 40))  # of nine runs, a page each at least
+    return draw(st.sampled_from([ref, StreamRef(draw(number), b"", inner), StreamRef(size, pages=ref, runs=inner)]))
 
 
 @st.composite
