@@ -32,7 +32,7 @@ from .chunks import ENTRY, PAGE, RUN, WINDOW
 _DIGEST = 16  # bytes
 _BLOCK = 4 * PAGE  # BLAKE3 takes that much at once two to three times as fast as single pages
 _MOST = 7 / 8  # of a window's pages may have changed; a tree that writes that fast is still worth another round
-LITTLE = 4 << 20  # bytes of windows that are stored whole though few of their pages changed: ahead, and at last
+LITTLE = 8 << 20  # bytes of windows that are stored whole first though few of their pages changed
 _REMEMBERED = 1 << 16  # windows; with 64 pages each, 16 GiB of memory, and some 120 MiB here
 
 At = tuple[Hashable, int]  # what a window is of, and the address of its first page there
@@ -123,7 +123,7 @@ class Layers:
         self._patch: Chunk | None = None
         self._buffer: PageBuffer | None = None  # where the patch is, from `_start` to `_fill`
         self._start = self._fill = 0
-        self._little = {False: 0, True: 0}  # of `LITTLE` spent: ahead, at last
+        self._little = 0  # bytes of windows of which few pages changed
 
     def settle(self, at: At, content: memoryview, *, last: bool) -> Settled:
         """Where the pages of this window are stored, or will be; with `last` it will not be seen again."""
@@ -134,7 +134,7 @@ class Layers:
         if known is not None and len(known.pages) == pages * _DIGEST:
             version = self._compared(known, content)
             changed = _differing(known.pages, version.pages)
-            if not changed or (len(changed) <= _MOST * pages and self._much(len(content), last)):
+            if not changed or (len(changed) <= _MOST * pages and self._much(len(content))):
                 runs = self._patched(known.runs, changed, content)
                 if not last:
                     self._remember(at, version, runs)
@@ -155,12 +155,10 @@ class Layers:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _much(self, size: int, last: bool) -> bool:
-        """Whether `LITTLE` has been spent before a window of this size."""
-        if self._little[last] + size > LITTLE:
-            return True
-        self._little[last] += size
-        return False
+    def _much(self, size: int) -> bool:
+        """Whether, with this window, more than `LITTLE` changed a little."""
+        self._little += size
+        return self._little > LITTLE
 
     def _compared(self, known: _Version, content: memoryview) -> _Version:
         """The digests of this window; only where a block differs those of its pages are taken."""
