@@ -81,6 +81,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--changed-run", type=parse_size, metavar="SIZE", default=4 << 20, help="one stretch of changed memory [4M]"
     )
+    parser.add_argument("--scattered", action="store_true", help="of case migrate: the pages that change are all over [in a row]")
     parser.add_argument("--sessions", type=int, metavar="N", default=200, help="how many idle, of case sessions [200]")
     parser.add_argument("--flood", type=parse_size, metavar="SIZE", default=256 << 20, help="output that is printed there [256M]")
     parser.add_argument("--disk", metavar="DIR", default="/var/tmp", help="folder on a disk, for stores and images [/var/tmp]")
@@ -143,7 +144,7 @@ def _run(options: argparse.Namespace, bench: cases.Bench) -> Iterator[Section]:
     if "sessions" in options.case:
         yield from sessions.sessions(bench, options.sessions, options.flood)
     if "migrate" in options.case:
-        yield from migrations.migrations(bench, sizes[-1])
+        yield from migrations.migrations(bench, sizes[-1], scattered=options.scattered)
     if not {*options.case} - NOTHING_STORED:
         return
     cases.warm_up(bench)

@@ -34,10 +34,11 @@ _PORT = 4100
 _REWRITTEN = 0.05  # of its memory, each second
 _BEFORE, _AFTER = 0.5, 0.5  # seconds that it is listened to before it leaves and when it has come
 _PATIENCE = 300
-# Half of its memory is random, half compresses; what is rewritten stays so.  The stretch moves through the memory.
+# Half of its memory is random, half compresses; what is rewritten stays so.  The stretch moves through the memory, or pages
+# are taken by chance.
 _PAYLOAD = """
-import mmap, os, socket, sys, time
-size, part, address = int(sys.argv[1]), float(sys.argv[2]), (sys.argv[3], int(sys.argv[4]))
+import mmap, os, random, socket, sys, time
+size, part, address, scattered = int(sys.argv[1]), float(sys.argv[2]), (sys.argv[3], int(sys.argv[4])), sys.argv[5] == "True"
 memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 for start in range(0, size, 1 << 20):
     memory[start : start + (1 << 20)] = os.urandom(1 << 19) + b"%016d" % start * (1 << 15)
@@ -50,19 +51,21 @@ while True:
     due, last = due + min(now - last, 0.1) * part * size / 4096, now
     while due >= 1:
         memory[place : place + 4096] = os.urandom(2048) + b"%016d" % place * 128
-        place, due = (place + 4096) % size, due - 1
+        place, due = random.randrange(0, size, 4096) if scattered else (place + 4096) % size, due - 1
 """
 
 
-def migrations(bench: Bench, size: int) -> Iterator[Section]:
+def migrations(bench: Bench, size: int, *, scattered: bool) -> Iterator[Section]:
     """A tree of `size` bytes, by every way in turn."""
+    where = ", all over" if scattered else ""
     section = Section(
-        f"migration of {size >> 20} MiB that rewrites 5 % a second, at {RATE}", {"case": "migrate", "size": size, "rate": RATE}
+        f"migration of {size >> 20} MiB that rewrites 5 % a second{where}, at {RATE}",
+        {"case": "migrate", "size": size, "rate": RATE, "scattered": scattered},
     )
     for number in range(bench.runs):
         for way in (BY_HAND, AT_ONCE, SUBJECT):
             bench.say(f"migrate: {way}, round {number + 1} of {bench.runs}")
-            down, total = _once(bench, size, way)
+            down, total = _once(bench, size, way, scattered)
             section.row("stands still", "s", DOWNTIME).add(way, down)
             if way == SUBJECT:
                 section.row("that of itself", "s", NOTICED).add(way, down)
@@ -70,13 +73,13 @@ def migrations(bench: Bench, size: int) -> Iterator[Section]:
     yield section
 
 
-def _once(bench: Bench, size: int, way: str) -> tuple[float, float]:
+def _once(bench: Bench, size: int, way: str, scattered: bool) -> tuple[float, float]:
     hosts = Hosts()
     try:
         a, b, c = hosts.a, hosts.b, hosts.c
         hosts.slow(rate=RATE)
         with _Listener(c) as listener:
-            words = ["python3", "-I", "-S", "-c", _PAYLOAD, str(size), str(_REWRITTEN), c.address, str(_PORT)]
+            words = ["python3", "-I", "-S", "-c", _PAYLOAD, str(size), str(_REWRITTEN), c.address, str(_PORT), str(scattered)]
             pid = a.inner_pid(a.spawn(words, cwd="/").pid)
             listener.heard(60 + size / 50e6)
             with waiting():
