@@ -109,9 +109,13 @@ PASSES = st.lists(st.tuples(CHANGES, st.sets(st.integers(0, 3))), min_size=1, ma
 
 
 @settings(max_examples=60, deadline=None)
-@given(SMALL_WINDOWS, PASSES, CHANGES, st.sampled_from([0, 2 * PAGE, 1 << 30]))
+@given(SMALL_WINDOWS, PASSES, CHANGES, st.sampled_from([0, 2 * PAGE, 1 << 30]), st.sampled_from([1, 1 << 16]))
 def test_whatever_changes_between_rounds_the_last_state_comes_back(
-    sizes: list[int], passes: list[tuple[list[tuple[int, int, int]], set[int]]], final: list[tuple[int, int, int]], little: int
+    sizes: list[int],
+    passes: list[tuple[list[tuple[int, int, int]], set[int]]],
+    final: list[tuple[int, int, int]],
+    little: int,
+    remembered: int,
 ) -> None:
     """Few different pages, so that they come back, move and are in several places; rounds that miss windows; two processes."""
     what = {n * kit.WINDOW: [page(n * 7 + i) for i in range(size)] for n, size in enumerate(sizes)}
@@ -126,6 +130,7 @@ def test_whatever_changes_between_rounds_the_last_state_comes_back(
 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "LITTLE", little)
+        patch.setattr(layers, "_REMEMBERED", remembered)
         repo = kit.repository(Path(folder), workers=2)
         with repo.writer(Reporter()) as writer:
             for changes, missed in passes:
