@@ -20,9 +20,11 @@ from criuctl.checkpoint.liveness import Live
 from criuctl.checkpoint.manifest import MemoryImage
 from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.writer import CheckpointWriter
-from criuctl.errors import Damaged, UnsupportedFormat
+from criuctl.errors import Damaged, StoreFull, UnsupportedFormat
 from criuctl.ops.lazymemory import StoredPages
 from criuctl.report import Reporter
+from criuctl.store.base import Data
+from criuctl.store.memory import MemoryStore
 
 FULL = 64  # pages of a window
 State = dict[int, list[bytes]]  # windows: address -> pages
@@ -300,3 +302,29 @@ def test_layers_of_layers_are_refused() -> None:
     for value in bad:
         with pytest.raises(Damaged):
             StreamRef.from_dict(value)
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("left", [0, 1, 3])
+def test_a_store_that_is_full_ends_a_dump_that_waits_for_room(tmp_path: Path, left: int) -> None:
+    """The hasher may be waiting for a buffer for changed pages, and we for it."""
+
+    class Full(MemoryStore):
+        left = 1000
+
+        def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
+            self.left -= name.startswith("packs/")
+            if self.left < 0:
+                raise StoreFull("no room")
+            super().put(name, data, if_absent=if_absent)
+
+    store = Full()
+    repo = kit.repository(tmp_path, store=store, workers=1, uploads=1, buffers_mib=4)
+    first = state(64)
+    with repo.writer(Reporter()) as writer:
+        put(writer, "m", first, ahead=True)
+        store.left = left
+        writer.hurry()
+        with pytest.raises(StoreFull):
+            put(writer, "m", changed(first, *((n, m) for n in range(64) for m in range(0, 60, 2))), ahead=True)
+    assert kit.pipeline_threads() == []
