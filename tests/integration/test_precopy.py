@@ -69,7 +69,7 @@ def test_of_a_tree_that_writes_single_pages_all_over_only_pages_are_stored_again
     animal = zoo.launch("rewriter.py", "31", quiet=False)  # two pages of each window
     told = trip.dump(animal, "--pre-copy")
     assert told["precopy"][0]["new"] > 30 * MIB
-    assert while_frozen(told) < 8 * MIB  # a MiB of pages, CRIU's images
+    assert while_frozen(told) < 12 * MIB  # a MiB of pages, 8 MiB of windows that are stored whole first, CRIU's images
     assert criuctl("show", told["checkpoint"])["features"] == ["layers"]
     criuctl("verify", told["checkpoint"])
     restored = trip.restore(told, animal, *way, equal=False)
