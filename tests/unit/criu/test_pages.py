@@ -180,8 +180,9 @@ def test_an_error_of_the_sink_reaches_the_dump(pair: tuple[socket.socket, socket
     ours, theirs = pair
     receiver = PageReceiver(ours, Full())
     receiver.start()
+    # More than the socket has room for, so that it cannot all be sent before the receiver fails.
     with pytest.raises((BrokenPipeError, ConnectionResetError)):  # the latter if something was not read yet
-        send(theirs, 1 << 8 | TASK, [(0x1000, 4000, PE_PRESENT)])
+        send(theirs, 1 << 8 | TASK, [(n * 4000 * PAGE, 4000, PE_PRESENT) for n in range(16)])
     with pytest.raises(OSError, match="full"):
         receiver.finish()
 
