@@ -16,7 +16,7 @@ from . import images
 
 Images = Callable[[str], bytes | None]  # an image's content by its name, None if there is none
 
-_INET = {socket.AF_INET: 4, socket.AF_INET6: 16}  # bytes of an address
+_INET: dict[int, int] = {socket.AF_INET: 4, socket.AF_INET6: 16}  # bytes of an address
 _PROTOCOLS = {socket.IPPROTO_TCP: "tcp", socket.IPPROTO_UDP: "udp", 136: "udplite"}
 _WAYS = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
 # CRIU's criu/include/image.h, the first that fits
@@ -216,7 +216,7 @@ def _path(entry: Any) -> str:
 
 
 def _endpoint(family: int, words: Any, port: int) -> str:
-    size = _INET.get(family)  # type: ignore[call-overload]  # a number of the images, which may be none of them
+    size = _INET.get(family)  # a number of the images, which may be none of them
     raw = b"".join(word.to_bytes(4, "little") for word in words)
     if size is None or len(raw) < size:
         return f"?:{port}"

@@ -102,7 +102,8 @@ def test_the_clocks(config: Config) -> None:
     assert ask(needs(time=now), config, now) == []
     (ahead,) = ask(needs(time=now - 3600, monotonic=time.monotonic() - 3600), config, now - 3600)
     assert (ahead.code, ahead.level) == ("clock", "warning")
-    assert re.search(r"\b36[0-5]\d s ahead", ahead.text)  # and what has passed meanwhile
+    said = re.search(r"\b(\d+) s ahead", ahead.text)
+    assert said and 3600 <= int(said[1]) <= 3600 + (time.time() - now) + 0.5  # what has passed meanwhile, rounded
     (behind,) = ask(needs(monotonic=time.monotonic() + 5000), config)
     assert (behind.code, behind.level) == ("monotonic-clock", "warning")
     own = {"time": {"mode": "dumped", "name": None}}
