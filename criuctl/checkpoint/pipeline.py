@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from ..config import Config
@@ -35,37 +34,12 @@ from .codec import Compressor, Sealer
 from .index import Index
 from .layers import At, Chunk, Composition, Layers
 from .packs import PackBuilder, PackIndex, object_name
+from .streams import Stream, WriterStats
 
 _MIB = 1 << 20
 _PACK_BUDGET = 96 * _MIB  # for all packs being filled or uploaded
 _PACK_SIZES = (4 * _MIB + 64 * 1024, 16 * _MIB)  # smallest (it must hold the largest chunk), wanted
 _WORK = 4  # windows that a worker takes at once
-
-
-@dataclass(slots=True)
-class Stream:
-    """A stream being written: its chunks so far, as the hasher names them."""
-
-    packed: bytearray = field(default_factory=bytearray)  # `chunks.ENTRY` records
-    size: int = 0  # bytes hashed
-    tail: bytearray = field(default_factory=bytearray)  # small things that do not fill a chunk yet
-    made: Composition | None = None  # instead of `packed` and `size`, when it is memory of which some was sent ahead
-    kept: bool = True  # False: its chunks are sent ahead, but it is nobody's content and is not remembered
-
-
-@dataclass(slots=True)
-class WriterStats:
-    """What a dump came to."""
-
-    bytes_in: int = 0  # plain bytes of all windows
-    bytes_new: int = 0  # plain bytes that the store did not have
-    bytes_stored: int = 0  # bytes of the packs written for them
-    chunks: int = 0
-    chunks_new: int = 0
-    packing: float = 0.0  # seconds of all workers together
-    sending: float = 0.0  # seconds in which packs were on their way
-    bytes_unused: int = 0  # of `bytes_new`: sent ahead, but in no stream that is kept (by now)
-
 
 Window = tuple[Stream, PageBuffer, int, int, At | None]  # where it lies, if it is memory that may come again
 Work = list[tuple[bytes, PageBuffer, int, int]]

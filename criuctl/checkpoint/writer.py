@@ -28,7 +28,8 @@ from .gclists import Intent
 from .layers import At
 from .manifest import CheckpointSummary, Manifest
 from .packs import PackIndex, object_name
-from .pipeline import Pipeline, Stream, Window, WriterStats
+from .pipeline import Pipeline, Window
+from .streams import Stream, WriterStats
 
 if TYPE_CHECKING:
     from ..report import Reporter

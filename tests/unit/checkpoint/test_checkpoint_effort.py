@@ -11,7 +11,7 @@ import pytest
 from support import checkpoints as kit
 
 from criuctl.checkpoint.effort import LEVELS, fitting
-from criuctl.checkpoint.writer import WriterStats
+from criuctl.checkpoint.streams import WriterStats
 from criuctl.report import Reporter
 from criuctl.store.memory import MemoryStore
 
