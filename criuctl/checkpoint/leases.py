@@ -14,6 +14,11 @@ A take-over that comes to nothing is undone: the host that held the session hold
 `pass_on` what it holds, which is how a migration ends.  What a home does that finds a higher epoch than its own is told in
 `criuctl.ops.fencing`.
 
+A lease runs out only if its home has said so: `renew` puts the same claim again, with one more `beat` and the seconds (`ttl`)
+after which it may be taken if no further beat is seen.  No clocks are compared: whoever watches counts those seconds by a clock
+of its own, from when it first saw that beat, and takes over what it has watched and nothing else (``claim(instead_of=...)``):
+both are puts under the next number, so either the home's next beat or the take-over is there, never both.
+
 On a store without conditional writes no such promise can be kept.  A claim there is a marker without a lease, and says so
 in `Claim.warning`.
 """
@@ -52,11 +57,20 @@ class Head(Record):
     nonce: str
     time: str  # RFC 3339
     sequence: int = 0
+    beat: int = 0  # how often the claim has been renewed
+    ttl: int = 0  # milliseconds without another beat after which anybody may take over; 0: only a person
+
+    def is_beat_of(self, other: Head) -> bool:
+        """Whether this is the very claim and beat that `other` is, under whatever number."""
+        mine = (self.session, self.host, self.state, self.epoch, self.beat, self.ttl)
+        return mine == (other.session, other.host, other.state, other.epoch, other.beat, other.ttl)
 
     def check(self, where: str) -> None:
         check_range(self.epoch, 0, 1 << 62, f"{where}.epoch")
         check_range(self.incarnation, 0, 1 << 62, f"{where}.incarnation")
         check_range(self.sequence, 0, 10**19, f"{where}.sequence")
+        check_range(self.beat, 0, 1 << 62, f"{where}.beat")
+        check_range(self.ttl, 0, 1 << 40, f"{where}.ttl")
 
 
 class Claim:
@@ -142,16 +156,23 @@ def claim(
     host_name: str = "",
     take_over: bool = False,
     above: int = 0,
+    ttl: int = 0,
+    instead_of: Head | None = None,
 ) -> Claim:
     """Make this host (`host` is its id) the session's home, with an epoch above `above`; `Conflict` says who holds it.
 
-    What `host` holds itself is taken over; with `take_over`, a person's decision, what any host holds.
+    What `host` holds itself is taken over; with `take_over`, a person's decision, what any host holds; with `instead_of`,
+    a lease that has run out, that one and no other.  The new lease runs out after `ttl` milliseconds, unless it is renewed.
     """
     leased = repository.capabilities.conditional_create
     ref = SessionRef(session, session_id)
     for _attempt in range(_ATTEMPTS):
         current = read_head(repository, session) if leased else None
-        if current is not None and current.state == "held" and current.host != host and not take_over:
+        if instead_of is not None and (current is None or not current.is_beat_of(instead_of)):
+            who = current.host_name or current.host if current is not None else "nobody"
+            raise Conflict(f"the lease of session {session!r}, which had run out, has changed: {who} has it now", host=who)
+        forced = take_over or instead_of is not None
+        if current is not None and current.state == "held" and current.host != host and not forced:
             raise Conflict(
                 f"session {session!r} is held by host {current.host_name or current.host} since {current.time}",
                 hint="End it there; restore a copy with --as NEW-NAME; or, if that host is lost for good, use --take-over.",
@@ -167,14 +188,35 @@ def claim(
             nonce=os.urandom(16).hex(),
             time=now(),
             sequence=current.sequence + 1 if current else 1,
+            ttl=ttl,
         )
         if not leased:
             return Claim(repository, head, leased=False)
-        if put_record(repository, head):
+        if put_record(repository, head) and _in_force(repository, head):
             _clear(repository, head)
             taken = current if current is not None and current.state == "held" and current.host != host else None
             return Claim(repository, head, leased=True, taken=taken)
     raise Conflict(f"session {session!r} is being claimed by many at once", hint="Try again.")
+
+
+def renew(repository: Repository, session: SessionRef, *, host: str, ttl: int) -> Head | None:
+    """One more beat of what `host` holds, to run out `ttl` milliseconds later (0: never); the lease as it is then.
+
+    What another host holds, or nobody, is returned as it is; None where there is no lease.
+    """
+    if not repository.capabilities.conditional_create:
+        return None
+    for _attempt in range(_ATTEMPTS):
+        current = read_head(repository, session.name)
+        if current is None or (current.state, current.host, current.session) != ("held", host, session):
+            return current
+        head = current.with_use(
+            beat=current.beat + 1, ttl=ttl, time=now(), nonce=os.urandom(16).hex(), sequence=current.sequence + 1
+        )
+        if put_record(repository, head):
+            _clear(repository, head)
+            return head
+    raise Conflict(f"the lease of {session.name!r} changes faster than it can be renewed")
 
 
 def release(repository: Repository, session: str, *, host: str) -> bool:
@@ -217,22 +259,36 @@ def pass_on(
             time=now(),
             sequence=current.sequence + 1 if current else 1,
         )
-        if put_record(repository, head):
+        if put_record(repository, head) and _in_force(repository, head):
             _clear(repository, head)
             return head
     raise Conflict(f"session {session.name!r} is being claimed by many at once", hint="Try again.")
+
+
+def _in_force(repository: Repository, head: Head) -> bool:
+    """Whether what was just put counts: whoever slept since it read the record before may have found a number free that was
+    used, and cleared, long ago.
+    """
+    newest = read_head(repository, head.session.name)
+    return newest is not None and (newest.host, newest.epoch) == (head.host, head.epoch)
 
 
 def _release(repository: Repository, current: Head) -> None:
     _follow(repository, current, current.with_use(state="released", time=now()))
 
 
-def _follow(repository: Repository, current: Head, what: Head) -> None:
-    """Put `what` as the record after `current`."""
-    head = what.with_use(nonce=os.urandom(16).hex(), sequence=current.sequence + 1)
-    if not put_record(repository, head):
-        raise Conflict(f"session {current.session.name!r} was claimed by somebody else meanwhile")
-    _clear(repository, head)
+def _follow(repository: Repository, mine: Head, what: Head) -> None:
+    """Put `what` as the record after `mine`, or after a later beat of it; `Conflict` when it is not ours any more."""
+    current: Head | None = mine
+    for _attempt in range(_ATTEMPTS):
+        if current is None or (current.host, current.epoch, current.state) != (mine.host, mine.epoch, mine.state):
+            break
+        head = what.with_use(nonce=os.urandom(16).hex(), sequence=current.sequence + 1)
+        if put_record(repository, head):
+            _clear(repository, head)
+            return
+        current = read_head(repository, mine.session.name)
+    raise Conflict(f"session {mine.session.name!r} was claimed by somebody else meanwhile")
 
 
 def _name(repository: Repository, head: Head) -> str:

@@ -10,6 +10,7 @@ from support import checkpoints as kit
 from support.faulty_store import FaultyStore
 
 from criuctl.checkpoint import leases
+from criuctl.checkpoint.manifest import SessionRef
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Conflict, Damaged, StoreUnreachable
 from criuctl.store.base import Capabilities
@@ -107,3 +108,95 @@ def test_records_do_not_pile_up_and_are_not_forged(tmp_path: Path) -> None:
     repo.store.put(names[-1][:-2] + "13", data)  # an older record passed off as the newest
     with pytest.raises(Damaged):
         claim(repo, B)
+
+
+def held(repo: Repository) -> leases.Head:
+    """The lease as it is now, which somebody has."""
+    head = leases.read_head(repo, "web")
+    assert head is not None and head.state == "held"
+    return head
+
+
+def expired(repo: Repository, host: str, seen: leases.Head) -> leases.Claim:
+    return leases.claim(repo, "web", SESSION, 3, host=host, host_name=f"host-{host[0]}", ttl=9000, instead_of=seen)
+
+
+def test_a_beat_is_the_same_claim_and_a_take_over_needs_the_beat_that_was_seen(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path)
+    session = SessionRef("web", SESSION)
+    assert leases.renew(repo, session, host=A, ttl=9000) is None
+    mine = claim(repo, A)
+    mine.keep()
+    assert (mine.head.beat, mine.head.ttl) == (0, 0)
+    for beat in range(1, 8):
+        found = leases.renew(repo, session, host=A, ttl=9000)
+        assert found is not None and (found.epoch, found.beat, found.ttl) == (mine.head.epoch, beat, 9000)
+    assert len(list(repo.store.list("sessions/"))) <= 5
+    mine.check()
+    seen = held(repo)
+    assert leases.renew(repo, session, host=B, ttl=1) == seen == held(repo)  # what is another's is only looked at
+    leases.renew(repo, session, host=A, ttl=9000)
+    with pytest.raises(Conflict, match="has changed: host-a"):
+        expired(repo, B, seen)
+    with pytest.raises(Conflict, match="held by host host-a"):
+        claim(repo, B)
+    seen = held(repo)
+    taken = expired(repo, B, seen)
+    with pytest.raises(Conflict, match="taken over by host host-b"):
+        mine.check()
+    # It comes to nothing, though it was renewed meanwhile: the old home has it again, by the beat that was seen.
+    leases.renew(repo, session, host=B, ttl=9000)
+    taken.release_unless_kept()
+    assert held(repo).is_beat_of(seen) and held(repo).sequence > seen.sequence
+    expired(repo, B, seen).keep()
+    assert (held(repo).host, held(repo).epoch, held(repo).ttl) == (B, mine.head.epoch + 1, 9000)
+    assert leases.release(repo, "web", host=B) and not leases.release(repo, "web", host=B)
+
+
+def test_of_many_that_saw_a_lease_run_out_one_wins(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path)
+    claim(repo, A).keep()
+    leases.renew(repo, SessionRef("web", SESSION), host=A, ttl=9000)
+    seen, start = held(repo), threading.Barrier(8)
+    won: list[str] = []
+
+    def race(n: int) -> None:
+        start.wait()
+        try:
+            if n:
+                expired(repo, f"{n:032x}", seen).keep()
+                won.append(f"{n:032x}")
+            elif not leases.renew(repo, SessionRef("web", SESSION), host=A, ttl=9000) or held(repo).host == A:
+                won.append(A)
+        except Conflict:
+            pass
+
+    threads = [threading.Thread(target=race, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [held(repo).host] == won
+
+
+def test_who_slept_since_it_looked_has_not_won(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number that it found free was used meanwhile, and cleared."""
+    repo = kit.repository(tmp_path)
+    claim(repo, A).keep()
+    session, put = SessionRef("web", SESSION), leases.put_record
+    stale: list[leases.Head] = []
+
+    def slow(repository: Repository, head: leases.Head) -> bool:
+        if not stale:
+            stale.append(head)
+            for _beat in range(9):
+                leases.renew(repo, session, host=A, ttl=9000)
+        return put(repository, head)
+
+    seen = held(repo)
+    monkeypatch.setattr(leases, "put_record", slow)
+    with pytest.raises(Conflict, match="has changed: host-a"):
+        expired(repo, B, seen)
+    assert stale[0].host == B and (held(repo).host, held(repo).beat) == (A, 9)
+    leases.renew(repo, session, host=A, ttl=9000)
+    assert all(int(info.name[-20:]) > stale[0].sequence for info in repo.store.list("sessions/"))
