@@ -64,6 +64,9 @@ class Config:
     gc_grace: str = "1d"  # how long `gc` leaves what nothing needs; longer than any dump or restore takes
     link_timeout: float = 20.0  # seconds that another host may be silent in a migration before the link counts as lost
     scrollback_mib: int = 16  # output of a session that is kept, on disk
+    predicates: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict, hash=False
+    )  # session pattern: what its checkpoints require (file:PATH, command:CMD, output:CMD, age:SPAN); first match wins
     hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)  # by name: url, command, options
     ssh_command: str = "ssh"  # the ssh program, with options if need be; as GIT_SSH_COMMAND
 
@@ -94,6 +97,8 @@ def _coerce(key: str, value: Any, where: str) -> Any:
         return _rules(value, where)
     if key in _NESTED:
         return _mappings(value, key, where)
+    if key == "predicates":
+        return _lists(value, key, where)
     if key in _CHOICES and value not in _CHOICES[key]:
         raise ConfigError(f"{where}: {key} must be one of {', '.join(_CHOICES[key])}, not {value!r}")
     try:
@@ -144,6 +149,21 @@ def _mappings(value: Any, key: str, where: str) -> dict[str, dict[str, Any]]:
     if not isinstance(value, dict) or not all(isinstance(inner, dict) for inner in value.values()):
         raise ConfigError(f"{where}: {key} must be a mapping of {_NESTED[key]}")
     return {str(name): inner for name, inner in value.items()}
+
+
+def _lists(value: Any, key: str, where: str) -> dict[str, tuple[str, ...]]:
+    """Lists of text by name."""
+    if isinstance(value, str):  # of a variable
+        import yaml
+
+        try:
+            value = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{where} is not valid YAML: {error}") from error
+    lists = value.values() if isinstance(value, dict) else [None]
+    if not all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in lists):
+        raise ConfigError(f"{where}: {key} must be a mapping of session patterns to lists of text")
+    return {str(name): tuple(texts) for name, texts in value.items()}
 
 
 def _read_file(path: Path) -> dict[str, Any]:

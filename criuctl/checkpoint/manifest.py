@@ -25,7 +25,10 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _IMAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z")
+_DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 _MAX_PAGES = 1 << 40
+
+PredicateKind = Literal["file", "command", "output", "age"]
 
 
 def now() -> str:
@@ -270,6 +273,26 @@ class ConnectionRecord(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class PredicateRecord(Record):
+    """What must be so where the checkpoint is restored, as it was at the dump: see `criuctl.ops.predicates`."""
+
+    kind: PredicateKind
+    argument: str  # a path, a command, or a span of time
+    size: int = 0  # of a file: its bytes,
+    digest: str = ""  # and BLAKE3 of them, hex; of an output: that of what was printed
+    mac: str = ""  # of a command: by it the host that noted the predicate knows it again
+
+    def check(self, where: str) -> None:
+        check_pattern(_DIGEST, self.digest, f"{where}.digest")
+        check_pattern(_DIGEST, self.mac, f"{where}.mac")
+        check_range(self.size, 0, (1 << 63) - 1, f"{where}.size")
+        if self.kind == "file":
+            check_path(self.argument, f"{where}.argument")
+        if not 0 < len(self.argument) <= 4096 or "\0" in self.argument:
+            raise damaged(f"{where}.argument", "is not one")
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest(Record):
     """One checkpoint; see the module's docstring.  `number` and `created` are set by the commit."""
 
@@ -296,6 +319,7 @@ class Manifest(Record):
     files: tuple[FileRecord, ...] = ()
     links: tuple[LinkRecord, ...] = ()
     external: tuple[ExternalFile, ...] = ()
+    predicates: tuple[PredicateRecord, ...] = ()
     hooks: tuple[dict[str, Any], ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)

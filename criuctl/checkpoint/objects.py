@@ -40,7 +40,7 @@ class Kind:
 
 
 INDEX = Kind("index segment", b"CRIUCTLI", 1, 64 << 20)
-MANIFEST = Kind("manifest", b"CRIUCTLM", 1, 256 << 20, frozenset({"carried-binaries", LAYERS}))
+MANIFEST = Kind("manifest", b"CRIUCTLM", 1, 256 << 20, frozenset({"carried-binaries", "predicates", LAYERS}))
 LEASE = Kind("lease", b"CRIUCTLL", 1, 1 << 20)
 
 

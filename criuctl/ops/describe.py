@@ -62,7 +62,12 @@ class DumpResult:
             "terminals": [t.to_dict() for t in m.terminals],
             "hooks": self.hooks,
             "warnings": self.warnings,
-        } | ({"precopy": self.rounds} if self.rounds else {})
+        } | self._rarely()
+
+    def _rarely(self) -> dict[str, Any]:
+        """What few dumps have."""
+        required = [f"{p.kind}:{p.argument}" for p in self.manifest.predicates]
+        return ({"precopy": self.rounds} if self.rounds else {}) | ({"requires": required} if required else {})
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 
 from ..checkpoint import leases
-from ..checkpoint.manifest import ConnectionRecord, FileRecord, Manifest
+from ..checkpoint.manifest import ConnectionRecord, FileRecord, Manifest, PredicateRecord
 from ..checkpoint.repository import Repository
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
@@ -42,7 +42,7 @@ from ..proc.sockdiag import socket_inside
 from ..proc.tree import Process, ProcessIdentity, read_tree, wait_ended
 from ..report import Reporter
 from ..store import open_store
-from . import files, hooking, insidereport, overlays, remaps, surroundings
+from . import files, hooking, insidereport, overlays, predicates, remaps, surroundings
 from .delivery import Delivery
 from .describe import DumpResult, Taken, describe
 from .dumping import dump_options, explain, handlers_restored, ignore_signals, session_for
@@ -75,6 +75,7 @@ def dump(
     delivery: Delivery | None = None,
     precopy: bool = False,
     carry_binaries: bool = False,
+    require: Sequence[str] = (),
 ) -> DumpResult:
     """Dump the tree that `target` names into the configured store; see the module's text for what may fail how."""
     began = time.monotonic()
@@ -103,6 +104,7 @@ def dump(
         survey = Survey(config, reporter, wish=connections, drain=drain, ending=not leave_running)
         survey.ahead(root.pid)
         carried = files.resolve_carried(with_files, root.pid)
+        required = predicates.wanted(config, session.name, require) if delivery is None else []
         scratch = stack.enter_context(Scratch())
         folder = scratch.folder("images")
         stack.callback(os.close, folder)
@@ -161,6 +163,7 @@ def dump(
         stack.callback(work.farewell.drop)
         stack.enter_context(handlers_restored())
         hooks.run("pre-dump")
+        work.required = predicates.note(config, required)
         try:
             files.store_ahead(work.writer, root.pid, work.binaries)
             if precopy:
@@ -234,6 +237,7 @@ class _Dump:
     helper: ThreadPoolExecutor = field(init=False)
     collected: Future[list[FileRecord]] = field(init=False)
     connections: list[ConnectionRecord] = field(default_factory=list)
+    required: tuple[PredicateRecord, ...] = ()
     frozen_at: float = 0.0
     frozen_ms: float = 0.0
     rounds: list[Round] = field(default_factory=list)  # of pre-copy
@@ -346,7 +350,8 @@ class _Dump:
         holder = self.holder.begin(self.writer)
         typed = self.terminals.take(self.tree, self.opened, self.writer)
         taken = Taken(self.tree, file_records, self.connections, links, self.external, self.entry, typed, holder)
-        return describe(self.config, self.session, self.labels, taken, images, memory, self.writer)
+        made = describe(self.config, self.session, self.labels, taken, images, memory, self.writer)
+        return predicates.with_required(made, self.required)
 
     def fate(self) -> str:
         """What has become of the tree, for a message."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.manifest import CheckpointSummary, Manifest
 from ..checkpoint.repository import Repository
@@ -22,7 +22,11 @@ from ..errors import AmbiguousRef, Conflict, CriuctlError, Damaged, DataError, I
 from ..proc import netfilter
 from ..report import Reporter
 from ..store import open_store
+from . import events
 from .registry import Registry
+
+if TYPE_CHECKING:
+    from .predicates import Verdict
 
 # One entry of a memory image's list: address, pages, flags as CRIU's page server sends them.
 _ENTRY = struct.Struct("<QII")
@@ -67,6 +71,7 @@ class Shown:
     manifest: Manifest
     store: str
     maps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # by index into manifest.memory
+    predicates: tuple[Verdict, ...] = ()  # what has become of what it requires, as far as no command must be run for it
 
     def to_dict(self) -> dict[str, Any]:
         """The keys of ``list``, and everything else that a manifest tells."""
@@ -111,6 +116,7 @@ class Shown:
             "terminals": body["terminals"],
             "connections": body["connections"],
             "files": files,
+            "predicates": [verdict.to_dict() for verdict in self.predicates],
             "hooks": body["hooks"],
             "warnings": body["warnings"],
         }
@@ -121,15 +127,22 @@ def show(config: Config, ref: str, *, maps: bool = False, reporter: Reporter | N
 
     With a slash in it, `ref` is the path of something that is in no store: see `foreign`.
     """
+    from . import predicates
+
+    found = _look(config, ref, maps, reporter or Reporter())
+    return replace(found, predicates=tuple(predicates.verdicts(config, found.manifest, run=False)))
+
+
+def _look(config: Config, ref: str, maps: bool, reporter: Reporter) -> Shown:
     if "/" in ref:
         from .foreign import look
 
-        return look(config, Path(ref), maps=maps, reporter=reporter or Reporter())
+        return look(config, Path(ref), maps=maps, reporter=reporter)
     with _opened(config) as (url, repository):
         manifest = repository.manifest(ref)
         found: dict[int, list[dict[str, Any]]] = {}
         if maps:
-            reader = repository.reader(reporter or Reporter())
+            reader = repository.reader(reporter)
             for i, image in enumerate(manifest.memory):
                 found[i] = page_entries(reader.read(image.entries), manifest.host.page_size)
         return Shown(manifest, url, found)
@@ -151,7 +164,7 @@ def page_entries(packed: bytes, page_size: int) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verified:
     """What `verify` found about one checkpoint; no summary if not even that can be read."""
 
     summary: CheckpointSummary | None
@@ -170,21 +183,21 @@ class Verdict:
         }
 
 
-def verify(config: Config, ref: str | None, *, reporter: Reporter) -> list[Verdict]:
+def verify(config: Config, ref: str | None, *, reporter: Reporter) -> list[Verified]:
     """Read and check everything that a restore of `ref` would need; of every checkpoint if `ref` is None."""
     with _opened(config) as (_, repository):
         unreadable: list[DataError] = []
         wanted = repository.list(unreadable=unreadable) if ref is None else [repository.resolve(ref)]
         verdicts = [_verdict(repository, summary, reporter) for summary in wanted]
-    return verdicts + [Verdict(None, error=error) for error in unreadable]
+    return verdicts + [Verified(None, error=error) for error in unreadable]
 
 
-def _verdict(repository: Repository, summary: CheckpointSummary, reporter: Reporter) -> Verdict:
+def _verdict(repository: Repository, summary: CheckpointSummary, reporter: Reporter) -> Verified:
     reporter.step(f"verify {summary.session}@{summary.number}", checkpoint=summary.id)
     try:
-        return Verdict(summary, repository.verify(repository.manifest(summary), reporter))
+        return Verified(summary, repository.verify(repository.manifest(summary), reporter))
     except (DataError, ObjectMissing, NoSuchCheckpoint) as error:
-        return Verdict(summary, error=error)
+        return Verified(summary, error=error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +220,7 @@ class Removal:
         }
 
 
+@events.recorded("rm", events.removed)
 def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[Removal]:
     """Remove checkpoints; all REFs are resolved before the first is removed, so that they mean what was listed.
 

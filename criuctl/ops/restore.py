@@ -36,7 +36,7 @@ from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..store import open_store
-from . import arrival, cgroups, handback, hooking, insidereport, materialise, mend, moves, overlays, remaps
+from . import arrival, cgroups, handback, hooking, insidereport, materialise, mend, moves, overlays, predicates, remaps
 from .arrival import RestoreResult
 from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
@@ -63,12 +63,13 @@ def restore(
     files: Policy | None = None,
     lazy: bool | None = False,
     dry_run: bool = False,
+    force: bool = False,
     take_over: bool = False,
     repository: Repository | None = None,
     held: Callable[[list[dict[str, Any]]], None] | None = None,
     feeder: Feeder | None = None,
 ) -> RestoreResult | RestorePlan:
-    """Bring the checkpoint that `ref` names back to life here; with `dry_run` only say what would be done.
+    """Bring the checkpoint that `ref` names back to life here (with `force` a stale one, too); with `dry_run` say what would be done.
 
     `held` is called, with what became of the connections, when everything is in place and nothing has run: when it returns,
     the tree runs; when it raises, nothing is left.  The checkpoint is in `repository` if that is given, which stays open.
@@ -116,7 +117,9 @@ def restore(
             frozenset(hook.name for hook in executables(config, RECONNECT)),
         )
         remains = arrival.remains_of(manifest)
-        plan = make_plan(manifest, observe(manifest, images.reserved_ids(), remains, wishes), wishes)
+        facts = observe(manifest, images.reserved_ids(), remains, wishes)
+        facts = replace(facts, findings=(*facts.findings, *predicates.examine(config, manifest, force=force)))
+        plan = make_plan(manifest, facts, wishes)
         if dry_run:
             return plan
         if plan.errors:

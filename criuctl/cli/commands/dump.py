@@ -54,6 +54,7 @@ def _outcome(result: Mapping[str, Any]) -> str:
         ("Take a backup of it and let it run on:", "criuctl dump 4711 --name web --leave-running --store s3://backups/trees"),
         ("Freeze it for a moment only: store its memory while it runs, then what changed:", "criuctl dump 4711 --pre-copy"),
         ("Take the database files along as they are at this moment:", "criuctl dump 4711 --name db --with-files /srv/db"),
+        ("It is worth nothing after the schema has changed:", "criuctl dump db --require 'output:pg_dump --schema-only app'"),
     ],
     exits=[3, 4, 5, 7, 8, 9, 10, 11, 12, 13],
     see_also=["check", "connections", "restore", "snapshot", "show"],
@@ -104,6 +105,15 @@ def _outcome(result: Mapping[str, Any]) -> str:
     " datagram sockets are kept]",
 )
 @click.option(
+    "--require",
+    "require",
+    metavar="KIND:WHAT",
+    multiple=True,
+    help="What must be so where this checkpoint is restored, or it is stale and refused: file:PATH has the contents that it has"
+    " now, command:CMD ends with 0, output:CMD prints what it prints now, age:SPAN is not over; may be given several times."
+    "  [default: the configuration's predicates]",
+)
+@click.option(
     "--drain",
     metavar="SECONDS",
     type=click.FloatRange(0, 86400),
@@ -122,6 +132,7 @@ def dump(
     connections: str | None,
     drain: float,
     precopy: bool,
+    require: tuple[str, ...],
 ) -> int:
     """Freezes the process tree under TARGET, writes a complete image of it into the store, and then ends the tree,
     or lets it run on with --leave-running. The options that CRIU needs for this very tree are found by criuctl.
@@ -143,6 +154,10 @@ def dump(
     gives the tree its own, in a mount namespace of its own: the host's files stay as they are, and nothing is left when the
     tree ends. Programs that the tree starts later see them, too. What is not mapped, scripts and modules, needs --with-files.
 
+    A --require is looked at just before the freeze, and is in the checkpoint; what is not so then is refused. Commands are run by
+    sh, as criuctl's user, for hook_timeout seconds at most. At a restore they are run on the host that took the checkpoint, and
+    on hosts whose configuration has the same command under `predicates`; elsewhere the checkpoint counts as stale.
+
     What the store holds already, from an earlier dump of the same tree say, is not stored again.
     """
     from ...ops.dump import dump as dump_tree
@@ -160,6 +175,7 @@ def dump(
             connections=connections,
             drain=drain,
             precopy=precopy,
+            require=require,
         )
     body = result.to_dict()
     app.emit(body, lambda: _outcome(body), brief=lambda: str(body["checkpoint"]))

@@ -138,6 +138,11 @@ def _plan(plan: Mapping[str, Any]) -> str:
     help="Restore the session here although another host holds its lease. Only when that host is lost for good: if it"
     " is not, the session runs twice.",
 )
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Restore a checkpoint that is stale: what it requires (dump --require) is not so any more. It is told as warnings.",
+)
 @pass_app
 def restore(
     app: App,
@@ -151,6 +156,7 @@ def restore(
     files: str | None,
     dry_run: bool,
     take_over: bool,
+    force: bool,
 ) -> int:
     """Restores the process tree of a checkpoint on this host: memory, descriptors and their offsets, pipes and what is
     queued in them, sockets, process groups, locks. Every byte is checked before it is used.
@@ -177,6 +183,7 @@ def restore(
             lazy=lazy,
             dry_run=dry_run,
             take_over=take_over,
+            force=force,
         )
     body = result.to_dict()
     if isinstance(result, RestorePlan):

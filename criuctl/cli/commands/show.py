@@ -97,6 +97,10 @@ def _maps(body: Body) -> str:
     return table(columns, rows) if rows else "no memory"
 
 
+def _predicates(body: Body) -> str:
+    return facts((f"{p['kind']}:{printable(p['argument'])}", f"{p['state']}  {printable(p['why'])}") for p in body["predicates"])
+
+
 _SECTIONS: Mapping[str, Callable[[Body], str]] = {
     "tree": _tree,
     "files": _files,
@@ -111,6 +115,8 @@ def _everything(body: Body) -> str:
         parts.append("namespaces\n" + _indent(_namespaces(body)))
     parts.append("connections\n" + _indent(_connections(body, all_=False)))
     parts.append("files\n" + _indent(_files(body, all_=False)))
+    if body["predicates"]:
+        parts.append("requires\n" + _indent(_predicates(body)))
     if body["warnings"]:
         parts.append("warnings\n" + "\n".join(f"  {printable(w)}" for w in body["warnings"]))
     return "\n\n".join(parts)

@@ -1,0 +1,65 @@
+"""What a checkpoint requires: noted at the dump, checked before anything starts, and no stranger's command is run for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.command import Criuctl
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_stale_checkpoint_is_refused_with_every_reason(zoo: Zoo, trip: Trip, criuctl: Criuctl, tmp_path: Path) -> None:
+    animal = zoo.launch("counter.py")
+    schema, token, ran = (tmp_path / name for name in ("schema.sql", "token", "ran"))
+    schema.write_text("create table a (b int);")
+    token.touch()
+    told = trip.snapshot(
+        animal,
+        *("--name", "db", "--require", f"file:{schema}", "--require", f"command:test -e {token}"),
+        *("--require", f"output:echo x >> {ran}; wc -c < {schema}", "--require", "age:1d"),
+    )
+    assert len(told["requires"]) == 4
+    assert [p["state"] for p in criuctl("show", "db")["predicates"]] == ["holds", "unchecked", "unchecked", "holds"]
+    assert ran.read_text() == "x\n"  # at the dump; to show it is not run
+    assert criuctl("restore", "db", "--as", "other", "--dry-run")["ok"] is True
+    assert ran.read_text() == "x\nx\n"
+
+    schema.write_text("create table a (b int, c text);")
+    token.unlink()
+    planned = criuctl("restore", "db", "--as", "other", "--dry-run", check=False)
+    assert (planned["exit_code"], planned["ok"]) == (4, False)
+    refused = criuctl("restore", "db", "--as", "other", check=False)
+    assert refused["exit_code"] == 4
+    assert [f["code"] for f in refused["error"]["findings"]] == ["stale"] * 3
+    for reason in ("was 23 bytes at the dump and is 31 now", "ended with 1", "prints something else"):
+        assert reason in refused["error"]["message"]
+    assert "other" not in [s["session"] for s in criuctl("ls")]
+    forced = criuctl("restore", "db", "--as", "other", "--force")
+    assert sum("stale" in warning for warning in forced["warnings"]) == 3
+    zoo.adopt(forced["pid"], animal).end()
+
+    refused = criuctl("dump", animal.pid, "--require", f"file:{token}", check=False)  # not so now
+    assert (refused["exit_code"], str(token) in refused["error"]["message"]) == (4, True)
+    assert animal.ask()["counter"] == 1
+
+
+def test_another_host_runs_the_commands_that_it_allows(zoo: Zoo, trip: Trip, criuctl: Criuctl, tmp_path: Path) -> None:
+    """Another host: the same store, and a state folder of its own."""
+    animal = zoo.launch("counter.py")
+    ran = tmp_path / "ran"
+    wanted = {"c*": [f"command:echo x >> {ran}"]}
+    trip.snapshot(animal, "--name", "db", "--require", f"command:echo x >> {ran}")
+    ran.unlink()
+    criuctl.extra["CRIUCTL_STATE_DIR"] = str(tmp_path / "elsewhere")
+    refused = criuctl("restore", "db", "--as", "copy", check=False)
+    assert (refused["exit_code"], refused["error"]["findings"][0]["code"]) == (4, "unchecked")
+    assert not ran.exists()
+    criuctl.extra["CRIUCTL_PREDICATES"] = json.dumps(wanted)
+    assert criuctl("restore", "db", "--as", "copy", "--dry-run")["ok"] is True
+    assert ran.exists()
+    assert criuctl("dump", animal.pid, "--name", "chosen", "--leave-running")["requires"] == wanted["c*"]
