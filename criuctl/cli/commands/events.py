@@ -1,0 +1,110 @@
+"""``criuctl events``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from .. import complete
+from ..app import App, pass_app
+from ..pages import page
+from ..streams import reader_gone, write_result
+from ..text import Column, duration, printable, size
+
+_COLUMNS = (Column("seq", right=True), Column("time"), Column("operation"), Column("session"), Column("outcome"), Column("facts"))
+
+
+def _facts(event: Mapping[str, Any]) -> str:
+    facts = []
+    if event.get("total_ms") or event.get("seconds"):
+        facts.append(duration(event.get("total_ms") or event["seconds"] * 1000))
+    if event.get("frozen_ms"):
+        facts.append(f"frozen {duration(event['frozen_ms'])}")
+    if "stored" in event.get("bytes", {}):
+        facts.append(f"{size(event['bytes']['stored'])} stored")
+    if event.get("freed_bytes"):
+        facts.append(f"{size(event['freed_bytes'])} freed")
+    if "removed" in event:
+        facts.append(f"{event['removed']} removed")
+    facts += [f"{count} {outcome}" for outcome, count in event.get("connections", {}).items()]
+    if event.get("to"):
+        facts.append(f"to {event['to']}")
+    return printable(", ".join(facts))
+
+
+def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
+    outcome = str(event.get("outcome", ""))
+    if outcome in ("failed", "interrupted"):
+        outcome += f" {event.get('exit_code')} ({event.get('error', '')})"
+    session = str(event.get("session") or event.get("pid") or "-") + (f"@{event['number']}" if event.get("number") else "")
+    columns = (event["seq"], event.get("time", ""), event.get("operation", ""), session, outcome, _facts(event))
+    return tuple(printable(str(value)) for value in columns)
+
+
+def _of(event: Mapping[str, Any], session: str | None) -> bool:
+    return session is None or session == event.get("session") or session in event.get("sessions", ())
+
+
+@page(
+    examples=[
+        ("What was done on this host, and how it ended:", "criuctl events"),
+        ("What failed:", "criuctl events --json | jq '.[] | select(.outcome == \"failed\")'"),
+        ("Each event, as a line of JSON, when it comes:", "criuctl events --follow --json"),
+        ("Go on where a script has stopped reading:", "criuctl events --since 4711 --json"),
+    ],
+    exits=[13],
+    see_also=["metrics", "log", "doctor"],
+)
+@click.option(
+    "--since",
+    type=click.IntRange(min=0),
+    metavar="SEQ",
+    help="Only events after this one.  [default: all; with --follow those that come]",
+)
+@click.option("--follow", is_flag=True, help="Go on printing what comes.")
+@click.option(
+    "--session", metavar="NAME", shell_complete=complete.session, help="Only events of this session.  [default: of all]"
+)
+@pass_app
+def events(app: App, since: int | None, follow: bool, session: str | None) -> int:
+    """Prints the event log of this host: an event for each operation that changed something, or failed to: run, dump, snapshot,
+    restore, migrate, receive, resolve, kill, fence, rm, prune, pin, unpin, gc, import, store-init. What only looks is not in it.
+
+    Events are numbered without gap, over reboots too, and are in events.jsonl in state_dir, a JSON object a line, for root
+    alone; of full files the newest eight are kept, at 4 MiB each. They hold names, numbers and codes, and no message, command
+    line, label or secret. `events: journald` or `events: syslog` in the configuration sends them there, too.
+
+    An event that cannot be written (disk full) is left out and told as a warning; the operation is not concerned. A criuctl that
+    was killed has written none.
+
+    --json prints an array, and with --follow an object a line.
+    """
+    from ...errors import PlatformError
+    from ...ops.eventlog import EventLog
+
+    log = EventLog(app.config.state_dir)
+    try:
+        if follow:
+            _follow(app, log.follow(since), session)
+        found = [event for event in log.read(since or 0) if _of(event, session)]
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        raise PlatformError(f"the event log {log.path} cannot be read: {error.strerror}", hint="Run criuctl as root.") from error
+    rows = [_row(event) for event in found]
+    app.emit_table(found, _COLUMNS, rows, empty="no events", brief=lambda: "\n".join(str(event["seq"]) for event in found))
+    return 0
+
+
+def _follow(app: App, coming: Iterator[dict[str, Any] | None], session: str | None) -> None:
+    """Until a signal, or until nobody reads any more."""
+    import json
+
+    for event in coming:
+        if event is None:
+            if reader_gone():
+                raise BrokenPipeError
+        elif _of(event, session):
+            write_result(json.dumps(event) if app.json else "  ".join(_row(event)))
