@@ -46,6 +46,7 @@ class Reporter:
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
+        self.codes: list[str] = []  # of warnings that have one
 
     def step(self, name: str, **facts: Any) -> None:
         """A named step of the operation begins; subclasses call this too, so that tests can pause there (`pausepoints`)."""
@@ -61,6 +62,7 @@ class Reporter:
     def finding(self, finding: Finding) -> None:
         """A check found something; warnings are kept, errors are the caller's business."""
         if finding.level == "warning":
+            self.codes.append(finding.code)
             self.warning(str(finding), finding.hint)
 
     def close(self) -> None:

@@ -32,6 +32,7 @@ from ..session import sessions
 from ..session.client import Session
 from ..session.names import valid_name
 from ..transport import ssh
+from . import events
 from .delivering import HostDelivery, Wishes
 from .departure import check_home, moved_away
 from .dump import dump
@@ -92,6 +93,7 @@ def examine(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
         return _look(config, target, there, _travelling(config, target, wishes))
 
 
+@events.recorded("migrate", about=events.target)
 def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter) -> MigrateResult:
     """Move the tree that `target` names to the host `to`; whatever fails before it is ended here lets it go on here."""
     began = time.monotonic()

@@ -8,7 +8,7 @@ Space is freed by `collect`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -23,6 +23,7 @@ from ..config import Config
 from ..errors import Conflict, CriuctlError, DataError, NoSuchCheckpoint, UsageError
 from ..report import Reporter
 from ..store import open_store
+from . import events
 from .inspect import Removal, remove_one
 from .registry import Registry
 from .retention import Decision, Rules, decide, policies, policy, seconds
@@ -66,6 +67,11 @@ class Pruned:
         }
 
 
+def _pruning(wishes: Mapping[str, Any]) -> str:
+    return "" if wishes.get("dry_run") else "prune"
+
+
+@events.recorded(_pruning, events.pruned)
 def prune(
     config: Config,
     names: Sequence[str],
@@ -130,6 +136,11 @@ def _protected(config: Config, repository: Repository, session: str, decisions: 
     return {}
 
 
+def _collecting(wishes: Mapping[str, Any]) -> str:
+    return "" if wishes.get("dry_run") else "gc"
+
+
+@events.recorded(_collecting, events.collected)
 def collect(config: Config, *, grace: str | None = None, dry_run: bool = False, reporter: Reporter) -> Collected:
     """Free what no checkpoint needs; `grace` None is the configuration's."""
     span = seconds(config.gc_grace if grace is None else grace)
@@ -148,6 +159,11 @@ class Pinning:
         return self.checkpoint.to_dict()
 
 
+def _pinning(wishes: Mapping[str, Any]) -> str:
+    return "pin" if wishes.get("pinned") else "unpin"
+
+
+@events.recorded(_pinning, events.pinned)
 def pin(config: Config, refs: Sequence[str], *, pinned: bool) -> list[Pinning]:
     """Pin or unpin checkpoints; all REFs are looked up before the first is changed."""
     with _opened(config) as repository:

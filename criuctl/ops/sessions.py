@@ -23,6 +23,7 @@ from ..errors import Conflict, InvalidName, NoSuchProcess, NotFound, SessionGone
 from ..proc.tree import ProcessIdentity
 from ..session import names
 from ..session.sessions import all_states, inside, state_of
+from . import events
 from .registry import Registry, SessionRecord, boot_id
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class NewSession:
 # -- starting ---------------------------------------------------------------------------------------
 
 
+@events.recorded("run", events.begun, about=events.started)
 def run(
     config: Config,
     argv: Sequence[str],
@@ -328,6 +330,7 @@ def _why_not(known: Mapping[str, Any]) -> str:
     return f"session {name!r} is lost: {known.get('reason') or 'its holder ended without a word'}"
 
 
+@events.recorded("kill", events.killed, about=events.of_session)
 def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
     """End every process of a session and make sure of it; whatever knows it here forgets that it runs."""
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from ..config import Config
 from ..errors import CriuctlError, NotFound, TimedOut
 from ..report import Reporter
-from . import inbox
+from . import events, inbox
 from .delivering import SETTLE, put_back
 from .departure import moved_away
 from .moves import Incoming, Moves, Outgoing
@@ -16,6 +16,7 @@ from .otherhost import RESTORE, reach
 from .registry import exclusive_session
 
 
+@events.recorded("resolve", events.settled, about=events.of_session)
 def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[dict[str, Any]]:
     """Say the word on moves that were interrupted; one answer for each."""
     moves = Moves(config, Outgoing)

@@ -28,6 +28,7 @@ from ..proc.tree import ProcessIdentity, read_tree, wait_ended
 from ..report import Reporter
 from ..session.sessions import inside, leftovers, state_of
 from ..store import open_store
+from . import events
 from .fencing import Fenced, judge, lease_dict
 from .registry import Registry, SessionRecord, exclusive_session
 
@@ -69,6 +70,7 @@ class StandDown:
 # -- stopping one ------------------------------------------------------------------------------------
 
 
+@events.recorded("fence", events.fenced, about=events.of_session)
 def stop(config: Config, record: SessionRecord, reason: str, facts: dict[str, Any], *, end: bool, reporter: Reporter) -> int:
     """Freeze what runs here as this session, tell why, and end it unless `end` is False; how many processes there were.
 

@@ -16,6 +16,7 @@ from ..checkpoint import keys
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..store import Store, open_store
+from . import events
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ def _opened(config: Config) -> Iterator[Repository]:
         store.close()
 
 
+@events.recorded("store-init", events.nothing_more)
 def store_init(
     config: Config,
     *,
