@@ -21,6 +21,7 @@ DEFAULT_STORE = "/var/lib/criuctl/store"
 FilePolicy = Literal["record", "carry"]
 FileConflictPolicy = Literal["refuse", "restore"]
 ConnectionPolicy = Literal["keep", "reconnect", "hangup", "refuse"]
+EventSink = Literal["none", "journald", "syslog"]
 ConnectionRules = tuple[tuple[str, Mapping[str, Any]], ...]  # (where it stands, the rule as it was written)
 
 
@@ -57,6 +58,7 @@ class Config:
     hook_timeout_frozen: float = 5.0  # the same while the tree is frozen
     hook_env: tuple[str, ...] = ()  # names of environment variables that hooks are given, beyond PATH, HOME, LANG and the like
     hook_failure: dict[str, str] = field(default_factory=dict, hash=False)  # by phase: what a failed hook is: veto, warn, ignore
+    events: EventSink = "none"  # where events go beside the event log: the journal (or else syslog), syslog, nowhere
     detach_key: str = "C-]"  # leaves an attached session
     retention: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict, hash=False
@@ -87,6 +89,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "files": get_args(FilePolicy),
     "file_conflicts": get_args(FileConflictPolicy),
     "connections": get_args(ConnectionPolicy),
+    "events": get_args(EventSink),
 }
 
 

@@ -17,10 +17,11 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..checkpoint import leases
 from ..checkpoint.manifest import ConnectionRecord, FileRecord, Manifest, PredicateRecord
@@ -42,7 +43,7 @@ from ..proc.sockdiag import socket_inside
 from ..proc.tree import Process, ProcessIdentity, read_tree, wait_ended
 from ..report import Reporter
 from ..store import open_store
-from . import files, hooking, insidereport, overlays, predicates, remaps, surroundings
+from . import events, files, hooking, insidereport, overlays, predicates, remaps, surroundings
 from .delivery import Delivery
 from .describe import DumpResult, Taken, describe
 from .dumping import dump_options, explain, handlers_restored, ignore_signals, session_for
@@ -61,6 +62,12 @@ from .terminals import DumpedTerminals
 _GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
 
 
+def _operation(wishes: Mapping[str, Any]) -> str:
+    """What this dump is called as an event; one in a migration is a part of that."""
+    return "" if wishes.get("delivery") is not None else "snapshot" if wishes.get("leave_running") else "dump"
+
+
+@events.recorded(_operation, about=events.target)
 def dump(
     config: Config,
     target: str,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,7 +36,7 @@ from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..store import open_store
-from . import arrival, cgroups, handback, hooking, insidereport, materialise, mend, moves, overlays, predicates, remaps
+from . import arrival, cgroups, events, handback, hooking, insidereport, materialise, mend, moves, overlays, predicates, remaps
 from .arrival import RestoreResult
 from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
@@ -51,6 +51,12 @@ from .registry import Registry, boot_id, check_name, exclusive_session, forget_s
 from .terminals import RestoredTerminals
 
 
+def _operation(wishes: Mapping[str, Any]) -> str:
+    """What this restore is called as an event; a dry run is none, and what is held is received from another host."""
+    return "" if wishes.get("dry_run") else "receive" if wishes.get("held") is not None else "restore"
+
+
+@events.recorded(_operation, about=events.reference)
 def restore(
     config: Config,
     ref: str,
@@ -65,6 +71,8 @@ def restore(
     dry_run: bool = False,
     force: bool = False,
     take_over: bool = False,
+    instead_of: leases.Head | None = None,
+    ttl: int = 0,
     repository: Repository | None = None,
     held: Callable[[list[dict[str, Any]]], None] | None = None,
     feeder: Feeder | None = None,
@@ -74,6 +82,7 @@ def restore(
     `held` is called, with what became of the connections, when everything is in place and nothing has run: when it returns,
     the tree runs; when it raises, nothing is left.  The checkpoint is in `repository` if that is given, which stays open.
     If memory follows, the `feeder` brings it; with `lazy` None it does so where there is one and it is worth it.
+    `instead_of` is a lease that has run out, `ttl` (milliseconds) how long the new one lasts without being renewed: see `leases`.
     """
     began = time.monotonic()
     registry = Registry(config)
@@ -138,6 +147,8 @@ def restore(
             host=host_id(config),
             host_name=platform.node(),
             take_over=take_over,
+            instead_of=instead_of,
+            ttl=ttl,
         )
         stack.callback(claim.release_unless_kept)
         if claim.warning:
