@@ -1,12 +1,14 @@
-"""Who may open a store: key files, passphrases, and the slots that they open.
+"""Who may open a store: key files, passphrases, recovery keys, and the slots that they open.
 
-A store has one random master key, which never changes.  Each *slot* in the store's config object holds it
-sealed by something that a person keeps: a key file (32 random bytes) or a passphrase (scrypt).  Whoever opens one
-slot has the master key, which is then checked against the config object as a whole.
+A store has one random master key, which never changes.  Each *slot* in the store's config holds it sealed by something
+that a person keeps: a key file (32 random bytes), a passphrase (scrypt) or a recovery key (`recovery`).  Whoever opens one
+slot has the master key, which is then checked against the config as a whole.  How slots come and go is told in `generations`.
 
-Where a key is looked for, the first that is there counts: `Config.key_file` (``CRIUCTL_KEY_FILE``), the file
-``<store id>.key`` in `Config.key_dir`, `Config.passphrase_file`, `Config.passphrase_command`, the variable
-``CRIUCTL_PASSPHRASE``.  Files with secrets that others may read or write are refused.
+Where a key is looked for, the first that is there counts: the variable ``CRIUCTL_RECOVERY_KEY``, `Config.key_file`
+(``CRIUCTL_KEY_FILE``; ``-`` asks, or reads a line of standard input), the file ``<store id>.key`` in `Config.key_dir`,
+`Config.passphrase_file`, `Config.passphrase_command`, the variable ``CRIUCTL_PASSPHRASE``.  A file in `Config.key_dir` that
+does not open the store is passed over where there is a passphrase.  A file may hold a recovery key, too.  Files with secrets
+that others may read or write are refused.
 """
 
 from __future__ import annotations
@@ -18,16 +20,20 @@ import os
 import secrets
 import shlex
 import stat
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..config import Config
 from ..errors import Conflict, Damaged, KeyMissing, UnsupportedFormat, WrongKey
+from . import recovery
 from .codec import KEY_SIZE, derive
 
 PASSPHRASE_VARIABLE = "CRIUCTL_PASSPHRASE"
+RECOVERY_VARIABLE = "CRIUCTL_RECOVERY_KEY"
+ASKED = "-"  # the name of the key file that is typed
 
 _KEY_LINE = "criuctl key 1"
 _MASTER_LINE = "criuctl master key 1"
@@ -42,11 +48,19 @@ _MAX_SECRET_FILE = 4096
 class KeyText:
     """The content of a key file: what opens a slot, or an exported master key."""
 
-    key: bytes
+    key: bytes = field(repr=False)
     master: bool = False
+    recovery: bool = False
+
+    @property
+    def slot(self) -> str:
+        """The kind of slot that it opens: file, recovery; master needs none."""
+        return "master" if self.master else "recovery" if self.recovery else "file"
 
     def text(self) -> str:
         """The file's content."""
+        if self.recovery:
+            return recovery.to_text(self.key) + "\n"
         line = _MASTER_LINE if self.master else _KEY_LINE
         return f"{line}\n{base64.b64encode(self.key).decode()}\n"
 
@@ -57,6 +71,8 @@ class KeyText:
         if lines[0] not in (_KEY_LINE, _MASTER_LINE):
             if lines[0].startswith(("criuctl key ", "criuctl master key ")):
                 raise UnsupportedFormat(f"{where} is a key file of a newer criuctl: {lines[0]}")
+            if recovery.looks_like(typed := text.decode("utf-8", "replace")):
+                return cls(recovery.from_text(typed, where), recovery=True)
             raise WrongKey(f"{where} is no key file of criuctl", hint=f"Its first line must be {_KEY_LINE!r}.")
         try:
             key = base64.b64decode(lines[1], validate=True)
@@ -128,14 +144,21 @@ def read_secret(path: Path) -> bytes:
 
 
 def file_slot(master: bytes, key: KeyText, store_id: str) -> dict[str, Any]:
-    """The slot that the key file `key` opens."""
-    return {"type": "file", "fingerprint": fingerprint(key.key), "wrapped": _wrap(key.key, master, f"file {store_id}")}
+    """The slot that the key file or recovery key `key` opens."""
+    kind = key.slot
+    return {"type": kind, "fingerprint": fingerprint(key.key), "wrapped": _wrap(key.key, master, f"{kind} {store_id}")}
 
 
 def passphrase_slot(master: bytes, passphrase: bytes, store_id: str) -> dict[str, Any]:
     """The slot that `passphrase` opens."""
     slot: dict[str, Any] = {"type": "passphrase", "kdf": "scrypt", **_SCRYPT, "salt": secrets.token_hex(16)}
     return {**slot, "wrapped": _wrap(_stretch(slot, passphrase), master, f"passphrase {store_id}")}
+
+
+def slot_fingerprint(slot: dict[str, Any]) -> str:
+    """What a slot is called: the fingerprint of its key; a passphrase has none, there it is a hash of the slot."""
+    told = slot.get("fingerprint")
+    return told if isinstance(told, str) else derive(str(slot.get("wrapped")).encode(), _FINGERPRINT)[:8].hex()
 
 
 def _stretch(slot: dict[str, Any], passphrase: bytes) -> bytes:
@@ -175,11 +198,12 @@ def _unwrap(key: bytes, slot: dict[str, Any], associated: str) -> bytes | None:
 class Opened:
     """A master key and how it was come by."""
 
-    master: bytes
+    master: bytes = field(repr=False)
     source: str  # for people: a path, or the name of a setting
     key: KeyText  # what to export: it opens the store again
-    slot: str = ""  # file | passphrase | master
+    slot: str = ""  # file | passphrase | recovery | master
     file: Path | None = None
+    by: dict[str, Any] | None = field(default=None, repr=False)  # the slot itself, where there was one
 
 
 Finder = Callable[[list[dict[str, Any]], str, Config], Opened]  # slots, id of the store, configuration
@@ -192,55 +216,113 @@ def key_path(config: Config, store_id: str) -> Path:
 
 def find_master(slots: list[dict[str, Any]], store_id: str, config: Config) -> Opened:
     """Open a slot with what the configuration gives; `KeyMissing`, `WrongKey`."""
+    if typed := os.environ.get(RECOVERY_VARIABLE):
+        key = KeyText(recovery.from_text(typed, RECOVERY_VARIABLE), recovery=True)
+        return open_by_key(slots, store_id, key, RECOVERY_VARIABLE)
+    if config.key_file == ASKED:
+        return open_by_key(slots, store_id, _asked_key(), "standard input")
     default = key_path(config, store_id)
-    path = Path(config.key_file) if config.key_file else default
-    if config.key_file or os.path.lexists(path):
-        return _open_by_file(slots, store_id, path)
-    phrase, source = find_passphrase(config)
     phrase_slots = [slot for slot in slots if slot.get("type") == "passphrase"]
+    passed: WrongKey | None = None
+    if config.key_file or os.path.lexists(default):
+        try:
+            return open_by_file(slots, store_id, Path(config.key_file) if config.key_file else default)
+        except WrongKey as error:
+            if config.key_file or not phrase_slots:
+                raise
+            passed = error
+    phrase, source = find_passphrase(config)
     if phrase is None or not phrase_slots:
+        if passed is not None:
+            raise passed
         raise KeyMissing(
             f"store {store_id[:12]} is encrypted, and its key was not found",
             hint=f"Bring its key file to {default}, or name it by key_file or CRIUCTL_KEY_FILE"
-            + (", or give passphrase_file, passphrase_command or CRIUCTL_PASSPHRASE." if phrase_slots else "."),
+            + (", or give passphrase_file, passphrase_command or CRIUCTL_PASSPHRASE." if phrase_slots else ".")
+            + (f" Its recovery key opens it, too: {RECOVERY_VARIABLE}, or CRIUCTL_KEY_FILE=-." if _has_recovery(slots) else ""),
         )
-    master = opened_by_passphrase(slots, store_id, phrase)
-    if master is None:
-        raise WrongKey(f"the passphrase from {source} does not open store {store_id[:12]}")
-    return Opened(master, source, KeyText(master, master=True), "passphrase")
+    return open_by_passphrase(slots, store_id, phrase, source)
 
 
-def _open_by_file(slots: list[dict[str, Any]], store_id: str, path: Path) -> Opened:
-    key = KeyText.parse(read_secret(path), str(path))
+def open_by_file(slots: list[dict[str, Any]], store_id: str, path: Path) -> Opened:
+    """Open a slot with the key file, exported master key or recovery key in `path`."""
+    return open_by_key(slots, store_id, KeyText.parse(read_secret(path), str(path)), str(path), path)
+
+
+def open_by_key(slots: list[dict[str, Any]], store_id: str, key: KeyText, source: str, path: Path | None = None) -> Opened:
+    """The same with a key that was read from `source`."""
     if key.master:
-        return Opened(key.key, str(path), key, "master", path)
-    master = opened_by_key(slots, store_id, key.key)
-    if master is not None:
-        return Opened(master, str(path), key, "file", path)
-    expected = fingerprints(slots)
+        return Opened(key.key, source, key, "master", path)
+    if (found := _opening(slots, store_id, key.slot, key.key)) is not None:
+        # A key on paper is not written to a file: what is exported is the master key.
+        keep = KeyText(found[0], master=True) if key.recovery else key
+        return Opened(found[0], source, keep, key.slot, path, found[1])
+    what = "the recovery key" if key.recovery else "the key"
+    expected = fingerprints(slots, key.slot)
     raise WrongKey(
-        f"the key in {path} (fingerprint {fingerprint(key.key)}) does not open store {store_id[:12]}",
-        hint=f"The store wants the key with fingerprint {', '.join(expected)}." if expected else "The store wants a passphrase.",
+        f"{what} in {source} (fingerprint {fingerprint(key.key)}) does not open store {store_id[:12]}",
+        hint=f"The store wants {what} with fingerprint {', '.join(expected)}." if expected else _other_kinds(slots, key.slot),
     )
 
 
-def fingerprints(slots: list[dict[str, Any]]) -> list[str]:
-    """Those of the key files that open these slots."""
-    return [str(slot.get("fingerprint")) for slot in slots if slot.get("type") == "file"]
+def open_by_passphrase(slots: list[dict[str, Any]], store_id: str, phrase: bytes, source: str) -> Opened:
+    """The same with a passphrase."""
+    for slot in slots:
+        if (found := _opening([slot], store_id, "passphrase", phrase)) is not None:
+            return Opened(found[0], source, KeyText(found[0], master=True), "passphrase", by=slot)
+    raise WrongKey(f"the passphrase from {source} does not open store {store_id[:12]}")
+
+
+def _opening(slots: Sequence[dict[str, Any]], store_id: str, kind: str, secret: bytes) -> tuple[bytes, dict[str, Any]] | None:
+    """The master key and the first slot of the kind that `secret` opens."""
+    for slot in slots:
+        if slot.get("type") == kind:
+            key = _stretch(slot, secret) if kind == "passphrase" else secret
+            if (master := _unwrap(key, slot, f"{kind} {store_id}")) is not None:
+                return master, slot
+    return None
+
+
+def _has_recovery(slots: Sequence[dict[str, Any]]) -> bool:
+    return any(slot.get("type") == "recovery" for slot in slots)
+
+
+def _other_kinds(slots: Sequence[dict[str, Any]], kind: str) -> str:
+    names = {"file": "a key file", "passphrase": "a passphrase", "recovery": "its recovery key"}
+    wanted = [name for other, name in names.items() if other != kind and any(slot.get("type") == other for slot in slots)]
+    return f"The store wants {' or '.join(wanted) or 'a key that this criuctl does not know'}."
+
+
+@cache
+def _asked_key() -> KeyText:
+    """The key that is typed, once in a process; what stands in for the terminal gives one line."""
+    import sys
+    from getpass import getpass
+
+    if sys.stdin is not None and sys.stdin.isatty():
+        typed = getpass("Recovery key of the store: ")
+    else:
+        typed = sys.stdin.readline(_MAX_SECRET_FILE) if sys.stdin is not None else ""
+    if not typed.strip():
+        raise KeyMissing("no key was given on standard input", hint="Type the recovery key of the store, on one line.")
+    return KeyText(recovery.from_text(typed, "standard input"), recovery=True)
+
+
+def fingerprints(slots: Sequence[dict[str, Any]], kind: str = "file") -> list[str]:
+    """Those of the key files (or other keys) that open these slots."""
+    return [str(slot.get("fingerprint")) for slot in slots if slot.get("type") == kind]
 
 
 def opened_by_key(slots: list[dict[str, Any]], store_id: str, key: bytes) -> bytes | None:
     """The master key, if the key of a key file opens one of the slots."""
-    tried = (_unwrap(key, slot, f"file {store_id}") for slot in slots if slot.get("type") == "file")
-    return next((master for master in tried if master is not None), None)
+    found = _opening(slots, store_id, "file", key)
+    return found and found[0]
 
 
 def opened_by_passphrase(slots: list[dict[str, Any]], store_id: str, passphrase: bytes) -> bytes | None:
     """The master key, if the passphrase opens one of the slots."""
-    tried = (
-        _unwrap(_stretch(slot, passphrase), slot, f"passphrase {store_id}") for slot in slots if slot.get("type") == "passphrase"
-    )
-    return next((master for master in tried if master is not None), None)
+    found = _opening(slots, store_id, "passphrase", passphrase)
+    return found and found[0]
 
 
 def find_passphrase(config: Config) -> tuple[bytes | None, str]:

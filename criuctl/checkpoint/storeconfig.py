@@ -1,16 +1,14 @@
-"""The store's config object: what the store is, and who can open it.
+"""What a store is, and who can open it: making its config, and finding the one that counts.
 
-JSON in the clear, under the name ``config``, written once.  ``version`` is looked at before anything else.  ``mac`` is a
-keyed hash of all the rest under a key derived from the master key, so that nobody without the key can
-change what the config says, and damage is found.
+The config is JSON in the clear (`configobject`), the object ``config``; since keys come and go it may also stand, newer, under
+``keys/`` (`generations`).  Opening reads the first, lists the second, and reads of them only what is newer.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,30 +17,29 @@ from ..config import Config
 from ..errors import (
     Conflict,
     Damaged,
+    DataError,
+    KeyMissing,
     NoSuchBucket,
     ObjectExists,
-    ObjectMissing,
     StoreNotInitialised,
     StoreUnreachable,
-    UnsupportedFormat,
     WrongKey,
 )
 from ..store import Capabilities, Store
 from ..store.base import PROBE_PREFIX
-from . import keys
-from .codec import KEY_SIZE, Sealer, keyed_hash
+from . import configobject, generations, keys
+from .codec import KEY_SIZE, Sealer
+from .configobject import FORMAT, NAME, VERSION, damaged, fetch
+from .generations import Candidate, Current
 from .manifest import now
 
-NAME = "config"
-FORMAT = "criuctl store"
-VERSION = 1
-_MAX_SIZE = 1 << 20
 _OURS = {".tmp", ".cache"}  # what a folder that only ever was a store may hold besides objects
+_ATTEMPTS = 8  # to read generations while others replace them
 
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """What the config object says."""
+    """What the config says that counts."""
 
     id: str
     encrypted: bool
@@ -51,14 +48,21 @@ class StoreConfig:
     sealer: Sealer = field(repr=False)
     slots: tuple[dict[str, Any], ...] = field(repr=False, default=())
     version: int = VERSION
+    generation: int = 0
 
 
 def create(
-    store: Store, *, encryption: bool, key_file: Path | None, passphrase: bytes | None, config: Config
+    store: Store,
+    *,
+    encryption: bool,
+    key_file: Path | None,
+    passphrase: bytes | None,
+    config: Config,
+    recovery: bytes | None = None,
 ) -> tuple[StoreConfig, keys.Opened | None]:
     """Make the store and its key; see `Repository.init`."""
     store.create()
-    if _fetch(store) is not None:
+    if fetch(store) is not None or generations.names(store):
         raise _exists(store)
     capabilities = store.probe()
     store_id = secrets.token_hex(16)
@@ -81,7 +85,7 @@ def create(
         if not passphrase:
             raise WrongKey("the passphrase is empty", hint="Give a passphrase of several words.")
         body["slots"] = [keys.passphrase_slot(master, passphrase, store_id)]
-        opened = keys.Opened(master, "passphrase", keys.KeyText(master, master=True), "passphrase")
+        opened = keys.Opened(master, "passphrase", keys.KeyText(master, master=True), "passphrase", by=body["slots"][0])
     else:
         path = key_file or keys.key_path(config, store_id)
         made = None if os.path.lexists(path) else path
@@ -89,9 +93,10 @@ def create(
         if key.master:
             raise WrongKey(f"{path} holds the exported master key of a store", hint="Name a new file, or a key file.")
         body["slots"] = [keys.file_slot(master, key, store_id)]
-        opened = keys.Opened(master, str(path), key, "file", path)
-    body["mac"] = _mac(body, sealer)
-    data = json.dumps(body, indent=1).encode()
+        opened = keys.Opened(master, str(path), key, key.slot, path, body["slots"][0])
+    if encryption and recovery is not None:
+        body["slots"].append(keys.file_slot(master, keys.KeyText(recovery, recovery=True), store_id))
+    data = configobject.text(body, sealer)
     try:
         _put(store, data)
     except BaseException:
@@ -99,7 +104,7 @@ def create(
         if made is not None and _surely_absent(store, data):
             made.unlink(missing_ok=True)
         raise
-    return _understood(body, sealer), opened
+    return _understood(body, sealer, body.get("slots", ())), opened
 
 
 def load(
@@ -107,109 +112,120 @@ def load(
 ) -> tuple[StoreConfig, keys.Opened | None]:
     """Read the store's config, let `find` find its key, and prove it; see `Repository.open`."""
     try:
-        data = _fetch(store)
+        first, problem = _config(store)
     except NoSuchBucket:
         if not create_local or not _empty_folder(store):
             raise
-        data = None
-    if data is None:
-        if create_local and _empty_folder(store):
+        first, problem = None, None
+    if first is None and problem is None and create_local:
+        if _empty_folder(store):
             try:
                 return create(store, encryption=False, key_file=None, passphrase=None, config=config)
             except Conflict:  # another criuctl was faster
-                data = store.get(NAME)
-        elif create_local:
-            data = _fetch(store)  # another criuctl may have made it since we looked
-        if data is None:
-            raise StoreNotInitialised(f"there is no criuctl store in {store.url}")
-    body = _parse(data)
-    if body["encryption"] == "none":
-        keys.refuse_downgrade(body["id"], config)
-        sealer = Sealer(_hex(body.get("key"), KEY_SIZE), encrypted=False)
-        opened = None
-    else:
-        opened = find(body.get("slots", []), body["id"], config)
-        sealer = Sealer(opened.master, encrypted=True)
-    mac = body.pop("mac", None)
-    if not isinstance(mac, str) or not secrets.compare_digest(mac.encode(), _mac(body, sealer).encode()):
-        if opened is not None and opened.slot == "master":
-            raise WrongKey(f"the master key in {opened.source} is not that of store {body['id'][:12]}")
-        raise _damaged("its checksum does not fit")
-    return _understood(body, sealer), opened
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    """The config's JSON, its version and its shape checked; values that the mac covers are trusted later."""
+                first, problem = _config(store)
+        else:
+            first, problem = _config(store)  # another criuctl may have made it since we looked
+    if first is not None and first.body["encryption"] == "none":
+        return _plain(first, config)
+    for _attempt in range(_ATTEMPTS):
+        names = generations.names(store)
+        if first is None and not names:
+            raise problem or StoreNotInitialised(f"there is no criuctl store in {store.url}")
+        newer = _newer(names, first)
+        found, gone = generations.read(store, newer)
+        if not gone:
+            break
+        first, problem = _config(store)
+    candidates = [*([first] if first else []), *found]
     try:
-        body = json.loads(data)
-    except (ValueError, RecursionError):
-        raise _damaged("it is not JSON") from None
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise UnsupportedFormat("the object `config` is not that of a criuctl store", hint="Name another prefix or folder.")
-    version = body.get("version")
-    if isinstance(version, bool) or not isinstance(version, int):
-        raise _damaged("it has no version")
-    features = body.get("features")
-    if version > VERSION or version < 1 or not isinstance(features, list) or features:
-        needs = f", features {', '.join(map(str, features))}" if isinstance(features, list) and features else ""
-        raise UnsupportedFormat(
-            f"the store has format {version}{needs}; this criuctl reads format {VERSION}",
-            hint="Use the criuctl that made it, or a newer one.",
-        )
-    slots, encryption = body.get("slots", []), body.get("encryption")
-    if encryption not in ("none", "aes-256-gcm"):
-        raise UnsupportedFormat(f"the store is encrypted by {str(encryption)[:40]!r}, which this criuctl does not know")
-    _hex(body.get("id"), 16)
-    if not isinstance(slots, list) or len(slots) > 64 or not all(isinstance(slot, dict) for slot in slots):
-        raise _damaged("its key slots are not valid")
-    return body
+        return _open(candidates, problem, config, find)
+    except (DataError, KeyMissing):
+        # What was not read because `config` says the same may say something else if `config` is damaged.
+        more, _gone = generations.read(store, [name for name in names if name not in newer])
+        known = {candidate.data for candidate in candidates}
+        if all(candidate.data in known for candidate in more):
+            raise
+        return _open(candidates + more, problem, config, find)
 
 
-def _understood(body: Mapping[str, Any], sealer: Sealer) -> StoreConfig:
+def _config(store: Store) -> tuple[Candidate | None, Damaged | None]:
+    """What stands in the object ``config``; a damaged one is no reason not to look further."""
+    try:
+        return Candidate.read(store, NAME), None
+    except Damaged as error:
+        return None, error
+
+
+def _newer(names: Mapping[str, int], first: Candidate | None) -> list[str]:
+    """The generations that may say something else than `first`: newer ones, and several of its own number."""
+    known = first.generation if first is not None else -1
+    several = list(names.values()).count(known) > 1
+    return [name for name, generation in names.items() if generation > known or (several and generation == known)]
+
+
+def _plain(first: Candidate, config: Config) -> tuple[StoreConfig, None]:
+    keys.refuse_downgrade(first.body["id"], config)
+    sealer = Sealer(configobject.as_bytes(first.body.get("key"), KEY_SIZE), encrypted=False)
+    if not configobject.fits(first.body, sealer):
+        raise damaged("its checksum does not fit")
+    return _understood(first.body, sealer), None
+
+
+def _open(
+    candidates: list[Candidate], problem: Damaged | None, config: Config, find: keys.Finder
+) -> tuple[StoreConfig, keys.Opened]:
+    """The newest of the candidates that is valid, opened; what `find` cannot open tells nothing of what is valid."""
+    groups: dict[tuple[int, str], list[Candidate]] = {}
+    for candidate in candidates:
+        groups.setdefault((candidate.generation, candidate.body["id"]), []).append(candidate)
+    failed: DataError | KeyMissing | None = None
+    for (_generation, store_id), group in sorted(groups.items(), key=lambda item: item[0], reverse=True):
+        try:
+            opened = find(generations.union(group), store_id, config)
+        except (DataError, KeyMissing) as error:
+            failed = failed or error
+            continue
+        sealer = Sealer(opened.master, encrypted=True)
+        current = Current.among((c for c in candidates if c.body["id"] == store_id), sealer)
+        if current is None:
+            if opened.slot == "master":
+                failed = failed or WrongKey(f"the master key in {opened.source} is not that of store {store_id[:12]}")
+            else:
+                failed = failed or damaged("its checksum does not fit")
+            continue
+        if opened.by is not None and opened.by not in current.slots:
+            try:
+                opened = find(current.slots, store_id, config)
+            except (WrongKey, KeyMissing):
+                raise WrongKey(
+                    f"the key from {opened.source} was removed from store {store_id[:12]}",
+                    hint="`criuctl key list` tells which keys open it, on a host that has one of them.",
+                ) from None
+        return _understood(current.body, sealer, current.slots), opened
+    raise failed or problem or damaged("nothing in it can be read")
+
+
+def _understood(body: Mapping[str, Any], sealer: Sealer, slots: Iterable[dict[str, Any]] = ()) -> StoreConfig:
     can = body.get("capabilities")
     if not isinstance(can, dict) or not isinstance(can.get("conditional_create"), bool):
-        raise _damaged("it does not say what the store can do")
+        raise damaged("it does not say what the store can do")
     return StoreConfig(
         id=body["id"],
         encrypted=sealer.encrypted,
         capabilities=Capabilities(can["conditional_create"], str(can.get("kind", ""))),
         created=str(body.get("created", "")),
         sealer=sealer,
-        slots=tuple(body.get("slots", ())),
+        slots=tuple(slots),
         version=body["version"],
+        generation=body.get("generation", 0),
     )
-
-
-def _mac(body: Mapping[str, Any], sealer: Sealer) -> str:
-    rest = {key: value for key, value in body.items() if key != "mac"}
-    return keyed_hash(sealer.config_key, json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hex()
-
-
-def _hex(value: Any, size: int) -> bytes:
-    try:
-        raw = bytes.fromhex(value)
-    except (TypeError, ValueError):
-        raw = b""
-    if len(raw) != size or value != raw.hex():
-        raise _damaged("an id or key in it is not valid")
-    return raw
-
-
-def _fetch(store: Store) -> bytes | None:
-    try:
-        size = store.stat(NAME).size
-        if size > _MAX_SIZE:
-            raise _damaged(f"it has {size} bytes")
-        return store.get(NAME)
-    except ObjectMissing:
-        return None
 
 
 def _put(store: Store, data: bytes) -> None:
     try:
         store.put(NAME, data, if_absent=True)
     except (ObjectExists, StoreUnreachable) as error:
-        if _fetch(store) == data:
+        if fetch(store) == data:
             return
         if isinstance(error, ObjectExists):
             raise _exists(store) from None
@@ -218,7 +234,7 @@ def _put(store: Store, data: bytes) -> None:
 
 def _surely_absent(store: Store, data: bytes) -> bool:
     try:
-        return _fetch(store) != data
+        return fetch(store) != data
     except Exception:
         return False
 
@@ -239,7 +255,3 @@ def _empty_folder(store: Store) -> bool:
 
 def _exists(store: Store) -> Conflict:
     return Conflict(f"there is a criuctl store in {store.url} already", hint="It was left as it is: see `criuctl store info`.")
-
-
-def _damaged(what: str) -> Damaged:
-    return Damaged(f"the store's config is damaged: {what}", hint="Bring back a copy of the object `config`.", object=NAME)

@@ -1,0 +1,106 @@
+"""The text of a store's config: JSON in the clear, its version, its shape and its checksum.
+
+``version`` is looked at before anything else.  ``mac`` is a keyed hash of all the rest under a key derived from the master
+key, so that nobody without the key can change what the config says, and damage is found.  The same text stands in the object
+``config`` and in the generations under ``keys/`` (`generations`).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import Damaged, ObjectMissing, UnsupportedFormat
+from ..store import Store
+from .codec import Sealer, keyed_hash
+
+NAME = "config"
+FORMAT = "criuctl store"
+VERSION = 1
+MAX_SLOTS = 64
+MAX_GENERATION = 10**18
+_MAX_SIZE = 1 << 20
+
+
+def parse(data: bytes) -> dict[str, Any]:
+    """The config's JSON, its version and its shape checked; values that the mac covers are trusted later."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        raise damaged("it is not JSON") from None
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise UnsupportedFormat("the object `config` is not that of a criuctl store", hint="Name another prefix or folder.")
+    version = body.get("version")
+    if isinstance(version, bool) or not isinstance(version, int):
+        raise damaged("it has no version")
+    features = body.get("features")
+    if version > VERSION or version < 1 or not isinstance(features, list) or features:
+        needs = f", features {', '.join(map(str, features))}" if isinstance(features, list) and features else ""
+        raise UnsupportedFormat(
+            f"the store has format {version}{needs}; this criuctl reads format {VERSION}",
+            hint="Use the criuctl that made it, or a newer one.",
+        )
+    slots, encryption = body.get("slots", []), body.get("encryption")
+    if encryption not in ("none", "aes-256-gcm"):
+        raise UnsupportedFormat(f"the store is encrypted by {str(encryption)[:40]!r}, which this criuctl does not know")
+    as_bytes(body.get("id"), 16)
+    if not isinstance(slots, list) or len(slots) > MAX_SLOTS or not all(isinstance(slot, dict) for slot in slots):
+        raise damaged("its key slots are not valid")
+    generation = body.get("generation", 0)
+    if isinstance(generation, bool) or not isinstance(generation, int) or not 0 <= generation < MAX_GENERATION:
+        raise damaged("its generation is not valid")
+    return body
+
+
+def recognised(data: bytes) -> bool:
+    """Whether it is a store's config at all, of whatever version."""
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(body, dict) and body.get("format") == FORMAT
+
+
+def text(body: Mapping[str, Any], sealer: Sealer) -> bytes:
+    """The config that says `body`, with its checksum."""
+    return json.dumps({**body, "mac": _mac(body, sealer)}, indent=1).encode()
+
+
+def fits(body: Mapping[str, Any], sealer: Sealer) -> bool:
+    """Whether it is the config that somebody with the store's key has written."""
+    mac = body.get("mac")
+    return isinstance(mac, str) and secrets.compare_digest(mac.encode(), _mac(body, sealer).encode())
+
+
+def _mac(body: Mapping[str, Any], sealer: Sealer) -> str:
+    rest = {key: value for key, value in body.items() if key != "mac"}
+    return keyed_hash(sealer.config_key, json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hex()
+
+
+def as_bytes(value: Any, size: int) -> bytes:
+    """What a field of the config says in hex."""
+    try:
+        raw = bytes.fromhex(value)
+    except (TypeError, ValueError):
+        raw = b""
+    if len(raw) != size or value != raw.hex():
+        raise damaged("an id or key in it is not valid")
+    return raw
+
+
+def fetch(store: Store, name: str = NAME) -> bytes | None:
+    """The object, None where there is none."""
+    try:
+        size = store.stat(name).size
+        if size > _MAX_SIZE:
+            raise damaged(f"it has {size} bytes")
+        return store.get(name)
+    except ObjectMissing:
+        return None
+
+
+def damaged(what: str) -> Damaged:
+    """The error for a config that nobody has written so."""
+    return Damaged(f"the store's config is damaged: {what}", hint="Bring back a copy of the object `config`.", object=NAME)
