@@ -72,6 +72,8 @@ COMMANDS: dict[str, Entry] = {
     "unpin": Entry(f"{_HERE}.pin:unpin", "Let pinned checkpoints be removed again.", "Looking and keeping"),
     "prune": Entry(f"{_HERE}.prune:prune", "Remove old checkpoints by rule.", "Looking and keeping"),
     "gc": Entry(f"{_HERE}.gc:gc", "Free what no checkpoint needs any more.", "Looking and keeping"),
+    "events": Entry(f"{_HERE}.events:events", "Tell what was done on this host, and how it ended.", "Looking and keeping"),
+    "metrics": Entry(f"{_HERE}.metrics:metrics", "Print, write or serve metrics for Prometheus.", "Looking and keeping"),
     "hooks": Entry(f"{_HERE}.hooks:hooks", "List hooks, and try one by hand.", "Setting up"),
     "store": Entry(f"{_HERE}.store:store", "Make and describe stores and their keys.", "Setting up"),
     "doctor": Entry(f"{_HERE}.doctor:doctor", "Check this host, its CRIU and the store.", "Setting up"),
