@@ -29,7 +29,7 @@ def _address(_ctx: click.Context, param: click.Parameter, value: str | None) -> 
         ("Now, as Prometheus would read it:", "criuctl metrics"),
         (
             "For node_exporter, from cron:",
-            "* * * * * criuctl metrics -q --textfile /var/lib/prometheus/node-exporter/criuctl.prom",
+            "* * * * * criuctl metrics --textfile /var/lib/node-exporter/criuctl.prom",
         ),
         ("For Prometheus on this host:", "criuctl metrics --listen 127.0.0.1:9638"),
     ],
