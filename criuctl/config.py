@@ -63,6 +63,9 @@ class Config:
     retention: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict, hash=False
     )  # session pattern: keep rules; first match wins
+    trees: Mapping[str, Mapping[str, Any]] = field(
+        default_factory=dict, hash=False
+    )  # by name: process trees that are dumped by it (unit, cgroup, pid_file or command; labels, order)
     gc_grace: str = "1d"  # how long `gc` leaves what nothing needs; longer than any dump or restore takes
     link_timeout: float = 20.0  # seconds that another host may be silent in a migration before the link counts as lost
     scrollback_mib: int = 16  # output of a session that is kept, on disk
@@ -87,6 +90,7 @@ _NESTED = {
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "files": get_args(FilePolicy),
+    "trees": "names to mappings such as {unit: nginx}",
     "file_conflicts": get_args(FileConflictPolicy),
     "connections": get_args(ConnectionPolicy),
     "events": get_args(EventSink),
