@@ -46,11 +46,14 @@ class App:
         return self._config
 
     @contextmanager
-    def reporting(self) -> Iterator[Reporter]:
-        """A reporter for one operation; its progress bars are off the terminal when the block is left."""
+    def reporting(self, *, bars: bool = True) -> Iterator[Reporter]:
+        """A reporter for one operation; its progress bars are off the terminal when the block is left.
+
+        Operations on several things at once have no `bars`: one terminal has not room for all of theirs.
+        """
         from .output import make_reporter
 
-        reporter = make_reporter(json=self.json, verbose=self.verbose, quiet=self.quiet)
+        reporter = make_reporter(json=self.json, verbose=self.verbose, quiet=self.quiet, bars=bars)
         try:
             yield reporter
         finally:

@@ -33,13 +33,13 @@ _TITLES = {"pages": "memory read", "upload": "stored"}  # of what operations rep
 _JSON_PROGRESS = 0.5  # seconds between two progress lines of one name
 
 
-def make_reporter(*, json: bool, verbose: int, quiet: bool) -> Reporter:
+def make_reporter(*, json: bool, verbose: int, quiet: bool, bars: bool = True) -> Reporter:
     """The reporter that these options and standard error ask for."""
     if json and verbose:
         return JsonReporter()
     if json or quiet:
         return Reporter()
-    if sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+    if bars and sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         return BarReporter(verbose)
     return LineReporter(verbose)
 

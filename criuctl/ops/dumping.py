@@ -22,8 +22,9 @@ from .target import Target
 
 
 def session_for(registry: Registry, target: Target, name: str | None) -> SessionRecord:
-    """The session that this tree is: known by its root, named by the user, or named after its command."""
+    """The session that this tree is: named by the user, known by its root or its name, or named after its command."""
     known = registry.find(target.root)
+    name = name if name is not None else target.session  # a configured tree has its name before it is a session
     if name is not None:
         check_name(name)
         taken = registry.get(name)

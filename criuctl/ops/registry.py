@@ -121,9 +121,15 @@ class Registry:
         return next((r for r in self.all() if r.state == "running" and r.identity == identity and r.boot_id == here), None)
 
     def lookup(self, name: str) -> ProcessIdentity | None:
-        """The root process of session `name`, if it runs here."""
+        """The root process of session `name`, if it runs here, else of the configured tree of that name."""
         record = self.get(name)
-        return record.identity if record is not None and record.alive() else None
+        if record is not None and record.alive():
+            return record.identity
+        if name not in self._config.trees:
+            return None
+        from . import trees
+
+        return trees.find(self._config, name)
 
     def session_of(self, identity: ProcessIdentity) -> str | None:
         """The name of the session whose root is this process."""

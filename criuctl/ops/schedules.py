@@ -3,38 +3,31 @@
 A definition is ``STATE_DIR/schedules/NAME.json``; what starts it (`timers`) only names it, and `run` reads it each time.
 The last run's result lies beside it in ``NAME.last.json`` (no schedule's name has a dot).
 
-A run is the snapshots of its sessions, one after the other, and then, where the definition has keep rules, a prune of the
-sessions that were dumped.  Two runs of a schedule never overlap: the second ends at once with `Conflict`, for the first
-one's checkpoints are as new as its own would be.  At the deadline what is under way is interrupted the way SIGTERM would do
-it, so it cleans up and the tree runs on; that session and those after it count as timed out.
+A run is the snapshots of its sessions and configured trees, some at a time, and then, where the definition has keep rules, a
+prune of the sessions that were dumped.  Two runs of a schedule never overlap: the second ends at once with `Conflict`, for the
+first one's checkpoints are as new as its own would be.  How that, the jitter and the deadline are kept: see `batch`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import random
 import re
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ..config import Config
-from ..errors import Conflict, CriuctlError, InvalidName, NotFound, PlatformError, TimedOut, UsageError
+from ..errors import Conflict, CriuctlError, InvalidName, NotFound, PlatformError, UsageError
 from ..report import Reporter
 from ..session.names import check_name
-from . import timers
-from .hooking import snapshot_failed
-from .registry import Registry, exclusive, write_record
+from . import batch, timers
+from .registry import exclusive, write_record
 from .retention import Rules
 from .snapshot import SnapshotOutcome, snapshot
+from .subjects import chosen
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")  # what cron takes as a file's name, with our prefix
 SHORTEST = 60.0  # seconds between two runs
@@ -54,6 +47,7 @@ class Schedule:
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)  # those that bear all of these
     jitter: float = 0.0
     deadline: float = 0.0
+    jobs: int = batch.JOBS  # snapshots at once
     store: str | None = None
     config: str | None = None  # a configuration file beside the usual ones
     keep: Mapping[str, Any] = field(default_factory=dict, hash=False)  # as a policy of `retention`
@@ -118,6 +112,8 @@ def _check(schedule: Schedule) -> None:
             raise UsageError(f"the {what} must be at most 366d, not {seconds:g} s")
     if schedule.every and schedule.jitter >= schedule.every:
         raise UsageError("the jitter must be shorter than the period")
+    if schedule.jobs < 1:
+        raise UsageError(f"at least one job is needed, not {schedule.jobs}")
     if (bool(schedule.sessions), schedule.all, bool(schedule.labels)).count(True) != 1:
         raise UsageError("say of what: SESSIONs, or --all, or --label K=V")
     for name in schedule.sessions:
@@ -253,7 +249,7 @@ def run(
     *,
     delay: bool = False,
     reporter: Reporter,
-    told: Callable[[SnapshotOutcome], None],
+    told: Callable[[SnapshotOutcome], object],
     judge: Callable[[Ran], int],
 ) -> tuple[Ran, int]:
     """Do now what `schedule` says, and record how it ended; `told` hears of each session, `judge` gives the exit code.
@@ -261,9 +257,8 @@ def run(
     `delay` first waits a random part of the jitter.
     """
     busy = f"the schedule {schedule.name!r} runs already"
-    with exclusive(f"schedule/{schedule.name}/{config.state_dir}", busy):
-        if delay and schedule.jitter:
-            time.sleep(random.uniform(0, schedule.jitter))  # noqa: S311  # spreads load, keeps no secret
+    with batch.alone(f"schedule/{schedule.name}/{config.state_dir}", busy):
+        batch.spread(schedule.jitter if delay else 0)
         ran = Ran(schedule.name, _now())
         try:
             _take(config, schedule, ran, reporter, told)
@@ -286,91 +281,35 @@ def _record(config: Config, summary: dict[str, Any], name: str) -> None:
         write_record(_folder(config), f"{name}.last", summary)
 
 
-def _take(config: Config, schedule: Schedule, ran: Ran, reporter: Reporter, told: Callable[[SnapshotOutcome], None]) -> None:
-    targets = _targets(config, schedule)
-    missing = list(targets)
-    try:
-        with _deadline(schedule.deadline):
-            for target in targets:
-                for outcome in snapshot(config, [target], False, reporter=reporter):
-                    ran.outcomes.append(outcome)
-                    missing.remove(target)
-                    told(outcome)
-            if schedule.keep:
-                _prune(config, schedule, ran, reporter)
-    except _Expired:
-        late = TimedOut(
-            f"the schedule's deadline of {schedule.deadline:g} s has passed",
-            hint="Everything runs on; give it a longer --deadline.",
-        )
-        for target in missing:
-            outcome = SnapshotOutcome(target, error=late)
-            ran.outcomes.append(outcome)
-            snapshot_failed(config, reporter, target, late)
-            told(outcome)
-        if not missing and schedule.keep:
-            ran.error = late
-
-
-def _targets(config: Config, schedule: Schedule) -> list[str]:
-    if schedule.sessions:
-        return list(dict.fromkeys(schedule.sessions))
-    if schedule.all:
-        return [record.name for record in Registry(config).all() if record.alive()]
-    from .sessions import sessions
-
-    live = [state for state in sessions(config) if state["state"] in ("running", "paused")]
-    return [s["session"] for s in live if all(s["labels"].get(k) == v for k, v in schedule.labels.items())]
-
-
-def _prune(config: Config, schedule: Schedule, ran: Ran, reporter: Reporter) -> None:
-    from .prune import prune
-
-    dumped = [outcome.result.manifest.session.name for outcome in ran.outcomes if outcome.result is not None]
+def _take(config: Config, schedule: Schedule, ran: Ran, reporter: Reporter, told: Callable[[SnapshotOutcome], object]) -> None:
+    subjects = chosen(config, schedule.sessions, every=schedule.all, labels=schedule.labels)
+    until = batch.ends_at(schedule.deadline)
+    late = f"the schedule's deadline of {schedule.deadline:g} s has passed"
+    for outcome in snapshot(config, subjects, reporter=reporter, jobs=schedule.jobs, until=until, late=late):
+        ran.outcomes.append(outcome)
+        told(outcome)
+    if not schedule.keep:
+        return
+    dumped = [outcome.result["session"] for outcome in ran.outcomes if outcome.result is not None]
     ran.pruned = 0
     if not dumped:
         return
-    try:
+    work = [("prune", _prune(config, schedule, dumped))]
+    for pruned in batch.each(work, reporter=reporter, until=until, late=late):
+        ran.error = pruned.error
+        if pruned.answer is not None:
+            ran.pruned = pruned.answer["removed"]
+            ran.warnings += pruned.answer["warnings"]
+
+
+def _prune(config: Config, schedule: Schedule, dumped: Sequence[str]) -> batch.Work:
+    def work(reporter: Reporter) -> dict[str, Any]:
+        from .prune import prune
+
         done = prune(config, dumped, Rules.make(schedule.keep, f"schedule {schedule.name!r}"), reporter=reporter)
-    except CriuctlError as error:
-        ran.error = error
-        return
-    ran.pruned = len(done.removed)
-    ran.warnings += [error.message for error in [*done.unreadable, *done.errors.values()]]
+        return {"removed": len(done.removed), "warnings": [e.message for e in [*done.unreadable, *done.errors.values()]]}
 
-
-class _Expired(Exception):
-    """The deadline interrupted what was under way, and it has cleaned up."""
-
-
-@contextmanager
-def _deadline(seconds: float) -> Iterator[None]:
-    """Interrupt the block after `seconds` (0: never), as SIGTERM would, and end it with `_Expired`."""
-    if not seconds:
-        yield
-        return
-    expired = threading.Event()
-
-    def ring(_number: int, _frame: FrameType | None) -> None:
-        expired.set()
-        # The program's own handler sees to it that a clean-up is not interrupted a second time.
-        if callable(signal.getsignal(signal.SIGTERM)):
-            os.kill(os.getpid(), signal.SIGTERM)
-        else:
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-    except KeyboardInterrupt:
-        if not expired.is_set():
-            raise
-        raise _Expired from None
+    return work
 
 
 def _folder(config: Config) -> Path:

@@ -1,57 +1,85 @@
-"""Dumps of several trees, one after the other, all of them left running: what cron calls.
+"""Dumps of several trees, some at a time, all of them left running: what cron calls.
 
-Each target is a dump of its own with its own locks, preflight and outcome; a failure of one is recorded in
-its outcome and the next is tried.  Only what concerns them all stops the whole: a signal, or a bug.
+Each target is a dump of its own, in a process of its own (`batch`), with its own locks, preflight and outcome; a failure of one
+is its outcome and the others are tried.  Only what concerns them all stops the whole: a signal, and the deadline, at which what
+is under way is interrupted, and it and the rest have timed out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 from ..config import Config
-from ..errors import CriuctlError
+from ..errors import CriuctlError, DumpFailed
 from ..report import Reporter
-from .describe import DumpResult
+from . import batch
 from .dump import dump
 from .hooking import snapshot_failed
-from .registry import Registry
+from .subjects import Subject
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOutcome:
-    """What became of one target: a result or an error, never both."""
+    """What became of one target: the answer of its dump, or an error, never both."""
 
     target: str
-    result: DumpResult | None = None
+    result: dict[str, Any] | None = None  # keys of a dump's JSON
+    degraded: bool = False  # stored, but something optional failed
     error: CriuctlError | None = None
-
-    @property
-    def degraded(self) -> bool:
-        """Stored, but something optional failed."""
-        return self.result is not None and self.result.degraded
 
     def to_dict(self) -> dict[str, Any]:
         """``target`` with the keys of a dump's result, or with ``error``."""
         if self.error is not None:
             return {"target": self.target, "error": self.error.to_dict()}
-        assert self.result is not None
-        return {"target": self.target, **self.result.to_dict()}
+        return {"target": self.target, **(self.result or {})}
 
 
-def snapshot(config: Config, targets: Sequence[str], all_: bool, *, reporter: Reporter) -> Iterator[SnapshotOutcome]:
-    """Dump each target (every session that runs on this host, with `all_`), leaving it running.
+def snapshot(
+    config: Config,
+    subjects: Sequence[Subject],
+    *,
+    reporter: Reporter,
+    jobs: int = batch.JOBS,
+    until: float | None = None,
+    late: str = "the deadline has passed",
+    leave_running: bool = True,
+) -> Iterator[SnapshotOutcome]:
+    """Dump each, `jobs` at a time, and leave it running (or not); yields each outcome as soon as it is known.
 
-    Yields each outcome as soon as it is known.
+    `until` is the deadline on the monotonic clock, and `late` what is said of those that were not done by then.
     """
-    wanted = [record.name for record in Registry(config).all() if record.alive()] if all_ else list(dict.fromkeys(targets))
-    for target in wanted:
-        reporter.warnings = []  # each outcome tells its own
+    for subject in subjects:
+        if subject.error is not None:
+            snapshot_failed(config, reporter, subject.name, subject.error)
+            yield SnapshotOutcome(subject.name, error=subject.error)
+    work = [(subject.name, _dump(config, subject, leave_running)) for subject in subjects if subject.error is None]
+    for outcome in batch.each(work, reporter=reporter, jobs=jobs, until=until, broken=DumpFailed, late=late):
+        if outcome.answer is not None:
+            yield SnapshotOutcome(outcome.key, outcome.answer["result"], outcome.answer["degraded"])
+            continue
+        assert outcome.error is not None
+        if not outcome.told:
+            snapshot_failed(config, reporter, outcome.key, outcome.error)
+        yield SnapshotOutcome(outcome.key, error=outcome.error)
+
+
+def _dump(config: Config, subject: Subject, leave_running: bool) -> Callable[[Reporter], dict[str, Any]]:
+    def work(reporter: Reporter) -> dict[str, Any]:
+        labels = dict(subject.labels) if subject.tree else {}
         try:
-            result = dump(config, target, reporter=reporter, leave_running=True, labels={})
+            result = dump(config, subject.name, reporter=reporter, leave_running=leave_running, labels=labels)
         except CriuctlError as error:
-            snapshot_failed(config, reporter, target, error)
-            yield SnapshotOutcome(target, error=error)
-        else:
-            yield SnapshotOutcome(target, result=result)
+            snapshot_failed(config, reporter, subject.name, error)  # here, so that nobody waits for its hooks
+            raise
+        return {"result": result.to_dict(), "degraded": result.degraded}
+
+    return work
+
+
+def lock_of(config: Config, targets: Sequence[str], labels: Sequence[str]) -> str:
+    """The name of the lock that keeps the same snapshots from being taken twice at the same time."""
+    what = "\0".join([config.state_dir, config.store, *sorted(targets), "", *sorted(labels)])
+    return f"snapshot/{sha256(what.encode()).hexdigest()[:32]}"

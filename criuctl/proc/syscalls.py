@@ -13,6 +13,7 @@ import sys
 
 _SYS_PIDFD_GETFD = 438  # the same number on every architecture: it is newer than their unification
 _SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
@@ -77,6 +78,11 @@ def unshare(flags: int) -> None:
 def set_child_subreaper(on: bool) -> None:
     """Whether orphans below this process become its children instead of init's."""
     _checked(_c().prctl(_PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0))
+
+
+def set_parent_death_signal(number: int) -> None:
+    """The signal that this process gets when the thread that has forked it ends; 0 for none."""
+    _checked(_c().prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0))
 
 
 def is_child_subreaper() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,13 +14,13 @@ from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..pages import Entry, LazyGroup, page
 from ..severity import worst
-from ..streams import tell, write_result
+from ..streams import tell
 from ..text import Column, age, plural, printable
-from .dump import outcome_line, parse_labels
+from .dump import parse_labels
+from .snapshot import JOBS, teller
 
 if TYPE_CHECKING:
     from ...ops.schedules import Ran
-    from ...ops.snapshot import SnapshotOutcome
 
 _SELF = "criuctl.cli.commands.schedule"
 _COUNT = click.IntRange(min=1)
@@ -75,14 +75,14 @@ def complete_schedule(ctx: click.Context, _param: click.Parameter, incomplete: s
 )
 @click.argument("name", help="What the schedule is called: letters, digits, '_' and '-'.")
 @click.argument("sessions", nargs=-1, metavar="[SESSION]...", shell_complete=complete.session_name, help="The sessions, by name.")
-@click.option("--all", "all_", is_flag=True, help="Every session that runs on this host at that time.")
+@click.option("--all", "all_", is_flag=True, help="Every session and configured tree that runs on this host at that time.")
 @click.option(
     "--label",
     "labels",
     multiple=True,
     metavar="K=V",
     callback=parse_labels,
-    help="The sessions that bear this label; all of them, if it is given several times.",
+    help="The sessions and configured trees that bear this label; all of them, if it is given several times.",
 )
 @click.option("--every", metavar="SPAN", help="The time from one run to the next: 15m, 1h, 1d.  [default: use --at]")
 @click.option(
@@ -90,6 +90,7 @@ def complete_schedule(ctx: click.Context, _param: click.Parameter, incomplete: s
 )
 @click.option("--jitter", metavar="SPAN", help="Begin up to this much later, by chance.  [default: 0]")
 @click.option("--deadline", metavar="SPAN", help="Interrupt a run that takes longer.  [default: none]")
+@JOBS
 @click.option("--keep-last", type=_COUNT, metavar="N", help="Prune afterwards, and keep the N newest.  [default: no rule]")
 @click.option("--keep-hourly", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]")
 @click.option("--keep-daily", type=_COUNT, metavar="N", help="As of `criuctl prune`.  [default: no rule]")
@@ -109,6 +110,7 @@ def add(
     at: str | None,
     jitter: str | None,
     deadline: str | None,
+    jobs: int,
     **keep: Any,
 ) -> int:
     """Makes a schedule and starts its timer: criuctl-schedule-NAME.timer and .service in /etc/systemd/system, or
@@ -134,6 +136,7 @@ def add(
         labels=labels,
         jitter=seconds(jitter or "0"),
         deadline=seconds(deadline or "0"),
+        jobs=jobs,
         store=_absolute_store(app.store),
         config=os.path.abspath(app.config_file) if app.config_file else None,
         keep={key: list(value) if isinstance(value, tuple) else value for key, value in keep.items() if value},
@@ -228,12 +231,12 @@ def remove(app: App, name: str) -> int:
 @click.option("--delay", is_flag=True, help="First wait for a random part of the schedule's jitter, as the crontab does.")
 @pass_app
 def run(app: App, name: str, delay: bool) -> int:
-    """Takes the schedule's snapshots, one after the other, and tells each on a line; then prunes, if the schedule has keep
+    """Takes the schedule's snapshots, some at a time, and tells each on a line; then prunes, if the schedule has keep
     rules. A failure of one does not keep the others from being taken.
 
-    Ends with 0 if all was done, else with the exit code of the first failure. While a run of the same schedule is under
-    way another one ends with 9 at once. At the deadline what is under way is interrupted and cleaned up, the session runs on,
-    and the exit code is 12. With -q only failures are told.
+    Ends with 0 if all was done, else with the worst exit code of all, as criuctl snapshot. While a run of the same schedule
+    is under way another one ends with 9 at once. At the deadline what is under way is interrupted and cleaned up, the
+    sessions run on, and the exit code is 12. With -q only failures are told.
     """
     from ... import config as configuration
     from ...ops import schedules
@@ -243,8 +246,8 @@ def run(app: App, name: str, delay: bool) -> int:
     if wanted.config and not app.config_file:
         config = configuration.load(wanted.config).with_options(state_dir=config.state_dir)
     config = config.with_options(store=app.store or wanted.store)
-    with app.reporting() as reporter:
-        ran, code = schedules.run(config, wanted, delay=delay, reporter=reporter, told=_teller(app), judge=_judge)
+    with app.reporting(bars=False) as reporter:
+        ran, code = schedules.run(config, wanted, delay=delay, reporter=reporter, told=teller(app), judge=_judge)
     if app.json:
         app.emit(ran.to_dict() | {"exit_code": code}, lambda: "")
         return code
@@ -257,21 +260,6 @@ def run(app: App, name: str, delay: bool) -> int:
     if ran.error is not None:
         tell(f"criuctl: prune: {printable(ran.error.message)}")
     return code
-
-
-def _teller(app: App) -> Callable[[SnapshotOutcome], None]:
-    def told(outcome: SnapshotOutcome) -> None:
-        if app.json:
-            return
-        if outcome.error is None:
-            if not app.quiet:
-                write_result(outcome_line(outcome.to_dict()))
-            return
-        tell(f"criuctl: {printable(outcome.target)}: {printable(outcome.error.message)}")
-        if outcome.error.hint:
-            tell(f"  hint: {printable(outcome.error.hint)}")
-
-    return told
 
 
 def _judge(ran: Ran) -> int:

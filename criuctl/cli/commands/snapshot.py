@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
 import click
 
 from .. import complete
@@ -9,49 +12,107 @@ from ..app import DEGRADED, App, pass_app
 from ..pages import page
 from ..severity import worst
 from ..streams import tell, write_result
-from ..text import printable
-from .dump import outcome_line
+from ..telling import tell_each, tell_failure
+from .dump import outcome_line, parse_labels
+
+if TYPE_CHECKING:
+    from ...ops.snapshot import SnapshotOutcome
+
+JOBS = click.option(
+    "--jobs", type=click.IntRange(1, 64), metavar="N", default=2, show_default=True, help="So many at the same time."
+)
 
 
 @page(
     examples=[
         ("Every quarter of an hour, from cron:", "*/15 * * * * criuctl snapshot web db -q --store s3://backups/trees"),
-        ("Every session of this host:", "criuctl snapshot --all"),
+        ("Everything on this host, with an end:", "criuctl snapshot --all --jitter 2m --deadline 20m"),
+        ("What was started with run --label tier=prod:", "criuctl snapshot --label tier=prod"),
     ],
     exits=[3, 4, 5, 7, 8, 9, 10, 11, 12, 13],
-    see_also=["dump", "list"],
+    see_also=["dump", "schedule", "list"],
 )
-@click.argument("targets", nargs=-1, metavar="[TARGET]...", shell_complete=complete.target, help="Sessions' names or PIDs.")
-@click.option("--all", "all_", is_flag=True, help="Every session that runs on this host.")
+@click.argument(
+    "targets",
+    nargs=-1,
+    metavar="[TARGET]...",
+    shell_complete=complete.target,
+    help="Sessions' and configured trees' names, PIDs, unit:NAME or cgroup:PATH.",
+)
+@click.option("--all", "all_", is_flag=True, help="Every session and every configured tree that runs on this host.")
+@click.option(
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="K=V",
+    callback=parse_labels,
+    help="Those of them that bear this label; all of them, if it is given several times.",
+)
+@JOBS
+@click.option("--wait", metavar="SPAN", help="Wait so long for the same snapshots that are being taken.  [default: 0]")
+@click.option("--jitter", metavar="SPAN", help="Begin up to this much later, by chance.  [default: 0]")
+@click.option("--deadline", metavar="SPAN", help="Interrupt what takes longer.  [default: none]")
 @pass_app
-def snapshot(app: App, targets: tuple[str, ...], all_: bool) -> int:
-    """Dumps several trees one after the other and leaves them running: criuctl dump --leave-running of each, one line
-    each. A failure of one does not keep the others from being dumped.
+def snapshot(
+    app: App,
+    targets: tuple[str, ...],
+    all_: bool,
+    labels: dict[str, str],
+    jobs: int,
+    wait: str | None,
+    jitter: str | None,
+    deadline: str | None,
+) -> int:
+    """Dumps several trees, some at a time, and leaves them running: criuctl dump --leave-running of each, and one line, or
+    one JSON object, for each as soon as it is known. A failure of one does not keep the others from being dumped. A
+    configured tree that does not run is left out of --all and --label.
 
-    Ends with 0 if all were dumped, else with the exit code of the first failure. With -q only failures are told.
+    Ends with 0 if all were dumped, else with the worst exit code of all, in this order: 1, 128+N, 8, 6, 5, 7, 13, 12,
+    10, 9, 4, 3, 2, 11. With -q only failures are told.
+
+    While the same snapshots (the same TARGETs or labels, into the same store) are being taken, a second run ends with 9,
+    or waits with --wait. At the deadline what is under way is interrupted and cleaned up, and runs on; it and what was not
+    begun have timed out (12). Failures run the hooks of the phase snapshot-failed.
     """
-    if bool(targets) == all_:
-        raise click.UsageError("give either TARGETs or --all")
+    if (bool(targets), all_, bool(labels)).count(True) != 1:
+        raise click.UsageError("give either TARGETs, or --all, or --label")
+    from ...ops import batch
+    from ...ops.retention import seconds
+    from ...ops.snapshot import lock_of
     from ...ops.snapshot import snapshot as take
+    from ...ops.subjects import chosen
 
-    bodies = []
-    codes = []
-    with app.reporting() as reporter:
-        for outcome in take(app.config, list(targets), all_, reporter=reporter):
-            body = outcome.to_dict()
-            bodies.append(body)
-            if outcome.error is not None:
-                codes.append(outcome.error.exit_code)
-                if not app.json:
-                    tell(f"criuctl: {printable(outcome.target)}: {printable(outcome.error.message)}")
-                    if outcome.error.hint:
-                        tell(f"  hint: {printable(outcome.error.hint)}")
-            else:
-                codes.append(DEGRADED if outcome.degraded else 0)
-                if not app.json and not app.quiet:
-                    write_result(outcome_line(body))
-    if app.json:
-        app.emit(bodies, lambda: "")
-    elif not bodies and not app.quiet:
-        tell("no session runs on this host")
+    spans = [seconds(span or "0") for span in (wait, jitter, deadline)]
+    lock = lock_of(app.config, targets, [f"{key}={value}" for key, value in labels.items()])
+
+    def taken() -> Iterator[SnapshotOutcome]:
+        with (
+            app.reporting(bars=len(targets) == 1) as reporter,
+            batch.alone(lock, "these snapshots are being taken already", wait=spans[0]),
+        ):
+            batch.spread(spans[1])
+            until = batch.ends_at(spans[2])
+            late = f"the deadline of {spans[2]:g} s has passed"
+            subjects = chosen(app.config, targets, every=all_, labels=labels)
+            yield from take(app.config, subjects, reporter=reporter, jobs=jobs, until=until, late=late)
+
+    codes = tell_each(app, taken(), teller(app), lambda outcome: outcome.to_dict())
+    if not codes and not app.quiet and not app.json:
+        tell("no such session runs on this host" if labels else "no session runs on this host")
     return worst(codes)
+
+
+def teller(app: App) -> Callable[[SnapshotOutcome], int]:
+    """What tells people of one outcome, and gives its exit code."""
+
+    def told(outcome: SnapshotOutcome) -> int:
+        if outcome.error is not None:
+            if not app.json:
+                tell_failure(outcome.target, outcome.error)
+            return outcome.error.exit_code
+        assert outcome.result is not None
+        if not app.json and not app.quiet:
+            write_result(outcome_line(outcome.result))
+        return DEGRADED if outcome.degraded else 0
+
+    return told

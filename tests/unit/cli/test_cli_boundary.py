@@ -89,7 +89,7 @@ def test_a_bug_is_told_as_one_with_a_traceback_only_under_v(provoke: Run) -> Non
         (["restore", "x", "--pids", "none"], "'none' is not one of"),
         (["verify"], "either a REF or --all"),
         (["verify", "x", "--all"], "either a REF or --all"),
-        (["snapshot"], "either TARGETs or --all"),
+        (["snapshot"], "either TARGETs, or --all, or --label"),
         (["rm"], "Missing argument 'REF...'"),
         (["store"], "no command given"),
         (["store", "inti"], "Did you mean 'init'?"),

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criuctl.cli import text
-from criuctl.cli.severity import worst
+from criuctl.cli.severity import IN_WORDS, worst
+from criuctl.errors import EXIT_CODES
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,18 @@ def test_a_chain_of_ten_thousand_is_drawn() -> None:
     assert len(text.process_tree(tree).splitlines()) == 2999
 
 
-@pytest.mark.parametrize(("codes", "code"), [([], 0), ([0, 0], 0), ([0, 11], 11), ([0, 7, 11, 5], 7), ([5, 1], 1), ([3], 3)])
+@pytest.mark.parametrize(("codes", "code"), [([], 0), ([0, 0], 0), ([0, 11], 11), ([0, 7, 11, 5], 5), ([5, 130, 1], 1), ([3], 3)])
 def test_the_worst_of_several_exit_codes(codes: list[int], code: int) -> None:
     assert worst(codes) == code
+
+
+@given(st.permutations([*EXIT_CODES, 130, 77]))
+def test_the_worst_is_the_same_in_any_order(codes: list[int]) -> None:
+    """Each exit code is somewhere in the order, and the manual pages tell the same one."""
+    told = [int(word) if word.isdigit() else 130 for word in IN_WORDS.split(", ")]
+    assert set(told) | {0, 77} == set(codes)
+    left = [code for code in codes if code != 77]
+    while left:
+        assert worst(left) == [*told, 0][-len(left)]
+        left.remove(worst(left))
+    assert worst(codes) in (1, 77)

@@ -1,0 +1,71 @@
+"""What becomes of several things at once: a line for each as soon as it is known, or one element of a JSON array.
+
+Under --json every element stands on a line of its own, behind the ``[`` or the ``,``: whoever reads along takes lines, whoever
+waits for the end has one JSON value.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from ..errors import CriuctlError
+from .app import App
+from .streams import jsonable, tell, write_result
+from .text import printable
+
+T = TypeVar("T")
+
+
+class JsonArray:
+    """The array, as it grows."""
+
+    def __init__(self) -> None:
+        self.begun = False
+
+    def add(self, value: Any) -> None:
+        """Print one more element."""
+        write_result(("," if self.begun else "[") + json.dumps(value, default=jsonable))
+        self.begun = True
+
+    def close(self) -> None:
+        """Print its end."""
+        write_result("]" if self.begun else "[]")
+
+
+def tell_failure(name: str, error: CriuctlError) -> None:
+    """What has failed, and what to do about it."""
+    tell(f"criuctl: {printable(name)}: {printable(error.message)}")
+    if error.hint:
+        tell(f"  hint: {printable(error.hint)}")
+
+
+def tell_each(app: App, outcomes: Iterable[T], told: Callable[[T], int], body: Callable[[T], Any]) -> list[int]:
+    """Tell of each outcome: `told` prints it for people and gives its exit code, `body` is its JSON.  The exit codes.
+
+    What ends it before its time, a signal say, is the last element once there are others.
+    """
+    array = JsonArray()
+    codes: list[int] = []
+    try:
+        for outcome in outcomes:
+            if app.json:
+                array.add(body(outcome))
+            codes.append(told(outcome))
+    except CriuctlError as error:
+        if not array.begun:
+            raise
+        array.add({"error": error.to_dict()})
+        codes.append(error.exit_code)
+    except KeyboardInterrupt as interrupt:
+        if not array.begun:
+            raise
+        number = int(getattr(interrupt, "number", signal.SIGINT))
+        message = f"stopped by {signal.Signals(number).name}"
+        array.add({"error": {"code": "interrupted", "exit_code": 128 + number, "message": message, "hint": ""}})
+        codes.append(128 + number)
+    if app.json:
+        array.close()
+    return codes

@@ -1,0 +1,183 @@
+"""Work in processes of our own making: several things at once, each in the main thread of a process that is forked off.
+
+A dump and a restore own the signals of their process and what it has started, so no two of them share one.  A forked process
+begins with all that is imported and configured here, which a new criuctl would need half a second for.  It
+
+- is in a process group of its own, so that a ``^C`` on the terminal reaches us alone, and we tell it;
+- is told SIGTERM when it is to stop, which becomes a `KeyboardInterrupt` there: it cleans up, and ends without an answer;
+- is told the same by the kernel when we are killed;
+- keeps our descriptors, so a lock of ours (`ops.registry.exclusive`) is free only when the last of them has ended;
+- answers with one JSON object, in a memory file: nothing can block, and what it left behind cannot hold anything open.
+
+Whoever forks must have no threads that hold locks: only the forking thread goes on in the new process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from . import syscalls
+
+Work = Callable[[], dict[str, Any]]
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_GRACE = 240.0  # seconds that one which was told to stop may clean up; killing a dump or a restore undoes it, too
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What became of one piece of work: its answer, or why there is none."""
+
+    key: str
+    answer: dict[str, Any] | None = None
+    code: int = 0  # exit code of its process; negative: the signal that killed it
+    bug: str = ""  # a traceback
+    late: bool = False  # it was interrupted, or not begun, for its time was over
+
+
+def run_all(work: Sequence[tuple[str, Work]], *, at_once: int, until: float | None = None) -> Iterator[Ended]:
+    """Do all of `work`, `at_once` at a time and in this order, and yield each end as soon as it is known.
+
+    At the monotonic time `until` what is under way is interrupted and what was not begun is left; both are yielded as late.
+    When the caller lets go, or a signal becomes an exception, what is under way is interrupted and awaited.
+    """
+    waiting, running = deque(work), list[_Process]()
+    try:
+        while waiting or running:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                break
+            while waiting and len(running) < at_once:
+                _start(*waiting.popleft(), running)
+            _poll(running, left)
+            for process in [process for process in running if process.has_ended()]:
+                running.remove(process)
+                yield process.end()
+        for process in running:
+            process.stop()
+        while running:
+            _await(running[0])
+            yield running.pop(0).end(late=True)
+        for key, _ in waiting:
+            yield Ended(key, late=True)
+    finally:
+        for process in running:
+            process.stop()
+        for process in running:
+            _await(process)
+            process.end()
+
+
+class _Process:
+    """One that was forked off, and is not reaped yet."""
+
+    def __init__(self, key: str, pid: int, answer: int) -> None:
+        self._key, self._pid, self._answer = key, pid, answer
+        self.pidfd = os.pidfd_open(pid)
+
+    def has_ended(self) -> bool:
+        """Whether `end` would not wait."""
+        return bool(select.select([self.pidfd], [], [], 0)[0])
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Tell it to stop."""
+        try:
+            signal.pidfd_send_signal(self.pidfd, number)
+        except ProcessLookupError:
+            return
+
+    def end(self, *, late: bool = False) -> Ended:
+        """Reap it, and read what it has said."""
+        result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED)
+        assert result is not None
+        code = result.si_status if result.si_code == os.CLD_EXITED else -result.si_status
+        os.close(self.pidfd)
+        with open(self._answer, "rb") as file:
+            file.seek(0)
+            text = file.read()
+        said = json.loads(text) if code == 0 and text else {}
+        if "answer" in said:
+            return Ended(self._key, said["answer"])
+        return Ended(self._key, code=code, bug=said.get("bug", ""), late=late)
+
+
+def _poll(running: Sequence[_Process], seconds: float | None) -> None:
+    """Wait until one of them has ended, or for so long."""
+    poller = select.poll()
+    for process in running:
+        poller.register(process.pidfd, select.POLLIN)
+    poller.poll(None if seconds is None else max(0.0, seconds) * 1000)
+
+
+def _await(process: _Process) -> None:
+    """Wait until one that was told to stop has ended."""
+    _poll([process], _GRACE)
+    if not process.has_ended():
+        process.stop(signal.SIGKILL)
+        _poll([process], None)
+
+
+def _start(key: str, work: Work, running: list[_Process]) -> None:
+    """Fork it off; it is in `running` before any signal can be served here."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()  # what is in the buffer would be written twice
+    parent = os.getpid()
+    answer = os.memfd_create("answer", os.MFD_CLOEXEC)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _be(work, answer, parent, before)
+        running.append(_Process(key, pid, answer))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _be(work: Work, answer: int, parent: int, mask: set[Any]) -> None:
+    """The life of the new process; does not return."""
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        syscalls.set_parent_death_signal(signal.SIGTERM)
+        if not callable(signal.getsignal(signal.SIGTERM)):  # the program's own handler makes an exception of it, once
+            signal.signal(signal.SIGTERM, _stop)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask - set(_STOPS))
+        if os.getppid() == parent:
+            said: dict[str, Any]
+            try:
+                said = {"answer": work()}
+            except Exception:
+                said = {"bug": traceback.format_exc()}
+            _write(answer, json.dumps(said).encode())
+            code = 0
+    except KeyboardInterrupt as interrupt:
+        code = 128 + int(getattr(interrupt, "number", signal.SIGTERM))
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError, AttributeError):
+                continue
+        os._exit(code)
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a clean-up is not interrupted
+    raise KeyboardInterrupt
