@@ -87,10 +87,10 @@ _DEFAULTS = Config()
 _NESTED = {
     "retention": "session patterns to mappings such as {keep_daily: 7}",
     "hosts": "names to mappings such as {url: ssh://root@host}",
+    "trees": "names to mappings such as {unit: nginx}",
 }
 _CHOICES: dict[str, tuple[str, ...]] = {
     "files": get_args(FilePolicy),
-    "trees": "names to mappings such as {unit: nginx}",
     "file_conflicts": get_args(FileConflictPolicy),
     "connections": get_args(ConnectionPolicy),
     "events": get_args(EventSink),
