@@ -8,7 +8,7 @@ never values here: they are references (a file, an environment variable, a comma
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -72,6 +72,9 @@ class Config:
     predicates: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict, hash=False
     )  # session pattern: what its checkpoints require (file:PATH, command:CMD, output:CMD, age:SPAN); first match wins
+    probes: Mapping[str, str] = field(
+        default_factory=dict, hash=False
+    )  # session pattern: command of `verify --restore`, run beside the restored tree; first match wins
     hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)  # by name: url, command, options
     ssh_command: str = "ssh"  # the ssh program, with options if need be; as GIT_SSH_COMMAND
 
@@ -105,7 +108,9 @@ def _coerce(key: str, value: Any, where: str) -> Any:
     if key in _NESTED:
         return _mappings(value, key, where)
     if key == "predicates":
-        return _lists(value, key, where)
+        return {name: tuple(texts) for name, texts in _by_pattern(value, key, where, "lists of text", _are_texts).items()}
+    if key == "probes":
+        return _by_pattern(value, key, where, "commands", lambda probe: isinstance(probe, str))
     if key in _CHOICES and value not in _CHOICES[key]:
         raise ConfigError(f"{where}: {key} must be one of {', '.join(_CHOICES[key])}, not {value!r}")
     try:
@@ -158,8 +163,12 @@ def _mappings(value: Any, key: str, where: str) -> dict[str, dict[str, Any]]:
     return {str(name): inner for name, inner in value.items()}
 
 
-def _lists(value: Any, key: str, where: str) -> dict[str, tuple[str, ...]]:
-    """Lists of text by name."""
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _by_pattern(value: Any, key: str, where: str, what: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
+    """`what` by patterns of sessions' names."""
     if isinstance(value, str):  # of a variable
         import yaml
 
@@ -167,10 +176,9 @@ def _lists(value: Any, key: str, where: str) -> dict[str, tuple[str, ...]]:
             value = yaml.safe_load(value)
         except yaml.YAMLError as error:
             raise ConfigError(f"{where} is not valid YAML: {error}") from error
-    lists = value.values() if isinstance(value, dict) else [None]
-    if not all(isinstance(texts, list) and all(isinstance(text, str) for text in texts) for texts in lists):
-        raise ConfigError(f"{where}: {key} must be a mapping of session patterns to lists of text")
-    return {str(name): tuple(texts) for name, texts in value.items()}
+    if not isinstance(value, dict) or not all(map(fits, value.values())):
+        raise ConfigError(f"{where}: {key} must be a mapping of session patterns to {what}")
+    return {str(pattern): one for pattern, one in value.items()}
 
 
 def _read_file(path: Path) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Wishes:
     rules: Rules = field(default_factory=Rules)  # of this host's configuration
     deadline: float | None = None  # seconds for connections to be back, instead of what the rules say
     hooks: frozenset[str] | None = None  # the names of this host's reconnect hooks; None if nobody has looked
+    alone: bool = False  # in a network of its own, whatever is free here
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +234,8 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     _platform(manifest, facts, findings)
     pids = _pids(manifest, facts, wishes, findings)
     net, source = facts.netns
+    if wishes.alone:
+        net, source = "private", ""
     conflicts = [c for c in manifest.connections if c.waits and f"{c.protocol} {c.local}" in facts.listening]
     if conflicts and net == "host":
         names = ", ".join(c.local for c in conflicts)
@@ -244,7 +247,7 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
         else:
             hint = "End what listens there, or restore a copy with --as NAME, which gets a network of its own."
             findings += [Finding("error", "port-taken", f"{c.local} is taken on this host", hint, c.pid, c.fd) for c in conflicts]
-    if net == "private" and facts.netns[0] == "private":
+    if net == "private" and facts.netns[0] == "private" and not wishes.alone:
         text = "the network namespace of the dump is gone; a new one with only a loopback interface is made"
         findings.append(Finding("warning", "netns-new", text))
     if net == "private" and pids == "same":

@@ -70,6 +70,7 @@ def restore(
     lazy: bool | None = False,
     dry_run: bool = False,
     force: bool = False,
+    alone: bool = False,
     take_over: bool = False,
     instead_of: leases.Head | None = None,
     ttl: int = 0,
@@ -77,8 +78,9 @@ def restore(
     held: Callable[[list[dict[str, Any]]], None] | None = None,
     feeder: Feeder | None = None,
 ) -> RestoreResult | RestorePlan:
-    """Bring the checkpoint that `ref` names back to life here (with `force` a stale one, too); with `dry_run` say what would be done.
+    """Bring the checkpoint that `ref` names back to life here; with `dry_run` only say what would be done.
 
+    `force`: also when it is stale (`predicates`).  `alone`: for a trial, in a network of its own, stale or not.
     `held` is called, with what became of the connections, when everything is in place and nothing has run: when it returns,
     the tree runs; when it raises, nothing is left.  The checkpoint is in `repository` if that is given, which stays open.
     If memory follows, the `feeder` brings it; with `lazy` None it does so where there is one and it is worth it.
@@ -124,10 +126,11 @@ def restore(
             rules.parse(config),
             connections_deadline,
             frozenset(hook.name for hook in executables(config, RECONNECT)),
+            alone,
         )
         remains = arrival.remains_of(manifest)
         facts = observe(manifest, images.reserved_ids(), remains, wishes)
-        facts = replace(facts, findings=(*facts.findings, *predicates.examine(config, manifest, force=force)))
+        facts = replace(facts, findings=(*facts.findings, *(() if alone else predicates.examine(config, manifest, force=force))))
         plan = make_plan(manifest, facts, wishes)
         if dry_run:
             return plan

@@ -2,37 +2,98 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import click
 
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
 from ..severity import worst
-from ..text import plural, printable, size
+from ..text import duration, plural, printable, size
+
+_PROBE_FAILED = 10
+
+
+def _tried(trial: Mapping[str, Any]) -> str:
+    """What came of a trial restore, for people."""
+    probe = trial["probe"]
+    lines = [f"{printable(trial['session'])}@{trial['number']}: restored in {duration(trial['restore_ms'])}, and gone again"]
+    if not trial["alive"]:
+        lines.append("  its root had ended by then")
+    if probe is not None:
+        ended = "was not done" if probe["exit_code"] is None else f"ended with {probe['exit_code']}"
+        lines.append(f"  probe {printable(probe['command'])!r} {ended}")
+        lines += [f"  | {printable(line)}" for line in probe["output"].splitlines()]
+    lines += [f"  {printable(place)} could only be read" for place in trial["read_only"]]
+    return "\n".join(lines)
+
+
+def _try(app: App, ref: str, probe: str | None, timeout: float) -> int:
+    from ...ops.trial import trial
+
+    with app.reporting() as reporter:
+        body = trial(app.config, ref, probe=probe, timeout=timeout, reporter=reporter).to_dict()
+    app.emit(body, lambda: _tried(body), lambda: "" if body["ok"] else _tried(body))
+    return 0 if body["ok"] else _PROBE_FAILED
 
 
 @page(
     examples=[
         ("Is the newest checkpoint of web sound?", "criuctl verify web"),
         ("Check the whole store once a week, from cron:", "criuctl verify --all -q"),
+        ("Does it come back, and does it answer then?", "criuctl verify web --restore --probe 'curl -fsS localhost:8080'"),
     ],
-    exits=[3, 7, 8],
-    see_also=["list", "show"],
+    exits=[3, 4, 6, 7, 8, 10, 12, 13],
+    see_also=["list", "show", "restore"],
 )
 @click.argument(
     "ref", required=False, shell_complete=complete.checkpoint_ref, help="NAME, NAME@N, or the begin of a checkpoint's id."
 )
 @click.option("--all", "all_", is_flag=True, help="Check every checkpoint of the store, the sound after the damaged ones too.")
+@click.option("--restore", "restore_", is_flag=True, help="Restore the checkpoint for a trial, and take everything away again.")
+@click.option(
+    "--probe",
+    metavar="COMMAND",
+    help="With --restore: a command for sh, run inside the namespaces of the restored tree; it has to end with 0."
+    "  [default: the configuration's `probes`]",
+)
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1, max=86400),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --restore: how long the restore and the probe may take.",
+)
 @pass_app
-def verify(app: App, ref: str | None, all_: bool) -> int:
+def verify(app: App, ref: str | None, all_: bool, restore_: bool, probe: str | None, timeout: float) -> int:
     """Reads everything that a restore of the checkpoint would need (manifest, images, memory, files), decrypts it and
     checks it against its checksums. Changes nothing.
 
     Ends with 8 when something is damaged, and names the object; with 7 when an object is missing or the store
     does not answer.
+
+    With --restore it is restored for a trial, beside the living session: in PID, mount, network, IPC and UTS namespaces of its
+    own, on a copy-on-write view of this host's files. The session, its lease, its files, its name and its connections are not
+    touched; connections to outside are hung up, hooks are not run, and what the checkpoint requires (dump --require) is
+    not looked at. Devices and the kernel's own settings are this host's: do not try what you would not run here. The trial needs
+    memory for the tree and for copies of the files that it writes to.
+
+    The probe sees the files, processes and network (loopback) of the tree, and CRIUCTL_SESSION, CRIUCTL_CHECKPOINT and
+    CRIUCTL_PID. Then all of it is gone, also if criuctl is killed. Ends with 0 if it came back and the probe ended with 0, with
+    6 if it cannot be restored, with 10 if the probe failed or was not done, with 12 if it took longer than --timeout, with 4 if
+    there is too little memory to try.
     """
     if (ref is None) == (not all_):
         raise click.UsageError("give either a REF or --all")
+    if restore_:
+        if ref is None:
+            raise click.UsageError("--restore tries one checkpoint: give a REF")
+        return _try(app, ref, probe, timeout)
+    if probe is not None:
+        raise click.UsageError("--probe goes with --restore")
     from ...ops.inspect import verify as verify_checkpoints
 
     with app.reporting() as reporter:

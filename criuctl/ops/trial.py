@@ -1,0 +1,193 @@
+"""A trial restore: whether a checkpoint comes back, found out beside the living session and without touching anything of it.
+
+It is an ordinary restore (`criuctl.ops.restore`) in a shadow of this host (`criuctl.proc.shadow`), as a copy:
+
+- processes, names, IPC: in PID, mount, IPC, UTS and network namespaces of their own, with every PID free;
+- files: all under overlays in memory; the tree opens, changes and removes its files in there alone, and files that have changed
+  since the dump are put back in there alone.  Where an overlay cannot be, nothing can be written: a tree that has to write
+  there cannot be tried, and which places these are is told;
+- connections to outside: hung up, all; from the network that it gets nobody can be reached;
+- lease, record, hooks, events: no lease is claimed, what criuctl notes is noted in the shadow, and hooks are not run;
+- what it requires (`predicates`) is not looked at: a checkpoint that is stale may be sound.
+
+Then the probe, a command of the operator's (never of the checkpoint's), runs inside the tree's namespaces.  Whatever ends it,
+SIGKILL of criuctl included, nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ..checkpoint.manifest import Manifest
+from ..checkpoint.repository import Repository
+from ..config import Config
+from ..errors import CommandFailed, CriuctlError, NoSuchProcess, PreflightRefused, RestoreFailed, TimedOut, Vetoed
+from ..proc import command, shadow
+from ..proc.namespaces import entry_prefix, foreign
+from ..proc.procfs import available_memory
+from ..proc.tree import ProcessIdentity
+from ..report import Reporter
+from ..store import Capabilities, open_store
+from ..transport.frames import decode_error, encode_error
+from .arrival import RestoreResult
+
+_TAIL = 4096  # characters of a probe's output that are told
+_OUTPUT = 16 << 20  # bytes that a probe may print
+_KINDS = {"pid", "mnt", "net", "ipc", "uts"}
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of it."""
+
+    checkpoint: str
+    session: str
+    number: int
+    restored: bool
+    alive: bool  # the tree's root lived on when it had been restored, and at the end of the probe
+    restore_ms: float
+    elapsed_ms: float = 0.0
+    probe: dict[str, Any] | None = None  # command, exit_code (None: it was not done in time, or could not be run), output
+    connections: list[dict[str, Any]] = field(default_factory=list)
+    read_only: list[str] = field(default_factory=list)  # where nothing could be written
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Restored, and the probe, if there was one, content."""
+        return self.restored and (self.probe is None or self.probe["exit_code"] == 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON of ``verify --restore``."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def probe_of(config: Config, session: str) -> str | None:
+    """The configured probe of a session: the first pattern that fits."""
+    return next((probe for pattern, probe in config.probes.items() if fnmatch.fnmatchcase(session, pattern)), None)
+
+
+def trial(config: Config, ref: str, *, probe: str | None = None, timeout: float = 300.0, reporter: Reporter) -> Trial:
+    """Restore the checkpoint that `ref` names for a trial, and run `probe` (default: the configuration's) beside it.
+
+    `RestoreFailed` if it cannot be restored, for whatever reason that is the checkpoint's or this host's; `TimedOut`; as
+    `restore` for what keeps it from being tried: no such checkpoint, no store, no key, damage.
+    """
+    began = time.monotonic()
+    reporter.step("trial", ref=ref)
+
+    def work() -> dict[str, Any]:
+        try:
+            return {"done": asdict(_inside(config, ref, probe, began + timeout))}
+        except CriuctlError as error:
+            return {"error": encode_error(error)}
+
+    told = shadow.run(work, timeout=timeout)
+    if "error" in told:
+        raise decode_error(told["error"], "a shadow of this host")
+    if "done" not in told:
+        raise RuntimeError(told.get("bug", "no answer"))
+    found = Trial(**told["done"])
+    for warning in found.warnings:
+        reporter.warning(warning)
+    return replace(found, elapsed_ms=round((time.monotonic() - began) * 1000, 1))
+
+
+class _Unclaimed(Repository):
+    """A store in which nothing is claimed: a copy that is thrown away needs no lease, and leaves no trace."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, conditional_create=False)
+
+
+def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Trial:
+    """In the shadow."""
+    from .restore import restore
+
+    read_only = shadow.enter()
+    own = tempfile.mkdtemp(prefix="criuctl-")
+    config = config.with_options(state_dir=f"{own}/state", run_dir=f"{own}/run", hook_dirs=(), events="none")
+    os.mkdir(config.run_dir, 0o700)
+    reporter = Reporter()
+    store = open_store(config.store, config)
+    repository = _Unclaimed.open(store, config)
+    manifest = repository.manifest(ref)
+    _check_memory(manifest)
+    began = time.monotonic()
+    try:
+        result = restore(
+            config,
+            manifest.id,
+            reporter=reporter,
+            new_name=manifest.session.name,
+            connections="hangup",
+            files="restore",
+            alone=True,
+            repository=repository,
+        )
+    except (PreflightRefused, Vetoed) as error:
+        raise RestoreFailed(error.message, hint=error.hint, **error.details) from error
+    assert isinstance(result, RestoreResult)  # it was no dry run
+    restore_ms = round((time.monotonic() - began) * 1000, 1)
+    probe = probe if probe is not None else probe_of(config, manifest.session.name)
+    probed = _probe(result, manifest, probe, deadline) if probe else None
+    return Trial(
+        checkpoint=manifest.id,
+        session=manifest.session.name,
+        number=manifest.number,
+        restored=True,
+        alive=_alive(result.pid),
+        restore_ms=restore_ms,
+        probe=probed,
+        connections=result.connections,
+        read_only=read_only,
+        warnings=result.warnings,
+    )
+
+
+def _check_memory(manifest: Manifest) -> None:
+    """The tree's memory, and a copy of each file that it writes to, must fit."""
+    copied = [f.size for f in manifest.files if f.kind in ("written", "carried") or f.data is not None]
+    needed = sum(copied) + sum(image.data.size for image in manifest.memory)
+    free = available_memory()
+    if needed > free:
+        raise PreflightRefused(
+            f"a trial needs {needed >> 20} MiB of memory, for the tree and for copies of the files that it writes to;"
+            f" {free >> 20} MiB are free",
+            hint="Try it on another host that has the store.",
+        )
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return ProcessIdentity.of(pid).alive()
+    except NoSuchProcess:
+        return False
+
+
+def _probe(result: RestoreResult, manifest: Manifest, text: str, deadline: float) -> dict[str, Any]:
+    """Run it inside the tree's namespaces; how it ended, and the last that it said."""
+    told: dict[str, Any] = {"command": text, "exit_code": None, "output": ""}
+    left = deadline - time.monotonic() - 1.0  # it takes a moment to tell of it
+    env: Mapping[str, str] = {
+        "CRIUCTL_SESSION": manifest.session.name,
+        "CRIUCTL_CHECKPOINT": manifest.id,
+        "CRIUCTL_PID": str(result.inner_pid),
+    }
+    try:
+        argv = [*entry_prefix(result.pid, foreign(result.pid) & _KINDS), "sh", "-c", f"exec 2>&1\n{text}"]
+        done = command.run(argv, timeout=max(left, 0.1), check=False, env=env, cwd="/", max_stdout=_OUTPUT)
+    except NoSuchProcess:
+        return {**told, "output": "the tree's root has ended at once"}
+    except TimedOut:
+        return {**told, "output": "the probe was not done in time"}
+    except CommandFailed as error:
+        return {**told, "output": error.message}
+    return {**told, "exit_code": done.returncode, "output": done.text[-_TAIL:]}

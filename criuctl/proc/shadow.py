@@ -1,0 +1,277 @@
+"""A host that is a shadow of this one: work in it sees the same files and changes none, and when it ends nothing of it is left.
+
+`run` forks, and the work goes on in PID, mount, IPC and UTS namespaces of its own.  There `enter` covers every file system with
+an overlay whose upper layer is in memory: what is written, removed, renamed or bound to a name is so in there alone.  Sockets
+and FIFOs of this host are other ones in there: nobody of this host is at their other end.  What no overlay can cover is
+bound read-only; it is told which.  The network is this host's, for whoever works in there may need a store; what it
+starts should get another one.
+
+What is not isolated: devices, the kernel's own settings, the clock.
+
+Who lives as long as whom: the caller holds a pipe; at its end, by whatever end of the caller, PID 1 of the shadow ends, and the
+kernel kills everything in it; the last process frees the mounts and the memory.  Nothing has a name outside.
+
+The caller must have no threads that hold locks: only the forking thread goes on in the shadow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import select
+import signal
+import stat
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from ..errors import PlatformError, TimedOut
+from .syscalls import unshare
+
+Work = Callable[[], dict[str, Any]]
+
+_NEWNS, _NEWUTS, _NEWIPC, _NEWPID = 0x00020000, 0x04000000, 0x08000000, 0x20000000
+_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 0x1000, 0x4000, 1 << 18
+_MNT_DETACH = 2
+_FLAGS = {"ro": _RDONLY, "nosuid": _NOSUID, "nodev": _NODEV, "noexec": _NOEXEC}
+# The kernel's own file systems: an overlay of one would be another thing, or is refused.
+_KERNEL = frozenset(
+    (
+        *("sysfs", "cgroup", "cgroup2", "devpts", "mqueue", "bpf", "tracefs", "debugfs", "securityfs", "pstore", "configfs"),
+        *("fusectl", "efivarfs", "binfmt_misc", "hugetlbfs", "nsfs", "rpc_pipefs", "selinuxfs", "smackfs", "resctrl", "nfsd"),
+    )
+)
+_STAGE = "/dev"  # is everywhere
+_LARGEST_FILE = 64 << 20  # bytes of a file that is a mount by itself, to be copied
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """A mount of this host that can be seen."""
+
+    point: str
+    kind: str
+    flags: int
+    fd: int  # O_PATH of its root
+
+    @property
+    def source(self) -> str:
+        """A path to it, whatever is mounted over it."""
+        return f"/proc/self/fd/{self.fd}"
+
+
+# -- the process -------------------------------------------------------------------------------------
+
+
+def run(work: Work, *, timeout: float) -> dict[str, Any]:
+    """Do `work` in a shadow of this host; its answer, or ``{"bug": traceback}``.
+
+    When this returns or raises, everything that ran in there is gone.  `PlatformError` when there can be no shadow,
+    `TimedOut` after `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    answer = os.memfd_create("answer", os.MFD_CLOEXEC)
+    ends, lives = os.pipe2(os.O_CLOEXEC)
+    helper = 0
+    try:
+        try:
+            helper = os.fork()
+            if helper == 0:
+                os.close(lives)
+                _helper(work, ends, answer)
+            pidfd = os.pidfd_open(helper)
+            try:
+                poller = select.poll()
+                poller.register(pidfd, select.POLLIN)
+                while not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    if time.monotonic() >= deadline:
+                        raise TimedOut(f"it was not done after {timeout:g} s; nothing is left of it")
+            finally:
+                os.close(pidfd)
+        finally:
+            os.close(lives)
+            if helper:
+                os.waitpid(helper, 0)  # it ends after PID 1 has, which is after all that was in there
+        size = os.fstat(answer).st_size
+        if not size:
+            raise PlatformError("what ran in namespaces of its own was killed", hint="The kernel's log may tell why: `dmesg`.")
+        told: dict[str, Any] = json.loads(os.pread(answer, size, 0))
+        return told
+    finally:
+        os.close(answer)
+        os.close(ends)
+
+
+def _helper(work: Work, ends: int, answer: int) -> NoReturn:
+    """Make the namespaces, fork PID 1, end after it."""
+    try:
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        try:
+            unshare(_NEWNS | _NEWPID | _NEWIPC | _NEWUTS)
+        except OSError as error:
+            _say(answer, {"cannot": f"namespaces cannot be made: {error.strerror}"})
+            os._exit(1)
+        init = os.fork()
+        if init == 0:
+            _init(work, ends, answer)
+        os.waitpid(init, 0)
+    finally:
+        os._exit(0)
+
+
+def _init(work: Work, ends: int, answer: int) -> NoReturn:
+    """PID 1: ends with the caller, and with the worker; reaps whoever is left to it."""
+    try:
+        worker = os.fork()
+        if worker == 0:
+            _worker(work, answer)
+        threading.Thread(target=_end_with, args=(ends,), daemon=True).start()
+        while os.wait()[0] != worker:
+            pass
+    finally:
+        os._exit(0)
+
+
+def _end_with(ends: int) -> None:
+    with suppress(OSError):
+        os.read(ends, 1)
+    os._exit(1)
+
+
+def _worker(work: Work, answer: int) -> NoReturn:
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        try:
+            told = work()
+        except BaseException:
+            told = {"bug": traceback.format_exc()}
+        _say(answer, told)
+    finally:
+        os._exit(0)
+
+
+def _say(answer: int, told: dict[str, Any]) -> None:
+    os.pwrite(answer, json.dumps(told).encode(), 0)
+
+
+# -- the file systems --------------------------------------------------------------------------------
+
+
+def enter() -> list[str]:
+    """In a shadow: come under the overlays.  The mount points that can only be read in here; `PlatformError`."""
+    try:
+        return _enter()
+    except OSError as error:
+        raise PlatformError(
+            f"this host's files cannot be covered: {error.filename or error}",
+            hint="It takes root (CAP_SYS_ADMIN) and a kernel with overlayfs.",
+        ) from error
+
+
+def _enter() -> list[str]:
+    _mount("none", "/", flags=_REC | _PRIVATE)
+    mounts = list(_visible())
+    _mount("criuctl-shadow", _STAGE, "tmpfs", options="mode=0700,size=90%")
+    new, read_only = f"{_STAGE}/root", []
+    os.mkdir(new)
+    for number, mount in enumerate(mounts):
+        target = new + (mount.point if mount.point != "/" else "")
+        if mount.kind == "proc":
+            _mount("proc", target, "proc", flags=_NOSUID | _NODEV | _NOEXEC)
+        elif mount.kind == "autofs":
+            continue  # what is mounted by it is there by itself
+        elif mount.kind in _KERNEL:
+            _bind(mount, target, writable=mount.kind == "devpts")
+        elif not _covered(mount, target, f"{_STAGE}/{number}"):
+            _bind(mount, target, writable=False)
+            read_only.append(mount.point)
+    for mount in mounts:
+        os.close(mount.fd)
+    os.chdir(new)
+    _check(_libc.pivot_root(b".", b"."), "pivot_root")
+    _check(_libc.umount2(b".", ctypes.c_int(_MNT_DETACH)), "umount")
+    os.chdir("/")
+    return read_only
+
+
+def _visible() -> list[_Mount]:
+    """The mounts that a path leads to, parents first; the descriptors are the caller's."""
+    found = []
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        lines = file.read().splitlines()
+    for line in lines:
+        head, _, tail = line.partition(" - ")
+        words, rest = head.split(" "), tail.split(" ")
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[4])
+        try:
+            fd = os.open(point, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue  # under another mount
+        if _mount_id(fd) != int(words[0]):
+            os.close(fd)
+            continue
+        options = {*words[5].split(","), *(rest[2].split(",") if len(rest) > 2 else ())}
+        found.append(_Mount(point, rest[0], sum(flag for word, flag in _FLAGS.items() if word in options), fd))
+    return sorted(found, key=lambda mount: 0 if mount.point == "/" else 1 + mount.point.count("/"))
+
+
+def _mount_id(fd: int) -> int:
+    with open(f"/proc/self/fdinfo/{fd}") as file:
+        return next((int(line.split()[1]) for line in file if line.startswith("mnt_id:")), -1)
+
+
+def _covered(mount: _Mount, target: str, layers: str) -> bool:
+    """Lay an overlay over it; False where that cannot be."""
+    status = os.stat(mount.source)
+    if not stat.S_ISDIR(status.st_mode):
+        return stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST_FILE and _copied(mount, status, target, layers)
+    os.mkdir(layers)
+    os.mkdir(f"{layers}/upper")
+    os.mkdir(f"{layers}/work")
+    os.chown(f"{layers}/upper", status.st_uid, status.st_gid)  # the overlay's root is like its uppermost layer
+    os.chmod(f"{layers}/upper", stat.S_IMODE(status.st_mode))
+    options = f"lowerdir={mount.source},upperdir={layers}/upper,workdir={layers}/work"
+    try:
+        _mount("criuctl-shadow", target, "overlay", mount.flags, options)
+    except OSError:
+        return False
+    return True
+
+
+def _copied(mount: _Mount, status: os.stat_result, target: str, copy: str) -> bool:
+    """A file that is a mount by itself."""
+    with open(mount.source, "rb") as source, open(copy, "wb") as file:
+        while piece := source.read(1 << 20):
+            file.write(piece)
+    os.chown(copy, status.st_uid, status.st_gid)
+    os.chmod(copy, stat.S_IMODE(status.st_mode))
+    _mount(copy, target, flags=_BIND)
+    return True
+
+
+def _bind(mount: _Mount, target: str, *, writable: bool) -> None:
+    _mount(mount.source, target, flags=_BIND)
+    if not writable:
+        _mount("none", target, flags=_BIND | _REMOUNT | _RDONLY | mount.flags)
+
+
+def _mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    words = [os.fsencode(word) if word else None for word in (source, target, kind)]
+    _check(_libc.mount(*words, ctypes.c_ulong(flags), os.fsencode(options) or None), f"mounting {target}")
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), f"{what}: {os.strerror(code)}")
