@@ -89,6 +89,23 @@ def versions(config: Config) -> dict[str, Any]:
     }
 
 
+def features() -> dict[str, Any]:
+    """What this kernel has of what criuctl and CRIU make use of."""
+    try:
+        netfilter.tables()
+        nftables = True
+    except PlatformError:
+        nftables = False
+    return {
+        "namespaces": [kind for kind in KINDS if os.path.exists(f"/proc/self/ns/{kind}")],
+        "proc_children": os.path.exists(f"/proc/self/task/{os.getpid()}/children"),
+        "pidfd_getfd": _has_pidfd_getfd(),
+        "nftables": nftables,
+        "userfaultfd": os.path.exists("/proc/sys/vm/unprivileged_userfaultfd"),
+        "soft_dirty": soft_dirty(),
+    }
+
+
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 

@@ -25,9 +25,9 @@ _DAEMON = 3  # the facility
 _PRIORITIES = {"done": _INFO, "degraded": _WARNING}
 
 
-def forward(sink: str, events: Sequence[Mapping[str, Any]], *, journal: Path = JOURNAL, syslog: Path = SYSLOG) -> str:
+def forward(sink: str, events: Sequence[Mapping[str, Any]]) -> str:
     """Send the events to `sink`: ``journald``, and where there is none, or ``syslog``; what went wrong, "" if nothing did."""
-    send, where = (_to_journal, journal) if sink == "journald" and journal.exists() else (_to_syslog, syslog)
+    send, where = (_to_journal, JOURNAL) if sink == "journald" and JOURNAL.exists() else (_to_syslog, SYSLOG)
     try:
         send(where, events)
     except OSError as error:

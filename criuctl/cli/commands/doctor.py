@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from ...errors import CriuctlError
+import os
+from typing import Any
+
+import click
+
+from ...errors import Conflict, CriuctlError, PlatformError
 from ..app import App, pass_app
 from ..pages import page
-from ..text import plural
+from ..text import facts, plural, printable, size
 from .check import finding_lines
 
 EXIT_PLATFORM = 13
+_SPREAD = ("disks", "set")  # of a page: a line for each of what is in them
+_TITLES = {"criu_logs": "What CRIU failed with", "events": "Newest events"}
 
 
 def _exit_codes() -> dict[str, int]:
@@ -23,17 +30,37 @@ def _exit_codes() -> dict[str, int]:
 
 
 @page(
-    examples=[("Is this host ready?", "criuctl doctor"), ("And with this store?", "criuctl doctor --store s3://backups/trees")],
-    exits=[7, 8, 13],
-    see_also=["check", "version", "store info"],
+    examples=[
+        ("Is this host ready?", "criuctl doctor"),
+        ("And with this store?", "criuctl doctor --store s3://backups/trees"),
+        ("A page for a bug report:", "criuctl doctor --report page.md"),
+    ],
+    exits=[7, 8, 9, 13],
+    see_also=["check", "version", "store info", "events"],
+)
+@click.option(
+    "--report",
+    "page_",
+    metavar="[FILE]",
+    is_flag=False,
+    flag_value="-",
+    type=click.Path(dir_okay=False),
+    help="Write a page for a bug report, to a new FILE or on standard output.  [default: only what was found]",
 )
 @pass_app
-def doctor(app: App) -> int:
+def doctor(app: App, page_: str | None) -> int:
     """Checks what does not depend on a process tree: the CRIU that is used and what it can do on this kernel, the
     kernel's features, privileges, configuration, folders, and the store with its key. Each finding has a remedy.
 
     Ends with 0 when nothing stands in the way; with 13 when CRIU or the kernel does, with 7 or 8 when the store does.
+
+    --report makes a page of that and of versions, kernel, memory and disks, the store, what the configuration sets, sessions, the
+    newest events and the first errors in kept logs of CRIU. It holds no command lines, environments, labels or contents;
+    what a setting may have of a secret is not shown, and the values of variables that sound like secrets are struck out. Read it
+    before you send it: it has names of this host, of sessions, users' folders and buckets. It ends with 0 whatever is wrong.
     """
+    if page_ is not None:
+        return _report(app, page_)
     from ...ops.doctor import doctor as examine
 
     found = [f.to_dict() for f in examine(app.config)]
@@ -50,3 +77,71 @@ def doctor(app: App) -> int:
 
     app.emit({"ok": not errors, "findings": found}, human, brief)
     return _exit_codes().get(errors[0]["code"], EXIT_PLATFORM) if errors else 0
+
+
+def _report(app: App, where: str) -> int:
+    from ...ops.bugreport import report
+
+    body = report(app.config)
+    if where == "-":
+        app.emit(body, lambda: _page(body))
+        return 0
+    try:
+        fd = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(_page(body) + "\n")
+    except FileExistsError as error:
+        raise Conflict(f"{where} exists", hint="Name a new file.") from error
+    except OSError as error:
+        raise PlatformError(f"{where} cannot be written: {error.strerror}") from error
+    app.emit(body, lambda: f"{printable(where)}: read it before you send it", brief=lambda: "")
+    return 0
+
+
+def _page(body: dict[str, Any]) -> str:
+    """The page as Markdown: a heading and a block for each part."""
+    lines = [f"# criuctl on a host, {body['made']}"]
+    for name, part in body.items():
+        if name == "made":
+            continue
+        lines += ["", f"## {_TITLES.get(name, name.capitalize())}", "", "```", *_block(name, part), "```"]
+    return "\n".join(lines)
+
+
+def _block(name: str, part: Any) -> list[str]:
+    if isinstance(part, dict) and set(part) == {"error"}:
+        return [f"could not be found out: {printable(part['error'])}"]
+    if name == "findings":
+        return [line for found in part for line in finding_lines(found)]
+    if name == "events":
+        from .events import line
+
+        return [line(event) for event in part] or ["none"]
+    if name == "criu_logs":
+        return [f"{printable(log['log'])}: {printable(log['error'])}" for log in part] or ["none"]
+    if name == "sessions":
+        each = [
+            f"{printable(one['session'])}: {one['state']}, incarnation {one['incarnation']}, since {one['since'] or 'unknown'}"
+            for one in part["sessions"]
+        ]
+        return [", ".join(f"{count} {state}" for state, count in part["states"].items()) or "none", *each]
+    rows: list[tuple[str, str]] = []
+    for key, value in part.items():
+        inner = value.items() if key in _SPREAD else [(key, value)]
+        rows += [(inner_key.replace("_", " "), _words(inner_key, inner_value)) for inner_key, inner_value in inner]
+    return facts(rows).splitlines()
+
+
+def _words(key: str, value: Any) -> str:
+    """A value, or what is in it, on one line."""
+    if isinstance(value, dict):
+        return (
+            ", ".join(f"{inner_key.replace('_', ' ')} {_words(inner_key, inner)}" for inner_key, inner in value.items()) or "none"
+        )
+    if isinstance(value, list):
+        return " ".join(_words(key, inner) for inner in value) or "none"
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
+    if isinstance(value, int) and (key.endswith("bytes") or key.startswith(("Mem", "Swap"))):
+        return size(value)
+    return printable(str(value))

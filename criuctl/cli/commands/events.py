@@ -43,6 +43,11 @@ def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(printable(str(value)) for value in columns)
 
 
+def line(event: Mapping[str, Any]) -> str:
+    """An event on one line."""
+    return "  ".join(_row(event))
+
+
 def _of(event: Mapping[str, Any], session: str | None) -> bool:
     return session is None or session == event.get("session") or session in event.get("sessions", ())
 
@@ -107,4 +112,4 @@ def _follow(app: App, coming: Iterator[dict[str, Any] | None], session: str | No
             if reader_gone():
                 raise BrokenPipeError
         elif _of(event, session):
-            write_result(json.dumps(event) if app.json else "  ".join(_row(event)))
+            write_result(json.dumps(event) if app.json else line(event))
