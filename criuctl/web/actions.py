@@ -1,0 +1,129 @@
+"""What the page can have done: pause, resume, snapshot, dump, restore.
+
+Whatever freezes or makes a tree is a criuctl of its own, as if somebody had typed it: it keeps its own promises (no failure loses
+the tree), also when this server is killed.  When the server ends it is asked to stop, cleans up, and is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiohttp import web
+
+from ..errors import CommandFailed, Forbidden, NotFound, UsageError
+from ..ops import sessions
+from ..proc import command
+from ..session.names import check_name
+from .views import Desk
+
+_ID = re.compile(r"[0-9a-f]{32}")
+_PASSED = ("AWS_", "CRIUCTL_", "PYTHONPATH", "SSL_", "SUDO_USER", "XDG_")
+_MOST = 64 << 10  # bytes of a request
+
+
+class Actions:
+    """Runs them, and knows those under way."""
+
+    def __init__(self, desk: Desk, program: Sequence[str]) -> None:
+        """`program` is this criuctl with the options that it was started with."""
+        self._desk, self._program = desk, tuple(program)
+        self._children: set[command.Child] = set()
+        self._ending = False
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """``POST /api/actions`` with ``{action, session}`` or ``{action: restore, checkpoint}``."""
+        if self._desk.read_only:
+            raise Forbidden("this page may only look", hint="The server was started with --read-only.")
+        wish = await _wish(request)
+        action, name = wish.get("action"), str(wish.get("session", ""))
+        if action in ("pause", "resume"):
+            return web.json_response(await self._desk.off(self._steer, str(action), name))
+        if action == "snapshot":
+            argv = ["dump", check_name(name), "--leave-running"]
+        elif action == "dump":
+            argv = ["dump", check_name(name)]
+        elif action == "restore":
+            identifier = str(wish.get("checkpoint", ""))
+            if _ID.fullmatch(identifier) is None:
+                raise NotFound(f"{identifier[:40]!r} is no checkpoint's id")
+            argv = ["restore", identifier, "--detach"]
+        else:
+            raise UsageError("no such action")
+        try:
+            body, code = await self._run(argv)
+        finally:
+            self._desk.forget_listing()
+        if code not in (0, 11):
+            return web.json_response(body, status=409)
+        return web.json_response(body | {"exit_code": code})
+
+    def _steer(self, action: str, name: str) -> dict[str, Any]:
+        with sessions.connect(self._desk.config, name) as session:
+            if action == "pause":
+                session.pause()
+            else:
+                session.resume()
+        return {"session": name, "state": "paused" if action == "pause" else "running"}
+
+    async def _run(self, argv: Sequence[str]) -> tuple[dict[str, Any], int]:
+        """A criuctl's JSON and exit code."""
+        if self._ending:
+            raise CommandFailed("the server is ending")
+        with tempfile.TemporaryFile() as out:
+            child = command.spawn(
+                [*self._program, *argv, "--json"], stdout=out.fileno(), env=_environment(os.environ), new_session=True
+            )
+            self._children.add(child)
+            try:
+                # Shielded: a page that is closed takes nothing away from what it has begun.
+                code = await asyncio.shield(asyncio.ensure_future(self._desk.off(child.wait)))
+            finally:
+                self._children.discard(child)
+            out.seek(0)
+            said = out.read()
+        try:
+            body = json.loads(said)
+        except ValueError:
+            last = child.stderr_tail().strip().splitlines()
+            raise CommandFailed(f"criuctl {argv[0]} ended with {code}: {last[-1] if last else 'it said nothing'}") from None
+        finally:
+            child.close()
+        return body, code
+
+    async def close(self) -> None:
+        """Have those under way stop, as ^C would, and wait until they have cleaned up."""
+        self._ending = True
+        children = list(self._children)
+        for child in children:
+            self._desk.reporter.warning(f"waiting for criuctl (PID {child.pid}) to clean up")
+            child.terminate()
+        for child in children:
+            while child.poll() is None:
+                await asyncio.sleep(0.05)
+
+
+async def _wish(request: web.Request) -> Mapping[str, Any]:
+    if (request.content_length or 0) > _MOST:
+        raise UsageError("the request is too large")
+    try:
+        wish = json.loads(await request.text())
+    except ValueError:
+        raise UsageError("the request is not JSON") from None
+    if not isinstance(wish, dict):
+        raise UsageError("the request is not a JSON object")
+    return wish
+
+
+def _environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """What a criuctl of ours is configured by, credentials of the store included."""
+    return {
+        key: value
+        for key, value in ours.items()
+        if key.startswith(("CRIUCTL_", "AWS_", "PYTHONPATH", "XDG_", "SSL_", "SUDO_USER"))
+    }

@@ -1,0 +1,258 @@
+"""A terminal in the page: what goes between its WebSocket and the holder of the session.
+
+The holder decides everything, as for every other client: this connection is an operator of its own, with the role that the page
+was opened for, and what the role or the lease does not allow is refused there and told to the page.  Who looks does not change
+the size of the session's window; whoever types takes the lease, and then the page's size counts, as with `criuctl attach`.
+
+To the page: binary frames, 8 bytes of offset (big-endian) and the output behind it; text frames, JSON objects: the holder's
+events as they are (``event``), and our own (``type``): ``hello``, ``screen`` (the terminal is to be reset to this size; what
+follows draws it), ``attached``, ``refused``, ``ended`` (the session is over, this was its last screen) and ``gone``.  From the
+page: binary frames are what was typed; text frames ``{"op": "resize", "rows", "cols"}`` and ``{"op": "yield"}``.
+
+A slow page holds up nobody: while its socket takes nothing, nothing is read from the holder, which skips ahead for us (a gap),
+and the screen is drawn anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from typing import Any
+
+from aiohttp import WSMsgType, web
+
+from ..errors import CriuctlError
+from ..ops import sessions
+from ..session.client import Answer, Event, Output, Session
+from ..session.keyboard import is_report
+from ..session.redraw import replay
+from .access import PROTOCOL
+from .views import DESK, Desk
+
+_HEARTBEAT = 10.0  # seconds between two signs of life of who holds the lease
+_PING = 20.0
+_PIECE = 16 << 10
+_MAX_UNANSWERED = 64 << 10  # bytes on their way: less than a socket takes, so that sending never blocks
+_MAX_TYPED = 1 << 20  # bytes that wait here; a paste that is larger is refused
+_MAX_MESSAGE = 1 << 20
+_QUIET = 0.2  # seconds without output after a gap, until the screen is drawn again
+_OVER = ("exited", "lost")
+
+
+async def terminal(request: web.Request) -> web.WebSocketResponse:
+    """One page that is attached to one session; with ``?take=1`` it writes from the start, whoever did before."""
+    desk = request.app[DESK]
+    take = request.query.get("take") == "1" and not desk.read_only
+    socket = web.WebSocketResponse(protocols=(PROTOCOL,), heartbeat=_PING, timeout=1.0, max_msg_size=_MAX_MESSAGE)
+    await socket.prepare(request)
+    request.app[SOCKETS].add(socket)
+    role = "observe" if desk.read_only else "admin" if take else "write"
+    try:
+        session = await desk.off(sessions.connect, desk.config, request.match_info["name"], role=role)
+        try:
+            await Bridge(desk, socket, session).run(take=take)
+        finally:
+            await desk.off(_leave, session)
+    except CriuctlError as error:
+        with contextlib.suppress(ConnectionError):
+            await socket.send_json({"type": "gone", "error": error.to_dict()}, dumps=_dumps)
+    except ConnectionError:
+        pass  # the page was closed while we spoke
+    finally:
+        request.app[SOCKETS].discard(socket)
+    await socket.close()
+    return socket
+
+
+Sockets = set[web.WebSocketResponse]
+SOCKETS: web.AppKey[Sockets] = web.AppKey("sockets", set)
+
+
+def _dumps(value: Any) -> str:
+    return json.dumps(value, default=str)
+
+
+def _leave(session: Session) -> None:
+    with contextlib.suppress(OSError):
+        session.leave()
+
+
+class Bridge:
+    """One terminal of one page."""
+
+    def __init__(self, desk: Desk, socket: web.WebSocketResponse, session: Session) -> None:
+        self._desk, self._socket, self._session = desk, socket, session
+        self._turn = asyncio.Lock()  # whose turn it is with the session's connection
+        self._lease: dict[str, Any] | None = None
+        self._typed = bytearray()  # not sent yet
+        self._unanswered: dict[int, int] = {}  # request -> bytes on their way to the session's terminal
+        self._position = 0
+        self._redraw_at: float | None = None
+
+    async def run(self, *, take: bool) -> None:
+        """Until the page leaves or the holder is gone."""
+        session = self._session
+        status = session.hello["status"]
+        await self._tell({"type": "hello", "operator": session.operator, "role": session.role, "status": status})
+        if take:
+            async with self._turn:
+                await self._desk.off(session.lease_take)
+        await self._draw()
+        if status["state"] in _OVER:
+            # Attaching would count as having seen how it ended, which is for who waits for it.
+            await self._tell({"type": "ended", "status": sessions.shown(status)})
+            return
+        await self._attach()
+        tasks = [asyncio.create_task(work) for work in (self._from_holder(), self._from_page(), self._beat())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    # -- the screen -------------------------------------------------------------------------------
+
+    async def _draw(self) -> None:
+        """Show the session's screen as it is; what comes after it is at `_position`."""
+
+        def draw() -> tuple[dict[str, Any], bytes, int]:
+            status = self._session.status()
+            if not status["rows"]:
+                return status, b"", int(status["offset"])
+            screen = replay(self._session, status)
+            return status, screen.redraw(status["rows"], status["cols"], history=True), screen.end
+
+        async with self._turn:
+            status, drawing, self._position = await self._desk.off(draw)
+        await self._tell(
+            {"type": "screen", "rows": status["rows"], "cols": status["cols"], "title": status["modes"].get("title", "")}
+        )
+        await self._output(self._position, drawing)
+
+    async def _attach(self) -> None:
+        async with self._turn:
+            answer = await self._desk.off(self._session.attach, self._position)
+        self._lease = answer["lease"]
+        await self._tell({"type": "attached", "state": answer["state"], "lease": self._lease})
+
+    async def _restore_screen(self) -> None:
+        """After a gap."""
+        self._redraw_at = None
+        async with self._turn:
+            await self._desk.off(self._session.detach)
+            left = []
+            while self._session.pending:
+                left.append(self._session.receive(0))
+        for message in left:
+            if isinstance(message, Event | Answer):
+                await self._forward(message)
+        await self._draw()
+        await self._attach()
+
+    # -- from the holder to the page --------------------------------------------------------------
+
+    async def _from_holder(self) -> None:
+        while True:
+            if not self._session.pending and not await self._readable():
+                await self._restore_screen()
+                continue
+            async with self._turn:
+                message = self._session.receive(0)
+            if message is not None:
+                await self._forward(message)
+
+    async def _readable(self) -> bool:
+        """Wait for the holder; False when it is time to draw the screen again."""
+        loop, ready, fd = asyncio.get_running_loop(), asyncio.Event(), self._session.fileno()
+        loop.add_reader(fd, ready.set)
+        try:
+            left = None if self._redraw_at is None else max(0.0, self._redraw_at - time.monotonic())
+            await asyncio.wait_for(ready.wait(), left)
+        except TimeoutError:
+            return False
+        finally:
+            loop.remove_reader(fd)
+        return True
+
+    async def _forward(self, message: Output | Event | Answer) -> None:
+        if isinstance(message, Output):
+            self._position = message.end
+            if self._redraw_at is not None:
+                self._redraw_at = time.monotonic() + _QUIET
+            await self._output(message.offset, message.data)
+        elif isinstance(message, Event):
+            if message.name == "lease":
+                self._lease = message.body.get("lease")
+            elif message.name == "gap":
+                self._redraw_at = time.monotonic() + _QUIET
+            await self._tell(message.body)
+        else:
+            typed = message.id == 0 or self._unanswered.pop(message.id, None) is not None
+            if typed and message.error is not None:
+                self._typed.clear()
+                await self._tell({"type": "refused", "error": message.error.to_dict()})
+            async with self._turn:
+                self._send_typed()
+
+    async def _output(self, offset: int, data: bytes) -> None:
+        for at in range(0, len(data), _MAX_MESSAGE):
+            await self._socket.send_bytes((offset + at).to_bytes(8, "big") + data[at : at + _MAX_MESSAGE])
+
+    async def _tell(self, message: dict[str, Any]) -> None:
+        await self._socket.send_json(message, dumps=_dumps)
+
+    # -- from the page to the holder --------------------------------------------------------------
+
+    async def _from_page(self) -> None:
+        async for message in self._socket:
+            if message.type is WSMsgType.BINARY:
+                await self._type(message.data)
+            elif message.type is WSMsgType.TEXT:
+                await self._obey(message.data)
+
+    async def _type(self, data: bytes) -> None:
+        if len(self._typed) + len(data) > _MAX_TYPED:
+            await self._tell({"type": "refused", "error": {"code": "busy", "message": "too much was typed at once", "hint": ""}})
+            return
+        if is_report(data) and not self._mine:
+            return  # nobody typed this: their terminals would all answer the program's question
+        async with self._turn:
+            self._typed += data
+            self._send_typed()
+
+    def _send_typed(self) -> None:
+        while self._typed and sum(self._unanswered.values()) < _MAX_UNANSWERED:
+            piece = bytes(self._typed[:_PIECE])
+            del self._typed[: len(piece)]
+            self._unanswered[self._session.submit_input(piece, answered=True)] = len(piece)
+
+    async def _obey(self, text: str) -> None:
+        try:
+            wish = json.loads(text)
+            op = wish["op"]
+            size = {key: int(wish[key]) for key in ("rows", "cols")} if op == "resize" else {}
+        except (ValueError, TypeError, KeyError):
+            await self._tell({"type": "refused", "error": {"code": "bad-request", "message": "no such request", "hint": ""}})
+            return
+        async with self._turn:
+            # The size of who does not write is nobody's business; the holder would refuse it.
+            if op == "resize" and self._mine:
+                self._session.submit("resize", rows=size["rows"], cols=size["cols"])
+            elif op == "yield" and self._mine:
+                self._session.submit("lease-yield")
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(_HEARTBEAT)
+            if self._mine:
+                async with self._turn:
+                    self._session.submit("heartbeat")
+
+    @property
+    def _mine(self) -> bool:
+        return self._lease is not None and self._lease["operator"] == self._session.operator

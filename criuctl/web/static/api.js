@@ -1,0 +1,84 @@
+// The server: questions, actions, and the list of sessions that it sends by itself.
+//
+// The token comes in the fragment of the address, which no browser sends anywhere; it is kept for this origin (the port included), so that
+// further tabs work, and is worth nothing once the server has ended.
+
+const KEY = "criuctl-token";
+
+export class Failure extends Error {
+  constructor(status, error) {
+    super(error?.message ?? "the server does not answer");
+    this.status = status;
+    this.code = error?.code ?? "unreachable";
+    this.hint = error?.hint ?? (status === 0 ? "Does `criuctl ui` still run?" : "");
+  }
+}
+
+/** Take the token out of the address, where it should not stay. */
+export function learnToken(text = location.hash) {
+  const found = /#token=([\w-]+)/.exec(text);
+  if (!found) return false;
+  localStorage.setItem(KEY, found[1]);
+  history.replaceState(null, "", `${location.pathname}#/`);
+  return true;
+}
+
+export const token = () => localStorage.getItem(KEY) ?? "";
+
+async function ask(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers: { ...options.headers, Authorization: `Bearer ${token()}` }, cache: "no-store" });
+  } catch {
+    throw new Failure(0);
+  }
+  let body = null;
+  try { body = await response.json(); } catch { /* told below */ }
+  if (!response.ok) throw new Failure(response.status, body?.error ?? { message: `the server answered ${response.status}` });
+  return body;
+}
+
+export const get = (path) => ask(`/api/${path}`);
+export const act = (wish) => ask("/api/actions", { method: "POST", body: JSON.stringify(wish), headers: { "Content-Type": "application/json" } });
+export const named = (name) => encodeURIComponent(name);
+
+/** A WebSocket of this server; the token goes along as a subprotocol, which is in no address and no log. */
+export function socket(path) {
+  const made = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/api/${path}`, ["criuctl", `token.${token()}`]);
+  made.binaryType = "arraybuffer";
+  return made;
+}
+
+/** The list of sessions as it changes: `live.sessions`, `live.connected`, and "change" events. */
+class Live extends EventTarget {
+  sessions = null;
+  connected = false;
+  error = null;
+  #delay = 500;
+
+  start() {
+    const link = socket("live");
+    link.addEventListener("open", () => { this.#delay = 500; this.connected = true; this.#tell(); });
+    link.addEventListener("message", (message) => {
+      const said = JSON.parse(message.data);
+      this.error = said.error ?? null;
+      if (said.sessions) this.sessions = said.sessions;
+      this.#tell();
+    });
+    link.addEventListener("close", () => {
+      if (this.connected) { this.connected = false; this.#tell(); }
+      setTimeout(() => this.start(), this.#delay);
+      this.#delay = Math.min(this.#delay * 2, 5000);
+    });
+  }
+
+  find(name) {
+    return this.sessions?.find((body) => body.session === name) ?? null;
+  }
+
+  #tell() {
+    this.dispatchEvent(new Event("change"));
+  }
+}
+
+export const live = new Live();

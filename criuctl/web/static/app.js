@@ -1,0 +1,90 @@
+// The page: its bar, and which view the address names.  Views are functions that fill an element and return how to leave it.
+
+import { get, learnToken, live } from "./api.js";
+import { h, put, toast, trouble } from "./dom.js";
+import { checkpointView } from "./checkpoint.js";
+import { sessionView } from "./session.js";
+import { sessionsView } from "./sessions.js";
+
+const page = document.getElementById("page");
+const bar = document.getElementById("bar");
+let leave = null;
+
+function theme(next) {
+  const root = document.documentElement;
+  const chosen = next ?? localStorage.getItem("criuctl-theme") ?? (matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark");
+  if (next) localStorage.setItem("criuctl-theme", next);
+  root.dataset.theme = chosen;
+  window.dispatchEvent(new CustomEvent("theme", { detail: chosen }));
+}
+
+function drawBar(about) {
+  const dot = h("span", { class: "dot", title: "live" });
+  const update = () => {
+    dot.classList.toggle("off", !live.connected);
+    dot.title = live.connected ? "live" : "the server does not answer";
+  };
+  live.addEventListener("change", update);
+  update();
+  put(bar,
+    h("a", { class: "home", href: "#/" }, h("img", { src: "/static/icon.svg", alt: "", width: 22, height: 22 }), h("b", {}, "criuctl")),
+    h("span", { class: "host" }, dot, about.host),
+    about.read_only && h("span", { class: "badge" }, "read-only"),
+    h("span", { class: "store", title: "the store of checkpoints" }, about.store),
+    h("button", { class: "icon", title: "Dark or light", "aria-label": "Dark or light",
+      onclick: () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark") }, "◐"));
+}
+
+function askForToken(error) {
+  const field = h("input", { type: "password", placeholder: "the address, or what stands behind token=", autocomplete: "off", "aria-label": "token" });
+  const form = h("form", { class: "card token" },
+    h("h1", {}, "criuctl"), h("p", {}, error.message, ". ", error.hint),
+    field, h("button", { class: "primary" }, "Open"));
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    const given = field.value.trim();
+    if (learnToken(given.includes("#token=") ? given.slice(given.indexOf("#")) : `#token=${given}`)) start();
+    else toast("that is no token", "error");
+  });
+  page.replaceChildren(form);
+  field.focus();
+}
+
+function route(about) {
+  leave?.();
+  leave = null;
+  const [kind, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  window.scrollTo(0, 0);
+  document.body.dataset.view = kind || "sessions";
+  if (kind === "s" && rest[0]) leave = sessionView(page, rest[0], rest[1] ?? "terminal", about);
+  else if (kind === "c" && rest[0]) leave = checkpointView(page, rest[0], about);
+  else leave = sessionsView(page, about);
+}
+
+let started = false;
+
+async function start() {
+  let about;
+  try {
+    about = await get("about");
+  } catch (error) {
+    if (error.status === 401) askForToken(error);
+    else page.replaceChildren(trouble(error, start));
+    return;
+  }
+  drawBar(about);
+  if (!started) {
+    started = true;
+    live.start();
+    window.addEventListener("hashchange", () => {
+      if (learnToken()) location.reload();
+      else route(about);
+    });
+  }
+  route(about);
+}
+
+window.addEventListener("unhandledrejection", (event) => toast(String(event.reason?.message ?? event.reason), "error"));
+theme();
+learnToken();
+start();

@@ -1,0 +1,68 @@
+// Making elements.  Text is always text: nothing that a session or a checkpoint says is ever read as HTML.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(element, properties, children) {
+  for (const [name, value] of Object.entries(properties ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+/** An element with attributes (`onclick` and the like are listeners) and children: elements, texts, arrays of them. */
+export function h(tag, properties, ...children) {
+  return fill(document.createElement(tag), properties, children);
+}
+
+/** Put children, as of `h`, in the place of what an element holds. */
+export function put(element, ...children) {
+  element.replaceChildren();
+  return fill(element, {}, children);
+}
+
+/** As `h`, in SVG. */
+export function svg(tag, properties, ...children) {
+  return fill(document.createElementNS(SVG, tag), properties, children);
+}
+
+/** A table of `columns` ({name, right?, mono?, minor?}) and rows of cells; rows that lead somewhere have `href`. */
+export function table(columns, rows, empty) {
+  if (!rows.length) return h("p", { class: "empty" }, empty);
+  const kind = (column) => [column.right && "right", column.mono && "mono", column.minor && "minor"].filter(Boolean).join(" ") || null;
+  const head = h("tr", {}, columns.map((column) => h("th", { class: kind(column), scope: "col" }, column.name)));
+  const body = rows.map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: kind(columns[i]), "data-name": columns[i].name }, cell))));
+  return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
+}
+
+/** A message that goes away by itself. */
+export function toast(text, level = "info") {
+  const shown = h("div", { class: `toast ${level}` }, text);
+  document.getElementById("toasts").append(shown);
+  setTimeout(() => shown.remove(), level === "error" ? 9000 : 5000);
+}
+
+/** What went wrong, in the place of what could not be shown. */
+export function trouble(error, again) {
+  return h("div", { class: "trouble", role: "alert" },
+    h("strong", {}, error.message || String(error)),
+    error.hint && h("p", {}, error.hint),
+    again && h("button", { onclick: again }, "Try again"));
+}
+
+/** Ask before something is done; true if it was confirmed. */
+export function confirm({ title, text, action, danger }) {
+  return new Promise((answer) => {
+    const dialog = h("dialog", { class: "confirm" },
+      h("form", { method: "dialog" },
+        h("h2", {}, title), h("p", {}, text),
+        h("div", { class: "buttons" },
+          h("button", { value: "no" }, "Cancel"),
+          h("button", { value: "yes", class: danger ? "danger" : "primary", autofocus: true }, action))));
+    dialog.addEventListener("close", () => { dialog.remove(); answer(dialog.returnValue === "yes"); });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}

@@ -1,0 +1,140 @@
+// One session: its terminal, processes, connections and checkpoints, each under a tab of its own.
+
+import { get, live, named } from "./api.js";
+import { bars } from "./charts.js";
+import { h, put, table, trouble } from "./dom.js";
+import { age, command, duration, lasting, size, when } from "./format.js";
+import { actionButton, connections, labels, pill, tree } from "./parts.js";
+import { terminal } from "./terminal.js";
+
+const TABS = { terminal: "Terminal", processes: "Processes", connections: "Connections", checkpoints: "Checkpoints" };
+const LIVES = new Set(["running", "paused"]);
+
+export function sessionView(page, name, tab, about) {
+  const facts = h("div", { class: "facts" });
+  const actions = h("div", { class: "actions" });
+  const content = h("div", { class: `tab ${tab}` });
+  const tabs = h("nav", { class: "tabs" }, Object.entries(TABS).map(([key, text]) =>
+    h("a", { href: `#/s/${named(name)}/${key}`, "aria-current": key === tab ? "page" : null }, text)));
+  page.replaceChildren(h("div", { class: "heading session" }, h("h1", {}, h("a", { href: "#/", class: "back", "aria-label": "all sessions" }, "‹"), name), facts, actions), tabs, content);
+
+  let shown = "";
+  const drawHead = () => {
+    const body = live.find(name);
+    const now = JSON.stringify([body, live.connected, Boolean(live.sessions)]);
+    if (now === shown) return;
+    shown = now;
+    if (!body) {
+      facts.replaceChildren(h("span", { class: "quiet" }, live.sessions ? "not on this host" : "…"));
+      actions.replaceChildren();
+      return;
+    }
+    put(facts, pill(body), h("span", { title: when(body.since) }, lasting(body.since)),
+      body.pid && h("span", { class: "quiet" }, `PID ${body.pid}`),
+      body.incarnation > 1 && h("span", { class: "quiet" }, `incarnation ${body.incarnation}`),
+      h("code", { title: command(body.command) }, command(body.command)), labels(body.labels));
+    put(actions, about.read_only ? [] : buttons(body));
+  };
+  const buttons = (body) => {
+    const found = [];
+    if (LIVES.has(body.state)) {
+      if (body.holder) found.push(actionButton(body.state === "paused" ? "resume" : "pause", name));
+      found.push(actionButton("snapshot", name), actionButton("dump", name));
+    } else if (body.checkpoint && body.state === "checkpointed" && !body.moved_to) {
+      found.push(actionButton("restore", name, { more: { checkpoint: body.checkpoint } }));
+    }
+    return found;
+  };
+  live.addEventListener("change", drawHead);
+  drawHead();
+  const leave = { terminal: () => terminal(content, name, about), processes: () => processes(content, name),
+    connections: () => connectionsTab(content, name), checkpoints: () => checkpointsTab(content, name) }[tab] ?? (() => {
+    content.replaceChildren(h("p", { class: "empty" }, "there is no such page"));
+    return null;
+  });
+  const left = leave();
+  return () => {
+    live.removeEventListener("change", drawHead);
+    left?.();
+  };
+}
+
+/** Ask now, again every `period` while the page is seen, and when the session changes; `show` fills the element. */
+function asked(element, question, show, { name, period }) {
+  let over = false, timer = null, running = false, known = null;
+  const again = async () => {
+    clearTimeout(timer);
+    if (over || running) return;
+    running = true;
+    try {
+      const answer = await question();
+      if (!over) show(answer);
+    } catch (error) {
+      if (!over) element.replaceChildren(trouble(error, again));
+    }
+    running = false;
+    if (period && !over) timer = setTimeout(() => (document.hidden ? wait() : again()), period);
+  };
+  const wait = () => document.addEventListener("visibilitychange", again, { once: true });
+  const changed = () => {
+    const now = JSON.stringify(live.find(name) ?? null);
+    if (known !== null && now !== known) again();
+    known = now;
+  };
+  live.addEventListener("change", changed);
+  element.replaceChildren(h("p", { class: "empty" }, "asking…"));
+  again();
+  return () => {
+    over = true;
+    clearTimeout(timer);
+    live.removeEventListener("change", changed);
+  };
+}
+
+function processes(content, name) {
+  return asked(content, () => get(`sessions/${named(name)}/tree`), (found) => {
+    const memory = found.reduce((sum, process) => sum + process.rss, 0);
+    content.replaceChildren(h("p", { class: "quiet" }, `${found.length === 1 ? "1 process" : `${found.length} processes`}, ${size(memory)} resident`), tree(found));
+  }, { name, period: 3000 });
+}
+
+function connectionsTab(content, name) {
+  return asked(content, () => get(`sessions/${named(name)}/connections`), (found) => {
+    content.replaceChildren(connections(found), h("p", { class: "quiet" }, "What a dump now would decide, by the rules of the configuration."));
+  }, { name, period: 10000 });
+}
+
+function checkpointsTab(content, name) {
+  const charts = h("div", { class: "charts" });
+  const list = h("div", {});
+  const place = h("div", {});
+  let timed = new Map();
+  content.replaceChildren(charts, place);
+
+  function draw(found) {
+    const href = (c) => `#/c/${c.id}`;
+    const recent = found.checkpoints.slice(-60);
+    const points = (value) => recent.map((c) => ({ value: value(c), label: `${name}@${c.number}, ${age(c.created)}`, href: href(c) }));
+    if (recent.length) {
+      charts.replaceChildren(
+        bars({ title: "Memory of the tree", kind: "memory", points: points((c) => c.bytes.memory), show: size, unit: 1024 }),
+        bars({ title: "Added to the store", kind: "stored", points: points((c) => c.bytes.stored), show: size, unit: 1024 }),
+        bars({ title: "Stood still", kind: "frozen", points: points((c) => timed.get(c.id)?.frozen_ms), show: duration }));
+    }
+    const columns = [{ name: "Checkpoint" }, { name: "Taken" }, { name: "Memory", right: true }, { name: "Added", right: true },
+      { name: "Stood still", right: true }, { name: "Host", minor: true }, { name: "Labels", minor: true }];
+    list.replaceChildren(table(columns, found.checkpoints.toReversed().map((c) => [
+      h("a", { href: href(c) }, `${name}@${c.number}`), h("span", { title: when(c.created) }, age(c.created)), size(c.bytes.memory), size(c.bytes.stored),
+      duration(timed.get(c.id)?.frozen_ms), c.host, [c.pinned && h("span", { class: "label" }, "pinned"), ...labels(c.labels)],
+    ]), "no checkpoints of it in the store"));
+    if (found.count > found.checkpoints.length) list.append(h("p", { class: "quiet" }, `and ${found.count - found.checkpoints.length} older ones`));
+    place.replaceChildren(list);
+  }
+
+  return asked(place, async () => {
+    const found = await get(`sessions/${named(name)}/checkpoints`);
+    if (found.count && !timed.size) draw(found);
+    timed = new Map((found.count ? await get(`sessions/${named(name)}/timings`) : []).map((one) => [one.id, one]));
+    return found;
+  }, draw, { name, period: 30000 });
+}

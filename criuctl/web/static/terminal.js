@@ -1,0 +1,254 @@
+// A live terminal.  The holder says who writes; this shows it, and fits the terminal to the page only while we do.
+
+import { live, named, socket } from "./api.js";
+import { h, toast } from "./dom.js";
+import { age } from "./format.js";
+import { Terminal } from "./vendor/xterm.mjs";
+import { FitAddon } from "./vendor/addon-fit.mjs";
+
+const DARK = { background: "#0c0e12", foreground: "#d7dae0", cursor: "#7aa7ff", selectionBackground: "#33507f",
+  black: "#1d2129", red: "#f27878", green: "#8fd18b", yellow: "#e6c07a", blue: "#7aa7ff", magenta: "#c99bf0", cyan: "#6fcfd6", white: "#c8ccd4",
+  brightBlack: "#6b7280", brightRed: "#ff9c9c", brightGreen: "#b2e8ae", brightYellow: "#f5d99b", brightBlue: "#a5c4ff", brightMagenta: "#dfc1fa", brightCyan: "#9fe4e9", brightWhite: "#ffffff" };
+const LIGHT = { background: "#ffffff", foreground: "#22262e", cursor: "#1b6ef3", selectionBackground: "#bcd3fb",
+  black: "#22262e", red: "#c22f2f", green: "#22802b", yellow: "#8a6300", blue: "#1b5fd0", magenta: "#8a3fc0", cyan: "#0f7580", white: "#5f6673",
+  brightBlack: "#7a8190", brightRed: "#d64545", brightGreen: "#2f9a39", brightYellow: "#a87b0a", brightBlue: "#3b7cf0", brightMagenta: "#a65adb", brightCyan: "#1d8f9b", brightWhite: "#3a404b" };
+const KEYS = [["Esc", "\x1b"], ["Tab", "\t"], ["Ctrl", null], ["^C", "\x03"], ["↑", "A"], ["↓", "B"], ["←", "D"], ["→", "C"], ["|", "|"], ["/", "/"], ["-", "-"], ["~", "~"]];
+const FAMILY = '"JetBrains Mono", "Cascadia Code", "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace';
+const LEAST_FONT = 5, OVER = new Set(["exited", "lost"]), LIVES = new Set(["running", "paused"]);
+
+export function terminal(content, name, about) {
+  const coarse = matchMedia("(pointer: coarse)").matches || matchMedia("(max-width: 640px)").matches;
+  let font = Number(localStorage.getItem("criuctl-font")) || (coarse ? 12 : 14);
+  const encoder = new TextEncoder();
+  const palette = () => (document.documentElement.dataset.theme === "light" ? LIGHT : DARK);
+  const screen = new Terminal({ fontFamily: FAMILY, fontSize: font, theme: palette(), cursorBlink: true, scrollback: 5000, convertEol: false,
+    disableStdin: about.read_only, minimumContrastRatio: 3, macOptionIsMeta: true, allowProposedApi: false });
+  const fit = new FitAddon();
+  screen.loadAddon(fit);
+
+  const writer = h("span", { class: "writer" });
+  const size = h("span", { class: "quiet size" });
+  const buttons = h("span", { class: "lease" });
+  const banner = h("div", { class: "banner", hidden: true, role: "status" });
+  const glass = h("div", { class: "glass" });
+  const keys = h("div", { class: "keys", role: "toolbar", "aria-label": "keys" });
+  const larger = h("button", { class: "icon", title: "Larger", "aria-label": "larger", onclick: () => zoom(1) }, "A+");
+  const smaller = h("button", { class: "icon", title: "Smaller", "aria-label": "smaller", onclick: () => zoom(-1) }, "A−");
+  content.replaceChildren(h("div", { class: "term" },
+    h("div", { class: "term-bar" }, writer, buttons, h("span", { class: "grow" }), size, smaller, larger), banner, glass, about.read_only ? "" : keys));
+  screen.open(glass);
+  glass.querySelector("textarea")?.setAttribute("aria-label", `type into ${name}`);
+
+  // `settled` says why there is no connection any more, "" while there should be one.
+  let link = null, me = null, lease = null, theirs = { rows: 24, cols: 80 }, control = false, over = false, delay = 500, timer = null, settled = "", told = 0;
+  const mine = () => lease !== null && lease.operator === me;
+
+  function say(text, action) {
+    banner.hidden = !text;
+    banner.replaceChildren(...(text ? [h("span", {}, text), action ?? ""] : []));
+  }
+
+  // -- size: the session's, made to fit, while others write; the page's own while we do ------------
+
+  function arrange() {
+    if (over || !glass.clientWidth) return;
+    if (mine()) {
+      screen.options.fontSize = font;
+      const wanted = fit.proposeDimensions();
+      if (!wanted || !Number.isFinite(wanted.cols)) return;
+      if (wanted.cols !== screen.cols || wanted.rows !== screen.rows) screen.resize(wanted.cols, wanted.rows);
+      if (wanted.cols !== theirs.cols || wanted.rows !== theirs.rows) send({ op: "resize", rows: wanted.rows, cols: wanted.cols });
+    } else {
+      if (screen.cols !== theirs.cols || screen.rows !== theirs.rows) screen.resize(theirs.cols, theirs.rows);
+      screen.options.fontSize = font;
+      const room = fit.proposeDimensions();
+      if (room && Number.isFinite(room.cols)) {
+        const least = Math.min(room.cols / theirs.cols, coarse ? 1 : room.rows / theirs.rows, 1);
+        screen.options.fontSize = Math.max(LEAST_FONT, Math.floor(font * least * 10) / 10);
+      }
+    }
+    size.textContent = `${screen.cols}×${screen.rows}`;
+  }
+
+  function zoom(by) {
+    font = Math.min(28, Math.max(LEAST_FONT, font + by));
+    localStorage.setItem("criuctl-font", String(font));
+    arrange();
+  }
+
+  // -- who writes ---------------------------------------------------------------------------------
+
+  function drawLease() {
+    const who = lease ? `${lease.name}${lease.kind === "human" ? "" : ` (${lease.kind})`}` : "";
+    writer.replaceChildren(h("i", { class: `dot ${mine() ? "mine" : lease ? "other" : "off"}` }),
+      about.read_only ? (lease ? `${who} writes` : "read-only") : mine() ? "you write" : lease ? `${who} writes` : coarse ? "nobody writes" : "nobody writes; type to begin");
+    buttons.replaceChildren(...(about.read_only || !me ? [] : [mine()
+      ? h("button", { onclick: () => send({ op: "yield" }) }, "Yield")
+      : h("button", { onclick: take }, lease ? "Take over" : "Write")]));
+    content.firstChild?.classList.toggle("mine", mine());
+  }
+
+  function take() {
+    connect(true);
+    screen.focus();
+  }
+
+  // -- the connection -----------------------------------------------------------------------------
+
+  function send(message) {
+    if (link?.readyState === WebSocket.OPEN) link.send(message instanceof Uint8Array ? message : JSON.stringify(message));
+  }
+
+  function connect(taking = false) {
+    clearTimeout(timer);
+    if (link) { link.onclose = null; link.onmessage = null; link.close(); }
+    settled = "";
+    say("connecting…");
+    link = socket(`sessions/${named(name)}/terminal${taking ? "?take=1" : ""}`);
+    link.onmessage = (message) => (typeof message.data === "string" ? hear(JSON.parse(message.data)) : screen.write(new Uint8Array(message.data, 8)));
+    link.onclose = () => {
+      me = null; lease = null;
+      drawLease();
+      if (over || settled) return;
+      say(`the server does not answer; trying again…`);
+      timer = setTimeout(connect, delay);
+      delay = Math.min(delay * 2, 5000);
+    };
+  }
+
+  function hear(message) {
+    if (message.type === "hello") {
+      me = message.operator; delay = 500;
+      state(message.status);
+    } else if (message.type === "screen") {
+      theirs = { rows: message.rows || 24, cols: message.cols || 80 };
+      screen.write("\x1bc", () => { if (!over) { screen.resize(theirs.cols, theirs.rows); arrange(); } });
+    } else if (message.type === "attached") {
+      lease = message.lease;
+      state(message);
+      drawLease();
+      arrange();
+    } else if (message.type === "refused") {
+      refused(message.error);
+    } else if (message.type === "ended") {
+      settled = "ended";
+      ended(message.status);
+    } else if (message.type === "gone") {
+      settled = "gone";
+      say([message.error.message, message.error.hint && h("small", {}, ` ${message.error.hint}`)], h("button", { onclick: () => connect() }, "Try again"));
+    } else if (message.event) happened(message);
+  }
+
+  function state(status) {
+    if (status.state === "paused") say("paused: it stands still until it is resumed");
+    else if (status.state === "checkpointed") say("checkpointed: it goes on here when it is restored");
+    else if (!OVER.has(status.state)) say("");
+  }
+
+  function ended(status) {
+    say(status.state === "lost" ? `lost${status.reason ? `: ${status.reason}` : ""}`
+      : `ended${status.exit_code === null || status.exit_code === undefined ? "" : ` with exit code ${status.exit_code}`}${status.since ? `, ${age(status.since)}` : ""}`);
+    screen.options.cursorBlink = false;
+    lease = null;
+    drawLease();
+  }
+
+  function happened(event) {
+    switch (event.event) {
+      case "lease":
+        lease = event.lease;
+        drawLease();
+        arrange();
+        break;
+      case "resize":
+        theirs = { rows: event.rows, cols: event.cols };
+        if (!mine()) screen.write("", arrange);
+        break;
+      case "paused": case "halted": say(`${event.event} by ${event.by?.name ?? event.by ?? "somebody"}: it stands still until it is resumed`); break;
+      case "resumed": say(""); break;
+      case "checkpoint-begin": say("a checkpoint is being made…"); break;
+      case "checkpoint": case "checkpoint-aborted": say(""); break;
+      case "checkpointed": say("checkpointed: it goes on here when it is restored"); break;
+      case "restored": say(""); toast(`${name} is restored, incarnation ${event.incarnation}`, "good"); arrange(); break;
+      case "moved": say(`moved to ${event.host}`, h("code", {}, `criuctl attach ${event.to}`)); break;
+      case "fenced": say(`${event.reason}; this copy of it is stopped`); break;
+      case "exit": ended({ state: event.exit_code === null ? "lost" : "exited", exit_code: event.exit_code }); settled = "ended"; break;
+    }
+  }
+
+  function refused(error) {
+    if (Date.now() - told < 1500) return;
+    told = Date.now();
+    const held = error.code === "lease-held";
+    toast(`not typed: ${error.message}${held ? " – Take over, or wait until it is free" : ""}`, "warning");
+    if (held) buttons.firstChild?.classList.add("hint");
+  }
+
+  // -- typing -------------------------------------------------------------------------------------
+
+  function type(text) {
+    if (about.read_only || settled) return;
+    if (control && text.length === 1) {
+      const code = text.toUpperCase().charCodeAt(0);
+      if (code >= 63 && code <= 95) text = code === 63 ? "\x7f" : String.fromCharCode(code & 31);
+      hold(false);
+    }
+    send(encoder.encode(text));
+  }
+
+  function hold(on) {
+    control = on;
+    keys.querySelector("[data-key=Ctrl]")?.setAttribute("aria-pressed", String(on));
+  }
+
+  for (const [label, text] of KEYS) {
+    const key = h("button", { "data-key": label, "aria-pressed": label === "Ctrl" ? "false" : null }, label);
+    // The terminal keeps the focus, and with it the phone its keyboard.
+    key.addEventListener("pointerdown", (event) => event.preventDefault());
+    key.addEventListener("click", () => {
+      if (label === "Ctrl") hold(!control);
+      else if ("ABCD".includes(text)) type(`\x1b${screen.modes.applicationCursorKeysMode ? "O" : "["}${text}`);
+      else type(text);
+      screen.focus();
+    });
+    keys.append(key);
+  }
+  screen.onData(type);
+  screen.onBinary((text) => { if (!about.read_only) send(Uint8Array.from(text, (letter) => letter.charCodeAt(0))); });
+
+  // -- while it is shown --------------------------------------------------------------------------
+
+  // The page is as tall as what is left of the window, also above a phone's keyboard.
+  const measure = () => {
+    const view = window.visualViewport;
+    const height = view ? view.height : window.innerHeight;
+    content.style.setProperty("--room", `${Math.max(160, Math.floor(height - content.getBoundingClientRect().top - window.scrollY))}px`);
+    requestAnimationFrame(arrange);
+  };
+  const watch = new ResizeObserver(() => requestAnimationFrame(arrange));
+  watch.observe(glass);
+  const recolour = () => { screen.options.theme = palette(); };
+  const changed = () => {
+    const body = live.find(name);
+    if (settled && body?.holder && LIVES.has(body.state)) connect();
+  };
+  window.addEventListener("resize", measure);
+  window.visualViewport?.addEventListener("resize", measure);
+  window.addEventListener("theme", recolour);
+  live.addEventListener("change", changed);
+  measure();
+  drawLease();
+  connect();
+  if (!coarse) screen.focus();
+  return () => {
+    over = true;
+    clearTimeout(timer);
+    watch.disconnect();
+    window.removeEventListener("resize", measure);
+    window.visualViewport?.removeEventListener("resize", measure);
+    window.removeEventListener("theme", recolour);
+    live.removeEventListener("change", changed);
+    if (link) { link.onclose = null; link.close(); }
+    screen.dispose();
+  };
+}

@@ -1,0 +1,243 @@
+"""Questions of the page, answered by what `ops` knows: sessions, trees, connections, checkpoints.
+
+Everything that reads files, asks a holder or a store runs in a thread of `Desk.off`, so one slow store holds up nobody's
+terminal.  A listing of the store is kept for a few seconds, and asked for once however many pages want it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, ParamSpec, TypeVar
+
+from aiohttp import web
+
+from .. import __version__
+from ..config import Config
+from ..errors import CriuctlError, NotFound
+from ..ops import sessions
+from ..ops.registry import Registry
+from ..ops.target import Target
+from ..proc.tree import read_tree
+from ..report import Reporter
+from .access import refusal
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_THREADS = 16
+_FRESH = 5.0  # seconds for which a listing of the store counts
+_SHOWN = 500  # checkpoints of one session that a page is given, the newest
+_CHARTED = 60  # of them, those whose freeze times are looked up
+_KEPT_TIMINGS = 20_000
+_ID = re.compile(r"[0-9a-f]{32}")
+_STATUS = {2: 400, 3: 404, 4: 409, 5: 500, 6: 500, 7: 503, 8: 500, 9: 409, 10: 403, 12: 504, 13: 501}  # by exit code
+
+
+@dataclass
+class Desk:
+    """What the handlers of one server share."""
+
+    config: Config
+    read_only: bool = False
+    reporter: Reporter = field(default_factory=Reporter)
+    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "criuctl-ui"))
+    _listing: asyncio.Task[list[dict[str, Any]]] | None = None
+    _listed: float = 0.0
+    _timings: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    async def off(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run what may block, in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, lambda: function(*args, **kwargs))
+
+    def close(self) -> None:
+        """Wait for nothing: what is still read is of no use to anybody."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def checkpoints(self) -> list[dict[str, Any]]:
+        """Every checkpoint of the store, as ``criuctl list --json`` has them, a few seconds old at most."""
+        if self._listing is None or (self._listing.done() and time.monotonic() - self._listed > _FRESH):
+            self._listing = asyncio.create_task(self._list())
+        return await asyncio.shield(self._listing)
+
+    def forget_listing(self) -> None:
+        """There is a new checkpoint, or one less: the next question asks the store."""
+        if self._listing is not None and self._listing.done():
+            self._listing = None
+
+    async def _list(self) -> list[dict[str, Any]]:
+        from ..ops.inspect import list_checkpoints
+
+        try:
+            return [summary.to_dict() for summary in (await self.off(list_checkpoints, self.config)).checkpoints]
+        finally:
+            self._listed = time.monotonic()
+
+    async def timings(self, session: str) -> list[dict[str, Any]]:
+        """See `ops.history`."""
+        from ..ops.history import timings
+
+        if len(self._timings) > _KEPT_TIMINGS:
+            self._timings.clear()
+        return await self.off(timings, self.config, session, _CHARTED, self._timings)
+
+
+def error_response(error: CriuctlError) -> web.Response:
+    """An error that was foreseen, as the page gets it."""
+    return web.json_response({"error": error.to_dict()}, status=_STATUS.get(error.exit_code, 500), dumps=_dumps)
+
+
+def _dumps(value: Any) -> str:
+    import json
+
+    return json.dumps(value, default=str)
+
+
+@web.middleware
+async def errors(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
+    """Every failure of a question is an answer; one that nobody foresaw is told on the server's side as well."""
+    desk = request.app[DESK]
+    try:
+        response: web.StreamResponse = await handler(request)
+    except CriuctlError as error:
+        return error_response(error)
+    except web.HTTPException as error:
+        return refusal(error.status, "http", f"{request.path}: {error.reason}")
+    except (asyncio.CancelledError, ConnectionError):
+        raise
+    except Exception as error:  # a bug must not end as an empty page
+        desk.reporter.warning(f"{request.method} {request.path}: {type(error).__name__}: {error}")
+        return refusal(500, "bug", f"a bug in criuctl: {type(error).__name__}", "The server's terminal says more.")
+    return response
+
+
+DESK = web.AppKey("desk", Desk)
+
+
+async def about(request: web.Request) -> web.Response:
+    """What this server is: the first question of every page, which shows whether its token is good."""
+    desk = request.app[DESK]
+    import os
+
+    return web.json_response(
+        {
+            "version": __version__,
+            "host": os.uname().nodename,
+            "read_only": desk.read_only,
+            "store": desk.config.store,
+        }
+    )
+
+
+async def all_sessions(request: web.Request) -> web.Response:
+    """Every session that this host knows."""
+    desk = request.app[DESK]
+    return web.json_response(await desk.off(sessions.sessions, desk.config), dumps=_dumps)
+
+
+async def session(request: web.Request) -> web.Response:
+    """All about one; its holder has the last word."""
+    desk = request.app[DESK]
+    return web.json_response(await desk.off(sessions.describe, desk.config, request.match_info["name"]), dumps=_dumps)
+
+
+async def tree(request: web.Request) -> web.Response:
+    """The processes of a session, now."""
+    desk = request.app[DESK]
+
+    def look() -> list[dict[str, Any]]:
+        return [
+            {
+                "pid": p.pid,
+                "ns_pid": p.ns_pid,
+                "ppid": p.ppid,
+                "command": p.command,
+                "argv": list(p.argv),
+                "state": p.state,
+                "threads": p.threads,
+                "uid": p.uid,
+                "rss": p.rss,
+            }
+            for p in read_tree(_running(desk.config, request.match_info["name"]).root.pid)
+        ]
+
+    return web.json_response(await desk.off(look), dumps=_dumps)
+
+
+async def connections(request: web.Request) -> web.Response:
+    """Its connections, and what a dump now would decide for them."""
+    from ..ops.connections import connections as look
+
+    desk = request.app[DESK]
+
+    def found() -> list[dict[str, Any]]:
+        target = _running(desk.config, request.match_info["name"])
+        return [record.to_dict() for record in look(desk.config, target, reporter=Reporter())]
+
+    return web.json_response(await desk.off(found), dumps=_dumps)
+
+
+def _running(config: Config, name: str) -> Target:
+    identity = Registry(config).lookup(name)
+    if identity is None or not identity.alive():
+        raise NotFound(f"session {name!r} is not running on this host")
+    return Target(identity, name)
+
+
+async def newest(request: web.Request) -> web.Response:
+    """The newest checkpoint of each session of the store, and how many there are of it."""
+    counted: dict[str, dict[str, Any]] = {}
+    for summary in await request.app[DESK].checkpoints():
+        before = counted.get(summary["session"], {"count": 0})
+        counted[summary["session"]] = {**summary, "count": before["count"] + 1}
+    return web.json_response(counted, dumps=_dumps)
+
+
+async def checkpoints(request: web.Request) -> web.Response:
+    """The checkpoints of one session, oldest first."""
+    name = request.match_info["name"]
+    of_it = [summary for summary in await request.app[DESK].checkpoints() if summary["session"] == name]
+    return web.json_response({"count": len(of_it), "checkpoints": of_it[-_SHOWN:]}, dumps=_dumps)
+
+
+async def timings(request: web.Request) -> web.Response:
+    """How long the newest of them took."""
+    return web.json_response(await request.app[DESK].timings(request.match_info["name"]), dumps=_dumps)
+
+
+async def checkpoint(request: web.Request) -> web.Response:
+    """What one checkpoint holds, by its id: nothing else, for a path would be a file of this host."""
+    from ..ops.inspect import show
+
+    desk, identifier = request.app[DESK], request.match_info["id"]
+    if _ID.fullmatch(identifier) is None:
+        raise NotFound(f"{identifier[:40]!r} is no checkpoint's id")
+    shown = await desk.off(show, desk.config, identifier)
+    return web.json_response(_page_of(shown.to_dict()), dumps=_dumps)
+
+
+def _page_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A checkpoint without what the page does not show; a tree may have very many files."""
+    left_out = ("images", "machine", "hooks", "features", "origin")
+    page = {key: value for key, value in body.items() if key not in left_out}
+    page["machine"] = {key: body["machine"].get(key) for key in ("kernel", "arch", "cpu_model")}
+    page["files"] = sorted(body["files"], key=lambda f: (f["kind"] != "written", not f["carried"], f["path"]))[:_SHOWN]
+    page["files_count"] = len(body["files"])
+    return page
+
+
+ROUTES = (
+    web.get("/api/about", about),
+    web.get("/api/sessions", all_sessions),
+    web.get("/api/sessions/{name}", session),
+    web.get("/api/sessions/{name}/tree", tree),
+    web.get("/api/sessions/{name}/connections", connections),
+    web.get("/api/sessions/{name}/checkpoints", checkpoints),
+    web.get("/api/sessions/{name}/timings", timings),
+    web.get("/api/newest", newest),
+    web.get("/api/checkpoints/{id}", checkpoint),
+)
