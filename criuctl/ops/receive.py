@@ -39,6 +39,7 @@ from .feeding import Feeder
 from .host import host_id
 from .incoming import Arrival
 from .lazymemory import LARGE
+from .maintenance import check_open
 from .moves import Incoming, Moves, Outgoing, check_id
 from .registry import Registry, boot_id, check_name
 
@@ -136,6 +137,7 @@ class _Visit:
         return {"findings": [f.to_dict() for f in found]}
 
     def _begin(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+        check_open(self._config)
         move = Incoming(
             id=check_id(asked["id"]),
             session=check_name(asked["session"]),

@@ -44,6 +44,7 @@ from .fencing import with_lease
 from .holders import RestoredHolder
 from .host import host_id
 from .lazymemory import worthwhile
+from .maintenance import check_open
 from .netlock import ConnectionLock, table_of
 from .plan import RestorePlan, Wishes, make_plan, observe
 from .putback import Applied, Policy
@@ -72,6 +73,7 @@ def restore(
     force: bool = False,
     alone: bool = False,
     take_over: bool = False,
+    returning: bool = False,
     instead_of: leases.Head | None = None,
     ttl: int = 0,
     repository: Repository | None = None,
@@ -104,6 +106,8 @@ def restore(
         name = new_name or manifest.session.name
         stack.enter_context(exclusive_session(config, name))
         arrival.check_not_running(registry, name, copy=new_name is not None)
+        if not (dry_run or returning or held is not None):
+            check_open(config)
         if new_name is None and held is None:
             moves.check_at_home(config, name, take_over=take_over)
         hooks = hooking.of_restore(config, reporter, manifest, name)

@@ -24,6 +24,7 @@ from ..proc.tree import ProcessIdentity
 from ..session import names
 from ..session.sessions import all_states, inside, state_of
 from . import events
+from .maintenance import check_open
 from .registry import Registry, SessionRecord, boot_id
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ def run(
     """
     from ..session.launch import HolderSpec, start_holder
 
+    check_open(config)
     around = inside(config)
     if around is not None:
         raise Conflict(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from contextlib import suppress
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .. import __version__
 from ..errors import CriuctlError
 from ..proc.tree import ProcessIdentity
+from . import names
 
 if TYPE_CHECKING:
     from .holder import Holder
@@ -85,6 +87,15 @@ def write_state(holder: Holder, ended: bool = False) -> None:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
             json.dump(body, file)
         temporary.replace(holder.run_folder / "state.json")
+
+
+def write_end(holder: Holder) -> None:
+    """Which life has ended of itself: what a host that was switched off brings back is not that.  So whom it ended is not told."""
+    if holder.exit[1] in (signal.SIGHUP, signal.SIGTERM, signal.SIGKILL):
+        return
+    with suppress(OSError):  # a full disk must not end a session
+        body = {"id": holder.identity.id, "incarnation": holder.identity.incarnation}
+        (holder.state_folder / names.ENDED).write_text(json.dumps(body))
 
 
 def _pid_namespace(holder: Holder) -> int | None:

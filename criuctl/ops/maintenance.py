@@ -1,0 +1,263 @@
+"""Maintenance of a host: everything that runs is stored, new sessions are refused, and what to bring back is written down.
+
+The record is ``STATE_DIR/maintenance.json``, written durably before and after each thing that it tells of, so whatever kills
+`begin`, the power cut included, the next `begin` goes on where it was:
+
+storing    the door is shut (`check_open`), and things are being stored, by falling order
+stored     all is stored that could be
+returning  things are being brought back (`criuctl.ops.recovery`)
+over       the door is open; the record is kept for what has not come back
+
+A thing is noted as ``waiting`` before its dump is begun.  Whether an interrupted dump has ended it, its session's record tells: it
+says which checkpoint before the tree is ended, and never before the checkpoint is complete.  What was started while the door was
+being shut is found by looking again until nothing new is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from ..config import Config
+from ..errors import Conflict, CriuctlError, Damaged, DumpFailed
+from ..proc.tree import ProcessIdentity
+from ..report import Reporter
+from .registry import Registry, boot_id, write_record
+
+How = Literal["dump", "snapshot", "lost"]
+LOCK_PATIENCE = 30.0  # seconds for another one that was killed to clean up
+_FILE = "maintenance"
+
+
+@dataclass(slots=True)
+class Item:
+    """One session or configured tree."""
+
+    session: str
+    order: int
+    tree: bool = False
+    state: str = "waiting"  # waiting | stored | failed (to be stored) | gone (of itself) | back | given-up (to be brought back)
+    store: str = ""
+    checkpoint: str = ""
+    before: str = ""  # the newest checkpoint when it was noted
+    root: tuple[int, int] = (0, 0)  # PID and start time, in the record's boot
+    tries: int = 0  # to bring it back
+    pid: int | None = None  # once it is back
+    error: dict[str, Any] | None = None  # of the last try, to store it or to bring it back
+    degraded: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON of ``maintenance``: with `findings` that tell what did not go as it should."""
+        kept = ("session", "tree", "order", "state", "checkpoint", "store", "tries", "pid")
+        body = {key: getattr(self, key) for key in kept}
+        found = [] if self.error is None else [{"level": "error", "text": self.error["message"], **_only(self.error)}]
+        return body | {"findings": found} | ({"error": self.error} if self.error else {})
+
+
+def _only(error: dict[str, Any]) -> dict[str, Any]:
+    return {key: error.get(key) for key in ("code", "hint", "pid", "fd")}
+
+
+@dataclass(slots=True)
+class Record:
+    """What is written down."""
+
+    how: How = "dump"
+    reason: str = ""
+    phase: str = "storing"
+    since: float = field(default_factory=time.time)
+    boot_id: str = field(default_factory=boot_id)
+    items: list[Item] = field(default_factory=list)
+
+    @property
+    def shut(self) -> bool:
+        """Whether new sessions are refused."""
+        return self.phase != "over"
+
+    def of(self, session: str) -> Item | None:
+        """The item of this session."""
+        return next((item for item in self.items if item.session == session), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON of ``maintenance status``."""
+        from .sessions import when
+
+        body = {"maintenance": self.shut, "phase": self.phase, "how": self.how, "reason": self.reason}
+        return body | {"since": when(self.since), "sessions": [item.to_dict() for item in self.items]}
+
+
+def read(config: Config) -> Record | None:
+    """The record, None if there is none; `Damaged`."""
+    path = Path(config.state_dir) / f"{_FILE}.json"
+    try:
+        loaded = json.loads(path.read_text())
+        items = [Item(**_known(Item, {**item, "root": tuple(item["root"])})) for item in loaded["items"]]
+        return Record(**{**_known(Record, loaded), "items": items})
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise Damaged(
+            f"{path} cannot be understood: {error}", hint="Remove it when you know which sessions are to be restored by hand."
+        ) from error
+
+
+def _known(kind: type[Any], body: dict[str, Any]) -> dict[str, Any]:
+    names = {f.name for f in fields(kind)}
+    return {key: value for key, value in body.items() if key in names}
+
+
+def write(config: Config, record: Record) -> None:
+    """Write it, durably."""
+    write_record(Path(config.state_dir), _FILE, asdict(record))
+
+
+def forget(config: Config) -> None:
+    """Remove it; absent is fine."""
+    (Path(config.state_dir) / f"{_FILE}.json").unlink(missing_ok=True)
+
+
+def check_open(config: Config) -> None:
+    """`Conflict` while new sessions are refused: for `run`, `restore` and `receive`."""
+    if not os.path.exists(Path(config.state_dir) / f"{_FILE}.json"):
+        return
+    record = read(config)
+    if record is not None and record.shut:
+        why = f" ({record.reason})" if record.reason else ""
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since))
+        raise Conflict(
+            f"this host is in maintenance since {since}{why}: no session may begin here",
+            hint="`criuctl maintenance end` brings back what it had ended, and lets new ones in; `criuctl maintenance status`.",
+        )
+
+
+def lock_of(config: Config) -> tuple[str, str]:
+    """The lock of all that changes the record, and what is said when somebody has it."""
+    return f"maintenance/{config.state_dir}", "another criuctl begins or ends maintenance"
+
+
+def begin(
+    config: Config, how: How, reason: str, *, jobs: int, until: float | None = None, reporter: Reporter
+) -> Iterator[Item]:
+    """Shut the door and store everything; each item is yielded as soon as its fate is known and written down.
+
+    Goes on with what an interrupted one has left.  What fails runs on, and is tried again by the next call.
+    """
+    from ..session.sessions import inside
+    from .batch import alone
+
+    around = inside(config)
+    if around is not None:
+        raise Conflict(f"this runs inside of session {around!r}, which is to be stored, too", hint="Run it from outside of any.")
+    lock, busy = lock_of(config)
+    with alone(lock, busy, wait=LOCK_PATIENCE):
+        record = _opened(config, how, reason)
+        reporter.step("shut", how=record.how)
+        yield from _store(config, record, jobs, until, reporter)
+        if not any(item.state in ("failed", "waiting") for item in record.items):
+            record.phase = "stored"
+            write(config, record)
+        reporter.step("done")
+
+
+def _opened(config: Config, how: How, reason: str) -> Record:
+    """The record as it is to be gone on with: the door is shut from here on."""
+    record = read(config)
+    if record is not None and record.phase == "returning":
+        raise Conflict("maintenance is being ended", hint="`criuctl maintenance end` goes on with that.")
+    if record is None or record.phase == "over":
+        record = Record(how, reason, items=[item for item in record.items if item.state == "given-up"] if record else [])
+    elif record.phase == "stored" or record.how != how:
+        for item in record.items:  # of what still runs, a new snapshot is wanted
+            item.state = "waiting" if runs(config, record, item) else item.state
+    record.how, record.reason, record.phase = how, reason or record.reason, "storing"
+    write(config, record)
+    return record
+
+
+def _store(config: Config, record: Record, jobs: int, until: float | None, reporter: Reporter) -> Iterator[Item]:
+    from .snapshot import snapshot
+    from .subjects import ranks, running
+
+    settle(config, record)
+    tried: set[str] = set()
+    while found := [s for s in running(config) if s.name not in tried and not _kept(record, s.name)]:
+        tried |= {subject.name for subject in found}
+        _note(config, record, found)
+        for rank in ranks(found, ending=True):
+            outcomes = snapshot(config, rank, reporter=reporter, jobs=jobs, until=until, leave_running=record.how == "snapshot")
+            for outcome in outcomes:
+                item = record.of(outcome.target)
+                assert item is not None
+                if outcome.result is not None:
+                    item.state, item.error, item.degraded = "stored", None, outcome.degraded
+                    item.checkpoint, item.store = outcome.result["checkpoint"], outcome.result["store"]
+                else:
+                    assert outcome.error is not None
+                    item.state, item.error = "failed", outcome.error.to_dict()
+                    settle(config, record)
+                write(config, record)
+                reporter.step("noted", session=item.session)
+                yield item
+
+
+def _kept(record: Record, name: str) -> bool:
+    """Whether an interrupted `begin` has its snapshot already."""
+    item = record.of(name)
+    return item is not None and record.how == "snapshot" and item.state == "stored"
+
+
+def _note(config: Config, record: Record, found: Sequence[Any]) -> None:
+    """What is about to be stored."""
+    registry = Registry(config)
+    if record.boot_id != boot_id():
+        record.boot_id = boot_id()
+        for item in record.items:
+            item.root = (0, 0)
+    for subject in found:
+        item = record.of(subject.name)
+        if item is not None:
+            record.items.remove(item)
+        known = registry.get(subject.name)
+        root = (subject.root.pid, subject.root.start_time) if subject.root is not None else (0, 0)
+        before = known.checkpoint if known is not None else ""
+        record.items.append(Item(subject.name, subject.order, subject.tree, before=before, root=root, store=config.store))
+    write(config, record)
+
+
+def settle(config: Config, record: Record) -> None:
+    """What has become of those whose dump nobody has seen the end of."""
+    registry = Registry(config)
+    for item in record.items:
+        if item.state not in ("waiting", "failed") or runs(config, record, item):
+            continue
+        known = registry.get(item.session)
+        if known is not None and known.checkpoint and known.checkpoint != item.before:
+            item.state, item.checkpoint, item.store, item.error = "stored", known.checkpoint, known.store, None
+        elif item.state == "waiting" and record.boot_id == boot_id():
+            item.state = "gone"
+        elif item.state == "waiting":
+            hint = f"`criuctl restore {item.before}` brings back what it was before." if item.before else ""
+            error = DumpFailed(f"{item.session!r} was not stored before this host went down", hint=hint)
+            item.state, item.error = "failed", error.to_dict()
+
+
+def runs(config: Config, record: Record, item: Item) -> bool:
+    """Whether it runs here: as the session, or as the process that was noted."""
+    known = Registry(config).get(item.session)
+    if known is not None and known.alive():
+        return True
+    return bool(item.root[0]) and record.boot_id == boot_id() and ProcessIdentity(*item.root).alive()
+
+
+def failure(item: Item) -> CriuctlError | None:
+    """An item's error, as it was raised."""
+    if item.error is None:
+        return None
+    error = CriuctlError(item.error["message"], hint=item.error["hint"])
+    error.code, error.exit_code = item.error["code"], item.error["exit_code"]
+    return error
