@@ -220,7 +220,7 @@ def find_master(slots: list[dict[str, Any]], store_id: str, config: Config) -> O
         key = KeyText(recovery.from_text(typed, RECOVERY_VARIABLE), recovery=True)
         return open_by_key(slots, store_id, key, RECOVERY_VARIABLE)
     if config.key_file == ASKED:
-        return open_by_key(slots, store_id, _asked_key(), "standard input")
+        return open_by_file(slots, store_id, Path(ASKED))
     default = key_path(config, store_id)
     phrase_slots = [slot for slot in slots if slot.get("type") == "passphrase"]
     passed: WrongKey | None = None
@@ -245,7 +245,9 @@ def find_master(slots: list[dict[str, Any]], store_id: str, config: Config) -> O
 
 
 def open_by_file(slots: list[dict[str, Any]], store_id: str, path: Path) -> Opened:
-    """Open a slot with the key file, exported master key or recovery key in `path`."""
+    """Open a slot with the key file, exported master key or recovery key in `path`; ``-`` asks for a recovery key."""
+    if str(path) == ASKED:
+        return open_by_key(slots, store_id, asked_key(), "standard input")
     return open_by_key(slots, store_id, KeyText.parse(read_secret(path), str(path)), str(path), path)
 
 
@@ -294,7 +296,7 @@ def _other_kinds(slots: Sequence[dict[str, Any]], kind: str) -> str:
 
 
 @cache
-def _asked_key() -> KeyText:
+def asked_key() -> KeyText:
     """The key that is typed, once in a process; what stands in for the terminal gives one line."""
     import sys
     from getpass import getpass

@@ -1,6 +1,7 @@
 """A store with checkpoints in it: making it, opening it, finding checkpoints.
 
     config                                        what the store is: format, id, key slots, capabilities
+    keys/<20 digits>                              the same, newer: since keys were changed (`generations`)
     packs/<2 hex>/<32 hex>                        sealed chunks (`packs`)
     index/<32 hex>                                which chunk is in which pack (`index`)
     checkpoints/<token>/<20 digits>-<id>          manifests; the token stands for the session's name
@@ -12,7 +13,7 @@
 RULE: a checkpoint exists if and only if its manifest does.  A manifest is put by one atomic put under a name
 that holds the checkpoint's random id, so nothing is ever overwritten, whatever the store promises.
 
-Opening reads one object, finds the key and proves it.  `list` reads the heads of manifests only, each once per
+Opening reads one object and one list, finds the key and proves it.  `list` reads the heads of manifests only, each once per
 host.  Everything found in a store is checked before it is believed.
 """
 
@@ -49,6 +50,7 @@ from .storeconfig import StoreConfig, create, load
 
 if TYPE_CHECKING:
     from .codec import Sealer
+    from .generations import Changer
     from .index import Index
     from .reader import CheckpointReader
     from .writer import CheckpointWriter
@@ -71,14 +73,23 @@ class Repository:
 
     @classmethod
     def init(
-        cls, store: Store, *, encryption: bool, key_file: Path | None = None, passphrase: bytes | None = None, config: Config
+        cls,
+        store: Store,
+        *,
+        encryption: bool,
+        key_file: Path | None = None,
+        passphrase: bytes | None = None,
+        recovery: bytes | None = None,
+        config: Config,
     ) -> Repository:
         """Make a store; `Conflict` if there is one already.  The key is made, and durable, before the store is.
 
         With `passphrase` the master key is sealed by it, else by `key_file`, which is made if it does not
-        exist (by default in ``config.key_dir``).
+        exist (by default in ``config.key_dir``).  `recovery` is the secret of a recovery key that opens it, too.
         """
-        about, opened = create(store, encryption=encryption, key_file=key_file, passphrase=passphrase, config=config)
+        about, opened = create(
+            store, encryption=encryption, key_file=key_file, passphrase=passphrase, recovery=recovery, config=config
+        )
         return cls(store, config, about, opened)
 
     @classmethod
@@ -141,13 +152,27 @@ class Repository:
     def key_info(self) -> dict[str, Any]:
         """What may be shown of the key: how the store is opened, by which slot, where the key file is."""
         opened = self._opened
+        by = (opened.by or {}).get("fingerprint") if opened else None
         return {
             "kind": opened.slot if opened else "none",
             "file": str(opened.file) if opened and opened.file else None,
             "source": opened.source if opened else None,
-            "fingerprint": keys.fingerprint(opened.key.key) if opened and opened.slot == "file" else None,
+            "fingerprint": keys.fingerprint(opened.key.key) if opened and opened.slot == "file" else by,
             "slots": [{"type": s.get("type"), "fingerprint": s.get("fingerprint")} for s in self.about.slots],
         }
+
+    @property
+    def opened(self) -> keys.Opened | None:
+        """What opened it; None for a store that is not encrypted."""
+        return self._opened
+
+    def key_changer(self) -> Changer:
+        """What adds and removes keys; `Conflict` if the store has none."""
+        from .generations import Changer
+
+        if self._opened is None:
+            raise Conflict("the store is not encrypted, so it has no keys")
+        return Changer(self.store, self.sealer, self.id, conditional=self.capabilities.conditional_create)
 
     def key_text(self) -> str:
         """The content of a key file that opens this store; `Conflict` if it has no key."""

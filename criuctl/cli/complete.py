@@ -71,6 +71,18 @@ def session_name(ctx: click.Context, _param: click.Parameter, incomplete: str) -
     return _in_time(ask)
 
 
+def store_key(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Labels of the keys that open the store, and fingerprints of those that have none."""
+
+    def ask() -> list[CompletionItem]:
+        from ..ops.storekeys import key_list
+
+        found = key_list(_app(ctx).config)[0]
+        return [CompletionItem(name, help=k.kind) for k in found if (name := k.label or k.fingerprint).startswith(incomplete)]
+
+    return _in_time(ask)
+
+
 def running_session(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of the sessions that run on this host."""
 

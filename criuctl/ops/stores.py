@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import keys
+from ..checkpoint import keys, recovery
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..store import Store, open_store
@@ -32,10 +32,13 @@ class StoreFacts:
     capabilities: dict[str, Any]
     contents: dict[str, Any] | None = None  # sessions, checkpoints, unreadable, objects, bytes
     exported: str | None = None  # where `store_key` wrote the key
+    recovery_key: str | None = field(default=None, repr=False)  # that `store_init` has made
 
     def to_dict(self) -> dict[str, Any]:
-        """One object; the counts of ``contents`` stand in it directly."""
+        """One object; the counts of ``contents`` stand in it directly, ``recovery_key`` where there is a new one."""
         body = asdict(self)
+        if self.recovery_key is None:
+            del body["recovery_key"]
         body.update(body.pop("contents") or {})
         return body
 
@@ -74,11 +77,13 @@ def store_init(
     encryption: bool | None = None,
     key_file: Path | None = None,
     ask_passphrase: Callable[[], bytes] | None = None,
+    recovery_key: bool = False,
 ) -> StoreFacts:
     """Make the configured store; `Conflict` if it is one already.
 
-    `encryption` None encrypts stores on S3, and wherever a key file or a passphrase is given.  With
-    `ask_passphrase` the key is sealed with the configured passphrase, or else with what that returns.
+    `encryption` None encrypts stores on S3, and wherever a key file, a passphrase or a recovery key is given.  With
+    `ask_passphrase` the key is sealed with the configured passphrase, or else with what that returns.  A recovery key is
+    in the answer, and nowhere else.
     """
     store = open_store(config.store, config)
     try:
@@ -87,9 +92,13 @@ def store_init(
             configured, _ = keys.find_passphrase(config)
             passphrase = configured if configured is not None else ask_passphrase()
         if encryption is None:
-            encryption = config.store.lower().startswith("s3:") or key_file is not None or passphrase is not None
-        made = key_file or (Path(config.key_file) if config.key_file else None)
-        return _facts(Repository.init(store, encryption=encryption, key_file=made, passphrase=passphrase, config=config))
+            given = key_file is not None or passphrase is not None or recovery_key
+            encryption = given or config.store.lower().startswith("s3:")
+        named = config.key_file if config.key_file != keys.ASKED else ""
+        made = key_file or (Path(named) if named else None)
+        secret = recovery.new_secret() if recovery_key else None
+        init = Repository.init(store, encryption=encryption, key_file=made, passphrase=passphrase, recovery=secret, config=config)
+        return _facts(init, recovery_key=recovery.to_text(secret) if secret is not None else None)
     finally:
         store.close()
 

@@ -50,6 +50,8 @@ def _sealed(body: dict[str, Any]) -> str:
         return "not encrypted"
     if key["kind"] == "passphrase":
         return f"encrypted, opened by the passphrase from {printable(key['source'])}"
+    if key["kind"] == "recovery":
+        return f"encrypted, opened by the recovery key from {printable(key['source'])}"
     return f"encrypted, {'exported ' if key['kind'] == 'master' else ''}key in {printable(key['file'])}"
 
 
@@ -58,9 +60,10 @@ def _sealed(body: dict[str, Any]) -> str:
         ("The default store:", "criuctl store init"),
         ("A bucket; encrypted, as S3 stores are by default:", "criuctl store init --store s3://backups/trees"),
         ("A folder on a shared disk, encrypted too:", "criuctl store init --store /mnt/nas/trees --encrypt"),
+        ("With a key on paper:", "criuctl store init --store s3://backups/trees --recovery-key"),
     ],
     exits=[7, 8, 9],
-    see_also=["store key", "store info"],
+    see_also=["key", "store key", "store info"],
 )
 @click.option("--encrypt/--no-encrypt", default=None, help="Encrypt what is stored.  [default: yes on S3, no in a folder]")
 @click.option(
@@ -73,22 +76,27 @@ def _sealed(body: dict[str, Any]) -> str:
 @click.option(
     "--passphrase", is_flag=True, help="Seal the key with a passphrase, asked for on the terminal or given by the configuration."
 )
+@click.option(
+    "--recovery-key",
+    is_flag=True,
+    help="Make a recovery key too, which opens the store as well: it is printed now, once, to be written down.",
+)
 @pass_app
-def init(app: App, encrypt: bool | None, key_file: Path | None, passphrase: bool) -> int:
+def init(app: App, encrypt: bool | None, key_file: Path | None, passphrase: bool, recovery_key: bool) -> int:
     """Makes a store, asks it what it can do, and makes its key if it is to be encrypted. An existing store is never
     changed (exit 9).
 
     Without its key nothing in an encrypted store can be read, by nobody: keep a copy elsewhere (criuctl store key
     --export). A store that lacks conditional writes works, for one writer at a time.
     """
-    if encrypt is False and (key_file is not None or passphrase):
-        raise click.UsageError("--no-encrypt excludes --key-file and --passphrase")
+    if encrypt is False and (key_file is not None or passphrase or recovery_key):
+        raise click.UsageError("--no-encrypt excludes --key-file, --passphrase and --recovery-key")
     if key_file is not None and passphrase:
         raise click.UsageError("--key-file and --passphrase exclude each other")
     from ...ops.stores import store_init
 
     ask = _ask_passphrase if passphrase else None
-    body = store_init(app.config, encryption=encrypt, key_file=key_file, ask_passphrase=ask).to_dict()
+    body = store_init(app.config, encryption=encrypt, key_file=key_file, ask_passphrase=ask, recovery_key=recovery_key).to_dict()
 
     def human() -> str:
         sealed = "encrypted with a passphrase" if passphrase else _sealed(body)
@@ -99,9 +107,11 @@ def init(app: App, encrypt: bool | None, key_file: Path | None, passphrase: bool
             lines.append("Name the key file by key_file in the configuration or by CRIUCTL_KEY_FILE from now on.")
         if body["encrypted"]:
             lines.append("Keep a copy of the key elsewhere (criuctl store key --export): without it nothing can be read.")
+        if recovery_key:
+            lines.append(f"Recovery key, shown only now, to be written down: {body['recovery_key']}")
         return "\n".join(lines)
 
-    app.emit(body, human, brief=lambda: str(body["id"]))
+    app.emit(body, human, brief=lambda: "\n".join([str(body["id"]), *([body["recovery_key"]] if recovery_key else [])]))
     return 0
 
 
@@ -124,6 +134,7 @@ def info(app: App) -> int:
                 ("id", printable(body["id"])),
                 ("created", f"{printable(body['created'])}, format {body['format']}"),
                 ("contents", _sealed(body)),
+                *([("keys", f"{plural(len(body['key']['slots']), 'key')} (criuctl key list)")] if body["encrypted"] else []),
                 ("sessions", str(body["sessions"])),
                 ("checkpoints", f"{body['checkpoints']}{unreadable}"),
                 ("objects", f"{plural(body['objects'], 'object')}, {size(body['bytes']['stored'])}"),
@@ -146,7 +157,7 @@ def info(app: App) -> int:
         ("Keep a copy on a stick:", "criuctl store key --export /media/stick/trees.key"),
     ],
     exits=[7, 8, 9],
-    see_also=["store init"],
+    see_also=["store init", "key"],
 )
 @click.option(
     "--export",

@@ -1,0 +1,271 @@
+"""``criuctl key list|add|remove|rotate|recovery|tidy``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .. import complete
+from ..app import DEGRADED, App, pass_app
+from ..pages import Entry, LazyGroup, page
+from ..passphrases import ask
+from ..streams import tell
+from ..text import Column, age, plural, printable
+
+if TYPE_CHECKING:
+    from ...ops.storekeys import KeyChange, NewKey
+
+_SELF = "criuctl.cli.commands.key"
+_COLUMNS = (Column("fingerprint"), Column("kind"), Column("label"), Column("created", right=True), Column(""))
+_EXITS = [7, 8, 9, 11]
+
+key = LazyGroup(
+    "key",
+    entries={
+        "list": Entry(f"{_SELF}:list_", "List the keys that open the store."),
+        "add": Entry(f"{_SELF}:add", "Let one more key open the store."),
+        "remove": Entry(f"{_SELF}:remove", "Let a key open the store no more."),
+        "rotate": Entry(f"{_SELF}:rotate", "Replace the key that opens the store here by a new one."),
+        "recovery": Entry(f"{_SELF}:recovery", "Make a recovery key, to be written down."),
+        "tidy": Entry(f"{_SELF}:tidy", "Finish a change of keys that was interrupted."),
+    },
+    summary="Say who may open an encrypted store.",
+    help="""\
+    An encrypted store has one master key, and any number of keys that open it: key files, passphrases, recovery keys. They
+    come and go at once and at any time, beside dumps and restores on any host, and nothing that is stored is written
+    again. An interrupted change leaves a store that opens as before, or as wanted.
+
+    The master key stays what it is. So whoever has opened the store once, or keeps a removed key together with an old
+    copy of the store's config (a backup, an older version in a bucket that keeps them), can go on reading what
+    is in the store. To shut somebody out for good, make a new store and export the checkpoints into it.""",
+    examples=[
+        ("A key on paper, in case all others are lost:", "criuctl key recovery"),
+        ("A key for another host:", "criuctl key add --key-file /media/stick/beta.key --label beta"),
+        ("This host's key file may have been read by somebody:", "criuctl key rotate"),
+    ],
+    exits=[7, 8, 9],
+    see_also=["store init", "store key"],
+)
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_LABEL = click.option(
+    "--label", default="", metavar="TEXT", help="What people call it; everybody may read that.  [default: none]"
+)
+_PASSPHRASE = click.option("--passphrase", is_flag=True, help="A passphrase, asked for on the terminal.")
+_PASSPHRASE_FILE = click.option(
+    "--passphrase-file", metavar="PATH", type=_FILE, help="The passphrase in this file, mode 0600.  [default: a key file]"
+)
+
+
+def _new(key_file: Path | None, passphrase: bool, passphrase_file: Path | None, label: str) -> NewKey:
+    from ...ops.storekeys import NewKey
+    from ...ops.transfer import read_passphrase
+
+    if sum((key_file is not None, passphrase, passphrase_file is not None)) > 1:
+        raise click.UsageError("--key-file, --passphrase and --passphrase-file exclude each other")
+    phrase = read_passphrase(passphrase_file) if passphrase_file is not None else None
+    return NewKey(key_file, ask("New passphrase of the store", twice=True) if passphrase else phrase, label)
+
+
+def _emit(app: App, done: KeyChange, lines: list[str]) -> int:
+    """The answer of a change, how many keys there are now, and what went wrong."""
+    count = plural(len(done.keys), "key")
+    app.emit(
+        done.to_dict(),
+        lambda: "\n".join([*lines, f"{count} now open{'s' if len(done.keys) == 1 else ''} the store."]),
+        lambda: "",
+    )
+    if not app.json:
+        for warning in done.warnings:
+            tell(f"criuctl: warning: {printable(warning)}")
+    return DEGRADED if done.degraded else 0
+
+
+_HONEST = (
+    "Whoever kept it and an old copy of the store's config, or has opened the store before, can still read what is in the store."
+)
+
+
+@page(examples=[("Who can open the default store?", "criuctl key list")], exits=[7, 8, 9], see_also=["key add", "store key"])
+@pass_app
+def list_(app: App) -> int:
+    """Lists the keys that open the store: fingerprint, kind (file, passphrase, recovery), label, when it was added, and which one
+    was used just now. The fingerprint of a passphrase is that of its place in the store, and tells nothing about it.
+    """
+    from ...ops.storekeys import key_list
+
+    found, notes = key_list(app.config)
+    rows = [
+        (one.fingerprint, printable(one.kind), printable(one.label), age(one.created), "in use here" if one.used else "")
+        for one in found
+    ]
+    app.emit_table(
+        [one.to_dict() for one in found],
+        _COLUMNS,
+        rows,
+        empty="no keys",
+        brief=lambda: "\n".join(one.fingerprint for one in found),
+    )
+    if not app.json:
+        for note in notes:
+            tell(f"criuctl: warning: {note}")
+    return 0
+
+
+@page(
+    examples=[
+        ("A key for another host, which gets the file:", "criuctl key add --key-file /media/stick/beta.key --label beta"),
+        ("A passphrase:", "criuctl key add --passphrase"),
+        ("A key file for this host, after the recovery key has opened the store:", "CRIUCTL_KEY_FILE=- criuctl key add"),
+    ],
+    exits=_EXITS,
+    see_also=["key list", "key rotate", "key recovery"],
+)
+@click.option(
+    "--key-file",
+    metavar="PATH",
+    type=_FILE,
+    help="The key in this file, which is made if it does not exist.  [default: this host's, in the configured key_dir]",
+)
+@_PASSPHRASE
+@_PASSPHRASE_FILE
+@_LABEL
+@pass_app
+def add(app: App, /, key_file: Path | None, passphrase: bool, passphrase_file: Path | None, label: str) -> int:
+    """Lets one more key open the store. It is seen to do so before the store is changed.
+
+    A new key file is written first, mode 0600; bring it to the key_dir of the host that shall use it, under the name
+    STORE-ID.key.
+    """
+    from ...ops.storekeys import key_add
+
+    done = key_add(app.config, _new(key_file, passphrase, passphrase_file, label))
+    what = f"The key in {printable(done.file)}" if done.file else "The passphrase"
+    return _emit(app, done, [f"{what} ({done.added[0]}) opens {printable(done.store)}."])
+
+
+@page(
+    examples=[
+        ("By its label:", "criuctl key remove beta"),
+        (
+            "The one that is in use here, since a passphrase opens the store, too:",
+            "criuctl key remove 3f9a --other-passphrase-file p",
+        ),
+    ],
+    exits=[3, *_EXITS],
+    see_also=["key list", "key rotate"],
+)
+@click.argument(
+    "ref", shell_complete=complete.store_key, help="The key's label, or the begin of its fingerprint (4 digits or more)."
+)
+@click.option(
+    "--other-key-file",
+    metavar="PATH",
+    type=_FILE,
+    help="Show that this key opens the store, if the one in use is to go; - asks for a recovery key.  [default: none]",
+)
+@click.option(
+    "--other-passphrase-file", metavar="PATH", type=_FILE, help="The same with the passphrase in this file.  [default: none]"
+)
+@pass_app
+def remove(app: App, /, ref: str, other_key_file: Path | None, other_passphrase_file: Path | None) -> int:
+    """Lets a key open the store no more. No file is removed.
+
+    The last key is never removed, and the one that opened the store only if another one is shown (exit 9). A removed key
+    that was kept goes on opening copies of the store, backups say, from before; see criuctl key --help for what a
+    removal cannot undo.
+    """
+    if other_key_file is not None and other_passphrase_file is not None:
+        raise click.UsageError("--other-key-file and --other-passphrase-file exclude each other")
+    from ...ops.storekeys import key_remove
+    from ...ops.transfer import read_passphrase
+
+    phrase = read_passphrase(other_passphrase_file) if other_passphrase_file is not None else None
+    done = key_remove(app.config, ref, other_key_file=other_key_file, other_passphrase=phrase)
+    return _emit(app, done, [f"The key {done.removed[0]} does not open {printable(done.store)} any more.", _HONEST])
+
+
+@page(
+    examples=[
+        ("This host's key file:", "criuctl key rotate"),
+        ("A passphrase by another one:", "criuctl key rotate --passphrase"),
+    ],
+    exits=_EXITS,
+    see_also=["key list", "key remove", "store key"],
+)
+@click.option(
+    "--key-file",
+    metavar="PATH",
+    type=_FILE,
+    help="By the key in this file, which is made if it does not exist.  [default: a new one in place of this host's]",
+)
+@_PASSPHRASE
+@_PASSPHRASE_FILE
+@_LABEL
+@pass_app
+def rotate(app: App, /, key_file: Path | None, passphrase: bool, passphrase_file: Path | None, label: str) -> int:
+    """Replaces the key that opens the store here by a new one; the other keys stay.
+
+    Without options it replaces this host's key file in the configured key_dir. What lies there opens the store at every
+    instant, and the old file stays beside it as STORE-ID.FINGERPRINT.key, for checkpoints that were exported with it.
+    What opens the store in another way (key_file, a passphrase) is replaced by what the options say; the
+    configuration must name that from then on.
+    """
+    from ...ops.storekeys import key_rotate
+
+    done = key_rotate(app.config, _new(key_file, passphrase, passphrase_file, label))
+    what = f"the key in {printable(done.file)}" if done.file else "the new passphrase"
+    lines = [f"{what[0].upper()}{what[1:]} ({done.added[0]}) opens {printable(done.store)}, {done.removed[0]} does not any more."]
+    if done.previous:
+        lines.append(f"The old key is in {printable(done.previous)}: exported checkpoints may need it.")
+    else:
+        lines.append("Let the configuration name the new one from now on.")
+    return _emit(app, done, [*lines, _HONEST])
+
+
+@page(
+    examples=[
+        ("Print one, and write it down:", "criuctl key recovery"),
+        ("The paper was lost:", "criuctl key recovery --replace"),
+        ("All other keys are lost:", "CRIUCTL_KEY_FILE=- criuctl key add"),
+    ],
+    exits=_EXITS,
+    see_also=["key add", "key remove"],
+)
+@click.option("--replace", is_flag=True, help="Remove the recovery keys that there are.")
+@_LABEL
+@pass_app
+def recovery(app: App, /, replace: bool, label: str) -> int:
+    """Makes a key that is printed now, once, and never stored: eight groups of six letters, to be written down and kept where
+    the host's disks are not. Each group has a check letter, so an error in typing it is told with its group.
+
+    It opens the store by CRIUCTL_KEY_FILE=-, which asks for it (or reads a line of standard input), by the variable
+    CRIUCTL_RECOVERY_KEY, or from a file, mode 0600, that key_file names.
+    """
+    from ...ops.storekeys import key_recovery
+
+    done = key_recovery(app.config, label=label, replace=replace)
+    count = len(done.removed)
+    app.emit(done.to_dict(), lambda: str(done.recovery_key), brief=lambda: str(done.recovery_key))
+    if not app.json and not app.quiet:
+        tell(f"Write it down: it opens {printable(done.store)} and is shown only now ({done.added[0]}).")
+        if count:
+            tell(f"{plural(count, 'older recovery key')} open{'s' if count == 1 else ''} the store no more.")
+    for warning in [] if app.json else done.warnings:
+        tell(f"criuctl: warning: {printable(warning)}")
+    return DEGRADED if done.degraded else 0
+
+
+@page(examples=[("After a key command was cut off:", "criuctl key tidy")], exits=_EXITS, see_also=["key list"])
+@pass_app
+def tidy(app: App) -> int:
+    """Finishes a change of keys that was interrupted: what is removed or superseded goes from the store itself. Which keys open
+    the store is not changed. Any other change of keys does the same.
+    """
+    from ...ops.storekeys import key_tidy
+
+    done = key_tidy(app.config)
+    facts: list[Any] = [f"{printable(done.store)}: nothing of older keys is left."] if not done.warnings else []
+    return _emit(app, done, facts)
