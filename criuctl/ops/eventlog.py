@@ -23,6 +23,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
 
@@ -101,7 +102,7 @@ class EventLog:
         for path in reversed(self._full()):
             if found is not None:
                 return found
-            with path.open("rb") as older:
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as older:
                 found = _last_number(older, os.fstat(older.fileno()).st_size)
         return found or self._tallied().seq
 
@@ -139,8 +140,9 @@ class EventLog:
             current = None
         with current or contextlib.nullcontext():
             full = self._full()
-            firsts = [_first(path) for path in full[1:]]
-            for path, following in zip(full, [*firsts, None], strict=False):
+            begins = [_first(path) for path in full[1:]]
+            begins += [event["seq"]] if current is not None and (event := _event(current.readline())) is not None else []
+            for path, following in zip_longest(full, begins[: len(full)]):
                 if following is not None and following <= since + 1:
                     continue
                 for event in _events(path):
