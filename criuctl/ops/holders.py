@@ -25,7 +25,7 @@ from ..criu.images import ImageSet
 from ..errors import Conflict, CriuctlError, NoSuchProcess
 from ..proc import command, terminalkeeper
 from ..proc.namespaces import ns_pids
-from ..proc.tree import ProcessIdentity
+from ..proc.tree import ProcessIdentity, wait_ended
 from ..session import sessions
 from ..session.client import Session
 from ..session.launch import HolderSpec, start_holder
@@ -35,6 +35,7 @@ from ..session.terminal import Pty
 from .registry import SessionRecord
 
 _STREAM = ("scrollback",)
+_GONE = 10.0  # seconds for a holder that was told to end
 
 
 class DumpedHolder:
@@ -156,7 +157,7 @@ class RestoredHolder:
         name = self._record.name
         state = sessions.state_of(self._config, name)
         if state is not None and state["holder_alive"] and state["state"] in ("exited", "lost"):
-            self._dismiss(name)
+            self._dismiss(name, ProcessIdentity(**state["holder"]))
             state = None
         if state is None or not state["holder_alive"]:
             self._start(reader)
@@ -173,10 +174,11 @@ class RestoredHolder:
     def _connect(self, name: str) -> Session:
         return Session.connect(name, config=self._config, kind="service", operator=RESTORES, role="admin")
 
-    def _dismiss(self, name: str) -> None:
-        """A holder that only keeps the exit status of a tree that is about to come back."""
+    def _dismiss(self, name: str, holder: ProcessIdentity) -> None:
+        """A holder that only keeps the exit status of a tree that is about to come back; the name is free when it is gone."""
         with suppress(CriuctlError), self._connect(name) as old:
             old.request("shutdown")
+        wait_ended([holder], _GONE)
 
     def _start(self, reader: CheckpointReader) -> None:
         m = self._manifest
