@@ -60,6 +60,8 @@ COMMANDS: dict[str, Entry] = {
     "restore": Entry(f"{_HERE}.restore:restore", "Bring a checkpoint back to life.", "Checkpoints"),
     "snapshot": Entry(f"{_HERE}.snapshot:snapshot", "Dump several trees and leave them running.", "Checkpoints"),
     "schedule": Entry(f"{_HERE}.schedule:schedule", "Take snapshots regularly, by systemd or cron.", "Checkpoints"),
+    "maintenance": Entry(f"{_HERE}.maintenance:maintenance", "Store all before a reboot, and bring it back.", "Checkpoints"),
+    "recover": Entry(f"{_HERE}.recover:recover", "Bring back, at a boot, what ran before it.", "Checkpoints"),
     "migrate": Entry(f"{_HERE}.migrate:migrate", "Move a running tree to another host.", "Checkpoints"),
     "receive": Entry(f"{_HERE}.receive:receive", "What migrate starts on the other host.", "Checkpoints"),
     "list": Entry(f"{_HERE}.list:list_", "List the checkpoints of a store.", "Looking and keeping"),

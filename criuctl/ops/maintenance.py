@@ -8,9 +8,9 @@ stored     all is stored that could be
 returning  things are being brought back (`criuctl.ops.recovery`)
 over       the door is open; the record is kept for what has not come back
 
-A thing is noted as ``waiting`` before its dump is begun.  Whether an interrupted dump has ended it, its session's record tells: it
-says which checkpoint before the tree is ended, and never before the checkpoint is complete.  What was started while the door was
-being shut is found by looking again until nothing new is there.
+A thing is noted as ``waiting`` before its dump is begun.  Whether an interrupted dump has ended it, its session's record tells:
+it says which checkpoint before the tree is ended, and never before the checkpoint is complete.  What was started while the door
+was being shut is found by looking again until nothing new is there.
 """
 
 from __future__ import annotations
@@ -140,9 +140,7 @@ def lock_of(config: Config) -> tuple[str, str]:
     return f"maintenance/{config.state_dir}", "another criuctl begins or ends maintenance"
 
 
-def begin(
-    config: Config, how: How, reason: str, *, jobs: int, until: float | None = None, reporter: Reporter
-) -> Iterator[Item]:
+def begin(config: Config, how: How, reason: str, *, jobs: int, until: float | None = None, reporter: Reporter) -> Iterator[Item]:
     """Shut the door and store everything; each item is yielded as soon as its fate is known and written down.
 
     Goes on with what an interrupted one has left.  What fails runs on, and is tried again by the next call.
@@ -219,9 +217,9 @@ def _note(config: Config, record: Record, found: Sequence[Any]) -> None:
         for item in record.items:
             item.root = (0, 0)
     for subject in found:
-        item = record.of(subject.name)
-        if item is not None:
-            record.items.remove(item)
+        earlier = record.of(subject.name)
+        if earlier is not None:
+            record.items.remove(earlier)
         known = registry.get(subject.name)
         root = (subject.root.pid, subject.root.start_time) if subject.root is not None else (0, 0)
         before = known.checkpoint if known is not None else ""

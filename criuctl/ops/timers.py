@@ -80,14 +80,12 @@ class Systemd:
         """Write both units and start the timer."""
         service, timer = self.files(trigger.name)
         with _removed_on_error(self, trigger.name, (service, timer)):
-            _write(service, self._service(trigger))
-            _write(timer, self._timer(trigger))
+            write_new(service, self._service(trigger))
+            write_new(timer, self._timer(trigger))
             self._control("daemon-reload")
             self._control("enable", "--quiet", "--now", timer.name)
 
     def _service(self, trigger: Trigger) -> str:
-        home = pwd.getpwuid(os.geteuid()).pw_dir
-        variables = {"HOME": home, **trigger.variables}
         limit = f"{int(trigger.deadline) + _SPARE}s" if trigger.deadline else "infinity"
         return "\n".join(
             [
@@ -99,8 +97,8 @@ class Systemd:
                 "",
                 "[Service]",
                 "Type=oneshot",
-                *(f"Environment={_unit_word(f'{key}={value}')}" for key, value in variables.items()),
-                f"ExecStart={' '.join(map(_exec_word, trigger.argv))}",
+                *(f"Environment={word}" for word in environment_words(trigger.variables)),
+                f"ExecStart={exec_words(trigger.argv)}",
                 f"TimeoutStartSec={limit}",
                 # Only criuctl itself is told to stop: it knows in which order what it has started must end.
                 "KillMode=mixed",
@@ -200,7 +198,7 @@ class Cron:
         ]
         path = self.files(trigger.name)[0]
         with _removed_on_error(self, trigger.name, (path,)):
-            _write(path, "\n".join(text))
+            write_new(path, "\n".join(text))
 
     def remove(self, name: str) -> bool:
         """Remove the file; False if there was none."""
@@ -247,9 +245,15 @@ def _unit_word(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _exec_word(text: str) -> str:
-    """The same of a command line, where variables would be put in, too."""
-    return _unit_word(text.replace("$", "$$"))
+def environment_words(variables: Mapping[str, str]) -> list[str]:
+    """These variables and the HOME of who we are, as words of a unit."""
+    known = {"HOME": pwd.getpwuid(os.geteuid()).pw_dir, **variables}
+    return [_unit_word(f"{key}={value}") for key, value in known.items()]
+
+
+def exec_words(argv: Sequence[str]) -> str:
+    """A command line in a unit, where variables would be put in, too."""
+    return " ".join(_unit_word(word.replace("$", "$$")) for word in argv)
 
 
 @contextlib.contextmanager
@@ -274,7 +278,7 @@ def _removed_on_error(backend: Backend, name: str, files: Sequence[Path]) -> Ite
         raise
 
 
-def _write(path: Path, text: str) -> None:
+def write_new(path: Path, text: str) -> None:
     """A new file of mode 0644, whole or not at all."""
     path.parent.mkdir(exist_ok=True)
     temporary = path.parent / f".{path.name}.{os.getpid()}"

@@ -30,7 +30,7 @@ JOBS = click.option(
         ("What was started with run --label tier=prod:", "criuctl snapshot --label tier=prod"),
     ],
     exits=[3, 4, 5, 7, 8, 9, 10, 11, 12, 13],
-    see_also=["dump", "schedule", "list"],
+    see_also=["dump", "schedule", "maintenance", "list"],
 )
 @click.argument(
     "targets",

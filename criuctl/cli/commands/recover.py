@@ -1,0 +1,86 @@
+"""``criuctl recover``: what a boot calls."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import click
+
+from ..app import App, pass_app
+from ..pages import page
+from ..severity import worst
+from ..streams import tell
+from ..telling import tell_each
+from ..text import printable
+from .maintenance import AGAIN, RETRY, teller
+from .snapshot import JOBS
+
+
+@page(
+    examples=[
+        ("Have each boot bring back what maintenance has ended:", "criuctl recover --install"),
+        ("And what was lost with the host, from its newest checkpoints:", "criuctl recover --install --all"),
+        ("No more of that:", "criuctl recover --remove"),
+    ],
+    exits=[3, 4, 5, 6, 7, 8, 9, 10, 11, 13],
+    see_also=["maintenance", "restore", "schedule"],
+)
+@click.option(
+    "--all",
+    "all_",
+    is_flag=True,
+    help="Also every session that ran here when the host went down, and whose end nobody saw: from its newest checkpoint.",
+)
+@JOBS
+@RETRY
+@AGAIN
+@click.option("--install", "installs", is_flag=True, help="Restore nothing now: write the unit, or the crontab, for each boot.")
+@click.option("--remove", "removes", is_flag=True, help="Restore nothing now: take that away.")
+@pass_app
+def recover(app: App, all_: bool, jobs: int, retry_after: str, again: bool, installs: bool, removes: bool) -> int:
+    """Brings back what criuctl maintenance has written down, the lowest order first, as criuctl maintenance end does, with the
+    same three tries; where there is nothing written down, it does nothing.
+
+    With --all also the sessions whose state is lost: they ran here in an earlier boot, have a checkpoint, and did not
+    end of themselves while a holder could see it. A tree that never had a terminal of criuctl's has no holder. A session
+    that another host has taken over meanwhile is not restored (9).
+
+    With --install it writes criuctl-recover.service into /etc/systemd/system and enables it, or
+    /etc/cron.d/criuctl-recover where systemd does not run; --all, --store and --config are kept in it. Variables of this
+    shell are not, CRIUCTL_STATE_DIR excepted.
+
+    Ends with 0 if all came back, else with the worst exit code of all, as criuctl snapshot.
+    """
+    if installs and removes:
+        raise click.UsageError("--install and --remove contradict each other")
+    if installs or removes:
+        return _boot(app, all_, installs)
+    from ...ops.recovery import recover as bring_back
+    from ...ops.retention import seconds
+
+    with app.reporting(bars=False) as reporter:
+        items = bring_back(app.config, every=all_, jobs=jobs, pause=seconds(retry_after), again=again, reporter=reporter)
+        codes = tell_each(app, items, teller(app, "back"), lambda item: item.to_dict())
+    if not codes and not app.quiet and not app.json:
+        tell("there is nothing to bring back")
+    return worst(codes)
+
+
+def _boot(app: App, all_: bool, installs: bool) -> int:
+    from ...ops import bootunit, timers
+
+    if not installs:
+        removed = [str(path) for path in bootunit.remove()]
+        app.emit({"installed": False, "removed": removed}, lambda: f"{', '.join(removed)} removed", brief=lambda: "")
+        return 0
+    store = os.path.abspath(app.store) if app.store and "://" not in app.store else app.store
+    argv = [
+        *timers.own_program(sys.argv[0], sys.executable),
+        *(["--config", os.path.abspath(app.config_file)] if app.config_file else []),
+    ]
+    argv += [*(["--store", store] if store else []), "recover", *(["--all"] if all_ else [])]
+    state = os.environ.get("CRIUCTL_STATE_DIR")
+    written = [str(p) for p in bootunit.install(argv, {"CRIUCTL_STATE_DIR": os.path.abspath(state)} if state else {})]
+    app.emit({"installed": True, "files": written}, lambda: f"{printable(', '.join(written))} written", brief=lambda: "")
+    return 0

@@ -1,0 +1,200 @@
+"""Bringing back what maintenance, or the end of the host, has ended: by rising order, and each `TRIES` times at the most.
+
+A try is counted, durably, before it is made: a restore that takes the host down with it is not tried for ever.  The counts last
+over all calls, until `again` forgets them.  What has come back is not tried again, nor what runs already; a configured tree that
+the host has started anew meanwhile is left as it is and told.  When nothing is left to be tried the door is open again, whatever
+has come back; the record stays while something has not.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ..config import Config
+from ..errors import Conflict, CriuctlError, NotFound, RestoreFailed
+from ..report import Reporter
+from ..session import names
+from . import batch, trees
+from .maintenance import LOCK_PATIENCE, Item, Record, forget, lock_of, read, runs, settle, write
+from .registry import Registry, SessionRecord, boot_id
+from .subjects import order_of
+
+TRIES = 3
+PAUSE = 5.0  # seconds before what could not be brought back is tried again: the network, a store, a peer may be late
+
+
+def end(
+    config: Config, *, jobs: int, pause: float = PAUSE, again: bool = False, abandon: bool = False, reporter: Reporter
+) -> Iterator[Item]:
+    """Bring back what maintenance has ended, and open the door; each item is yielded when its fate is known.
+
+    With `again` what was given up is tried anew; with `abandon` nothing is tried and the record is removed.
+    """
+    lock, busy = lock_of(config)
+    with batch.alone(lock, busy, wait=LOCK_PATIENCE):
+        record = read(config)
+        if record is None:
+            raise NotFound("this host is not in maintenance", hint="`criuctl maintenance begin` begins it.")
+        if abandon:
+            settle(config, record)
+            forget(config)
+            yield from record.items
+            return
+        if again:
+            _forget_tries(record)
+        yield from _bring_back(config, record, jobs, pause, reporter)
+
+
+def recover(
+    config: Config, *, every: bool, jobs: int, pause: float = PAUSE, again: bool = False, reporter: Reporter
+) -> Iterator[Item]:
+    """What a boot calls: as `end`, if there is anything to be ended; with `every` also sessions that the host has lost."""
+    lock, busy = lock_of(config)
+    with batch.alone(lock, busy, wait=LOCK_PATIENCE):
+        record = read(config)
+        if every:
+            record = _with_lost(config, record)
+        if record is None:
+            return
+        if again:
+            _forget_tries(record)
+        yield from _bring_back(config, record, jobs, pause, reporter)
+
+
+def _forget_tries(record: Record) -> None:
+    for item in record.items:
+        if item.state == "given-up":
+            item.state, item.tries = "stored", 0
+
+
+# -- what the host has lost ---------------------------------------------------------------------------
+
+
+def _with_lost(config: Config, record: Record | None) -> Record | None:
+    """The record with every session that lived here, in an earlier boot, when its host went down."""
+    for known in lost(config):
+        noted = record.of(known.name) if record is not None else None
+        if noted is not None and noted.checkpoint in ("", known.checkpoint) and noted.state != "back":
+            continue
+        if record is None:
+            record = Record("lost", phase="over")
+        if noted is not None:
+            record.items.remove(noted)
+        tree = trees.trees(config).get(known.name)
+        order = order_of(tree.labels, tree.order) if tree is not None else trees.ORDER
+        item = Item(known.name, order, tree is not None, "stored", known.store, known.checkpoint)
+        record.items.append(item)
+    return record
+
+
+def lost(config: Config) -> list[SessionRecord]:
+    """Sessions that ran here in an earlier boot, have a checkpoint, and whose end nobody has seen."""
+    here = boot_id()
+    return [
+        known
+        for known in Registry(config).all()
+        if known.state == "running" and known.boot_id != here and known.checkpoint and not _saw_end(config, known)
+    ]
+
+
+def _saw_end(config: Config, known: SessionRecord) -> bool:
+    """Whether the session's holder has written down that it ended of itself in this life."""
+    try:
+        said = json.loads((names.state_folder(config.state_dir, known.name) / names.ENDED).read_text())
+        return (said["id"], said["incarnation"]) == (known.id, known.incarnation)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+# -- bringing back ------------------------------------------------------------------------------------
+
+
+def _bring_back(config: Config, record: Record, jobs: int, pause: float, reporter: Reporter) -> Iterator[Item]:
+    settle(config, record)
+    tried = any(item.state == "stored" for item in record.items)
+    if tried:
+        record.phase = "returning"
+    write(config, record)
+    for order in sorted({item.order for item in record.items}):
+        items = [item for item in record.items if item.order == order]
+        for item in items:
+            if item.state != "stored" or _is_here(config, record, item):
+                yield item
+        yield from _try(config, record, [item for item in items if item.state == "stored"], jobs, pause, reporter)
+    record.phase = "over"
+    if any(item.state == "given-up" for item in record.items):
+        write(config, record)
+    else:
+        forget(config)
+    reporter.step("done")
+
+
+def _is_here(config: Config, record: Record, item: Item) -> bool:
+    """Whether there is nothing to be restored, since it runs; its state tells how."""
+    if runs(config, record, item):
+        known = Registry(config).get(item.session)
+        item.state, item.error = "back", None
+        item.pid = known.pid if known is not None and known.alive() else item.root[0]
+        return True
+    if not item.tree:
+        return False
+    try:
+        root = trees.find(config, item.session)
+    except CriuctlError:
+        return False
+    if root is None:
+        return False
+    error = Conflict(
+        f"tree {item.session!r} runs already, as PID {root.pid}: it was started anew",
+        hint=f"End it, and `criuctl restore {item.checkpoint[:12]}` brings back what was stored.",
+    )
+    item.state, item.error = "given-up", error.to_dict()
+    return True
+
+
+def _try(config: Config, record: Record, items: Sequence[Item], jobs: int, pause: float, reporter: Reporter) -> Iterator[Item]:
+    """Try these until they have come back or are given up."""
+    todo = list(items)
+    while todo:
+        for item in [item for item in todo if item.tries >= TRIES]:
+            todo.remove(item)
+            item.state = "given-up"
+            write(config, record)
+            reporter.step("given-up", session=item.session, tries=item.tries)
+            yield item
+        for item in todo:
+            item.tries += 1
+        write(config, record)
+        failed = []
+        work = [(item.session, _restore(config, item)) for item in todo]
+        for outcome in batch.each(work, reporter=reporter, jobs=jobs, broken=RestoreFailed):
+            item = next(item for item in todo if item.session == outcome.key)
+            if outcome.answer is not None:
+                item.state, item.pid, item.error = "back", outcome.answer["pid"], None
+                item.degraded = outcome.answer["degraded"]
+            else:
+                assert outcome.error is not None
+                item.error = outcome.error.to_dict()
+                failed.append(item)
+            write(config, record)
+            reporter.step("noted", session=item.session)
+            if item.state == "back":
+                yield item
+        todo = failed
+        if any(item.tries < TRIES for item in todo):
+            time.sleep(pause)
+
+
+def _restore(config: Config, item: Item) -> batch.Work:
+    def work(reporter: Reporter) -> dict[str, object]:
+        from .arrival import RestoreResult
+        from .restore import restore
+
+        told = restore(replace(config, store=item.store), item.checkpoint, reporter=reporter, returning=True)
+        assert isinstance(told, RestoreResult)
+        return {"pid": told.pid, "degraded": told.degraded}
+
+    return work
