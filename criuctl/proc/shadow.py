@@ -48,6 +48,7 @@ _KERNEL = frozenset(
     )
 )
 _STAGE = "/dev"  # is everywhere
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LARGEST_FILE = 64 << 20  # bytes of a file that is a mount by itself, to be copied
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -83,10 +84,13 @@ def run(work: Work, *, timeout: float) -> dict[str, Any]:
     helper = 0
     try:
         try:
-            helper = os.fork()
-            if helper == 0:
-                os.close(lives)
-                _helper(work, ends, answer)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+            try:
+                helper = os.fork()
+                if helper == 0:
+                    _helper(work, ends, answer, lives)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)  # here: what comes from now on finds us knowing the helper
             pidfd = os.pidfd_open(helper)
             try:
                 poller = select.poll()
@@ -104,18 +108,22 @@ def run(work: Work, *, timeout: float) -> dict[str, Any]:
         if not size:
             raise PlatformError("what ran in namespaces of its own was killed", hint="The kernel's log may tell why: `dmesg`.")
         told: dict[str, Any] = json.loads(os.pread(answer, size, 0))
+        if "cannot" in told:
+            raise PlatformError(told["cannot"], hint="It takes root (CAP_SYS_ADMIN).")
         return told
     finally:
         os.close(answer)
         os.close(ends)
 
 
-def _helper(work: Work, ends: int, answer: int) -> NoReturn:
+def _helper(work: Work, ends: int, answer: int, lives: int) -> NoReturn:
     """Make the namespaces, fork PID 1, end after it."""
     try:
+        os.close(lives)
         os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in _STOPS:
             signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
         try:
             unshare(_NEWNS | _NEWPID | _NEWIPC | _NEWUTS)
         except OSError as error:
@@ -150,7 +158,7 @@ def _end_with(ends: int) -> None:
 
 def _worker(work: Work, answer: int) -> NoReturn:
     try:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in _STOPS:
             signal.signal(number, signal.SIG_DFL)
         try:
             told = work()
@@ -242,11 +250,11 @@ def _covered(mount: _Mount, target: str, layers: str) -> bool:
     os.chown(f"{layers}/upper", status.st_uid, status.st_gid)  # the overlay's root is like its uppermost layer
     os.chmod(f"{layers}/upper", stat.S_IMODE(status.st_mode))
     options = f"lowerdir={mount.source},upperdir={layers}/upper,workdir={layers}/work"
-    try:
-        _mount("criuctl-shadow", target, "overlay", mount.flags, options)
-    except OSError:
-        return False
-    return True
+    for more in (",index=on", ""):  # with it a file stays one under all of its names, which not every file system allows
+        with suppress(OSError):
+            _mount("criuctl-shadow", target, "overlay", mount.flags, options + more)
+            return True
+    return False
 
 
 def _copied(mount: _Mount, status: os.stat_result, target: str, copy: str) -> bool:
