@@ -26,6 +26,7 @@ _NAME = re.compile(r"checkpoints/([0-9a-f]{32})/([0-9]{20})-([0-9a-f]{32})")
 _ID_PREFIX = re.compile(r"[0-9a-f]{4,32}")
 _PINS = "pins/"
 _FETCHERS = 8
+_LOOKED_UP = 1000  # more heads than this are read in one go
 _SPARE = 1000  # kept heads of manifests that are gone, before they are cleared out
 
 Head = tuple[int, bytes]  # size of the object, its first bytes up to the end of its head
@@ -62,11 +63,15 @@ class Catalog:
         self._store = store
         self._sealer = sealer
         self._cache = cache
+        self._everything: frozenset[str] | None = None  # what the last listing of all sessions found
 
     def names(self, session: str | None = None) -> dict[str, int]:
         """Manifest -> size, of one session or all, by token, number and id."""
         prefix = "checkpoints/" if session is None else f"checkpoints/{self._sealer.token(session)}/"
-        return {info.name: info.size for info in self._store.list(prefix) if _NAME.fullmatch(info.name)}
+        found = {info.name: info.size for info in self._store.list(prefix) if _NAME.fullmatch(info.name)}
+        if session is None:
+            self._everything = frozenset(found)
+        return found
 
     def summaries(self, names: Mapping[str, int], unreadable: list[DataError]) -> list[CheckpointSummary]:
         """The summaries of these manifests; those removed meanwhile are left out, errors of damaged ones appended."""
@@ -106,11 +111,10 @@ class Catalog:
             return False
         return True
 
-    def forget_pins(self) -> None:
-        """Remove the pins of checkpoints that are gone."""
-        if pins := self.pins():
-            for checkpoint in pins - {parse_name(name)[2] for name in self.names()}:
-                self.unpin(checkpoint)
+    def idle_pins(self) -> list[str]:
+        """The objects that pin checkpoints which are gone."""
+        pins = self.pins()
+        return sorted(_PINS + pin for pin in pins - {parse_name(name)[2] for name in self.names()}) if pins else []
 
     # -- references ------------------------------------------------------------------------------------
 
@@ -163,7 +167,7 @@ class Catalog:
         return found[0]
 
     def _heads(self, names: Mapping[str, int], unreadable: list[DataError]) -> dict[str, Head]:
-        kept = self._cache.run(self._kept)
+        kept = self._cache.run(lambda db: self._kept(db, names))
         found = {name: kept[name] for name, size in names.items() if name in kept and kept[name][0] == size}
         missing = [name for name in names if name not in found]
         if not missing:
@@ -183,8 +187,10 @@ class Catalog:
                 pass
 
         def keep(db: sqlite3.Connection) -> None:
-            if len(kept) > len(names) + _SPARE:
-                db.execute("DELETE FROM heads")
+            if self._everything is not None:
+                gone = [row for row in db.execute("SELECT name FROM heads").fetchall() if row[0] not in self._everything]
+                if len(gone) > _SPARE:
+                    db.executemany("DELETE FROM heads WHERE name = ?", gone)
             rows = [(name, size, head) for name, (size, head) in fetched.items()]
             db.executemany("INSERT OR REPLACE INTO heads VALUES (?, ?, ?)", rows)
 
@@ -192,8 +198,12 @@ class Catalog:
         return {**found, **fetched}
 
     @staticmethod
-    def _kept(db: sqlite3.Connection) -> dict[str, Head]:
-        return {name: (size, head) for name, size, head in db.execute("SELECT name, size, head FROM heads")}
+    def _kept(db: sqlite3.Connection, names: Mapping[str, int]) -> dict[str, Head]:
+        """What is kept of these: looked up one by one, or in one go where that is quicker."""
+        if len(names) > _LOOKED_UP:
+            return {name: (size, head) for name, size, head in db.execute("SELECT name, size, head FROM heads") if name in names}
+        rows = (db.execute("SELECT name, size, head FROM heads WHERE name = ?", (name,)).fetchone() for name in names)
+        return {row[0]: (row[1], row[2]) for row in rows if row is not None}
 
     def _fetch(self, name: str, size: int) -> Head:
         data = self._store.get_range(name, 0, min(size, objects.FIRST_READ))

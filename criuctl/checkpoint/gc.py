@@ -3,11 +3,12 @@
 Packs and index segments are shared, and hosts do not know of each other.  One run does:
 
     1  look    which chunks do the manifests need, and which packs therefore (`liveness`)?
-    2  copy    what is needed of packs that are mostly garbage into new ones (`repack`); they are not needed then
+    2  copy    what is needed of packs that are mostly garbage into new ones (`repack`); they are not needed then.  Small
+               packs, of which every snapshot of an idle tree leaves one, are copied too once there are many
     3  mark    packs that nobody needs: put gc/marked-X.  Writers that begin later do not rely on them
     4  doom    packs marked at least the grace time ago and still not needed: put gc/doomed-X
     5  look again, at manifests that came since; copy what is needed and is in doomed packs only
-    6  index   segments that tell of doomed packs are replaced by such as do not
+    6  index   segments that tell of doomed packs are replaced by such as do not, and many small ones by a few
     7  delete  doomed packs, but those that a writer's intent names
     8  forget  lists whose packs are all gone
 
@@ -24,7 +25,8 @@ there, and the list stands until the last of them is gone.
   for all lists, and deleting a pack twice does no harm, since its name is never used again.
 - Cut off anywhere, a run leaves packs that nobody needs or lists that the next run goes on with.  Nothing is ever undone.
 - Readers found their places before: the grace time lets restores and verifications end.  Those that begin later find the new
-  place, since segments that tell of a pack go before the pack does.
+  place, since segments that tell of a pack go before the pack does.  Whoever lists segments while they are replaced may
+  miss what both tell of: a reader that lacks a chunk lists them once more, and a writer stores it once more.
 
 Time decides only how soon, by the store's own clock: how long a mark must stand; and after a week an intent is a dead
 writer's (a writer whose commit takes more than a day gives up).  A grace time shorter than a dump makes that dump
@@ -41,7 +43,7 @@ A manifest that cannot be read ends the run before anything is removed: nobody k
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -50,7 +52,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import DataError, ObjectMissing, StoreDenied
 from . import gclists
 from .gclists import ABANDONED, DOOMED, MARKED, WRITING, PackList
-from .index import PREFIX
+from .index import PREFIX, in_batches
 from .liveness import Live, Survey, packs_of
 from .packs import PackIndex, object_name, read_index
 from .repack import copy
@@ -60,7 +62,13 @@ if TYPE_CHECKING:
     from .repository import Repository
 
 THRESHOLD = 0.5  # a pack that is needed for less of its size is copied
-_DELETERS = 8
+SMALL_PACK = 1 << 20  # bytes; smaller packs are put together, once there are
+SMALL_SEGMENT = 256 << 10  # bytes, the same for index segments
+MANY = 64  # of them
+_DELETERS = _FETCHERS = 8
+_PACKS_AT_ONCE = 256  # whose indexes are read ahead
+_COPIED_AT_ONCE = 50_000  # chunks
+_TOLD_AT_ONCE = 1 << 18  # records of segments that are put together
 _SWEEP_AGE = 86400.0  # seconds after which what writers left unfinished is nobody's
 
 
@@ -84,6 +92,7 @@ class Collected:
     freed_bytes: int = 0
     spared: int = 0  # doomed packs that are left to the next run
     refused: int = 0  # doomed packs that the store would not delete
+    refused_others: int = 0  # other objects that the store would not delete
     segments: int = 0  # index segments replaced or removed
     lost: int = 0  # chunks that checkpoints need and no pack holds
     warnings: list[str] = field(default_factory=list)
@@ -120,10 +129,10 @@ class Collection:
         self._now = time.time() if done.dry_run else gclists.store_time(self._store)
         unneeded = self._unneeded(survey)
         if done.dry_run:
-            done.repacked = len(self._half_empty(survey))
-        elif half_empty := self._half_empty(survey):
+            done.repacked = len(self._to_copy(survey))
+        elif packs := self._to_copy(survey):
             self._reporter.step("gc-copy")
-            unneeded += self._repack(survey, half_empty)
+            unneeded += self._repack(survey, packs)
         if not done.dry_run:
             self._tell_again(survey)
         done.unneeded, done.unneeded_bytes = len(unneeded), sum(survey.packs[pack].size for pack in unneeded)
@@ -140,6 +149,8 @@ class Collection:
             gclists.put(self._store, self._sealer, DOOMED, ripe)
         if ripe or self._doomed:
             survey = self._finish()
+        else:
+            self._replace_segments(set())
         self._tidy()
         self._tell(survey)
         return done
@@ -186,38 +197,53 @@ class Collection:
             if not pack.used and name not in passed and (name in self._marked or self._now - pack.modified >= self._grace)
         ]
 
-    def _half_empty(self, survey: Survey) -> list[bytes]:
+    def _to_copy(self, survey: Survey) -> list[bytes]:
+        """Packs that are needed, but are mostly garbage, or small and many."""
         passed = self._all_doomed() | self._writing
-        return [
-            name
+        needed = [
+            (name, pack)
             for name, pack in survey.packs.items()
-            if 0 < pack.used < pack.size * THRESHOLD
-            and not pack.bad
-            and name not in passed
-            and self._now - pack.modified >= self._grace
+            if pack.used and not pack.bad and name not in passed and self._now - pack.modified >= self._grace
         ]
+        found = [name for name, pack in needed if pack.used < pack.size * THRESHOLD]
+        small = [name for name, pack in needed if pack.size < SMALL_PACK and pack.used >= pack.size * THRESHOLD]
+        return found + small if len(small) >= MANY else found
 
     # -- steps -----------------------------------------------------------------------------------------
 
     def _repack(self, survey: Survey, packs: list[bytes]) -> list[bytes]:
         """Copy what is needed of these packs; returns those that are not needed any more."""
-        freed = []
-        batch: dict[bytes, int] = {}
+        freed: list[bytes] = []
         members: dict[bytes, dict[bytes, int]] = {}
-        for pack in packs:
-            try:
-                members[pack] = survey.mine(self._repository, pack, self._live.chunks)
-            except (DataError, ObjectMissing) as error:
-                self._reporter.warning(error.message, error.hint)
-                continue
-            batch.update(members[pack])
-        stored, failed = copy(self._repository, batch, self._reporter)
-        self.done.copied_bytes += stored
-        for pack, chunks in members.items():
-            if not failed.intersection(chunks):
-                freed.append(pack)
+        with ThreadPoolExecutor(_FETCHERS, "criuctl-gc") as pool:
+            for start in range(0, len(packs), _PACKS_AT_ONCE):
+                some = packs[start : start + _PACKS_AT_ONCE]
+                for pack, chunks in zip(some, pool.map(lambda pack: self._needed(survey, pack), some), strict=True):
+                    if chunks is None:
+                        continue
+                    members[pack] = chunks
+                    if sum(map(len, members.values())) >= _COPIED_AT_ONCE:
+                        freed += self._copy(members)
+                        members = {}
+                self._reporter.progress("packs", start + len(some), len(packs), "packs")
+        freed += self._copy(members)
         self.done.repacked += len(freed)
         return freed
+
+    def _needed(self, survey: Survey, pack: bytes) -> dict[bytes, int] | None:
+        """What is needed of one pack; None if that cannot be told."""
+        try:
+            return survey.mine(self._repository, pack, self._live.chunks)
+        except (DataError, ObjectMissing) as error:
+            self._reporter.warning(error.message, error.hint)
+            return None
+
+    def _copy(self, members: Mapping[bytes, Mapping[bytes, int]]) -> list[bytes]:
+        """Copy these packs' chunks; returns the packs of which nothing is needed any more."""
+        sizes = {chunk: size for chunks in members.values() for chunk, size in chunks.items()}
+        stored, failed = copy(self._repository, sizes, self._reporter) if sizes else (0, set())
+        self.done.copied_bytes += stored
+        return [pack for pack, chunks in members.items() if not failed.intersection(chunks)]
 
     def _mark(self, survey: Survey, unneeded: list[bytes]) -> list[bytes]:
         """Mark what is not marked yet; returns what is ripe at once, without a grace time."""
@@ -270,50 +296,77 @@ class Collection:
         self._reporter.step("gc-index")
         self._replace_segments(doomed - kept)
         self._reporter.step("gc-delete")
-        refused = self._delete(going)
+        refused = self._delete(map(object_name, going))
         done.refused = len(refused)
-        gone = [pack for pack in going if pack not in refused]
+        gone = [pack for pack in going if object_name(pack) not in refused]
         done.deleted, done.freed_bytes = len(gone), sum(survey.packs[pack].size for pack in gone)
         self._reporter.step("gc-forget")
         left = survey.packs.keys() - set(gone)
-        for entry in self._doomed + self._lists:
-            if not entry.packs & left:
-                self._store.delete(entry.name)
+        self._delete_others(entry.name for entry in self._doomed + self._lists if not entry.packs & left)
         return survey
 
     def _replace_segments(self, dead: set[bytes]) -> None:
-        """See that no index segment tells of dead packs; what else those segments tell stands in new ones first."""
-        names = [info.name for info in self._store.list(PREFIX)]
-        old: list[str] = []
-        rest: dict[bytes, PackIndex] = {}
-        told: set[bytes] = set()
-        for name in names:
-            try:
-                packs = self._repository.index.read_segment(name)
-            except ObjectMissing:
-                continue
-            except DataError as error:
-                self._reporter.warning(error.message, "the packs tell themselves what they hold")
-                continue
-            here = {pack.pack for pack in packs}
-            if here & dead or here <= told:
-                old.append(name)
-                rest.update((pack.pack, pack) for pack in packs if pack.pack not in dead)
-            else:
-                told |= here
-        fresh = [pack for name, pack in rest.items() if name not in told]
-        if fresh:
-            self._repository.index.publish(fresh, [])
-        for name in old:
-            self._delete_or_tell(name)
-        self.done.segments = len(old)
+        """See that no index segment tells of dead packs, or only of what others tell, or is one of many small ones.
 
-    def _delete(self, packs: Iterable[bytes]) -> set[bytes]:
-        """Delete packs; returns those that the store refuses to delete."""
-        names = list(packs)
+        What such segments tell beside stands in new ones before they go.
+        """
+        index = self._repository.index
+        sizes = {info.name: info.size for info in self._store.list(PREFIX)}
+        if not dead and sum(size < SMALL_SEGMENT for size in sizes.values()) < MANY:
+            return
+        told: set[bytes] = set()
+        old: list[str] = []
+        rest: dict[bytes, PackIndex] = {}  # what is to be told anew
+        small: dict[str, list[PackIndex]] = {}  # told of by small segments alone
+        unreadable: list[DataError] = []
+
+        def replace() -> None:
+            if len(small) >= MANY:
+                moved = {pack.pack: pack for packs in small.values() for pack in packs}
+                told.difference_update(moved)
+                rest.update(moved)
+                old.extend(small)
+                small.clear()
+            if fresh := [pack for name, pack in rest.items() if name not in told]:
+                index.publish(fresh, [])
+            told.update(rest)
+            rest.clear()
+            self.done.segments += len(old) - self._delete_others(old)
+            old.clear()
+
+        # The largest first: where the store refuses to delete, what was put together is not put together again.
+        for batch in in_batches(dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0])))):
+            for name, packs in index.read_segments(batch, unreadable):
+                if packs is None:
+                    continue
+                here = {pack.pack for pack in packs}
+                if here & dead:
+                    old.append(name)
+                    rest.update((pack.pack, pack) for pack in packs if pack.pack not in dead)
+                    continue
+                if here <= told:
+                    old.append(name)
+                elif sizes[name] < SMALL_SEGMENT:
+                    small[name] = packs
+                told |= here
+            if len(small) >= MANY and sum(len(pack) for packs in small.values() for pack in packs) >= _TOLD_AT_ONCE:
+                replace()
+        replace()
+        for error in unreadable:
+            self._reporter.warning(error.message, "the packs tell themselves what they hold")
+
+    def _delete(self, names: Iterable[str]) -> set[str]:
+        """Delete objects; returns those that the store refuses to delete."""
+        names = list(names)
         with ThreadPoolExecutor(_DELETERS, "criuctl-gc") as pool:
-            fine = list(pool.map(self._delete_or_tell, (object_name(pack) for pack in names)))
-        return {pack for pack, gone in zip(names, fine, strict=True) if not gone}
+            fine = list(pool.map(self._delete_or_tell, names))
+        return {name for name, gone in zip(names, fine, strict=True) if not gone}
+
+    def _delete_others(self, names: Iterable[str]) -> int:
+        """Delete objects that are no packs; returns how many the store refuses to delete."""
+        refused = len(self._delete(names))
+        self.done.refused_others += refused
+        return refused
 
     def _delete_or_tell(self, name: str) -> bool:
         try:
@@ -326,14 +379,15 @@ class Collection:
 
     def _tidy(self) -> None:
         """What else nobody needs: old marks, intents of dead writers, pins of checkpoints that are gone, unfinished uploads."""
-        for entry in self._stale:
-            self._store.delete(entry.name)
-        for entry in gclists.found(self._store, self._sealer, WRITING):
-            if self._now - entry.modified >= ABANDONED:
-                self._store.delete(entry.name)
-        gclists.forget_clocks(self._store, self._now - _SWEEP_AGE)
-        self._repository.catalog.forget_pins()
-        self._store.sweep(max(self._grace, _SWEEP_AGE))
+        found = gclists.found(self._store, self._sealer, WRITING)
+        dead = [entry.name for entry in found if self._now - entry.modified >= ABANDONED]
+        clocks = gclists.clocks(self._store, self._now - _SWEEP_AGE)
+        pins = self._repository.catalog.idle_pins()
+        self._delete_others([*(entry.name for entry in self._stale), *dead, *clocks, *pins])
+        try:
+            self._store.sweep(max(self._grace, _SWEEP_AGE))
+        except StoreDenied as error:
+            self._reporter.warning(f"what writers left unfinished stays: {error.message}", error.hint)
 
     def _tell(self, survey: Survey) -> None:
         reporter = self._reporter

@@ -34,6 +34,9 @@ PACK = struct.Struct(f"<{NAME_SIZE}sII")
 _SEGMENT_RECORDS = 1 << 18  # records of one segment, about 12 MiB
 _BATCH = 64  # ids per query
 _ADD_PACK = "INSERT INTO packs (name, size, segment) VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET segment = excluded.segment"
+_UNTOLD = "segment NOT IN (SELECT n FROM segments)"
+_FETCHERS = 8
+_AT_ONCE = (4 << 20, 256)  # bytes and number of segments that are learned in one go
 _MANY_PACKS = 20_000  # more packs than this are not listed before a dump
 _LISTED_AT_ONCE = 1000  # packs on one page of a listing, which takes as long as
 _LOOKS_PER_PAGE = 8  # looks at single packs
@@ -69,6 +72,20 @@ def decode_segment(name: str, body: bytes) -> list[PackIndex]:
     return packs
 
 
+def in_batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Names of objects of these sizes, so many at a time as fit into memory."""
+    batch: list[str] = []
+    fill = 0
+    for name, size in sizes.items():
+        if batch and (fill + size > _AT_ONCE[0] or len(batch) == _AT_ONCE[1]):
+            yield batch
+            batch, fill = [], 0
+        batch.append(name)
+        fill += size
+    if batch:
+        yield batch
+
+
 class Index:
     """The index of one store; safe to use from several threads and processes."""
 
@@ -90,17 +107,28 @@ class Index:
         of counts as unknown to writers, and readers look into the packs themselves.
         """
         self.unreadable = []
-        present = [info.name for info in self._store.list(PREFIX)]
-        for name in self._unknown(present):
+        present = {info.name: info.size for info in self._store.list(PREFIX)}
+        for batch in in_batches(self._unknown(present)):
+            self._load([(name, packs) for name, packs in self.read_segments(batch, self.unreadable) if packs is not None])
+        self._forget(set(present))
+
+    def read_segments(self, names: Sequence[str], unreadable: list[DataError]) -> Iterator[tuple[str, list[PackIndex] | None]]:
+        """What each of these segments tells of, in this order; None for one that is gone, or is noted in `unreadable`."""
+
+        def read(name: str) -> list[PackIndex] | None:
             try:
-                packs = self.read_segment(name)
+                return self.read_segment(name)
             except ObjectMissing:
-                continue  # removed since it was listed
+                return None  # removed since it was listed
             except DataError as error:
-                self.unreadable.append(error)
-                continue
-            self._load(name, packs)
-        self._forget(present)
+                unreadable.append(error)
+                return None
+
+        if len(names) == 1:
+            yield names[0], read(names[0])
+        elif names:
+            with ThreadPoolExecutor(min(_FETCHERS, len(names)), "criuctl-index") as pool:
+                yield from zip(names, pool.map(read, names), strict=True)
 
     def read_segment(self, name: str) -> list[PackIndex]:
         """The packs that the segment `name` tells of; `ObjectMissing`, `Damaged`, `UnsupportedFormat`."""
@@ -114,37 +142,38 @@ class Index:
             name = PREFIX + secrets.token_hex(16)
             self._store.put(name, objects.encode(objects.INDEX, name, b"", body, self._sealer))
             published.append(name)
-            self._load(name, decode_segment(name, body))
+            self._load([(name, decode_segment(name, body))])
 
-    def _unknown(self, present: Sequence[str]) -> list[str]:
+    def _unknown(self, present: Mapping[str, int]) -> dict[str, int]:
         known = self._cache.run(lambda db: {row[0] for row in db.execute("SELECT name FROM segments")})
-        return [name for name in present if name not in known]
+        return {name: size for name, size in present.items() if name not in known}
 
-    def _load(self, name: str, packs: Sequence[PackIndex]) -> None:
+    def _load(self, segments: Sequence[tuple[str, Sequence[PackIndex]]]) -> None:
         def load(db: sqlite3.Connection) -> None:
-            if db.execute("INSERT OR IGNORE INTO segments (name) VALUES (?)", (name,)).rowcount == 0:
-                return  # another process was faster
-            segment = db.execute("SELECT n FROM segments WHERE name = ?", (name,)).fetchone()[0]
             rows: list[tuple[bytes, int, int, int, int]] = []
-            for pack in packs:
-                db.execute(_ADD_PACK, (pack.pack, pack.size, segment))
-                number = db.execute("SELECT n FROM packs WHERE name = ?", (pack.pack,)).fetchone()[0]
-                rows += [(chunk, number, offset, stored, plain) for chunk, offset, stored, plain in pack]
+            for name, packs in segments:
+                if db.execute("INSERT OR IGNORE INTO segments (name) VALUES (?)", (name,)).rowcount == 0:
+                    continue  # another process was faster
+                segment = db.execute("SELECT n FROM segments WHERE name = ?", (name,)).fetchone()[0]
+                for pack in packs:
+                    db.execute(_ADD_PACK, (pack.pack, pack.size, segment))
+                    number = db.execute("SELECT n FROM packs WHERE name = ?", (pack.pack,)).fetchone()[0]
+                    rows += [(chunk, number, offset, stored, plain) for chunk, offset, stored, plain in pack]
             rows.sort()
             db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?, ?)", rows)
 
         self._cache.run(load, write=True)
 
-    def _forget(self, present: Sequence[str]) -> None:
+    def _forget(self, here: set[str]) -> None:
         """Forget the segments that are gone, and the packs that no other segment tells of."""
-        here = set(present)
 
         def forget(db: sqlite3.Connection) -> None:
-            gone = [n for n, name in db.execute("SELECT n, name FROM segments").fetchall() if name not in here]
-            for n in gone:
-                db.execute("DELETE FROM chunks WHERE pack IN (SELECT n FROM packs WHERE segment = ?)", (n,))
-                db.execute("DELETE FROM packs WHERE segment = ?", (n,))
-                db.execute("DELETE FROM segments WHERE n = ?", (n,))
+            gone = [(n,) for n, name in db.execute("SELECT n, name FROM segments").fetchall() if name not in here]
+            db.executemany("DELETE FROM segments WHERE n = ?", gone)
+            # In one pass however many there are: chunks are not kept by pack.
+            if db.execute(f"SELECT n FROM packs WHERE {_UNTOLD} LIMIT 1").fetchone():
+                db.execute(f"DELETE FROM chunks WHERE pack IN (SELECT n FROM packs WHERE {_UNTOLD})")
+                db.execute(f"DELETE FROM packs WHERE {_UNTOLD}")
 
         known = self._cache.run(lambda db: {row[0] for row in db.execute("SELECT name FROM segments")})
         # What was published while we were listing is not in the list, but not gone either: ask.
@@ -253,4 +282,4 @@ class Index:
         self._packs = {}
 
 
-__all__ = ["PREFIX", "Index", "decode_segment", "encode_segments"]
+__all__ = ["PREFIX", "Index", "decode_segment", "encode_segments", "in_batches"]

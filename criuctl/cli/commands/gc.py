@@ -27,8 +27,9 @@ def gc(app: App, grace: str | None, dry_run: bool) -> int:
     """Frees what no checkpoint needs any more: what was removed, and what dumps that failed have left.
 
     It works in two runs: the first marks what nothing needs, and one that comes after the grace time deletes it. Packs
-    that are needed for less than half are copied to smaller ones. Any number of hosts may dump, restore and collect
-    meanwhile, and it may be killed at any time: the next run goes on.
+    that are needed for less than half are copied to smaller ones; small packs, and small objects of the index, are put
+    together once there are many. Any number of hosts may dump, restore and collect meanwhile, and it may be killed at any
+    time: the next run goes on.
 
     The grace time should be longer than any dump or restore takes: a dump that relies on what is deleted under it fails, and
     its tree runs on. Where the store refuses to delete (object lock), that is told, the exit status is 11, and the next run
@@ -42,7 +43,7 @@ def gc(app: App, grace: str | None, dry_run: bool) -> int:
         done = collect(app.config, grace=grace, dry_run=dry_run, reporter=reporter)
     body = done.to_dict()
     app.emit(body, lambda: _human(body), brief=lambda: "")
-    return DEGRADED if done.refused or done.lost else 0
+    return DEGRADED if done.refused or done.refused_others or done.lost else 0
 
 
 def _human(body: dict[str, Any]) -> str:
@@ -55,9 +56,11 @@ def _human(body: dict[str, Any]) -> str:
         ),
     ]
     if body["dry_run"]:
-        return facts([*rows, ("half empty", f"{plural(body['repacked'], 'pack')} would be copied")])
+        return facts([*rows, ("to copy", f"{plural(body['repacked'], 'pack')}, half empty or small")])
     rows.append(("copied", f"the rest of {plural(body['repacked'], 'pack')}, {size(body['copied_bytes'])}"))
     rows.append(("deleted", f"{plural(body['deleted'], 'pack')}, {size(body['freed_bytes'])}"))
+    if body["segments"]:
+        rows.append(("index", f"{plural(body['segments'], 'object')} replaced"))
     if body["spared"] or body["refused"]:
         rows.append(("left", f"{body['spared']} for the next run, {body['refused']} that the store refuses to delete"))
     return facts(rows)

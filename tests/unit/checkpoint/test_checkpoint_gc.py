@@ -11,7 +11,7 @@ import pytest
 from support import checkpoints as kit
 from support.faulty_store import FaultyStore
 
-from criuctl.checkpoint import gclists
+from criuctl.checkpoint import gc, gclists
 from criuctl.checkpoint.gc import Collected, Collection
 from criuctl.checkpoint.packs import pack_of
 from criuctl.checkpoint.repository import Repository
@@ -389,3 +389,52 @@ def test_a_writer_that_came_just_before_the_doom_is_spared(tmp_path: Path) -> No
     done = collect(again(repo))  # goes on with the list that stands: what is needed now is copied first
     assert done.deleted == len(before) and not before & packs(repo) and left(repo) == []
     kit.check(again(repo), summary, content(1))
+
+
+def test_many_small_packs_and_segments_become_a_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What every snapshot of an idle tree leaves is put together once there is much of it, and not again and again."""
+    monkeypatch.setattr(gc, "MANY", 6)
+    repo = kit.repository(tmp_path, workers=1)
+    wanted = {f"s{number}": kit.Content(bytes([number]) * 5000, {"a.img": b"%d" % number}) for number in range(6)}
+    summaries = {}
+    for number, (name, what) in enumerate(wanted.items()):
+        if number == 5:
+            done = collect(again(repo))
+            assert (done.repacked, done.segments, len(packs(repo))) == (0, 0, 5)  # not many yet
+        summaries[name] = kit.write(repo, what, session=name)
+    old = again(repo)  # a host that knows the old places
+    old.index.sync()
+    assert collect(again(repo), dry_run=True).repacked == 6
+    done = collect(again(repo))
+    assert (done.repacked, done.deleted, done.lost) == (6, 6, 0)
+    for host in (old, again(repo)):
+        for name, what in wanted.items():
+            kit.check(host, name, what)
+    assert len(packs(repo)) == 1 and left(repo) == []
+    segments = [info.name for info in repo.store.list("index/")]
+    assert {pack.pack for name in segments for pack in repo.index.read_segment(name)} == packs(repo) and len(segments) == 1
+    again_done = collect(again(repo))
+    assert (again_done.repacked, again_done.segments, again_done.deleted) == (0, 0, 0)
+    fresh = again(repo)
+    with fresh.writer(Reporter()) as writer:
+        kit.fill(writer, wanted["s3"])
+        writer.flush()
+        assert writer.stats.bytes_new == 0  # a writer knows what was put together
+
+
+def test_segments_that_cannot_be_deleted_are_put_together_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "MANY", 4)
+    monkeypatch.setattr(gc, "SMALL_PACK", 0)
+    repo = kit.repository(tmp_path, workers=1)
+    for number in range(5):
+        kit.write(repo, kit.Content(bytes([number]) * 5000, {"a.img": b"i"}), session=f"s{number}")
+    locked = FaultyStore(repo.store, delete="." + "D*")
+    counts = []
+    for _ in range(4):
+        collect(again(repo, locked))
+        counts.append(len(list(repo.store.list("index/"))))
+    assert counts == [6, 6, 6, 6]
+    collect(again(repo))
+    assert len(list(repo.store.list("index/"))) == 1
+    for number in range(5):
+        kit.check(again(repo), f"s{number}", kit.Content(bytes([number]) * 5000, {"a.img": b"i"}))
