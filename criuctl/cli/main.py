@@ -60,6 +60,7 @@ COMMANDS: dict[str, Entry] = {
     "restore": Entry(f"{_HERE}.restore:restore", "Bring a checkpoint back to life.", "Checkpoints"),
     "snapshot": Entry(f"{_HERE}.snapshot:snapshot", "Dump several trees and leave them running.", "Checkpoints"),
     "schedule": Entry(f"{_HERE}.schedule:schedule", "Take snapshots regularly, by systemd or cron.", "Checkpoints"),
+    "supervise": Entry(f"{_HERE}.supervise:supervise", "Keep a session alive, here or on another host.", "Checkpoints"),
     "maintenance": Entry(f"{_HERE}.maintenance:maintenance", "Store all before a reboot, and bring it back.", "Checkpoints"),
     "recover": Entry(f"{_HERE}.recover:recover", "Bring back, at a boot, what ran before it.", "Checkpoints"),
     "migrate": Entry(f"{_HERE}.migrate:migrate", "Move a running tree to another host.", "Checkpoints"),

@@ -52,6 +52,9 @@ PHASES = {
         Phase("post-resume", "the tree runs and the restore is over", "warn", False),
         Phase("restore-failed", "a restore failed or was vetoed; nothing is left of it", "warn", False),
         Phase("snapshot-failed", "one dump of `criuctl snapshot` failed", "warn", False),
+        Phase("loss-exceeded", "`criuctl supervise`: more would be lost by now than may be", "warn", False),
+        Phase("recovered", "`criuctl supervise` has brought a session back that had died", "warn", False),
+        Phase("gave-up", "`criuctl supervise` could not keep a session alive", "warn", False),
     )
 }
 

@@ -54,7 +54,7 @@ def complete(criuctl: Run, tmp_path: Path) -> Callable[..., list[str]]:
 
 
 def test_commands_options_and_choices(complete: Callable[..., list[str]]) -> None:
-    assert complete("criuctl s") == ["status", "send", "signal", "snapshot", "schedule", "show", "store"]
+    assert complete("criuctl s") == ["status", "send", "signal", "snapshot", "schedule", "supervise", "show", "store"]
     assert complete("criuctl store in") == ["init", "info"]
     assert complete("criuctl dump --lea") == ["--leave-running"]
     assert complete("criuctl dump --connections ") == ["keep", "reconnect", "hangup", "refuse"]

@@ -1,0 +1,189 @@
+"""``criuctl supervise``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from .. import complete
+from ..app import DEGRADED, App, pass_app
+from ..pages import page
+from ..streams import write_result
+from ..text import printable, size
+
+_COUNT = click.IntRange(min=1)
+
+
+def _snapshot(event: Mapping[str, Any]) -> str:
+    stored = size(event["bytes"]["stored"])
+    return f"{event['session']}@{event['number']} stored ({event['reason']}): frozen {event['frozen_ms']:.0f} ms, {stored} new"
+
+
+def _recovered(event: Mapping[str, Any]) -> str:
+    lost = f", {event['lost_s']:.1f} s lost" if "lost_s" in event else ""
+    place = f" from host {event['from_host']}" if "from_host" in event else ""
+    return f"recovered{place} from {event['session']}@{event['number']} after {event['recovered_ms'] / 1000:.1f} s{lost}"
+
+
+_LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "started": lambda e: f"supervised from now on, as {'home' if e['role'] == 'recover' else e['role']}",
+    "unleased": lambda e: e["text"],
+    "home": lambda e: f"lives here as PID {e['pid']}, incarnation {e['incarnation']}",
+    "standby": lambda e: "stands by",
+    "snapshot": _snapshot,
+    "snapshot-failed": lambda e: f"no snapshot ({e['reason']}), again in {e['again_s']:g} s: {e['error']['message']}",
+    "prune-failed": lambda e: f"not pruned: {e['error']['message']}",
+    "at-risk": lambda e: f"{e['loss_s']:g} s would be lost by now, more than {e['max_loss_s']:g} s",
+    "safe": lambda e: f"no more than {e['loss_s']:g} s would be lost again",
+    "died": lambda e: e["text"],
+    "ended": lambda e: f"is over: {e['text']}",
+    "waiting": lambda e: f"waits for {e['seconds']:g} s, after {e['failures']} in a row that came to nothing",
+    "passed-over": lambda e: f"{(e.get('checkpoint') or 'a checkpoint')[:12]} is passed over: {e['error']['message']}",
+    "restore-failed": lambda e: f"not restored: {e['error']['message']}",
+    "recovered": _recovered,
+    "gave-up": lambda e: e["error"]["message"],
+    "lease-expired": lambda e: f"nothing was heard of host {e['host']} for {e['silent_s']:g} s",
+    "overtaken": lambda e: f"not restored here: {e['error']['message']}",
+    "fenced": lambda e: f"{e.get('text') or 'taken over'}; the copy here: {e['done']}",
+    "store-failed": lambda e: f"the store cannot be asked: {e['error']['message']}",
+    "stopped": lambda e: "supervised no more; the session runs on" if e["runs"] else "supervised no more",
+}
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """An event for people: when, which session, what."""
+    return f"{event['time']}  {printable(event['session'])}  {event['event']}: {printable(_LINES[event['event']](event))}"
+
+
+@page(
+    examples=[
+        ("Lose a minute at most:", "criuctl supervise web --every 1min --max-loss 3min --keep-last 20"),
+        ("A shell: whenever it is at its prompt again, or idle:", "criuctl supervise work --on-step --on-idle 30s"),
+        (
+            "On a second host, with the same store:",
+            "criuctl supervise web --every 1min --standby --store s3://backups/trees",
+        ),
+        (
+            "As a service, /etc/systemd/system/criuctl-supervise@.service:",
+            "[Unit]\nWants=network-online.target\nAfter=network-online.target\n"
+            "[Service]\nType=notify\nNotifyAccess=main\nExecStart=/usr/local/bin/criuctl supervise %i --every 1min\n"
+            "KillMode=process\nRestart=on-failure\nRestartPreventExitStatus=2 3 4 6\nRestartSec=1\nWatchdogSec=5min\n"
+            "[Install]\nWantedBy=multi-user.target",
+        ),
+    ],
+    exits=[3, 4, 6, 7, 8, 9, 11, 12, 13],
+    see_also=["snapshot", "restore", "fence", "migrate", "prune", "schedule"],
+)
+@click.argument("name", shell_complete=complete.session_name, help="The session.")
+@click.option(
+    "--every",
+    metavar="SPAN",
+    help="A snapshot each SPAN: 30s, 5min.  [default: 60s, or half of --max-loss; none with --on-idle or --on-step alone]",
+)
+@click.option("--on-idle", metavar="SPAN", help="A snapshot once its terminal has printed something, and then nothing for SPAN.")
+@click.option("--on-step", is_flag=True, help="A snapshot once a shell in it has done something and is at its prompt again.")
+@click.option("--max-loss", metavar="SPAN", help="Say so when more than SPAN would be lost, as snapshots fail.")
+@click.option("--keep-last", type=click.IntRange(min=2), metavar="N", help="After each snapshot keep the N newest only.")
+@click.option("--standby", is_flag=True, help="Only watch the host where it lives; begin nothing by itself.")
+@click.option(
+    "--restart",
+    type=click.Choice(["on-failure", "always", "never"]),
+    default="on-failure",
+    show_default=True,
+    help="Whether it comes back after it has ended by itself, with an exit code. What was killed always does.",
+)
+@click.option(
+    "--max-restores",
+    type=_COUNT,
+    default=3,
+    show_default=True,
+    metavar="N",
+    help="Give up after N in a row that came to nothing.",
+)
+@click.option(
+    "--stable-after", default="60s", show_default=True, metavar="SPAN", help="A restore came to something if it lives so long."
+)
+@click.option(
+    "--backoff", default="1s", show_default=True, metavar="SPAN", help="Wait before the second try; then twice as long."
+)
+@click.option("--max-backoff", default="5min", show_default=True, metavar="SPAN", help="The longest such wait.")
+@click.option(
+    "--lease",
+    default="30s",
+    show_default=True,
+    metavar="SPAN",
+    help="Others take the session over when this host is not heard of for SPAN.",
+)
+@pass_app
+def supervise(
+    app: App,
+    name: str,
+    every: str | None,
+    on_idle: str | None,
+    on_step: bool,
+    max_loss: str | None,
+    keep_last: int | None,
+    standby: bool,
+    restart: str,
+    max_restores: int,
+    stable_after: str,
+    backoff: str,
+    max_backoff: str,
+    lease: str,
+) -> int:
+    """Keeps a session alive, in the foreground, for a service manager: takes snapshots of it while it runs, and restores
+    it from the newest good one when it was killed, when its host has been started again, or when it ended as
+    --restart says. A checkpoint that is damaged or cannot be restored is passed over for the one before. After
+    --max-restores in a row that fail, or die again, it stops and ends with 6.
+
+    The same command on other hosts, with the same store, is a standby there: the home renews its lease in the store, and
+    when a standby has seen no change of it for --lease, by its own clock, it takes the session over and restores it;
+    of several one does. The old home, when it is back, ends its copy and stands by. This needs a store with conditional
+    writes (local folders and most S3 servers have them), and files and addresses that the other host has, too. A
+    home that is only cut off goes on running until it reaches the store again.
+
+    A session that was dumped, killed or migrated by a command is over for its supervisor (exit 0), and so is one that
+    ended as --restart does not bring back. SIGTERM ends the supervisor and leaves the session running, with a lease
+    that does not run out. Hooks: loss-exceeded, recovered, gave-up.
+
+    Each thing done is told by a line, with --json by a JSON object a line: event, sequence, time, session, and facts, such as
+    recovered_ms and lost_s of the event recovered. Ends with 11 if it was stopped when more than --max-loss would be lost.
+    """
+    from ...ops.retention import seconds
+    from ...ops.supervise import supervise as look_after
+    from ...ops.supervisorpost import Wishes
+    from ...report import Reporter
+
+    def span(text: str | None) -> float:
+        return seconds(text) if text is not None else 0.0
+
+    def tell(event: dict[str, Any]) -> None:
+        if app.json:
+            import json
+
+            write_result(json.dumps(event, default=str))
+        elif not app.quiet or event["event"] not in ("snapshot", "started", "home", "standby"):
+            write_result(event_line(event))
+
+    wishes = Wishes(
+        every=span(every),
+        on_idle=span(on_idle),
+        on_step=on_step,
+        max_loss=span(max_loss),
+        keep_last=keep_last or 0,
+        standby=standby,
+        restart=restart,  # type: ignore[arg-type]  # click has checked it
+        max_restores=max_restores,
+        stable=span(stable_after),
+        backoff=span(backoff),
+        max_backoff=span(max_backoff),
+        lease=span(lease),
+    )
+    if app.verbose:
+        with app.reporting() as reporter:
+            good = look_after(app.config, name, wishes, reporter=reporter, tell=tell)
+    else:
+        good = look_after(app.config, name, wishes, reporter=Reporter(), tell=tell)
+    return 0 if good else DEGRADED

@@ -1,0 +1,341 @@
+"""Looking after one session for as long as it lives: snapshots while it runs, and a restore when it has died.
+
+A supervisor is a home or a standby.
+
+    home      The session runs here.  Snapshots are taken by the `Schedule`, and the lease is renewed (`Heartbeat`).  When its
+              tree dies it is brought back (`Recoverer`), or given up if that does not help
+    standby   It lives on another host, whose lease is watched (`LeaseWatch`).  When that has run out it is restored here, in the
+              place of that very lease: of several standbys one gets it, the others go on watching.  So is the old home fenced:
+              when it comes back its copy is ended, and it becomes a standby
+
+RULE: only a tree that is known to be gone, or whose lease has run out, is restored; a store that does not answer proves neither.
+RULE: a supervisor that ends, however it does, ends no session.  Ended in order, it leaves a lease that does not run out; after
+a ``kill -9`` the lease runs out unless a supervisor is started again in time, which goes on where the other was.
+
+What is done is told event by event, a mapping each: ``event`` says what, the rest is facts.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from contextlib import ExitStack, suppress
+from typing import Literal
+
+from ..checkpoint import leases
+from ..checkpoint.leases import Head
+from ..checkpoint.manifest import SessionRef
+from ..checkpoint.repository import Repository
+from ..config import Config
+from ..errors import Conflict, CriuctlError, DataError, HomeLost, NoSuchProcess, NotFound, PreflightRefused, StoreError
+from ..proc.tree import ProcessIdentity, read_tree
+from ..report import Reporter
+from . import fencing, standdown
+from .demise import Wanted, candidates, fate, moment
+from .dump import dump
+from .heartbeat import Heartbeat
+from .hooking import snapshot_failed
+from .prune import prune
+from .recoverer import Loss, Recoverer, holder_of
+from .registry import SessionRecord, exclusive
+from .retention import Rules
+from .supervision import End, LeaseWatch, Schedule
+from .supervisorpost import TICK, Post, Tell, Wishes
+from .terminalwatch import TerminalWatch
+
+Role = Literal["home", "recover", "standby", "over"]
+
+_LOOK = 5.0  # seconds between two looks at a lease, at most
+
+
+def supervise(config: Config, name: str, wishes: Wishes, *, reporter: Reporter, tell: Tell) -> bool:
+    """Look after the session until it is over or a signal comes; False if more would be lost by then than may be."""
+    wishes.check()
+    return Supervisor(Post(config, name, wishes, reporter=reporter, tell=tell)).run()
+
+
+class Supervisor:
+    """One supervisor; `run` is its life."""
+
+    def __init__(self, post: Post) -> None:
+        wishes = post.wishes
+        self._post = post
+        self._schedule = Schedule(wishes.period, wishes.on_idle, wishes.on_step, wishes.max_loss)
+        self._terminal = TerminalWatch(post.config, post.name, wishes.on_idle, wishes.on_step)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._heart = Heartbeat(post.config, wishes.lease, self._wake)
+        self._recoverer = Recoverer(post, self._heart)
+        self._loss: Loss | None = None  # what is to be brought back
+        self._members: list[ProcessIdentity] = []  # who was in the tree at the last look
+        self._own = ""  # the newest checkpoint that was taken here
+        self._fresh = False  # it was restored just now
+        self._risky = False
+
+    def run(self) -> bool:
+        """See `supervise`."""
+        post = self._post
+        taken = f"session {post.name!r} is supervised by another criuctl"
+        with ExitStack() as stack:
+            stack.callback(os.close, self._wake)
+            stack.enter_context(exclusive(f"supervise/{post.config.state_dir}/{post.name}", taken))
+            stack.callback(self._heart.stop)
+            stack.callback(self._terminal.close)
+            stack.callback(post.service.close)
+            try:
+                role = self._role(first=True)
+                post.tell("started", role=role, every_s=self._schedule.every or None)
+                post.service.tell("READY=1")
+                post.service.watchdog(post.well)
+                while role != "over":
+                    role = {"home": self._at_home, "recover": self._recover, "standby": self._stand_by}[role]()
+            except KeyboardInterrupt:  # the session runs on
+                post.tell("stopped", runs=post.lives() is not None)
+            finally:
+                post.service.tell("STOPPING=1")
+        return not self._risky
+
+    # -- which role ----------------------------------------------------------------------------------
+
+    def _role(self, *, first: bool = False) -> Role:
+        """Where the session is, and what this host has to do with it."""
+        post = self._post
+        record = post.registry.get(post.name)
+        if record is not None and record.alive():
+            return self._look_for_lease(record, first)
+        with post.repository() as repository:
+            leased = repository.capabilities.conditional_create
+            if not leased and (post.wishes.standby or record is None):
+                raise PreflightRefused(
+                    f"session {post.name!r} does not run here, and where it runs cannot be told: {leases.UNLEASED}",
+                    hint=f"`criuctl restore {post.name}` when you know that it runs nowhere, then supervise it.",
+                )
+            head = leases.read_head(repository, post.name) if leased else None
+            held = head if head is not None and head.state == "held" else None
+            if held is not None and held.host == post.host and record is None and not held.ttl:
+                raise Conflict(
+                    f"session {post.name!r} is held by this host, which does not know it",
+                    hint="If another host has the same machine id, give each a host_id; else `criuctl restore` it.",
+                )
+            if post.wishes.standby or (held is not None and (held.host != post.host or record is None)):
+                return "standby"
+            if not candidates(repository, post.name, record.id if record is not None else None, []):
+                raise NotFound(f"session {post.name!r} does not run here, and the store has no checkpoint of it")
+        self._loss = Loss(record, time.monotonic(), moment(held.time) if held is not None and held.beat else None)
+        if record is None or record.state == "checkpointed":
+            return "recover"  # it lives nowhere, and is to live
+        return self._after(record, fate(post.config, record))
+
+    def _look_for_lease(self, record: SessionRecord, first: bool) -> Role:
+        """It runs here: as its home, or as a copy that is stale?  A store that does not answer fences nobody."""
+        post = self._post
+        try:
+            with post.repository() as repository:
+                if fencing.check(post.config, repository, record) is not None:
+                    return self._stand_down(record)
+                if not repository.capabilities.conditional_create:
+                    if post.wishes.standby:
+                        raise PreflightRefused(f"a standby needs a store that gives leases: {leases.UNLEASED}")
+                    if first:
+                        post.tell("unleased", text=leases.UNLEASED)
+        except (StoreError, DataError) as error:
+            post.tell("store-failed", error=error)
+        return "home"
+
+    def _stand_down(self, record: SessionRecord) -> Role:
+        """Another host has the session: what runs here is ended."""
+        post = self._post
+        self._heart.rest()
+        self._terminal.close()
+        post.reporter.warnings = []
+        known = post.registry.get(record.name)
+        if known is not None and known.state == "lost":  # a snapshot has found it out, and done it
+            post.tell("fenced", done="ended", text=known.reason)
+            return "standby"
+        with post.working():
+            for found in standdown.stand_down(post.config, [record.name], reporter=post.reporter):
+                facts = {"host": holder_of(found.lease), "text": found.reason or None, "error": found.error}
+                post.tell("fenced", done=found.done, processes=found.processes, **facts)
+        if post.lives() is None:
+            return "standby"
+        post.sleep(TICK)
+        return self._role()
+
+    # -- home ----------------------------------------------------------------------------------------
+
+    def _at_home(self) -> Role:
+        """The session runs here; until it does not."""
+        post = self._post
+        record = post.lives()
+        if record is None:
+            return self._role()
+        self._loss = None
+        self._remember(record)
+        self._heart.start(SessionRef(record.name, record.id))
+        self._schedule.begin(time.monotonic(), 0.0 if self._fresh else self._age(record))
+        self._fresh = False
+        post.tell("home", pid=record.pid, incarnation=record.incarnation)
+        try:
+            pidfd = record.identity.open_pidfd()
+        except NoSuchProcess:
+            return self._gone(record)
+        try:
+            return self._watch(record, pidfd)
+        finally:
+            os.close(pidfd)
+            self._terminal.close()
+
+    def _watch(self, record: SessionRecord, pidfd: int) -> Role:
+        """Take snapshots until the root has ended or another host has the session."""
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        while True:
+            now = time.monotonic()
+            reason = self._schedule.due(now) or self._terminal.look(self._schedule, record.pid, now)
+            wait = self._schedule.wait(now)
+            pause = 0.0 if reason else min(TICK, self._terminal.pause, TICK if wait is None else wait)
+            ready = {fd for fd, _events in poll.poll(pause * 1000)}
+            self._post.tick()
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
+            if pidfd in ready:
+                return self._gone(record)
+            if self._heart.taken is not None:
+                return self._stand_down(record)
+            if reason and not self._snapshot(record, reason):
+                return self._stand_down(record)
+            self._look_at_loss()
+
+    def _age(self, record: SessionRecord) -> float | None:
+        """Seconds since the newest checkpoint of this life of the session, None if there is none or the store does not tell."""
+        with suppress(CriuctlError), self._post.repository() as repository:
+            for summary in candidates(repository, record.name, record.id, [])[:1]:
+                created = moment(summary.created)
+                if summary.incarnation == record.incarnation and created is not None:
+                    return max(0.0, time.time() - created)
+        return None
+
+    def _remember(self, record: SessionRecord) -> None:
+        """Who is in the tree now: when its root dies, others of it may live on."""
+        with suppress(CriuctlError):
+            self._members = [process.identity for process in read_tree(record.pid)]
+
+    def _snapshot(self, record: SessionRecord, reason: str) -> bool:
+        """Store the tree; False if another host has taken the session over."""
+        post, began = self._post, time.monotonic()
+        post.reporter.warnings = []
+        try:
+            with post.working():
+                result = dump(post.config, record.name, reporter=post.reporter, leave_running=True, labels={})
+        except HomeLost:
+            return False
+        except CriuctlError as error:
+            if not record.alive():
+                return True  # its end is seen to next
+            self._schedule.failed(time.monotonic())
+            again = round(self._schedule.wait(time.monotonic()) or 0.0, 1)
+            post.tell("snapshot-failed", reason=reason, failures=self._schedule.failures, again_s=again, error=error)
+            if not isinstance(error, Conflict):  # somebody else is at work on it
+                with post.working():
+                    snapshot_failed(post.config, post.reporter, record.name, error)
+            return True
+        self._schedule.taken(began, time.monotonic())
+        self._heart.hurry()
+        self._remember(record)
+        told = result.to_dict()
+        self._own = told["checkpoint"]
+        facts = {key: told[key] for key in ("checkpoint", "number", "processes", "frozen_ms", "total_ms", "bytes", "warnings")}
+        post.tell("snapshot", reason=reason, **facts)
+        if post.wishes.keep_last:
+            self._prune()
+        return True
+
+    def _prune(self) -> None:
+        """Keep no more checkpoints than are wanted."""
+        post = self._post
+        try:
+            with post.working():
+                done = prune(post.config, [post.name], Rules(last=post.wishes.keep_last), reporter=post.reporter)
+        except CriuctlError as error:
+            post.tell("prune-failed", error=error)
+            return
+        for trouble in done.errors.values():
+            post.tell("prune-failed", error=trouble)
+
+    def _look_at_loss(self) -> None:
+        """Tell when more would be lost than may be, and when that is over."""
+        now = time.monotonic()
+        risky = self._schedule.at_risk(now)
+        if risky == self._risky:
+            return
+        self._risky = risky
+        facts = {"loss_s": round(self._schedule.loss(now), 1), "max_loss_s": self._post.wishes.max_loss}
+        self._post.tell("at-risk" if risky else "safe", **facts)
+        if risky:
+            self._post.hook("loss-exceeded", **facts)
+
+    # -- its end -------------------------------------------------------------------------------------
+
+    def _gone(self, record: SessionRecord) -> Role:
+        """The tree of `record` has ended."""
+        self._terminal.close()
+        self._loss = Loss(record, time.monotonic(), time.time())
+        return self._after(record, fate(self._post.config, record, self._own))
+
+    def _after(self, record: SessionRecord, end: End | Wanted) -> Role:
+        """What comes after an end of that kind."""
+        post = self._post
+        assert self._loss is not None
+        if isinstance(end, Wanted):
+            self._heart.rest()
+            post.tell("ended", by=end.what, text=end.text)
+            return "over" if end.what == "killed" else "standby"
+        self._recoverer.guard.died(self._loss.died)
+        post.tell("died", text=end.text, exit_code=end.code, exit_signal=end.signal)
+        if end.restarts(post.wishes.restart):
+            return "recover"
+        self._heart.rest()
+        kept = fencing.give_back(post.config, record)
+        post.tell("ended", by="itself", text=f"it {end.text}", exit_code=end.code, leases_kept=kept)
+        return "over"
+
+    def _recover(self) -> Role:
+        """Bring it back."""
+        assert self._loss is not None
+        outcome = self._recoverer.recover(self._loss, self._members)
+        self._fresh = outcome == "back"
+        if outcome == "overtaken":
+            return self._role()
+        return "home" if outcome == "back" else "standby"
+
+    # -- standby -------------------------------------------------------------------------------------
+
+    def _stand_by(self) -> Role:
+        """The session lives on another host, or was put away; until that host's lease has run out, or it lives here."""
+        post = self._post
+        self._heart.rest()
+        self._recoverer.reset()
+        post.tell("standby")
+        watch, usual, blind = LeaseWatch(), min(_LOOK, post.wishes.lease / 8), False
+        with ExitStack() as stack:
+            repository: Repository | None = None
+            while post.lives() is None:
+                head: Head | None = None
+                try:
+                    repository = repository or stack.enter_context(post.repository())
+                    head = leases.read_head(repository, post.name)
+                    blind = False
+                except (StoreError, DataError, Conflict) as error:
+                    if not blind:
+                        post.tell("store-failed", error=error)
+                    blind, repository = True, None
+                    stack.close()
+                now = time.monotonic()
+                if watch.look(now, head) and head is not None:
+                    silent = round(now - watch.since, 1)
+                    post.tell("lease-expired", host=holder_of(head), epoch=head.epoch, silent_s=silent)
+                    self._loss = Loss(post.registry.get(post.name), watch.since, moment(head.time), head)
+                    return "recover"
+                post.sleep(watch.pause(usual))
+        return "home"
