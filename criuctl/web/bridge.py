@@ -129,9 +129,7 @@ class Bridge:
 
         async with self._turn:
             status, drawing, self._position = await self._desk.off(draw)
-        await self._tell(
-            {"type": "screen", "rows": status["rows"], "cols": status["cols"], "title": status["modes"].get("title", "")}
-        )
+        await self._tell({"type": "screen", "rows": status["rows"], "cols": status["cols"]})
         await self._output(self._position, drawing)
 
     async def _attach(self) -> None:

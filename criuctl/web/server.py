@@ -37,7 +37,7 @@ class Address:
         """From ``HOST:PORT``, ``[IPV6]:PORT``, or a port alone; `UsageError`."""
         host, colon, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]") if colon else "127.0.0.1"
-        if not host or not port.isdecimal() or int(port) > 65535:
+        if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
             raise UsageError(f"{text!r} is no address to listen on", hint="Like 127.0.0.1:8765, or [::1]:8765.")
         return cls(host, int(port))
 
