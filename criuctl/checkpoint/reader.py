@@ -164,6 +164,15 @@ class CheckpointReader:
             raise error
         return total
 
+    def open_pack(self, name: str, size: int, sink: Sink) -> None:
+        """Give the verified content of every chunk of one pack of `size` bytes to `sink`; `Damaged`, `ObjectMissing`."""
+        inner = read_index(self._store, name, size, self._sealer)
+        places = (Place(chunk, inner.pack, offset, stored, plain) for chunk, offset, stored, plain in inner)
+        spans = plan_spans(places, _SPAN)
+        job = _Job(self._store, self._sealer, self._index, self._reporter, spans, sink, self._spare)
+        job.run()
+        job.finish()
+
     # -- inside ----------------------------------------------------------------------------------------
 
     def _entries(self, ref: StreamRef) -> bytes:

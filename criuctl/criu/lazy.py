@@ -36,13 +36,16 @@ _SOCKET_NAME = "lazy-pages.socket"  # CRIU's name, in its work folder
 _START_TIMEOUT = 10.0  # seconds for the daemon to listen
 
 
+Piece = bytes | bytearray | memoryview
+
+
 class PageSource(Protocol):
     """The pages of one image, numbered as they are stored."""
 
-    def read(self, first: int, count: int) -> list[bytes]:
+    def read(self, first: int, count: int) -> list[Piece]:
         """Pages `first` to ``first + count``, in any number of pieces."""
 
-    def read_all(self, runs: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+    def read_all(self, runs: Iterable[tuple[int, int]]) -> Iterator[Piece]:
         """Many such runs, (first, count), one after the other."""
 
 
@@ -59,7 +62,7 @@ class LazyImage:
             self._first.append(total)
             total += entry.pages
 
-    def run(self, vaddr: int, pages: int) -> tuple[int, list[bytes]]:
+    def run(self, vaddr: int, pages: int) -> tuple[int, list[Piece]]:
         """As many of `pages` pages at `vaddr` as lie in one run: (count, their content)."""
         at = bisect.bisect_right(self._starts, vaddr) - 1
         if at < 0:
@@ -204,7 +207,7 @@ class LazyPages:
             count, pieces = image.run(vaddr, pages)
             self._send([HEADER.pack(ADD_F | PE_PRESENT << 16, count, vaddr, dst), *pieces])
 
-    def _send(self, pieces: list[bytes]) -> None:
+    def _send(self, pieces: list[Piece]) -> None:
         views = [memoryview(piece) for piece in pieces]
         while views:
             sent = self._sock.sendmsg(views[:64])

@@ -2,13 +2,15 @@
 
 A session that has moved runs before all of its memory is in place.  It must not depend on the criuctl that received it: its
 old home is gone, and an older state of it would say again what it has said.  So that criuctl starts a feeder, early, while the
-memory is still being sent; it opens the store and waits.  For the restore it serves the pages (`criuctl.criu.lazy`).  Until it
+memory is still being sent; it opens the store, and what comes into it, as far as there is room in the host's memory
+(`criuctl.checkpoint.gathered`).  For the restore it serves the pages (`criuctl.criu.lazy`).  Until it
 hears that the tree is about to run it ends when its criuctl does, and the tree with it; from then on it is on its own, and ends
 when every page is there.  If that cannot be, or it is killed itself, the tree is ended, as with any lazy restore, and its
 checkpoint is there.
 
-The two speak over a SOCK_SEQPACKET pair, in JSON: first what the store is, then ``load`` (with the folder of the images),
-``listen``, ``watch`` and ``run``, all but the first two answered by the word; ``done`` when every page is there.
+The two speak over a SOCK_SEQPACKET pair, in JSON: first what the store is, ``pack`` for each that has come, then ``load``
+(with the folder of the images), ``listen``, ``watch`` and ``run``, the last three answered by the word; ``done`` when every page
+is there.
 """
 
 from __future__ import annotations
@@ -24,13 +26,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..checkpoint.gathered import Gathered
 from ..checkpoint.manifest import Manifest
+from ..checkpoint.packs import pack_of
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..criu.binary import CriuBinary
 from ..criu.lazy import LazyPages
 from ..errors import CriuctlError, RestoreFailed, TimedOut
 from ..proc import command
+from ..proc.procfs import available_memory
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..store import open_store
@@ -41,13 +46,14 @@ _STORE = ("store", "key_dir", "cache_dir", "workers", "uploads")  # what of the 
 _PATIENCE = 30.0  # seconds for an answer, and for its end
 _NICE = -15  # whoever waits for a page, waits for us
 _MESSAGE = 1 << 16  # bytes
+_SPARE = 512 << 20  # bytes of memory that are left to the host, besides what the tree will need
 
 
 class Feeder:
     """A feeder that was started; `close` it."""
 
-    def __init__(self, config: Config) -> None:
-        """`config` has the store that the checkpoint will be in."""
+    def __init__(self, config: Config, memory: int) -> None:
+        """`config` has the store that the checkpoint will be in, whose tree has so many bytes of memory."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
@@ -59,7 +65,12 @@ class Feeder:
             self._socket.close()
             raise
         self._alone = False  # the tree runs, and needs it
-        self.say({key: getattr(config, key) for key in _STORE})
+        self.say({key: getattr(config, key) for key in _STORE} | {"memory": memory})
+
+    def arrived(self, name: str, size: int) -> None:
+        """This object of the store has come; returns at once."""
+        if pack_of(name) is not None:
+            self.say({"pack": name, "size": size})
 
     def load(self, manifest: Manifest, folder: int) -> None:
         """Have it look up the pages of this checkpoint, whose images are in `folder`; returns at once."""
@@ -151,8 +162,6 @@ def main() -> int:
     """The feeder's program."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    with suppress(OSError):
-        os.nice(_NICE)
     with socket.socket(fileno=int(sys.argv[2])) as channel:
         try:
             with ExitStack() as stack:
@@ -166,17 +175,25 @@ def main() -> int:
 
 
 def _feed(channel: socket.socket, stack: ExitStack) -> None:
-    config = Config(**_told(channel))
+    told = _told(channel)
+    memory = int(told.pop("memory"))
+    config = Config(**told)
     store = open_store(config.store, config)
     stack.callback(store.close)
     repository = stack.enter_context(Repository.open(store, config))
     reader = repository.reader(Reporter())
+    gathered = Gathered(reader, lambda size: available_memory() >= memory + size + _SPARE)
+    stack.callback(gathered.close)
     fds: list[int] = []
-    manifest = repository.manifest(_told(channel, fds)["load"])
+    while "pack" in (told := _told(channel, fds)):
+        gathered.take(told["pack"], told["size"])
+    with suppress(OSError):
+        os.nice(_NICE)  # this thread, and those that it starts
+    manifest = repository.manifest(told["load"])
     for fd in fds:
         stack.callback(os.close, fd)
     (folder,) = fds
-    images = materialise.lazy_images(manifest, reader)
+    images = materialise.lazy_images(manifest, reader, gathered)
     asked = _told(channel)["listen"]
     criu = CriuBinary(tuple(asked["criu"]), origin="told")
     with LazyPages(criu, folder, images, asked["enter"]) as pages:

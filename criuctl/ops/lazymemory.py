@@ -11,10 +11,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 
 from ..checkpoint.chunks import Extent, StreamRef
+from ..checkpoint.gathered import Gathered
 from ..checkpoint.manifest import MemoryImage
 from ..checkpoint.reader import CheckpointReader
 from ..criu.pages import PAGE
 from ..proc.syscalls import has_userfaultfd
+from ..store import Buffer
 
 LARGE = 256 << 20  # bytes of a tree's memory
 _SHARED = 8  # the part of it that may be in several processes
@@ -25,22 +27,23 @@ _AT_ONCE = 32  # chunks that are fetched together, or as many as one run needs
 class StoredPages:
     """The pages of one memory image, as a `criuctl.criu.lazy.PageSource`."""
 
-    def __init__(self, reader: CheckpointReader, data: StreamRef) -> None:
-        self._reader = reader
+    def __init__(self, reader: CheckpointReader, data: StreamRef, gathered: Gathered | None = None) -> None:
+        """What is in `gathered` is not read again."""
+        self._reader, self._gathered = reader, gathered
         self._parts = reader.extents(data)
         self._starts: list[int] = []
         position = 0
         for part in self._parts:
             self._starts.append(position)
             position += part.length
-        self._recent: OrderedDict[bytes, bytes] = OrderedDict()
+        self._recent: OrderedDict[bytes, Buffer] = OrderedDict()
 
-    def read(self, first: int, count: int) -> list[bytes]:
+    def read(self, first: int, count: int) -> list[Buffer]:
         """Pages `first` to ``first + count`` in pieces."""
         low, high = self._range(first, count)
         return self._cut(first, count, self._hold(self._sizes(low, high)))
 
-    def read_all(self, runs: Iterable[tuple[int, int]]) -> Iterator[bytes]:
+    def read_all(self, runs: Iterable[tuple[int, int]]) -> Iterator[Buffer]:
         """Many runs of pages, (first, count), in pieces; what several of them need is fetched at once."""
         group: list[tuple[int, int]] = []
         sizes: dict[bytes, int] = {}
@@ -53,7 +56,7 @@ class StoredPages:
                 group, sizes = [], {}
         yield from self._all(group, sizes)
 
-    def _all(self, group: Sequence[tuple[int, int]], sizes: dict[bytes, int]) -> Iterator[bytes]:
+    def _all(self, group: Sequence[tuple[int, int]], sizes: dict[bytes, int]) -> Iterator[Buffer]:
         held = self._hold(sizes)
         for first, count in group:
             yield from self._cut(first, count, held)
@@ -66,25 +69,30 @@ class StoredPages:
         """The chunks that these parts are of."""
         return {part.chunk: part.size for part in self._parts[low:high]}
 
-    def _cut(self, first: int, count: int, held: dict[bytes, bytes]) -> list[bytes]:
+    def _cut(self, first: int, count: int, held: dict[bytes, Buffer]) -> list[Buffer]:
         start, end = first * PAGE, (first + count) * PAGE
         low, high = self._range(first, count)
-        pieces = []
+        pieces: list[Buffer] = []
         for (chunk, _size, skip, length), begins in zip(self._parts[low:high], self._starts[low:high], strict=True):
             pieces.append(held[chunk][skip + max(0, start - begins) : skip + min(length, end - begins)])
         return pieces
 
-    def _hold(self, sizes: dict[bytes, int]) -> dict[bytes, bytes]:
-        held = {chunk: self._recent[chunk] for chunk in sizes if chunk in self._recent}
-        missing = {chunk: size for chunk, size in sizes.items() if chunk not in held}
+    def _hold(self, sizes: dict[bytes, int]) -> dict[bytes, Buffer]:
+        held: dict[bytes, Buffer] = {}
+        if self._gathered is not None:
+            held = {chunk: content for chunk in sizes if (content := self._gathered.get(chunk)) is not None}
+        if len(held) == len(sizes):
+            return held
+        known = {chunk: self._recent[chunk] for chunk in sizes if chunk in self._recent}
+        missing = {chunk: size for chunk, size in sizes.items() if chunk not in held and chunk not in known}
         if missing:
-            held.update(self._reader.some(missing))
-        for chunk, content in held.items():
-            self._recent[chunk] = content
+            known.update(self._reader.some(missing))
+        for chunk, piece in known.items():
+            self._recent[chunk] = piece
             self._recent.move_to_end(chunk)
         while len(self._recent) > _KEPT:
             self._recent.popitem(last=False)
-        return held
+        return held | known
 
 
 def worthwhile(memory: Sequence[MemoryImage], reader: CheckpointReader) -> bool:

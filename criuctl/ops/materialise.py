@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator
 
 from ..checkpoint.chunks import StreamRef
+from ..checkpoint.gathered import Gathered
 from ..checkpoint.manifest import Manifest, MemoryImage
 from ..checkpoint.reader import CheckpointReader
 from ..criu.images import valid_name
@@ -94,7 +95,7 @@ def _keep_small(entries: list[PagemapEntry]) -> None:
         entry.flags &= ~PE_LAZY
 
 
-def lazy_images(manifest: Manifest, reader: CheckpointReader) -> dict[int, LazyImage]:
-    """What `lazy_pages` finds by address, for another process."""
+def lazy_images(manifest: Manifest, reader: CheckpointReader, gathered: Gathered) -> dict[int, LazyImage]:
+    """What `lazy_pages` finds by address, for another process, which has some of it already."""
     tasks = ((image, entries) for image, entries in _page_maps(manifest, reader) if image.kind == "task")
-    return {image.id: LazyImage(entries, StoredPages(reader, image.data)) for image, entries in tasks}
+    return {image.id: LazyImage(entries, StoredPages(reader, image.data, gathered)) for image, entries in tasks}

@@ -160,11 +160,11 @@ class _Visit:
             if left.session_id == move.session_id:
                 leaving.forget(left.id)
         repository = self._open()
-        self._serve = StoreServer(repository.store)
         feeder: Feeder | None = None
         if self._memory >= LARGE:
-            feeder = Feeder(repository.config)
+            feeder = Feeder(repository.config, self._memory)
             self._stack.callback(feeder.close)
+        self._serve = StoreServer(repository.store, feeder.arrived if feeder is not None else None)
         self._arrival = Arrival(self._config, self._reporter, repository, self._moves, move, feeder)
         self._moves.put(move)
         return {"key": repository.key_text(), "store": repository.store.url, "store_id": repository.id}

@@ -28,10 +28,11 @@ from ..checkpoint.manifest import CheckpointSummary, Manifest, SessionRef
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import Conflict, Damaged, DataError, ObjectMissing, StoreError, StoreFull, UsageError, WrongKey
-from ..proc.procfs import read_raw
+from ..proc.procfs import available_memory
 from ..report import Reporter
 from ..store import open_store
 from ..store.archive import ArchiveStore, ArchiveWriter
+from . import events
 from .registry import check_name
 
 _PIECE = 1 << 20
@@ -221,6 +222,7 @@ def _publish(temporary: Path, target: Path, force: bool) -> None:
 # -- import ---------------------------------------------------------------------------------------------
 
 
+@events.recorded("import", events.imported)
 def import_(
     config: Config, source: Path | int, *, reporter: Reporter, key: Key | None = None, name: str | None = None
 ) -> Imported:
@@ -316,7 +318,7 @@ def _readable(source: Path | int, stack: ExitStack) -> tuple[int, str]:
 
 def _keep(fd: int, file: BinaryIO, url: str) -> None:
     """Read a pipe to its end into memory, half of what is free at most."""
-    limit = _available_memory() // 2
+    limit = available_memory() // 2
     while piece := os.read(fd, _PIECE):
         limit -= len(piece)
         if limit < 0:
@@ -325,11 +327,6 @@ def _keep(fd: int, file: BinaryIO, url: str) -> None:
             )
         file.write(piece)
     file.flush()
-
-
-def _available_memory() -> int:
-    told = dict(line.split(":", 1) for line in read_raw("/proc/meminfo").decode().splitlines())
-    return int(told["MemAvailable"].split()[0]) * 1024
 
 
 # -- both -----------------------------------------------------------------------------------------------

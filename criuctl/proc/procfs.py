@@ -64,6 +64,12 @@ def read_link(pid: int, name: str) -> str:
         return os.readlink(f"/proc/{pid}/{name}")
 
 
+def available_memory() -> int:
+    """Bytes that programs may still take without swapping, as the kernel sees it."""
+    told = dict(line.split(":", 1) for line in read_raw("/proc/meminfo").decode().splitlines())
+    return int(told["MemAvailable"].split()[0]) * 1024
+
+
 def all_pids() -> list[int]:
     """Every PID that this procfs shows, ascending."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())

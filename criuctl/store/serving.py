@@ -27,8 +27,9 @@ _UPLOAD = re.compile(r"[0-9a-f]{32}")
 class StoreServer:
     """Answers the verbs ``store.*`` out of `store`."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, stored: Callable[[str, int], None] | None = None) -> None:
+        """`stored` is told the name and the size of every object that was put."""
+        self._store, self._stored = store, stored
         self._lock = threading.Lock()
         self._parts: dict[str, bytearray] = {}
         self._verbs: dict[str, Callable[[Request], Answer | Mapping[str, Any] | None]] = {
@@ -62,7 +63,10 @@ class StoreServer:
                 body = self._parts.pop(_upload(request), bytearray())
             if len(body) != size:
                 raise UsageError(f"{size} bytes were announced, {len(body)} came")
+        size = len(body)
         self._store.put(_name(request), body, if_absent=request.argument("if_absent", bool))
+        if self._stored is not None:
+            self._stored(_name(request), size)
 
     def _part(self, request: Request) -> None:
         upload = _upload(request)
