@@ -8,10 +8,12 @@ number of pages, or differs in nearly all of them, is stored whole.  So are the 
 them: whole windows are found again by other checkpoints, and of a tree that changes little no layers are made.
 
 What is remembered is told by where the window lies, which is but a hint where to look: what is the same is decided by digests
-alone.  They are BLAKE3, keyed with random bytes that never leave this process, cut to 128 bits.  Nobody who writes the memory
-can make a change that keeps the digest without knowing the key, and by chance one is missed in 2^128.  (Sums with random
-weights would be faster, but are not safe: modulo 2^64 two words that both change their top bit cancel.)  What a reader gets is
-checked as always, by the ids of chunks.
+alone.  They are GMAC: a hash of 128 bits that is universal under a secret key, here a random one that never leaves this
+process, as the digests do not.  So nobody who writes the memory can make a change that keeps the digest, and by chance one is
+missed in 2^116 (NIST SP 800-38D; that the nonce is always the same would matter if anybody saw the digests).  Processors have
+instructions for it, so that single pages take half as long as with BLAKE3.  (Sums with random weights would be faster, but
+are not safe: modulo 2^64 two words that both change their top bit cancel.)  What a reader gets is checked as always, by the
+ids of chunks.
 
 A `Composition` is the other side: which chunks a stream rests on, and which of their pages it consists of.  As long as all
 are whole chunks, it is an ordinary stream.
@@ -22,20 +24,28 @@ Everything here belongs to one thread, the hasher (see `pipeline`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Sequence
+import sys
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from .buffers import PageBuffer
-from .chunks import ENTRY, PAGE, RUN, WINDOW
+from .chunks import ENTRY, PAGE, WINDOW
 
 _DIGEST = 16  # bytes
-_BLOCK = 4 * PAGE  # BLAKE3 takes that much at once two to three times as fast as single pages
+_NONCE = bytes(12)
+_BLOCK = 4 * PAGE  # that much at once takes half as long as its single pages
 _MOST = 7 / 8  # of a window's pages may have changed; a tree that writes that fast is still worth another round
 LITTLE = 8 << 20  # bytes of windows that are stored whole first though few of their pages changed
 _REMEMBERED = 1 << 16  # windows; with 64 pages each, 16 GiB of memory, and some 120 MiB here
 
 At = tuple[Hashable, int]  # what a window is of, and the address of its first page there
+
+# Where a page is stored: the number of a chunk, and of a page in it, in one integer, so that the page behind is one more.
+_PAGE_BITS = 16
+_PAGE_MASK = (1 << _PAGE_BITS) - 1
+Places = Sequence[int]
 
 
 class Chunk:
@@ -47,50 +57,57 @@ class Chunk:
         self.number, self.id, self.size = number, id, size
         self.used = False  # a stream that is kept rests on it
 
-    def whole(self, first: int, pages: int) -> bool:
-        """Whether these are all of its pages."""
-        return first == 0 and pages * PAGE == self.size
-
-
-Run = tuple[Chunk, int, int]  # the first of its pages, how many
-
 
 class Composition:
     """What a stream is made of."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        """`chunks` are all that places may be in, by number."""
         self.chunks: list[Chunk] = []
-        self.runs = bytearray()  # `RUN` records
         self.size = 0
         self.layered = False  # else it is its chunks, one after the other
-        self._numbers: dict[Chunk, int] = {}
+        self._all = chunks
+        self._numbers: dict[int, int] = {}
+        self._runs = array("Q")
 
-    def add(self, runs: Sequence[Run]) -> list[bytes]:
-        """The next window is made of these; the ids of their chunks, as far as they have one yet."""
-        for chunk, first, pages in runs:
-            chunk.used = True
-            if len(runs) == 1 and chunk.whole(first, pages):
-                number = len(self.chunks)
-                self.chunks.append(chunk)
-                self._numbers[chunk] = number
-            else:
-                self.layered = True
-                number = self._numbers.setdefault(chunk, len(self.chunks))
-                if number == len(self.chunks):
-                    self.chunks.append(chunk)
-            self.runs += RUN.pack(number, first, pages)
-            self.size += pages * PAGE
-        return [chunk.id for chunk, _first, _pages in runs if chunk.id]
+    def add(self, places: Places) -> list[bytes]:
+        """The next window is made of these pages; the ids of the chunks that are new to the stream, if they have one yet."""
+        before = len(self.chunks)
+        numbers, runs = self._numbers, _runs(places)
+        whole = self._all[runs[0][0] >> _PAGE_BITS]
+        if len(runs) == 1 and runs[0] == (whole.number << _PAGE_BITS, whole.size // PAGE):
+            self._number(whole)  # once for each time that it is in the stream, as an ordinary one has it
+        else:
+            self.layered = True
+        for place, pages in runs:
+            number = numbers.get(place >> _PAGE_BITS)
+            if number is None:
+                number = self._number(self._all[place >> _PAGE_BITS])
+            self._runs.append(number | (place & _PAGE_MASK) << 32 | pages << 48)  # a `RUN`
+        self.size += len(places) * PAGE
+        return [chunk.id for chunk in self.chunks[before:] if chunk.id]
 
     def packed(self) -> tuple[bytes, int]:
         """The list of its chunks, and their size."""
         return b"".join(ENTRY.pack(c.id, c.size) for c in self.chunks), sum(c.size for c in self.chunks)
 
+    def packed_runs(self) -> bytes:
+        """The list of its runs."""
+        if sys.byteorder == "big":
+            self._runs.byteswap()
+        return self._runs.tobytes()
+
+    def _number(self, chunk: Chunk) -> int:
+        chunk.used = True
+        number = self._numbers[chunk.number] = len(self.chunks)
+        self.chunks.append(chunk)
+        return number
+
 
 class Settled(NamedTuple):
     """What became of a window."""
 
-    runs: Sequence[Run]
+    places: Places
     new: bytes  # id of the chunk that all of it is, if that has to be stored
 
 
@@ -100,7 +117,7 @@ class _Version:
 
     blocks: bytes  # digests
     pages: bytes
-    runs: bytes = b""  # packed: there are many
+    places: array[int]
 
 
 class Layers:
@@ -114,12 +131,12 @@ class Layers:
         release: Callable[[PageBuffer], None],
     ) -> None:
         """Patches are made in buffers that come from `acquire`; a finished one is handed to `store`, at once."""
-        from blake3 import blake3
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        self._hash, self._key = blake3, os.urandom(32)
+        self._digest = AESGCM(os.urandom(16)).encrypt
         self._chunk_id, self._acquire, self._store, self._release = chunk_id, acquire, store, release
         self._versions: dict[Hashable, _Version] = {}
-        self._chunks: list[Chunk] = []  # by number
+        self.chunks: list[Chunk] = []  # by number
         self._patch: Chunk | None = None
         self._buffer: PageBuffer | None = None  # where the patch is, from `_start` to `_fill`
         self._start = self._fill = 0
@@ -130,21 +147,18 @@ class Layers:
         # Processes that share memory since a fork have it at the same address, and it is read but in one of them.
         known = self._versions.get(at) or self._versions.get(at[1])
         pages = len(content) // PAGE
-        version: _Version | None = None
-        if known is not None and len(known.pages) == pages * _DIGEST:
-            version = self._compared(known, content)
-            changed = _differing(known.pages, version.pages)
+        if known is not None and len(known.places) == pages:
+            version, changed = self._compared(known, content)
             if not changed or (len(changed) <= _MOST * pages and self._much(len(content))):
-                runs = self._patched(known.runs, changed, content)
-                if not last:
-                    self._remember(at, version, runs)
-                return Settled(runs, b"")
+                for number in changed:
+                    version.places[number] = self._put(content[number * PAGE : (number + 1) * PAGE])
+                return self._settled(at, version, b"", last=last)
+        else:
+            version = _Version(b"", b"", array("Q")) if last else self._fresh(content)
         name = self._chunk_id(content)
-        runs = [(self._new_chunk(name, len(content)), 0, pages)]
-        if not last:
-            version = version or _Version(self._digests(content, _BLOCK), self._digests(content, PAGE))
-            self._remember(at, version, runs)
-        return Settled(runs, name)
+        first = self._new_chunk(name, len(content)).number << _PAGE_BITS
+        version.places = array("Q", range(first, first + pages))
+        return self._settled(at, version, name, last=last)
 
     def end_patch(self) -> None:
         """Hand over the patch as it is."""
@@ -160,48 +174,46 @@ class Layers:
         self._little += size
         return self._little > LITTLE
 
-    def _compared(self, known: _Version, content: memoryview) -> _Version:
-        """The digests of this window; only where a block differs those of its pages are taken."""
+    def _settled(self, at: At, version: _Version, name: bytes, *, last: bool) -> Settled:
+        if not last and (at in self._versions or len(self._versions) < 2 * _REMEMBERED):
+            self._versions[at] = self._versions[at[1]] = version
+        return Settled(version.places, name)
+
+    def _fresh(self, content: memoryview) -> _Version:
+        return _Version(self._digests(content, _BLOCK), self._digests(content, PAGE), array("Q"))
+
+    def _compared(self, known: _Version, content: memoryview) -> tuple[_Version, list[int]]:
+        """What is known of this window now, its places as they were, and which pages have changed.
+
+        Only where a block differs the digests of its pages are taken.
+        """
         blocks = self._digests(content, _BLOCK)
+        changed: list[int] = []
         pages = bytearray(known.pages)
         for block in _differing(known.blocks, blocks):
-            first = block * (_BLOCK // PAGE) * _DIGEST
-            fresh = self._digests(content[block * _BLOCK : (block + 1) * _BLOCK], PAGE)
-            pages[first : first + len(fresh)] = fresh
-        return _Version(blocks, bytes(pages))
+            first = block * (_BLOCK // PAGE)
+            start, fresh = first * _DIGEST, self._digests(content[block * _BLOCK : (block + 1) * _BLOCK], PAGE)
+            end = start + len(fresh)
+            changed += [first + n for n in _differing(known.pages[start:end], fresh)]
+            pages[start:end] = fresh
+        return _Version(blocks, bytes(pages), known.places[:]), changed
 
     def _digests(self, content: memoryview, step: int) -> bytes:
-        digest, key = self._hash, self._key
-        return b"".join([digest(content[at : at + step], key=key).digest(_DIGEST) for at in range(0, len(content), step)])
+        digest = self._digest
+        return b"".join([digest(_NONCE, b"", content[at : at + step]) for at in range(0, len(content), step)])
 
     def _new_chunk(self, id: bytes = b"", size: int = 0) -> Chunk:
-        self._chunks.append(Chunk(len(self._chunks), id, size))
-        return self._chunks[-1]
+        self.chunks.append(Chunk(len(self.chunks), id, size))
+        return self.chunks[-1]
 
-    def _remember(self, at: At, version: _Version, runs: Sequence[Run]) -> None:
-        if at in self._versions or len(self._versions) < 2 * _REMEMBERED:
-            version.runs = b"".join([RUN.pack(chunk.number, first, pages) for chunk, first, pages in runs])
-            self._versions[at] = version
-            self._versions[at[1]] = version
-
-    def _patched(self, packed: bytes, changed: Sequence[int], content: memoryview) -> list[Run]:
-        """The runs with the changed pages replaced, which go into the patch."""
-        runs = [(self._chunks[number], first, pages) for number, first, pages in RUN.iter_unpack(packed)]
-        if not changed:
-            return runs
-        places = [(chunk, page) for chunk, first, pages in runs for page in range(first, first + pages)]
-        for number in changed:
-            places[number] = self._put(content[number * PAGE : (number + 1) * PAGE])
-        return _joined(places)
-
-    def _put(self, page: memoryview) -> tuple[Chunk, int]:
-        """Copy a page into the patch; where it is then."""
+    def _put(self, page: memoryview) -> int:
+        """Copy a page into the patch; its place then."""
         if self._buffer is None:
             self._buffer = self._acquire()
             self._start = self._fill = 0
         if self._patch is None:
             self._patch = self._new_chunk()
-        place = self._patch, (self._fill - self._start) // PAGE
+        place = self._patch.number << _PAGE_BITS | (self._fill - self._start) // PAGE
         self._buffer.view[self._fill : self._fill + PAGE] = page
         self._fill += PAGE
         if self._fill - self._start == WINDOW:
@@ -227,14 +239,14 @@ def _differing(before: bytes, after: bytes) -> list[int]:
     return [n for n, at in enumerate(places) if before[at : at + _DIGEST] != after[at : at + _DIGEST]]
 
 
-def _joined(places: Sequence[tuple[Chunk, int]]) -> list[Run]:
-    """These pages as runs."""
-    runs: list[Run] = []
-    last, first, end = places[0][0], places[0][1], places[0][1]
-    for chunk, page in places:
-        if chunk is not last or page != end:
-            runs.append((last, first, end - first))
-            last, first, end = chunk, page, page
-        end += 1
-    runs.append((last, first, end - first))
-    return runs
+def _runs(places: Iterable[int]) -> list[tuple[int, int]]:
+    """Pages that lie one behind the other: the place of the first, how many."""
+    runs: list[tuple[int, int]] = []
+    first = following = -1
+    for place in places:
+        if place != following:
+            runs.append((first, following - first))
+            first = place
+        following = place + 1
+    runs.append((first, following - first))
+    return runs[1:]

@@ -211,10 +211,10 @@ class Pipeline:
                     stream.packed += pack(chunk, end - start)
                     stream.size += end - start
             else:
-                runs, chunk = layers.settle(at, content, last=stream.kept)
+                places, chunk = layers.settle(at, content, last=stream.kept)
                 if stream.kept:
-                    stream.made = stream.made or Composition()
-                    kept.update(stream.made.add(runs))
+                    stream.made = stream.made or Composition(layers.chunks)
+                    kept.update(stream.made.add(places))
                 if not chunk:
                     through[buffer] = through.get(buffer, 0) + 1
                     continue

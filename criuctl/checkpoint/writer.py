@@ -325,7 +325,7 @@ class CheckpointWriter:
         if made is None:
             return self._sequence(bytes(stream.packed), stream.size)
         pages = self._sequence(*made.packed())
-        return StreamRef(made.size, pages=pages, runs=self._small_stream(made.runs)) if made.layered else pages
+        return StreamRef(made.size, pages=pages, runs=self._small_stream(made.packed_runs())) if made.layered else pages
 
     def _sequence(self, packed: bytes, size: int) -> StreamRef:
         if len(packed) <= INLINE_CHUNKS * ENTRY.size:
