@@ -82,13 +82,14 @@ def doctor(app: App, page_: str | None) -> int:
 def _report(app: App, where: str) -> int:
     from ...ops.bugreport import report
 
-    body = report(app.config)
     if where == "-":
+        body = report(app.config)
         app.emit(body, lambda: _page(body))
         return 0
     try:
-        fd = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # first: the rest takes a while
         with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            body = report(app.config)
             file.write(_page(body) + "\n")
     except FileExistsError as error:
         raise Conflict(f"{where} exists", hint="Name a new file.") from error
