@@ -65,13 +65,6 @@ def event_line(event: Mapping[str, Any]) -> str:
             "On a second host, with the same store:",
             "criuctl supervise web --every 1min --standby --store s3://backups/trees",
         ),
-        (
-            "As a service, /etc/systemd/system/criuctl-supervise@.service:",
-            "[Unit]\nWants=network-online.target\nAfter=network-online.target\n"
-            "[Service]\nType=notify\nNotifyAccess=main\nExecStart=/usr/local/bin/criuctl supervise %i --every 1min\n"
-            "KillMode=process\nRestart=on-failure\nRestartPreventExitStatus=2 3 4 6\nRestartSec=1\nWatchdogSec=5min\n"
-            "[Install]\nWantedBy=multi-user.target",
-        ),
     ],
     exits=[3, 4, 6, 7, 8, 9, 11, 12, 13],
     see_also=["snapshot", "restore", "fence", "migrate", "prune", "schedule"],
@@ -82,10 +75,16 @@ def event_line(event: Mapping[str, Any]) -> str:
     metavar="SPAN",
     help="A snapshot each SPAN: 30s, 5min.  [default: 60s, or half of --max-loss; none with --on-idle or --on-step alone]",
 )
-@click.option("--on-idle", metavar="SPAN", help="A snapshot once its terminal has printed something, and then nothing for SPAN.")
+@click.option(
+    "--on-idle",
+    metavar="SPAN",
+    help="A snapshot once its terminal has printed something, and then nothing for SPAN.  [default: no]",
+)
 @click.option("--on-step", is_flag=True, help="A snapshot once a shell in it has done something and is at its prompt again.")
-@click.option("--max-loss", metavar="SPAN", help="Say so when more than SPAN would be lost, as snapshots fail.")
-@click.option("--keep-last", type=click.IntRange(min=2), metavar="N", help="After each snapshot keep the N newest only.")
+@click.option("--max-loss", metavar="SPAN", help="Say so when more than SPAN would be lost, as snapshots fail.  [default: no]")
+@click.option(
+    "--keep-last", type=click.IntRange(min=2), metavar="N", help="After each snapshot keep the N newest only.  [default: all]"
+)
 @click.option("--standby", is_flag=True, help="Only watch the host where it lives; begin nothing by itself.")
 @click.option(
     "--restart",
