@@ -22,7 +22,7 @@ from support.keeper import Keeper
 
 from criuctl import __version__
 
-from . import cases, interrupts, migrations, sessions
+from . import cases, interrupts, migrations, sessions, storage
 from .commands import Commands, run_tool
 from .errors import BenchFailed
 from .places import Bucket, Folder, Place
@@ -30,8 +30,8 @@ from .program import MAX_PROCESSES, build
 from .report import Section, summary
 from .ways import PROJECT, Criu
 
-CASES = ("dump", "restore", "precopy", "increment", "fixed", "list", "rss", "sessions", "migrate")
-NOTHING_STORED = {"sessions", "migrate"}  # cases that need no place
+CASES = ("dump", "restore", "precopy", "increment", "fixed", "list", "rss", "store", "idle", "sessions", "migrate")
+NOTHING_STORED = {"sessions", "migrate", "store", "idle"}  # cases that need no place
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -62,6 +62,13 @@ def _processes(text: str) -> list[int]:
     return numbers
 
 
+def _simulated(text: str) -> list[int]:
+    numbers = [int(part) for part in text.split(",") if part.isdigit()]
+    if len(numbers) != 2 or not 0 < numbers[0] <= numbers[1]:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of checkpoints, a comma, and no smaller number of chunks")
+    return numbers
+
+
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The command line, parsed."""
     parser = argparse.ArgumentParser(
@@ -84,6 +91,10 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--scattered", action="store_true", help="of case migrate: the pages that change are all over [in a row]")
     parser.add_argument("--sessions", type=int, metavar="N", default=200, help="how many idle, of case sessions [200]")
     parser.add_argument("--flood", type=parse_size, metavar="SIZE", default=256 << 20, help="output that is printed there [256M]")
+    parser.add_argument(
+        "--simulated", type=_simulated, metavar="N,N", default=[10_000, 1_000_000], help="checkpoints and chunks of case store"
+    )
+    parser.add_argument("--snapshots", type=int, metavar="N", default=20, help="how many real ones, of case idle [20]")
     parser.add_argument("--disk", metavar="DIR", default="/var/tmp", help="folder on a disk, for stores and images [/var/tmp]")
     parser.add_argument("--tmpfs", metavar="DIR", default="/dev/shm", help="folder on a tmpfs [/dev/shm]")
     parser.add_argument(
@@ -145,6 +156,10 @@ def _run(options: argparse.Namespace, bench: cases.Bench) -> Iterator[Section]:
         yield from sessions.sessions(bench, options.sessions, options.flood)
     if "migrate" in options.case:
         yield from migrations.migrations(bench, sizes[-1], scattered=options.scattered)
+    if "store" in options.case:
+        yield from storage.old_store(bench, *options.simulated)
+    if "idle" in options.case:
+        yield from storage.idle_growth(bench, sizes[-1], options.snapshots)
     if not {*options.case} - NOTHING_STORED:
         return
     cases.warm_up(bench)
