@@ -12,8 +12,11 @@ It has no chunks of its own, and what is not in any run is not in it.
 from __future__ import annotations
 
 import struct
+import sys
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from ..errors import Damaged
@@ -122,19 +125,43 @@ def check_entries(packed: bytes, size: int, where: str) -> None:
         raise damaged(where, f"has chunks of {total} bytes where {size} are said")
 
 
-def layered(chunks: Sequence[tuple[bytes, int]], runs: bytes, size: int, where: str) -> Iterator[Extent]:
-    """The parts of a layered stream of `size` bytes, from the chunks of its pages and its packed runs; `Damaged`."""
-    if len(runs) % RUN.size:
-        raise damaged(where, "has runs that are cut off")
-    total = 0
-    for number, first, pages in RUN.iter_unpack(runs):
-        skip, length = first * PAGE, pages * PAGE
-        if number >= len(chunks) or not 0 < length <= chunks[number][1] - skip:
-            raise damaged(where, "has a run that is in no chunk")
-        total += length
-        yield Extent(chunks[number][0], chunks[number][1], skip, length)
-    if total != size:
-        raise damaged(where, f"has runs of {total} bytes where {size} are said")
+class Layout:
+    """Where the parts of a stream lie: of a layered one the runs, else its chunks.
+
+    `starts` are the offsets of the parts in the stream.  There may be hundreds of thousands, of which a few are asked for.
+    """
+
+    def __init__(self, chunks: Sequence[tuple[bytes, int]], runs: bytes | None, size: int) -> None:
+        """Of a stream of `size` bytes, from the chunks that it rests on, and, if it is layered, its packed runs; `Damaged`."""
+        self._chunks = chunks
+        self._runs: array[int] | None = None
+        lengths = [size for _chunk, size in chunks]
+        if runs is not None:
+            if len(runs) % RUN.size:
+                raise damaged("a stream", "has runs that are cut off")
+            self._runs = array("Q", runs)
+            if sys.byteorder == "big":
+                self._runs.byteswap()
+            lengths = [(run >> 48) * PAGE for run in self._runs]
+            if 0 in lengths:
+                raise damaged("a stream", "has a run without pages")
+        self.starts = list(accumulate(lengths, initial=0))
+        total = self.starts.pop()
+        if total != size:
+            raise damaged("a stream", f"has parts of {total} bytes where {size} are said")
+
+    def parts(self, low: int = 0, high: int | None = None) -> list[Extent]:
+        """The parts from number `low` on, before `high`; `Damaged`."""
+        chunks = self._chunks
+        if self._runs is None:
+            return [Extent(chunk, size, 0, size) for chunk, size in chunks[low:high]]
+        found = []
+        for run in self._runs[low:high]:
+            number, skip, length = run & 0xFFFFFFFF, (run >> 32 & 0xFFFF) * PAGE, (run >> 48) * PAGE
+            if number >= len(chunks) or skip + length > chunks[number][1]:
+                raise damaged("a stream", "has a run that is in no chunk")
+            found.append(Extent(*chunks[number], skip, length))
+        return found
 
 
 def missing_chunk(name: bytes) -> Damaged:

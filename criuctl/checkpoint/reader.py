@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import Damaged, ObjectMissing
 from .buffers import allocate
-from .chunks import ENTRY, Extent, StreamRef, check_entries, layered, missing_chunk
+from .chunks import ENTRY, Extent, Layout, StreamRef, check_entries, missing_chunk
 from .codec import Decompressor, Sealer
 from .index import Index
 from .packs import Place, damaged_chunk, object_name, open_record, pack_of, read_index
@@ -97,11 +97,15 @@ class CheckpointReader:
 
     def extents(self, ref: StreamRef) -> list[Extent]:
         """What the stream is made of, in order; `Damaged`."""
+        return self.layout(ref).parts()
+
+    def layout(self, ref: StreamRef) -> Layout:
+        """The same, to ask for what is needed of it; `Damaged`."""
         if ref.pages is None or ref.runs is None:
-            return [Extent(chunk, size, 0, size) for chunk, size in ENTRY.iter_unpack(self._entries(ref))]
+            return Layout(self.entries(ref), None, ref.size)
         if ref.runs.size > _MAX_LIST:
             raise Damaged(f"a list of runs has {ref.runs.size} bytes")
-        return list(layered(self.entries(ref.pages), self.read(ref.runs), ref.size, "a stream"))
+        return Layout(self.entries(ref.pages), self.read(ref.runs), ref.size)
 
     def some(self, sizes: dict[bytes, int]) -> dict[bytes, bytes]:
         """The verified content of a few chunks, by id; `Damaged`."""

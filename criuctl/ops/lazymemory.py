@@ -30,50 +30,43 @@ class StoredPages:
     def __init__(self, reader: CheckpointReader, data: StreamRef, gathered: Gathered | None = None) -> None:
         """What is in `gathered` is not read again."""
         self._reader, self._gathered = reader, gathered
-        self._parts = reader.extents(data)
-        self._starts: list[int] = []
-        position = 0
-        for part in self._parts:
-            self._starts.append(position)
-            position += part.length
+        self._layout = reader.layout(data)
         self._recent: OrderedDict[bytes, Buffer] = OrderedDict()
 
     def read(self, first: int, count: int) -> list[Buffer]:
         """Pages `first` to ``first + count`` in pieces."""
-        low, high = self._range(first, count)
-        return self._cut(first, count, self._hold(self._sizes(low, high)))
+        low, parts = self._parts(first, count)
+        return self._cut(first, count, low, parts, self._hold({part.chunk: part.size for part in parts}))
 
     def read_all(self, runs: Iterable[tuple[int, int]]) -> Iterator[Buffer]:
         """Many runs of pages, (first, count), in pieces; what several of them need is fetched at once."""
-        group: list[tuple[int, int]] = []
+        group: list[tuple[int, int, int, list[Extent]]] = []
         sizes: dict[bytes, int] = {}
         for first, count in runs:
-            low, high = self._range(first, count)
-            sizes.update(self._sizes(low, high))
-            group.append((first, count))
+            low, parts = self._parts(first, count)
+            sizes.update({part.chunk: part.size for part in parts})
+            group.append((first, count, low, parts))
             if len(sizes) >= _AT_ONCE:
                 yield from self._all(group, sizes)
                 group, sizes = [], {}
         yield from self._all(group, sizes)
 
-    def _all(self, group: Sequence[tuple[int, int]], sizes: dict[bytes, int]) -> Iterator[Buffer]:
+    def _all(self, group: Sequence[tuple[int, int, int, list[Extent]]], sizes: dict[bytes, int]) -> Iterator[Buffer]:
         held = self._hold(sizes)
-        for first, count in group:
-            yield from self._cut(first, count, held)
+        for first, count, low, parts in group:
+            yield from self._cut(first, count, low, parts, held)
 
-    def _range(self, first: int, count: int) -> tuple[int, int]:
-        """The parts that these pages lie in."""
-        return bisect.bisect_right(self._starts, first * PAGE) - 1, bisect.bisect_left(self._starts, (first + count) * PAGE)
+    def _parts(self, first: int, count: int) -> tuple[int, list[Extent]]:
+        """The parts that these pages lie in, and the number of the first."""
+        starts = self._layout.starts
+        low = bisect.bisect_right(starts, first * PAGE) - 1
+        return low, self._layout.parts(low, bisect.bisect_left(starts, (first + count) * PAGE))
 
-    def _sizes(self, low: int, high: int) -> dict[bytes, int]:
-        """The chunks that these parts are of."""
-        return {part.chunk: part.size for part in self._parts[low:high]}
-
-    def _cut(self, first: int, count: int, held: dict[bytes, Buffer]) -> list[Buffer]:
+    def _cut(self, first: int, count: int, low: int, parts: Sequence[Extent], held: dict[bytes, Buffer]) -> list[Buffer]:
         start, end = first * PAGE, (first + count) * PAGE
-        low, high = self._range(first, count)
+        starts = self._layout.starts[low : low + len(parts)]
         pieces: list[Buffer] = []
-        for (chunk, _size, skip, length), begins in zip(self._parts[low:high], self._starts[low:high], strict=True):
+        for (chunk, _size, skip, length), begins in zip(parts, starts, strict=True):
             pieces.append(held[chunk][skip + max(0, start - begins) : skip + min(length, end - begins)])
         return pieces
 

@@ -414,7 +414,7 @@ def test_pipes_at_both_ends(tmp_path: Path, source: Host, target: Host) -> None:
 def test_a_pipe_that_is_too_large_for_the_memory_is_refused(
     tmp_path: Path, target: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "_available_memory", lambda: 100)
+    monkeypatch.setattr(transfer, "available_memory", lambda: 100)
     reading, writing = os.pipe()
     os.write(writing, bytes(51))
     os.close(writing)
