@@ -5,12 +5,14 @@ schedule, a supervisor, a program.  When that function returns or raises, what i
 the event log, and forwarded if the configuration says so (`eventsinks`).  An operation within an operation (the dump in a
 migration) is not one of its own.  What changed nothing, a dry run say, is no event.
 
-RULE: an event never changes how an operation ends.  One that cannot be written (full disk, no rights) is dropped and told as a
-warning; as its number was not given to it, the next event has that.  A `kill -9` of criuctl leaves no event of what it was at.
+RULE: an event never changes how an operation ends.  One that cannot be written (full disk, no rights) is dropped, and told as a
+warning where the operation has a reporter; its number was not given to it, so the next event has that.  A `kill -9` of criuctl
+leaves no event of what it was at.
 
-An event says: seq, time, host, operation, uid, session, session_id, incarnation, checkpoint, number, exit_code (as the command
-would end), outcome (done, degraded, failed, interrupted), error (its code), seconds, frozen_ms, total_ms, processes, bytes,
-connections (counts by what became of them), warnings (how many), warning_codes; keys that say nothing are left out.
+An event says: seq, time, host, operation, uid, session, session_id, incarnation, epoch (of the lease here), checkpoint, number,
+exit_code (as the command would end), outcome (done, degraded, failed, interrupted), error (its code), seconds, frozen_ms,
+total_ms, processes, bytes, connections (counts by what became of them), warnings (how many), warning_codes; keys that say
+nothing are left out.
 """
 
 from __future__ import annotations
@@ -98,6 +100,7 @@ def _record(config: Config, name: str, facts: list[Facts], began: float, reporte
     seconds = round(time.monotonic() - began, 3)
     if codes := list(getattr(reporter, "codes", ()))[told:]:
         facts = [one | {"warning_codes": codes} for one in facts]
+        del reporter.codes[told:]  # a reporter may live for years
     trouble = record(config, name, facts, seconds=seconds)
     if trouble and isinstance(reporter, Reporter):
         with suppress(Exception):
@@ -134,7 +137,11 @@ def _session(config: Config, facts: Facts) -> Facts:
     if not name or not valid_name(name):
         return {}
     found = Registry(config).get(name)
-    return {"session": name} if found is None else {"session": name, "session_id": found.id, "incarnation": found.incarnation}
+    if found is None:
+        return {"session": name}
+    epochs = [int(claimed.get("epoch", 0)) for claimed in found.leases.values()]
+    known: Facts = {"session": name, "session_id": found.id, "incarnation": found.incarnation}
+    return known | ({"epoch": max(epochs)} if epochs else {})
 
 
 # -- telling of ends ------------------------------------------------------------------------------------
@@ -194,7 +201,8 @@ def reference(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
     """Of ``f(config, REF, ..., new_name=)``: the session that the checkpoint is, or will be, of."""
     given = str(args[1] if len(args) > 1 else kwargs.get("ref", ""))
     name, at, _number = given.partition("@")
-    facts: Facts = {"take_over": True} if kwargs.get("take_over") and kwargs.get("held") is None else {}
+    forced = kwargs.get("instead_of") is not None or (kwargs.get("take_over") and kwargs.get("held") is None)
+    facts: Facts = {"take_over": True} if forced else {}
     if (new := kwargs.get("new_name")) and valid_name(new):
         return facts | {"session": new}
     an_id = not at and len(name) >= 6 and not set(name) - set("0123456789abcdef")

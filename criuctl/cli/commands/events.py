@@ -75,14 +75,15 @@ def _of(event: Mapping[str, Any], session: str | None) -> bool:
 @pass_app
 def events(app: App, since: int | None, follow: bool, session: str | None) -> int:
     """Prints the event log of this host: an event for each operation that changed something, or failed to: run, dump, snapshot,
-    restore, migrate, receive, resolve, kill, fence, rm, prune, pin, unpin, gc, import, store-init. What only looks is not in it.
+    restore, migrate, receive, resolve, kill, fence, rm, prune, pin, unpin, gc, import, store-init, key-add and the like, whoever
+    called for it: a person, a schedule, a supervisor. What only looks is not in it.
 
     Events are numbered without gap, over reboots too, and are in events.jsonl in state_dir, a JSON object a line, for root
     alone; of full files the newest eight are kept, at 4 MiB each. They hold names, numbers and codes, and no message, command
     line, label or secret. `events: journald` or `events: syslog` in the configuration sends them there, too.
 
-    An event that cannot be written (disk full) is left out and told as a warning; the operation is not concerned. A criuctl that
-    was killed has written none.
+    An event that cannot be written (disk full) is left out, which is told as a warning; the operation is not concerned. A criuctl
+    that was killed has written none.
 
     --json prints an array, and with --follow an object a line.
     """
