@@ -1,0 +1,328 @@
+"""`criuctl ui` with real sessions: over its API as the page uses it, and in a real browser, on a desk and on a phone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from support.command import Command, Home
+from support.keeper import Keeper, wait_until
+from support.operating import TIMEOUT, Operators
+
+pytestmark = pytest.mark.integration
+
+CHROMIUM = "/usr/bin/chromium"
+# Chromium looks for updates and the like at every start, on networks that a test has no business with.
+FLAGS = ["--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+FLAGS += ["--disable-sync", "--disable-dev-shm-usage"]
+PATIENCE = TIMEOUT * 1000
+
+
+@pytest.fixture
+def operators(keeper: Keeper, home: Home) -> Iterator[Operators]:
+    """criuctl; every session is ended before the leak guard looks."""
+    operators = Operators(keeper, home)
+    yield operators
+    operators.close()
+
+
+@dataclass
+class Served:
+    """A `criuctl ui` that listens."""
+
+    command: Command
+    url: str
+
+    @property
+    def root(self) -> str:
+        """The address without the token."""
+        return self.url.partition("/#")[0]
+
+    @property
+    def token(self) -> str:
+        """The token alone."""
+        return self.url.partition("#token=")[2]
+
+    def end(self) -> None:
+        """As ^C does."""
+        self.command.process.kill(signal.SIGINT)
+        assert self.command.process.wait(TIMEOUT) == 0, self.command.told()
+
+
+@contextlib.contextmanager
+def serving(operators: Operators, *options: str) -> Iterator[Served]:
+    """A server for as long as the block lasts; it ends cleanly, and told its token to nobody but us."""
+    command = operators.start("ui", "--listen", "127.0.0.1:0", *options)
+    try:
+        wait_until(lambda: command.out.read_bytes().endswith(b"\n"), TIMEOUT, "criuctl ui listens")
+        served = Served(command, json.loads(command.out.read_text())["url"])
+        yield served
+        served.end()
+        assert command.err.read_text() == ""
+    finally:
+        command.process.kill()
+
+
+# -- over its API -------------------------------------------------------------------------------------
+
+
+class Window:
+    """The page's terminal, without the page: what it was told, and what was shown."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self.shown = b""
+        self.told: list[dict[str, Any]] = []
+
+    async def hears(self, *, kind: str = "", text: bytes = b"") -> dict[str, Any]:
+        """Wait until this was told or shown."""
+        while True:
+            for message in self.told:
+                if kind and kind in (message.get("type"), message.get("event")):
+                    self.told.remove(message)
+                    return message
+            if text and text in self.shown:
+                return {}
+            came = await self.socket.receive(TIMEOUT)
+            if came.type is aiohttp.WSMsgType.BINARY:
+                self.shown += came.data[8:]
+            else:
+                assert came.type is aiohttp.WSMsgType.TEXT, (came, self.told)
+                self.told.append(json.loads(came.data))
+
+
+class Client:
+    """Who has the token."""
+
+    def __init__(self, served: Served, http: aiohttp.ClientSession) -> None:
+        self._served, self._http = served, http
+        self._headers = {"Authorization": f"Bearer {served.token}"}
+
+    async def get(self, path: str) -> Any:
+        """An answer, which is there."""
+        async with self._http.get(f"/api/{path}", headers=self._headers) as answer:
+            assert answer.status == 200, await answer.text()
+            return await answer.json()
+
+    async def act(self, **wish: str) -> tuple[int, dict[str, Any]]:
+        """Status and body of an action."""
+        async with self._http.post("/api/actions", json=wish, headers=self._headers) as answer:
+            return answer.status, await answer.json()
+
+    @contextlib.asynccontextmanager
+    async def window(self, name: str, query: str = "") -> AsyncIterator[Window]:
+        """A terminal on a session."""
+        words = ("criuctl", f"token.{self._served.token}")
+        path = f"/api/sessions/{name}/terminal{query}"
+        async with self._http.ws_connect(path, protocols=words, origin=self._served.root) as socket:
+            assert socket.protocol == "criuctl"
+            yield Window(socket)
+
+
+@contextlib.asynccontextmanager
+async def client(served: Served) -> AsyncIterator[Client]:
+    """A connection to the server."""
+    async with aiohttp.ClientSession(served.root) as http:
+        yield Client(served, http)
+
+
+def test_who_writes_is_for_the_holder_to_say(operators: Operators) -> None:
+    operators.shell("web")
+
+    async def talk(served: Served) -> None:
+        async with client(served) as page, page.window("web") as one, page.window("web", "?take=1") as two:
+            me = (await one.hears(kind="hello"))["operator"]
+            await one.hears(kind="attached")
+            assert (await two.hears(kind="attached"))["lease"]["soft"] is False
+            await one.socket.send_bytes(b"echo from-$((6*7))-one\r")
+            assert (await one.hears(kind="refused"))["error"]["code"] == "lease-held"
+            await two.socket.send_bytes(b"echo from-$((6*7))-two\r")
+            await one.hears(text=b"from-42-two")
+            await two.socket.send_json({"op": "resize", "rows": 30, "cols": 99})
+            assert (await one.hears(kind="resize"))["cols"] == 99
+            await one.socket.send_json({"op": "resize", "rows": 5, "cols": 5})  # of who does not write: nobody's business
+            await two.socket.send_json({"op": "yield"})
+            while (await one.hears(kind="lease"))["lease"] is not None:
+                pass
+            await one.socket.send_bytes(b"echo from-$((6*7))-one; tput cols\r")
+            while ((await one.hears(kind="lease"))["lease"] or {}).get("operator") != me:
+                pass
+            await two.hears(text=b"from-42-one\r\n99\r\n")
+            assert b"from-42-one" not in two.shown.partition(b"from-42-two")[0]
+
+    async def look(served: Served) -> None:
+        async with client(served) as page, page.window("web") as window:
+            assert (await window.hears(kind="hello"))["role"] == "observe"
+            await window.hears(text=b"from-42-one")
+            await window.hears(kind="attached")
+            await window.socket.send_bytes(b"echo not-$((6*7))\r")
+            assert (await window.hears(kind="refused"))["error"]["code"] == "forbidden"
+            assert (await page.act(action="pause", session="web"))[0] == 403
+            async with page.window("web", "?take=1") as thief:
+                assert (await thief.hears(kind="hello"))["role"] == "observe"
+                await thief.socket.send_bytes(b"echo not-$((6*7))\r")
+                assert (await thief.hears(kind="refused"))["error"]["code"] == "forbidden"
+            assert [process["command"] for process in await page.get("sessions/web/tree")][-1] == "bash"
+
+    with serving(operators) as served:
+        asyncio.run(talk(served))
+    with serving(operators, "--read-only") as served:
+        asyncio.run(look(served))
+    operators("wait", "web", "--idle", "0.2")
+    assert "not-42" not in operators.text("capture", "web", "--scrollback")
+
+
+def test_what_the_page_has_done_is_seen_in_its_terminal(operators: Operators) -> None:
+    operators.shell("web")
+    operators("run", "-d", "--name", "over", "--", "sh", "-c", "echo was-here; exit 3")
+    wait_until(lambda: operators("status", "over")["state"] == "exited", TIMEOUT, "it has ended, and nobody was told how")
+
+    async def talk(served: Served) -> None:
+        async with client(served) as page, page.window("web") as window:
+            await window.hears(kind="attached")
+            assert (await page.act(action="pause", session="web"))[1]["state"] == "paused"
+            await window.hears(kind="paused")
+            assert (await page.act(action="resume", session="web"))[1]["state"] == "running"
+            status, dumped = await page.act(action="dump", session="web")
+            assert status == 200, dumped
+            assert (await window.hears(kind="checkpointed"))["checkpoint"] == dumped["checkpoint"]
+            listed = (await page.get("sessions/web/checkpoints"))["checkpoints"]
+            assert [c["id"] for c in listed] == [dumped["checkpoint"]]
+            timed = await page.get("sessions/web/timings")
+            assert [c["frozen_ms"] for c in timed] == [dumped["frozen_ms"]]
+            shown = await page.get(f"checkpoints/{dumped['checkpoint']}")
+            assert {image["kind"] for image in shown["memory"]} >= {"task"} and shown["processes"][-1]["command"] == "bash"
+            status, restored = await page.act(action="restore", checkpoint=dumped["checkpoint"])
+            assert status == 200, restored
+            assert (await window.hears(kind="restored"))["incarnation"] == 2
+            await window.socket.send_bytes(b"echo again-$((6*7))\r")
+            await window.hears(text=b"again-42")
+            status, twice = await page.act(action="restore", checkpoint=dumped["checkpoint"])
+            assert (status, twice["error"]["exit_code"]) == (409, 9)
+            async with page.window("over") as last:
+                await last.hears(text=b"was-here")
+                assert (await last.hears(kind="ended"))["status"]["exit_code"] == 3
+            async with page.window("nobody") as none:
+                assert "nobody" in (await none.hears(kind="gone"))["error"]["message"]
+            operators("kill", "web", "--timeout", 0)
+            await window.hears(kind="exit")
+
+    with serving(operators) as served:
+        asyncio.run(talk(served))
+
+
+# -- in a browser -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def browser(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[Browser]:
+    """Debian's Chromium, headless; all of its processes bear the test's token, and its profile lies in the test's folder."""
+    monkeypatch.setenv("CZOO_TOKEN", home.token)
+    monkeypatch.setenv("TMPDIR", str(home.path))
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS, chromium_sandbox=False, timeout=PATIENCE)
+        yield browser
+        browser.close()
+    assert not list(home.path.glob("playwright*"))
+
+
+@contextlib.contextmanager
+def looking(browser: Browser, pictures: Path, *, tolerated: str = "nothing", **how: Any) -> Iterator[Page]:
+    """A page that must complain of nothing else than `tolerated`; a picture of how it ended is left for who wants to see it."""
+    context: BrowserContext = browser.new_context(**how)
+    context.set_default_timeout(PATIENCE)
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    yield page
+    page.screenshot(path=pictures / f"{how['viewport']['width']}-{how['color_scheme']}.png")
+    assert [complaint for complaint in complaints if tolerated not in complaint] == []
+    context.close()
+
+
+def shown(page: Page) -> str:
+    """What the terminal shows, as text."""
+    return page.locator(".xterm-rows").inner_text().replace("\xa0", " ")
+
+
+def shows(page: Page, text: str) -> None:
+    """Wait until the terminal shows it."""
+    expect(page.locator(".xterm-rows")).to_contain_text(text, timeout=PATIENCE)
+
+
+def fits(page: Page) -> None:
+    """Nothing of the page is beside the screen, however narrow that is."""
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), page.url
+
+
+def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_path: Path) -> None:
+    operators.shell("web", "--label", "team=core")
+    operators("snapshot", "web")
+    with serving(operators) as served:
+        with looking(browser, tmp_path, viewport={"width": 1280, "height": 800}, color_scheme="dark") as page:
+            page.goto(served.url)
+            row = page.locator("[data-session=web]")
+            expect(row.locator(".pill")).to_have_text("running", timeout=PATIENCE)
+            expect(row).to_contain_text("1 checkpoint", timeout=PATIENCE)
+            assert "token" not in page.url
+            row.click()
+            shows(page, "$")
+            page.keyboard.type("echo desk-$((6*7)) $COLUMNS\n")
+            shows(page, "desk-42")
+            expect(page.locator(".writer")).to_have_text("you write", timeout=PATIENCE)
+            page.keyboard.type("clear; tput cols\n")
+            size = page.locator(".size").inner_text()
+            shows(page, size.partition("×")[0])
+            assert operators("status", "web")["cols"] == int(size.partition("×")[0]) > 80
+            for tab, text in (("Processes", "bash --norc"), ("Connections", "no connections"), ("Checkpoints", "web@1")):
+                page.get_by_role("link", name=tab, exact=True).click()
+                expect(page.locator(".tab")).to_contain_text(text, timeout=PATIENCE)
+                fits(page)
+            expect(page.locator(".chart.frozen strong")).to_contain_text("ms", timeout=PATIENCE)
+            page.locator(".chart.memory .bar .hit").click()
+            expect(page.locator("h1")).to_have_text("‹web@1", timeout=PATIENCE)
+            expect(page.locator(".tree")).to_contain_text("bash --norc", timeout=PATIENCE)
+        phone: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+        with looking(browser, tmp_path, tolerated="401 (Unauthorized)", color_scheme="light", **phone) as page:
+            page.goto(served.url)
+            page.locator("[data-session=web]").tap()
+            page.locator(".keys").wait_for()
+            shows(page, "$")
+            page.locator(".glass").tap()
+            page.keyboard.type("echo phone-$((6*7)) sleeps; sleep 1000\n")
+            shows(page, "phone-42 sleeps")
+            fits(page)
+            page.locator("[data-key=Ctrl]").tap()
+            page.keyboard.type("c")
+            page.keyboard.type("echo again-$((6*7))\n")
+            shows(page, "again-42")
+            page.locator("[data-key='↑']").tap()
+            page.keyboard.type("-twice\n")
+            shows(page, "again-42-twice")
+            page.keyboard.type("echo dropped-$((6*7))")
+            page.locator("[data-key='^C']").tap()
+            page.keyboard.type("echo last-$((6*7))\n")
+            shows(page, "last-42")
+            assert "dropped-42" not in shown(page)
+            for tab in ("Processes", "Connections", "Checkpoints"):
+                page.get_by_role("link", name=tab, exact=True).tap()
+                expect(page.locator(".tab")).not_to_contain_text("asking", timeout=PATIENCE)
+                fits(page)
+            page.goto(f"{served.root}/#/")
+            operators("pause", "web")
+            expect(page.locator("[data-session=web] .pill")).to_have_text("paused", timeout=PATIENCE)
+            operators("kill", "web", "--timeout", 0)
+            expect(page.locator("[data-session=web] .pill")).to_contain_text("exited", timeout=PATIENCE)
+            page.evaluate("localStorage.clear()")
+            page.reload()
+            expect(page.get_by_label("token")).to_be_visible(timeout=PATIENCE)
