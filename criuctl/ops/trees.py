@@ -15,14 +15,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from ..errors import ConfigError, InvalidName, NoSuchProcess, NotFound, UsageError
+from ..errors import ConfigError, CriuctlError, InvalidName, NoSuchProcess, NotFound, UsageError
 from ..proc.procfs import read_bytes
-from ..proc.tree import Process, ProcessIdentity, read_process
+from ..proc.tree import ProcessIdentity
 from ..session.names import check_name
 from .target import resolve_target
 
@@ -119,7 +120,7 @@ def _of_command(tree: Tree) -> int:
     if not roots:
         raise NoSuchProcess(f"tree {tree.name!r}: no process has a command like {tree.command!r}")
     if len(roots) > 1:
-        found = ", ".join(str(_named(pid) or pid) for pid in roots)
+        found = ", ".join(f"{pid} ({lines[pid][:60]})" for pid in roots)
         raise UsageError(f"tree {tree.name!r}: several have a command like {tree.command!r}: {found}", hint="Make it say more.")
     return roots[0]
 
@@ -149,21 +150,13 @@ def command_line(pid: int) -> str:
     """The words of a process' command line with a space between each; empty for a kernel thread and who is gone."""
     try:
         return os.fsdecode(read_bytes(pid, "cmdline").rstrip(b"\0").replace(b"\0", b" "))
-    except (NoSuchProcess, OSError):
+    except (CriuctlError, OSError):
         return ""
-
-
-def _named(pid: int) -> Process | None:
-    try:
-        return read_process(pid)
-    except NoSuchProcess:
-        return None
 
 
 def _parents(lines: Mapping[int, str]) -> dict[int, int]:
     found = {}
     for pid in lines:
-        process = _named(pid)
-        if process is not None:
-            found[pid] = process.ppid
+        with suppress(CriuctlError):
+            found[pid] = int(read_bytes(pid, "stat").rpartition(b")")[2].split()[1])
     return found

@@ -315,9 +315,9 @@ class Holder:
             state, code, number = "lost", None, None
         self.exit, self.paused_by, self.halted = (code, number), None, False
         self.tree.thaw()
-        self.emit("exit", exit_code=code, exit_signal=number, offset=self.log.end)
         if state == "exited":
             describing.write_end(self)
+        self.emit("exit", exit_code=code, exit_signal=number, offset=self.log.end)
         self.collected = self.collected or any(c.position is not None for c in self.connections.values())
         self.set_state(state)
         self.loop.after(self.linger, self.end_lingering)

@@ -1,0 +1,300 @@
+"""Several things at once, and maintenance: what is chosen, in which order, what has become of it, and how often it is tried."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from criuctl.cli.main import main
+from criuctl.config import Config
+from criuctl.errors import ConfigError, Conflict, Damaged, NotFound, RestoreFailed, UsageError
+from criuctl.ops import batch, bootunit, maintenance, recovery, subjects, timers, trees
+from criuctl.ops.maintenance import Item, Record
+from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive
+from criuctl.ops.subjects import Subject
+from criuctl.proc import forked
+from criuctl.proc.tree import ProcessIdentity
+from criuctl.report import Reporter
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), run_dir=str(tmp_path / "run"))
+
+
+# -- processes of our own making ------------------------------------------------------------------------
+
+
+def _fails() -> dict[str, Any]:
+    raise Conflict("taken", hint="Wait.", host="there")
+
+
+def _breaks() -> dict[str, Any]:
+    raise ZeroDivisionError
+
+
+def _dies() -> dict[str, Any]:
+    os.kill(os.getpid(), 9)
+    raise AssertionError
+
+
+def test_each_has_a_process_and_an_outcome_of_its_own() -> None:
+    def tells(reporter: Reporter) -> dict[str, Any]:
+        reporter.warning("odd")
+        return {"pid": os.getpid(), "warnings": reporter.warnings}
+
+    work: list[tuple[str, Callable[[], dict[str, Any]]]] = [("fails", _fails), ("breaks", _breaks), ("dies", _dies)]
+    pieces: list[tuple[str, batch.Work]] = [(key, lambda _reporter, one=one: one()) for key, one in work]  # type: ignore[misc]
+    reporter = Reporter()
+    found = {o.key: o for o in batch.each([*pieces, ("tells", tells)], reporter=reporter, jobs=3, broken=RestoreFailed)}
+    assert found["tells"].answer is not None
+    assert found["tells"].answer["pid"] != os.getpid()
+    assert found["tells"].answer["warnings"] == ["odd"]
+    assert reporter.warnings == []  # those of one are not another's
+    errors = {key: o.error for key, o in found.items() if o.error is not None}
+    assert isinstance(errors["fails"], Conflict)
+    assert (errors["fails"].hint, errors["fails"].details) == ("Wait.", {"host": "there"})
+    assert (errors["breaks"].code, errors["breaks"].exit_code) == ("bug", 1)
+    assert (type(errors["dies"]), errors["dies"].exit_code) == (RestoreFailed, 6)
+
+
+def test_at_the_deadline_all_that_is_left_is_late(tmp_path: Path) -> None:
+    def slow() -> dict[str, Any]:
+        try:
+            (tmp_path / "begun").touch()
+            time.sleep(60)
+        finally:
+            (tmp_path / "cleaned").touch()
+        return {}
+
+    ended = list(forked.run_all([("slow", slow), ("never", slow)], at_once=1, until=time.monotonic() + 0.5))
+    assert [(one.key, one.answer, one.late) for one in ended] == [("slow", None, True), ("never", None, True)]
+    assert (tmp_path / "cleaned").exists() or not (tmp_path / "begun").exists()
+
+
+def test_who_lets_go_of_it_leaves_nothing_running(tmp_path: Path) -> None:
+    def endless() -> dict[str, Any]:
+        (tmp_path / f"{os.getpid()}").touch()
+        time.sleep(60)
+        return {}
+
+    running = forked.run_all([("endless", endless), ("quick", dict)], at_once=2)
+    assert next(running).key == "quick"
+    running.close()  # type: ignore[attr-defined]  # it is a generator
+    assert not [path for path in tmp_path.iterdir() if os.path.exists(f"/proc/{path.name}")]
+
+
+def test_a_lock_is_waited_for(config: Config) -> None:
+    lock, busy = maintenance.lock_of(config)
+    with exclusive(lock, busy), pytest.raises(Conflict, match="another criuctl"), batch.alone(lock, busy):
+        pass
+    held = exclusive(lock, busy)
+    held.__enter__()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("criuctl.ops.batch.time.sleep", lambda _seconds: held.__exit__(None, None, None))
+        with batch.alone(lock, busy, wait=60):
+            pass
+
+
+# -- what it is about ------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(-5, 99), max_size=12), st.booleans())
+def test_groups_of_the_same_order(orders: list[int], ending: bool) -> None:
+    found = subjects.ranks([Subject(f"s{n}", order=order) for n, order in enumerate(orders)], ending=ending)
+    assert [one.order for group in found for one in group] == sorted(orders, reverse=ending)
+    assert all(len({one.order for one in group}) == 1 for group in found)
+    assert len(found) == len(set(orders))
+
+
+@pytest.mark.parametrize(("labels", "order"), [({}, 50), ({"order": "7"}, 7), ({"order": "-1"}, -1), ({"order": "soon"}, 50)])
+def test_the_order_of_a_session_is_a_label(labels: dict[str, str], order: int) -> None:
+    assert subjects.order_of(labels) == order
+
+
+@given(st.dictionaries(st.integers(2, 30), st.tuples(st.integers(1, 30), st.sampled_from(["x", "web", "web worker", "ours"]))))
+def test_a_command_names_the_topmost_that_match(table: dict[int, tuple[int, str]]) -> None:
+    lines = {pid: line for pid, (_, line) in table.items()} | {1: "init", 31: "ours"}
+    parents = {pid: parent for pid, (parent, _) in table.items()} | {31: 1}
+    roots = trees.matching("web|ours", lines, parents, 31)
+    assert 31 not in roots
+    for pid in roots:
+        assert "web" in lines[pid]
+    for pid, line in lines.items():  # each that matches is below one that was found, or is one, or is in a loop of parents
+        above, seen = pid, set()
+        while "web" in line and above not in roots and above in parents and above not in seen:
+            seen.add(above)
+            above = parents[above]
+        assert "web" not in line or above in roots or above in seen
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "said"),
+    [
+        ("a/b", {"unit": "x"}, "cannot be a session's name"),
+        ("web", {}, "needs one of"),
+        ("web", {"unit": "x", "command": "y"}, "needs one of"),
+        ("web", {"unit": "x", "port": 1}, "unknown key 'port'"),
+        ("web", {"unit": 7}, "must be text"),
+        ("web", {"command": "("}, "no regular expression"),
+        ("web", {"unit": "x", "labels": {"a": 1}}, "mapping of text"),
+        ("web", {"unit": "x", "order": "first"}, "whole number"),
+    ],
+)
+def test_a_tree_that_makes_no_sense(name: str, body: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        trees.parse(name, body)
+
+
+def test_a_tree_by_its_pid_file(tmp_path: Path, config: Config) -> None:
+    file, mine = tmp_path / "pid", str(os.getppid())
+    table: dict[str, dict[str, Any]] = {"db": {"pid_file": str(file), "labels": {"a": "b"}, "order": 3}}
+    config = config.with_options(trees=table)
+    assert Registry(config).lookup("nobody") is None
+    with pytest.raises(NotFound, match="no PID file"):
+        Registry(config).lookup("db")
+    assert subjects.running(config) == []  # so it is left out, and named it is an error
+    for text in ("", "x", "0x1", "99999999999"):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="does not begin with a PID"):
+            trees.find(config, "db")
+    file.write_text(f"{mine}\nmore\n")
+    table["db"]["command"] = "no such command"
+    with pytest.raises(NotFound, match="does not match"):
+        trees.find(config, "db")
+    assert [(s.name, s.order) for s in subjects.chosen(config, ["db", "x", "db"])] == [("db", 3), ("x", 50)]
+
+
+# -- what was written down ---------------------------------------------------------------------------------
+
+
+def _noted(config: Config, items: list[Item], **values: Any) -> Record:
+    record = Record(items=items, **values)
+    maintenance.write(config, record)
+    return record
+
+
+def test_the_door(config: Config) -> None:
+    maintenance.check_open(config)
+    record = _noted(config, [Item("web", 50, root=(1, 2))], reason="a new kernel")
+    assert maintenance.read(config) == record
+    with pytest.raises(Conflict, match="a new kernel") as caught:
+        maintenance.check_open(config)
+    assert "maintenance end" in caught.value.hint
+    _noted(config, [], phase="over")
+    maintenance.check_open(config)
+    (Path(config.state_dir) / "maintenance.json").write_text("{")
+    with pytest.raises(Damaged):
+        maintenance.check_open(config)
+    maintenance.forget(config)
+    maintenance.check_open(config)
+
+
+@pytest.mark.parametrize(
+    ("known", "boot", "root", "state"),
+    [
+        (None, "", True, "waiting"),  # a tree that was not dumped, and runs
+        (None, "", False, "gone"),
+        ({"state": "running", "checkpoint": "old"}, "", False, "gone"),  # it ended of itself
+        ({"state": "checkpointed", "checkpoint": "new"}, "", False, "stored"),  # criuctl was killed, and did not see it
+        ({"state": "running", "checkpoint": "old"}, "another", False, "failed"),  # the host went down before its turn
+        ({"state": "running", "checkpoint": "new"}, "another", True, "stored"),  # after its snapshot; that PID is somebody else's
+    ],
+)
+def test_what_has_become_of_it(config: Config, known: dict[str, str] | None, boot: str, root: bool, state: str) -> None:
+    if known is not None:
+        Registry(config).put(SessionRecord("web", store="/s", boot_id=boot or boot_id(), pid=1 << 30, **known))  # type: ignore[arg-type]
+    me = ProcessIdentity.of(os.getpid())
+    item = Item("web", 50, before="old", root=(me.pid, me.start_time if root else 0))
+    record = _noted(config, [item], **({"boot_id": boot} if boot else {}))
+    maintenance.settle(config, record)
+    assert (item.state, item.checkpoint) == (state, "new" if state == "stored" else "")
+    if state == "failed":
+        error = maintenance.failure(item)
+        assert error is not None
+        assert (error.exit_code, "criuctl restore old" in error.hint) == (5, True)
+
+
+def test_three_tries_over_all_calls(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is counted before it is made; a call that was killed in the middle of one has made one."""
+    item = Item("web", 50, state="stored", checkpoint="c" * 32, store="/s", tries=1)
+    _noted(config, [item], phase="stored")
+    seen: list[int] = []
+
+    def restore(_config: Config, item: Item) -> batch.Work:
+        written = maintenance.read(config)
+        assert written is not None
+        seen.append(written.items[0].tries)
+
+        def work(_reporter: Reporter) -> dict[str, Any]:
+            raise RestoreFailed("no")
+
+        return work
+
+    monkeypatch.setattr(recovery, "_restore", restore)
+    for tries in ([2, 3], []):
+        seen.clear()
+        (told,) = recovery.end(config, jobs=2, pause=0, reporter=Reporter())
+        assert (told.state, told.tries, seen) == ("given-up", 3, tries)
+        assert told.to_dict()["findings"][0]["text"] == "no"
+        maintenance.check_open(config)
+    assert [i.state for i in recovery.end(config, jobs=1, abandon=True, reporter=Reporter())] == ["given-up"]
+    with pytest.raises(NotFound):
+        list(recovery.end(config, jobs=1, reporter=Reporter()))
+
+
+def test_what_this_host_has_lost(config: Config) -> None:
+    registry = Registry(config)
+    lives = {"lost": {}, "here": {"boot_id": boot_id()}, "never": {"checkpoint": ""}, "stored": {"state": "checkpointed"}}
+    for name, more in (lives | {"ended": {"incarnation": 3}, "restarted": {"incarnation": 4}}).items():
+        registry.put(SessionRecord(**{"name": name, "id": "i", "boot_id": "another", "checkpoint": "c", **more}))  # type: ignore[arg-type]
+    for name in ("ended", "restarted"):
+        folder = Path(config.state_dir) / "holders" / name
+        folder.mkdir(parents=True)
+        (folder / "ended.json").write_text(json.dumps({"id": "i", "incarnation": 3}))
+    assert [known.name for known in recovery.lost(config)] == ["lost", "restarted"]
+
+
+# -- at the boot --------------------------------------------------------------------------------------------
+
+
+def test_a_boot_has_it_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    control = (sys.executable, "-S", "-c", f"import sys; open({str(log)!r}, 'a').write(' '.join(sys.argv[1:]) + chr(10))")
+    places = timers.Places(tmp_path / "booted", tmp_path / "units", tmp_path / "cron.d", control)
+    monkeypatch.setattr(bootunit, "PLACES", places)
+    monkeypatch.setenv("CRIUCTL_STATE_DIR", f"{tmp_path}/100% state")
+
+    def call(*words: str, code: int = 0) -> dict[str, Any]:
+        assert main(["--json", "recover", *words]) == code, capsys.readouterr()
+        body: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return body
+
+    assert call("--install", code=13)["error"]["code"] == "platform"
+    places.cron.mkdir()
+    (path,) = map(Path, call("--install", "--all", "--store", "s3://bucket/x")["files"])
+    line = path.read_text().splitlines()[-1]
+    assert line.startswith("@reboot root CRIUCTL_STATE_DIR=")
+    assert line.endswith("--store s3://bucket/x recover --all --quiet")
+    assert "100\\% state" in line
+    assert call("--install", code=9)["error"]["code"] == "conflict"
+    assert call("--remove")["removed"] == [str(path)]
+    assert call("--remove", code=3)["error"]["code"] == "not-found"
+    places.booted.mkdir()
+    (path,) = map(Path, call("--install")["files"])
+    unit = path.read_text().splitlines()
+    assert {"Type=oneshot", "KillMode=process", "WantedBy=multi-user.target"} <= set(unit)
+    assert f'Environment="CRIUCTL_STATE_DIR={tmp_path}/100%% state"' in unit
+    assert log.read_text().splitlines() == ["daemon-reload", "enable --quiet criuctl-recover.service"]
+    call("--remove")
+    assert [*places.units.iterdir(), *places.cron.iterdir()] == []
