@@ -34,7 +34,8 @@ _FLAGS = ((1, "parent"), (2, "lazy"), (4, "present"))
 
 
 @contextmanager
-def _opened(config: Config) -> Iterator[tuple[str, Repository]]:
+def opened(config: Config) -> Iterator[tuple[str, Repository]]:
+    """The configured store, for one operation: its URL, and what is in it."""
     store = open_store(config.store, config)
     try:
         repository = Repository.open(store, config)
@@ -57,7 +58,7 @@ class Listing:
 def list_checkpoints(config: Config, session: str | None = None) -> Listing:
     """The checkpoints of the store, by session and number; `NoSuchCheckpoint` if `session` has none."""
     unreadable: list[DataError] = []
-    with _opened(config) as (_, repository):
+    with opened(config) as (_, repository):
         found = repository.list(session, unreadable=unreadable)
     if session is not None and not found and not unreadable:
         raise NoSuchCheckpoint(f"the store holds no checkpoint of a session named {session!r}")
@@ -138,7 +139,7 @@ def _look(config: Config, ref: str, maps: bool, reporter: Reporter) -> Shown:
         from .foreign import look
 
         return look(config, Path(ref), maps=maps, reporter=reporter)
-    with _opened(config) as (url, repository):
+    with opened(config) as (url, repository):
         manifest = repository.manifest(ref)
         found: dict[int, list[dict[str, Any]]] = {}
         if maps:
@@ -185,7 +186,7 @@ class Verified:
 
 def verify(config: Config, ref: str | None, *, reporter: Reporter) -> list[Verified]:
     """Read and check everything that a restore of `ref` would need; of every checkpoint if `ref` is None."""
-    with _opened(config) as (_, repository):
+    with opened(config) as (_, repository):
         unreadable: list[DataError] = []
         wanted = repository.list(unreadable=unreadable) if ref is None else [repository.resolve(ref)]
         verdicts = [_verdict(repository, summary, reporter) for summary in wanted]
@@ -226,7 +227,7 @@ def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[R
 
     A checkpoint that two of the REFs name is removed, and told, once.
     """
-    with _opened(config) as (_, repository):
+    with opened(config) as (_, repository):
         looked_up: list[Removal] = []
         seen: set[str] = set()
         for ref in refs:

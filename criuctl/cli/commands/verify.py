@@ -30,6 +30,51 @@ def _tried(trial: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _percent(_ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """``5%`` or ``5`` as a number."""
+    if value is None:
+        return None
+    try:
+        found = float(value.removesuffix("%"))
+    except ValueError:
+        found = -1.0
+    if not 0 < found <= 100:
+        raise click.BadParameter(f"{value!r} is not a part of 100, such as 5%", param=param)
+    return found
+
+
+def _sampled(sample: Mapping[str, Any]) -> str:
+    """What a sample found, for people."""
+    packs, amount = sample["packs"], sample["bytes"]
+    part = f"{packs['read']} of {plural(packs['of'], 'pack')} read, {size(amount['read'])} of {size(amount['of'])}"
+    lines = [f"{part}, chosen by seed {sample['seed']}; every manifest read", *_damage(sample)]
+    bad = [c for c in sample["checkpoints"] if not c["ok"]]
+    return "\n".join([*lines, f"{plural(len(sample['checkpoints']), 'checkpoint')}, {len(bad)} not sound"])
+
+
+def _damage(sample: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for pack in sample["damaged"]:
+        names = ", ".join(f"{printable(c['session'])}@{c['number']}" for c in pack["needed_by"])
+        lines.append(f"{printable(pack['error']['message'])}; needed by {names or 'no checkpoint'}")
+    told = {pack["object"] for pack in sample["damaged"]}
+    for one in sample["checkpoints"]:
+        if not one["ok"] and one["error"].get("object") not in told:
+            name = "unreadable" if one["id"] is None else f"{printable(one['session'])}@{one['number']}"
+            lines.append(f"{name}: {printable(one['error']['message'])}")
+    return lines
+
+
+def _sample(app: App, percent: float, seed: int | None) -> int:
+    from ...ops.sampling import verify_sample
+
+    with app.reporting() as reporter:
+        found = verify_sample(app.config, percent, seed=seed, reporter=reporter)
+    body = found.to_dict()
+    app.emit(body, lambda: _sampled(body), lambda: "\n".join(_damage(body)))
+    return worst(error.exit_code for error in found.errors)
+
+
 def _try(app: App, ref: str, probe: str | None, timeout: float) -> int:
     from ...ops.trial import trial
 
@@ -43,6 +88,7 @@ def _try(app: App, ref: str, probe: str | None, timeout: float) -> int:
     examples=[
         ("Is the newest checkpoint of web sound?", "criuctl verify web"),
         ("Check the whole store once a week, from cron:", "criuctl verify --all -q"),
+        ("A part of a large store each night, another one each time:", "criuctl verify --all --sample 5% -q"),
         ("Does it come back, and does it answer then?", "criuctl verify web --restore --probe 'curl -fsS localhost:8080'"),
     ],
     exits=[3, 4, 6, 7, 8, 10, 12, 13],
@@ -52,6 +98,13 @@ def _try(app: App, ref: str, probe: str | None, timeout: float) -> int:
     "ref", required=False, shell_complete=complete.checkpoint_ref, help="NAME, NAME@N, or the begin of a checkpoint's id."
 )
 @click.option("--all", "all_", is_flag=True, help="Check every checkpoint of the store, the sound after the damaged ones too.")
+@click.option(
+    "--sample",
+    metavar="N%",
+    callback=_percent,
+    help="With --all: read every manifest, but of the packs only this part, chosen at random.  [default: all]",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="With --sample: choose as the run did that told it.  [default: chance]")
 @click.option("--restore", "restore_", is_flag=True, help="Restore the checkpoint for a trial, and take everything away again.")
 @click.option(
     "--probe",
@@ -68,12 +121,26 @@ def _try(app: App, ref: str, probe: str | None, timeout: float) -> int:
     help="With --restore: how long the restore and the probe may take.",
 )
 @pass_app
-def verify(app: App, ref: str | None, all_: bool, restore_: bool, probe: str | None, timeout: float) -> int:
+def verify(
+    app: App,
+    ref: str | None,
+    all_: bool,
+    sample: float | None,
+    seed: int | None,
+    restore_: bool,
+    probe: str | None,
+    timeout: float,
+) -> int:
     """Reads everything that a restore of the checkpoint would need (manifest, images, memory, files), decrypts it and
     checks it against its checksums. Changes nothing.
 
     Ends with 8 when something is damaged, and names the object; with 7 when an object is missing or the store
     does not answer.
+
+    With --sample, each pack that a checkpoint needs has the same chance; those chosen are read once, whole, and checked (100% is
+    the fast way to check all of a store whose checkpoints have much in common). All
+    packs must be there, and all manifests are read. What is damaged is told with the checkpoints that need it; with --json:
+    `ok`, `seed`, `packs` and `bytes` (`read`, `of`), `damaged` (`object`, `error`, `needed_by`), `checkpoints`.
 
     With --restore it is restored for a trial, beside the living session: in PID, mount, network, IPC and UTS namespaces of its
     own, on a copy-on-write view of this host's files. The session, its lease, its files, its name and its connections are not
@@ -94,6 +161,12 @@ def verify(app: App, ref: str | None, all_: bool, restore_: bool, probe: str | N
         return _try(app, ref, probe, timeout)
     if probe is not None:
         raise click.UsageError("--probe goes with --restore")
+    if sample is not None:
+        if not all_:
+            raise click.UsageError("--sample goes with --all")
+        return _sample(app, sample, seed)
+    if seed is not None:
+        raise click.UsageError("--seed goes with --sample")
     from ...ops.inspect import verify as verify_checkpoints
 
     with app.reporting() as reporter:
