@@ -2,7 +2,7 @@
 
 import { h, svg } from "./dom.js";
 
-const WIDTH = 360, HEIGHT = 120, LEFT = 4, RIGHT = 4, TOP = 10, BOTTOM = 4;
+const WIDTH = 360, HEIGHT = 120, LEFT = 2, RIGHT = 54, TOP = 10, BOTTOM = 4;
 
 /** A round number that is not below `value`; `unit` is what the next larger unit has of the smaller one. */
 function ceiling(value, unit) {
@@ -27,10 +27,10 @@ export function bars({ title, points, show, kind, unit }) {
   const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / most);
   const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}, ${known.length} checkpoints` });
   for (const part of [1, 0.5]) {
-    drawing.append(svg("line", { class: "grid", x1: 0, x2: WIDTH, y1: y(most * part), y2: y(most * part) }));
-    drawing.append(svg("text", { class: "axis", x: WIDTH, y: y(most * part) - 3, "text-anchor": "end" }, show(most * part)));
+    drawing.append(svg("line", { class: "grid", x1: 0, x2: WIDTH - RIGHT + 6, y1: y(most * part), y2: y(most * part) }));
+    drawing.append(svg("text", { class: "axis", x: WIDTH, y: y(most * part) + 3, "text-anchor": "end" }, show(most * part)));
   }
-  drawing.append(svg("line", { class: "base", x1: 0, x2: WIDTH, y1: y(0), y2: y(0) }));
+  drawing.append(svg("line", { class: "base", x1: 0, x2: WIDTH - RIGHT + 6, y1: y(0), y2: y(0) }));
   points.forEach((point, i) => {
     const height = point.value ? Math.max(2, y(0) - y(point.value)) : 0;
     const x = LEFT + i * step;

@@ -59,7 +59,7 @@ export function sessionView(page, name, tab, about) {
   };
 }
 
-/** Ask now, again every `period` while the page is seen, and when the session changes; `show` fills the element. */
+/** Ask now, when the session changes, and every `period`, if there is one, while the page is seen; `show` fills the element. */
 function asked(element, question, show, { name, period }) {
   let over = false, timer = null, running = false, known = null;
   const again = async () => {
@@ -68,7 +68,7 @@ function asked(element, question, show, { name, period }) {
     running = true;
     try {
       const answer = await question();
-      if (!over) show(answer);
+      if (!over) show(answer, again);
     } catch (error) {
       if (!over) element.replaceChildren(trouble(error, again));
     }
@@ -99,9 +99,10 @@ function processes(content, name) {
 }
 
 function connectionsTab(content, name) {
-  return asked(content, () => get(`sessions/${named(name)}/connections`), (found) => {
-    content.replaceChildren(connections(found), h("p", { class: "quiet" }, "What a dump now would decide, by the rules of the configuration."));
-  }, { name, period: 10000 });
+  return asked(content, () => get(`sessions/${named(name)}/connections`), (found, again) => {
+    content.replaceChildren(connections(found), h("p", { class: "quiet" }, "What a dump now would decide, by the rules of the configuration. "),
+      h("button", { onclick: again }, "Look again"));
+  }, { name }); // not by itself: a peer may have to be asked what it speaks
 }
 
 function checkpointsTab(content, name) {

@@ -45,7 +45,7 @@ export function sessionsView(page, about) {
       h("span", { class: "name" }, h("b", {}, body.session), h("code", {}, command(body.command) || "–")),
       h("span", { class: "state" }, pill(body)),
       h("span", { class: "since", title: when(body.since) }, age(body.since)),
-      h("span", { class: "stored", "data-name": "last checkpoint" }, stored(body.session)),
+      h("span", { class: "stored", "data-name": "stored" }, stored(body.session)),
       h("span", { class: "more" }, body.home !== about.host && h("span", { class: "label" }, body.home), labels(body.labels)));
   }
 
@@ -71,7 +71,7 @@ export function sessionsView(page, about) {
         h("div", { class: "sessions" }, others.map(([name, body]) => h("a", { class: "row", href: `#/s/${named(name)}/checkpoints` },
           h("span", { class: "name" }, h("b", {}, name)), h("span", { class: "state" }, h("span", { class: "pill checkpointed" }, "stored")),
           h("span", { class: "since" }, h("small", {}, `by ${body.host}`)),
-          h("span", { class: "stored", "data-name": "last checkpoint" }, stored(name)), h("span", { class: "more" }, labels(body.labels)))))) : "");
+          h("span", { class: "stored", "data-name": "stored" }, stored(name)), h("span", { class: "more" }, labels(body.labels)))))) : "");
   }
 
   const changed = () => {
