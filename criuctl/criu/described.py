@@ -114,6 +114,11 @@ def areas(get: Images) -> dict[int, list[Area]]:
     return found
 
 
+def environments(get: Images) -> dict[int, tuple[int, int]]:
+    """PID -> where in its memory the environment is that it was started with: ``start <= address < end``."""
+    return {pid: (m.mm_env_start, m.mm_env_end) for pid in pids(get) for m in _read(get, f"mm-{pid}.img", "MM")}
+
+
 def tasks(get: Images) -> list[Task]:
     """The processes, the root first."""
     files = {entry.id: _path(entry) for entry in _read(get, "files.img", "FILES") if entry.HasField("reg")}

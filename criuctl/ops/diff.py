@@ -19,12 +19,12 @@ from ..checkpoint.repository import Repository
 from ..config import Config
 from ..criu import described
 from ..criu.described import Area
-from ..criu.pages import unpack_entries
 from ..errors import Damaged, PlatformError
 from ..report import Reporter
 from ..store import open_store
 from . import diffparts
-from .diffmemory import Region, Windows, compare, windows
+from .contents import Images, memory_windows
+from .diffmemory import Region, Windows, compare
 from .diffparts import Pairing, Part
 
 _IDENTITY = ("id", "number", "incarnation", "created", "labels")
@@ -142,13 +142,14 @@ class _Side:
     def __init__(self, manifest: Manifest, reader: CheckpointReader, reporter: Reporter) -> None:
         self.manifest = manifest
         self._reader = reader
+        self._images = Images(manifest, reader)
         self._reporter = reporter
 
     @cached_property
     def descriptors(self) -> dict[int, dict[int, described.OpenFile]]:
         """PID -> descriptor -> what it is; nothing where the images cannot be understood."""
         try:
-            return described.descriptors(self._image)
+            return described.descriptors(self._images.get)
         except (PlatformError, Damaged) as error:
             self._untold("descriptors are not compared", error)
             return {}
@@ -157,50 +158,18 @@ class _Side:
     def areas(self) -> dict[int, list[Area]]:
         """PID -> mappings by address; likewise."""
         try:
-            return described.areas(self._image)
+            return described.areas(self._images.get)
         except (PlatformError, Damaged) as error:
             self._untold("memory is told by address only", error)
             return {}
 
     def windows(self, image: MemoryImage) -> Windows:
         """The windows of one memory image; `Damaged`."""
-        try:
-            entries = unpack_entries(self._reader.read(image.entries))
-        except ValueError as error:
-            raise Damaged(f"page entries of image {image.id}: {error}") from error
-        return windows(entries, self._reader.extents(image.data))
+        return memory_windows(image, self._reader)
 
     def _untold(self, what: str, error: PlatformError | Damaged) -> None:
         m = self.manifest
         self._reporter.warning(f"{m.session.name}@{m.number}: {what}: {error.message}", error.hint)
-
-    @cached_property
-    def _places(self) -> dict[str, tuple[int, int]]:
-        """Where each image is in the stream of all: first byte, first byte behind it."""
-        found, position = {}, 0
-        for image in self.manifest.images:
-            found[image.name] = position, position + image.size
-            position += image.size
-        return found
-
-    @cached_property
-    def _chunks(self) -> list[tuple[int, bytes, int]]:
-        """The chunks of that stream: first byte, id, size."""
-        found, position = [], 0
-        for chunk, size in self._reader.entries(self.manifest.image_data):
-            found.append((position, chunk, size))
-            position += size
-        return found
-
-    def _image(self, name: str) -> bytes | None:
-        """One of CRIU's images; only its chunks are read, for among the others there may be large files."""
-        if name not in self._places:
-            return None
-        start, end = self._places[name]
-        wanted = [(at, chunk, size) for at, chunk, size in self._chunks if at < end and at + size > start]
-        contents = self._reader.some({chunk: size for _at, chunk, size in wanted})
-        data = b"".join(contents[chunk] for _at, chunk, _size in wanted)
-        return data[start - wanted[0][0] :][: end - start] if wanted else b""
 
 
 def _changed_bytes(reader: CheckpointReader, before: FileRecord, after: FileRecord) -> int:

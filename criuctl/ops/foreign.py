@@ -28,17 +28,23 @@ from ..checkpoint.manifest import (
 from ..config import Config
 from ..criu import described, plain
 from ..criu.pages import ENTRY, PAGE
+from ..errors import UsageError
 from ..report import Reporter
 from ..store.archive import MAGIC, ArchiveStore
+from .contents import environments
 from .inspect import Shown, page_entries
 
 _PAGEMAP = re.compile(r"pagemap-(?:(shmem)-)?(\d+)\.img")
 
 
-def look(config: Config, path: Path, *, maps: bool, reporter: Reporter) -> Shown:
+def look(config: Config, path: Path, *, maps: bool, env: bool = False, reporter: Reporter) -> Shown:
     """What the file or folder at `path` holds; `NoSuchCheckpoint`, `UnsupportedFormat`, `Damaged`, `KeyMissing`."""
     if _is_exported(path):
-        return _exported(config, path, maps, reporter)
+        return _exported(config, path, maps, env, reporter)
+    if env:
+        raise UsageError(
+            "environments are told of checkpoints of criuctl only", hint="They are in memory, which is not read here."
+        )
     images = plain.read(path)
     runs = {name: described.page_runs(images.get, name) for name in images.images if _PAGEMAP.fullmatch(name)}
     memory = [_memory(name, sum(pages for _address, pages, _flags in found)) for name, found in sorted(runs.items())]
@@ -54,7 +60,7 @@ def _is_exported(path: Path) -> bool:
     return False
 
 
-def _exported(config: Config, path: Path, maps: bool, reporter: Reporter) -> Shown:
+def _exported(config: Config, path: Path, maps: bool, env: bool, reporter: Reporter) -> Shown:
     with path.open("rb") as file:
         archive = ArchiveStore.verified(file.fileno(), str(path))
         with ExportedCheckpoint.unlock(archive, config, Key()) as exported:
@@ -62,7 +68,7 @@ def _exported(config: Config, path: Path, maps: bool, reporter: Reporter) -> Sho
             reader = exported.reader(reporter)
             size = manifest.host.page_size
             found = {i: page_entries(reader.read(m.entries), size) for i, m in enumerate(manifest.memory)} if maps else {}
-            return Shown(manifest, str(path), found)
+            return Shown(manifest, str(path), found, environments=environments(manifest, reader) if env else None)
 
 
 def _manifest(images: plain.PlainImages, memory: list[MemoryImage]) -> Manifest:

@@ -9,7 +9,7 @@ a whole (unreachable, denied, wrong key) ends the operation.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ from . import events
 from .registry import Registry
 
 if TYPE_CHECKING:
+    from .contents import Variables
     from .predicates import Verdict
 
 # One entry of a memory image's list: address, pages, flags as CRIU's page server sends them.
@@ -72,6 +73,8 @@ class Shown:
     manifest: Manifest
     store: str
     maps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # by index into manifest.memory
+    environments: dict[int, Variables] | None = None  # by the tree's own PIDs
+    values: bool = False  # of variables, too
     predicates: tuple[Verdict, ...] = ()  # what has become of what it requires, as far as no command must be run for it
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +92,7 @@ class Shown:
         for record in body["files"]:
             data = record.pop("data", None)
             files.append({**record, "carried": data is not None})
-        return {
+        told = {
             "id": m.id,
             "session": m.session.name,
             "session_id": m.session.id,
@@ -121,24 +124,39 @@ class Shown:
             "hooks": body["hooks"],
             "warnings": body["warnings"],
         }
+        return told if self.environments is None else {**told, "environments": self._environments(self.environments)}
+
+    def _environments(self, found: Mapping[int, Variables]) -> list[dict[str, Any]]:
+        return [
+            {
+                "pid": p.pid,
+                "variables": [{"name": name, "value": value if self.values else None} for name, value in found[p.ns_pid]],
+            }
+            for p in self.manifest.processes
+            if p.ns_pid in found
+        ]
 
 
-def show(config: Config, ref: str, *, maps: bool = False, reporter: Reporter | None = None) -> Shown:
-    """The manifest of `ref`; with `maps` also which addresses of each address space are stored.
+def show(
+    config: Config, ref: str, *, maps: bool = False, env: bool = False, values: bool = False, reporter: Reporter | None = None
+) -> Shown:
+    """The manifest of `ref`; with `maps` also which addresses of each address space are stored, with `env` the environments.
+
+    Of those the `values`, among which secrets are, are told only if asked for.
 
     With a slash in it, `ref` is the path of something that is in no store: see `foreign`.
     """
     from . import predicates
 
-    found = _look(config, ref, maps, reporter or Reporter())
-    return replace(found, predicates=tuple(predicates.verdicts(config, found.manifest, run=False)))
+    found = _look(config, ref, maps, env, reporter or Reporter())
+    return replace(found, values=values, predicates=tuple(predicates.verdicts(config, found.manifest, run=False)))
 
 
-def _look(config: Config, ref: str, maps: bool, reporter: Reporter) -> Shown:
+def _look(config: Config, ref: str, maps: bool, env: bool, reporter: Reporter) -> Shown:
     if "/" in ref:
         from .foreign import look
 
-        return look(config, Path(ref), maps=maps, reporter=reporter)
+        return look(config, Path(ref), maps=maps, env=env, reporter=reporter)
     with opened(config) as (url, repository):
         manifest = repository.manifest(ref)
         found: dict[int, list[dict[str, Any]]] = {}
@@ -146,7 +164,11 @@ def _look(config: Config, ref: str, maps: bool, reporter: Reporter) -> Shown:
             reader = repository.reader(reporter)
             for i, image in enumerate(manifest.memory):
                 found[i] = page_entries(reader.read(image.entries), manifest.host.page_size)
-        return Shown(manifest, url, found)
+        if not env:
+            return Shown(manifest, url, found)
+        from .contents import environments
+
+        return Shown(manifest, url, found, environments=environments(manifest, repository.reader(reporter)))
 
 
 def page_entries(packed: bytes, page_size: int) -> list[dict[str, Any]]:

@@ -101,11 +101,40 @@ def _predicates(body: Body) -> str:
     return facts((f"{p['kind']}:{printable(p['argument'])}", f"{p['state']}  {printable(p['why'])}") for p in body["predicates"])
 
 
+def _env(body: Body) -> str:
+    commands = {p["pid"]: " ".join(printable(word) for word in p["argv"] or [p["command"]]) for p in body["processes"]}
+    parts = []
+    for one in body["environments"]:
+        lines = [f"{printable(v['name'])}={'***' if v['value'] is None else printable(v['value'])}" for v in one["variables"]]
+        parts.append("\n".join([f"{one['pid']} {commands[one['pid']]}", *(f"  {line}" for line in lines or ["nothing"])]))
+    return "\n".join(parts) or "none"
+
+
+def _terminals(body: Body) -> str:
+    columns = (Column("terminal"), Column("size"), Column("held by"), Column("leader"), Column("master"), Column("state"))
+    rows = []
+    for t in body["terminals"]:
+        words = [
+            "line by line" if t["canonical"] else "raw",
+            "echo" if t["echo"] else "no echo",
+            "stopped" if t["stopped"] else "",
+        ]
+        typed = size(t["input"]["size"]) if t["input"] is not None else ""
+        words.append(f"{typed} typed and not read" if typed else "")
+        holders = ", ".join(f"{pid}:{fd}" for pid, fd in t["holders"])
+        leader = str(t["leader"] or ("outside" if t["led_outside"] else "none"))
+        room = f"{t['columns']}x{t['rows']}"
+        rows.append((printable(t["path"] or "?"), room, holders, leader, printable(t["master"]), ", ".join(filter(None, words))))
+    return table(columns, rows) if rows else "none"
+
+
 _SECTIONS: Mapping[str, Callable[[Body], str]] = {
     "tree": _tree,
     "files": _files,
     "connections": _connections,
     "maps": _maps,
+    "env": _env,
+    "terminals": _terminals,
 }
 
 
@@ -134,6 +163,7 @@ def _only(body: Body, sections: Sequence[str]) -> str:
     examples=[
         ("All about the newest checkpoint of web:", "criuctl show web"),
         ("Its processes only, of the third checkpoint:", "criuctl show web@3 --tree"),
+        ("Was it started with a proxy, and which?", "criuctl show web --env --values | grep -i proxy"),
         ("What is in an exported file, or a podman archive?", "criuctl show ./web.criuctl"),
         ("For a script:", "criuctl show web --json | jq .processes[].argv"),
     ],
@@ -149,20 +179,27 @@ def _only(body: Body, sections: Sequence[str]) -> str:
 @click.option("--files", is_flag=True, help="Show all files only: those the tree has open or mapped, and those taken along.")
 @click.option("--connections", is_flag=True, help="Show all connections only, those inside the tree too.")
 @click.option("--maps", is_flag=True, help="Show which memory is stored, address by address.")
+@click.option("--env", is_flag=True, help="Show the variables that each process was started with, without their values.")
+@click.option("--values", is_flag=True, help="With --env: their values, too. There may be passwords among them.")
+@click.option("--terminals", is_flag=True, help="Show the terminals only: who holds them, their modes, what was typed ahead.")
 @pass_app
 def show(app: App, /, ref: str, **only: bool) -> int:
     """Shows what a checkpoint holds: where and when it was taken, its processes, sizes, namespaces, connections and
-    files. Reads the manifest, not the memory; `criuctl verify` reads all.
+    files. Reads the manifest, not the memory (but for --env); `criuctl verify` reads all.
 
     A REF with a slash names what is in no store: a file of criuctl export (its key is looked for as by import), a folder of
     CRIU's images, or a podman checkpoint archive. Of the latter two is told what their images tell; criuctl cannot
     restore them.
 
-    With --json everything is printed, whatever sections are asked for; memory maps are in it under --maps.
+    With --json everything is printed, whatever sections are asked for; memory maps are in it under --maps, environments
+    (`environments`: `pid`, `variables` with `name` and `value`) under --env, where a value is null unless --values is given.
+    The environment of a process is read out of its memory: as it was started, not what it has set since.
     """
     from ...ops.inspect import show as show_checkpoint
 
     sections = [name for name in _SECTIONS if only[name]]
-    body = show_checkpoint(app.config, ref, maps=only["maps"]).to_dict()
+    if only["values"] and not only["env"]:
+        raise click.UsageError("--values goes with --env")
+    body = show_checkpoint(app.config, ref, maps=only["maps"], env=only["env"], values=only["values"]).to_dict()
     app.emit(body, lambda: _only(body, sections), brief=lambda: str(body["id"]))
     return 0

@@ -29,6 +29,7 @@ from criuctl.checkpoint.manifest import (
     MemoryImage,
     ProcessRecord,
     SessionRef,
+    TerminalRecord,
 )
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
@@ -84,6 +85,17 @@ class Place:
                     images=(ImageFile("core-10.img", 8),),
                     image_data=writer.stream("images"),
                     memory=(MemoryImage("task", 10, 1, writer.stream("entries"), writer.stream("memory")),),
+                    terminals=(
+                        TerminalRecord(
+                            path="/dev/pts/3",
+                            master="outside",
+                            holders=((10, 0), (10, 1)),
+                            leader=10,
+                            rows=24,
+                            columns=80,
+                            echo=False,
+                        ),
+                    ),
                     connections=(
                         ConnectionRecord(
                             10, 3, protocol="tcp", local="10.0.0.1:80", peer="10.0.0.2:5", external=True, policy="hangup"
@@ -196,6 +208,9 @@ def test_show_tells_people_and_programs_the_same(place: Place) -> None:
     assert place("show", "web@-1", "--tree").stdout == "10 web --port 80  [3 threads]\n`- 11 worker\n"
     assert "inside the tree" in place("show", "web", "--connections").stdout
     assert "/usr/bin/web" in place("show", "web", "--files").stdout
+    assert re.search(
+        r"/dev/pts/3 +80x24 +10:0, 10:1 +10 +outside +line by line, no echo", place("show", "web", "--terminals").stdout
+    )
     assert "7f0000000000  4.0 KiB  lazy present" in place("show", "web", "--maps").stdout
     maps = place.json("show", "web", "--maps")["memory"][0]["maps"]
     assert maps == [{"address": 0x7F0000000000, "pages": 1, "bytes": 4096, "flags": ["lazy", "present"]}]
