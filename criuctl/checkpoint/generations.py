@@ -252,12 +252,12 @@ class Changer:
             self._store.put(text.NAME, newest.texts[0].data)
 
     def _see_config(self, current: Current) -> None:
-        """On a server that replaces an object by removing it first, ``config`` stays what it is."""
+        """On a server that may replace an object by removing it first, ``config`` stays what it is."""
         found, _gone = read(self._store, [text.NAME])
         if any(slot not in current.slots for slot in union(found)):
             self.warnings.append(
-                "this server cannot replace an object safely, so the object `config` goes on holding the slots that the store "
-                "was made with: whoever has a removed key of those and reads it can open the store, though criuctl refuses to"
+                "the store has no conditional writes, so nothing in it is replaced, and the object `config` goes on holding the "
+                "slots that it was made with: whoever has a removed key of those and reads it can open it, if not by criuctl"
             )
 
 
