@@ -227,7 +227,9 @@ class Supervisor:
         post.reporter.warnings = []
         try:
             with post.working():
-                result = dump(post.config, record.name, reporter=post.reporter, leave_running=True, labels={})
+                result = dump(
+                    post.config, record.name, reporter=post.reporter, leave_running=True, with_files=post.wishes.with_files
+                )
         except HomeLost:
             return False
         except CriuctlError as error:
@@ -323,7 +325,7 @@ class Supervisor:
             while post.lives() is None:
                 head: Head | None = None
                 try:
-                    repository = repository or stack.enter_context(post.repository())
+                    repository = repository or stack.enter_context(post.repository(post.wishes.lease / 4))
                     head = leases.read_head(repository, post.name)
                     blind = False
                 except (StoreError, DataError, Conflict) as error:

@@ -36,6 +36,7 @@ class Wishes:
     on_step: bool = False
     max_loss: float = 0.0
     keep_last: int = 0
+    with_files: tuple[str, ...] = ()
     standby: bool = False
     restart: Restart = "on-failure"
     max_restores: int = 3
@@ -72,9 +73,12 @@ class Post:
         return record if record is not None and record.alive() else None
 
     @contextmanager
-    def repository(self) -> Iterator[Repository]:
-        """The store, opened for a while."""
-        with open_store(self.config.store, self.config) as store, Repository.open(store, self.config) as repository:
+    def repository(self, patience: float | None = None) -> Iterator[Repository]:
+        """The store, opened for a while; with `patience` (seconds) an answer is waited for so long, and not asked for again."""
+        config = self.config
+        if patience is not None:
+            config = config.with_options(s3_retries=1, s3_timeout=min(config.s3_timeout, max(1.0, patience)))
+        with open_store(config.store, config) as store, Repository.open(store, config) as repository:
             yield repository
 
     @contextmanager

@@ -85,6 +85,12 @@ def event_line(event: Mapping[str, Any]) -> str:
 @click.option(
     "--keep-last", type=click.IntRange(min=2), metavar="N", help="After each snapshot keep the N newest only.  [default: all]"
 )
+@click.option(
+    "--with-files",
+    multiple=True,
+    metavar="PATH",
+    help="Take along what is in this file, or in all files of this folder; may be repeated.  [default: by configuration]",
+)
 @click.option("--standby", is_flag=True, help="Only watch the host where it lives; begin nothing by itself.")
 @click.option(
     "--restart",
@@ -124,6 +130,7 @@ def supervise(
     on_step: bool,
     max_loss: str | None,
     keep_last: int | None,
+    with_files: tuple[str, ...],
     standby: bool,
     restart: str,
     max_restores: int,
@@ -172,6 +179,7 @@ def supervise(
         on_step=on_step,
         max_loss=span(max_loss),
         keep_last=keep_last or 0,
+        with_files=with_files,
         standby=standby,
         restart=restart,  # type: ignore[arg-type]  # click has checked it
         max_restores=max_restores,

@@ -1,0 +1,185 @@
+"""`criuctl supervise`: what dies comes back, from the newest good checkpoint, on this host or on another; but not for ever.
+
+Two homes on this machine: each has a name in the leases, state and run folders of its own, and the store in common.  Hosts that
+are lost as a whole are in ``tests/hosts/test_supervise_hosts.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import oracle
+from support.command import Home
+from support.hooking import HookFolder
+from support.keeper import Keeper, start_time, wait_until
+from support.operating import Operators
+from support.supervising import COUNTER, PATIENCE, Supervised
+
+pytestmark = pytest.mark.integration
+
+Homes = Callable[[str], Operators]
+QUICK = ("--backoff", "0.01s", "--lease", "2s")
+
+
+@pytest.fixture
+def homes(keeper: Keeper, home: Home) -> Iterator[Homes]:
+    """Makes homes by name; their supervisors, and then their sessions, are ended before the leak guard looks."""
+    made: list[Operators] = []
+
+    def make(name: str) -> Operators:
+        own = replace(home, path=home.path / name, run=home.run / name)
+        for folder in (own.path, own.run):
+            folder.mkdir(mode=0o700)
+        operators = Operators(keeper, own)
+        operators.store = home.path / "store"
+        operators.extra |= {"CRIUCTL_HOST_ID": name, "CRIUCTL_KEY_DIR": str(home.path / "keys")}
+        made.append(operators)
+        return operators
+
+    yield make
+    for operators in made:
+        for running in operators.running:
+            running.kill(signal.SIGTERM)
+            running.wait(PATIENCE)
+    for operators in made:
+        operators.close()
+
+
+def supervise(operators: Operators, *options: str) -> Supervised:
+    """Begin to look after `web`."""
+    return Supervised(operators.start("supervise", "web", *QUICK, *options))
+
+
+def counting(operators: Operators) -> Path:
+    """The session `web`, which counts into the file whose path this is."""
+    program, out = operators.home.path / "counter.py", operators.home.path / "counted"
+    program.write_text(COUNTER)
+    operators("run", "-d", "--name", "web", "--", sys.executable, "-S", program, out)
+    wait_until(lambda: out.exists() and out.stat().st_size, PATIENCE, "it counts")
+    return out
+
+
+def running(operators: Operators) -> list[str]:
+    """The sessions that run there."""
+    return [session["session"] for session in operators("ls") if session["state"] == "running"]
+
+
+def kill(pid: int) -> None:
+    """As the kernel does it when memory runs out."""
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: oracle.stat_of(pid)[:1] in ([], ["Z"], ["X"]), PATIENCE, f"{pid} is dead")
+
+
+def test_each_kill_costs_no_more_than_what_came_after_the_newest_snapshot(homes: Homes) -> None:
+    """A kill by an operator is another matter; and so is one of the supervisor."""
+    a = homes("a")
+    out = counting(a)
+    watch = supervise(a, "--every", "0.4s", "--stable-after", "0.01s", "--keep-last", "2")
+    pid = watch.wait("home")["pid"]
+    for round_ in range(1, 3):
+        watch.wait("snapshot", 2, lambda event: event["sequence"] > watch.events("home")[-1]["sequence"])
+        kill(pid)
+        back = watch.wait("recovered", round_)
+        stored = [event for event in watch.events("snapshot") if event["sequence"] < back["sequence"]]
+        assert back["checkpoint"] == stored[-1]["checkpoint"]
+        assert (back["incarnation"], back["passed_over"]) == (round_ + 1, [])
+        assert back["recovered_ms"] >= back["restore_ms"] > 0 and back["lost_s"] >= 0
+        pid = watch.wait("home", round_ + 1)["pid"]
+        assert pid == back["pid"] == a("status", "web")["pid"]
+    assert {event["exit_signal"] for event in watch.events("died")} == {signal.SIGKILL}
+    size = out.stat().st_size
+    wait_until(lambda: out.stat().st_size > size, PATIENCE, "it counts on")
+    assert len(a("list", "web")) <= 3
+    # One supervisor of a session at a time; when it is killed, the next goes on where it was.
+    second = a("supervise", "web", check=False)
+    assert (second["exit_code"], second["error"]["code"]) == (9, "conflict")
+    watch.stop(signal.SIGKILL)
+    newest = a("list", "web")[-1]["id"]
+    again = supervise(a, "--every", "1h")
+    assert again.wait("home")["pid"] == pid
+    kill(pid)
+    assert again.wait("recovered")["checkpoint"] == newest and again.events("snapshot") == []
+    assert again.stop() == 0
+    assert again.events("stopped")[-1]["runs"] and a("status", "web")["state"] == "running"
+    third = supervise(a, "--every", "1h")
+    third.wait("snapshot")  # of this life there is none yet
+    a("kill", "web", "--timeout", "0")
+    assert third.command.process.wait(PATIENCE) == 0
+    assert [event["by"] for event in third.events("ended")] == ["killed"]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_a_crash_loop_ends(homes: Homes) -> None:
+    a = homes("a")
+    out = counting(a)
+    hooks = HookFolder(a.home.path / "hooks")
+    hooks.noting("gave-up")
+    watch = supervise(a, "--every", "1h", "--max-restores", "2", "--stable-after", "1h")
+    good = watch.wait("snapshot")["checkpoint"]
+    packs = set(a.store.glob("packs/*/*"))
+    damaged = a("snapshot", "web")[0]["checkpoint"]
+    for pack in set(a.store.glob("packs/*/*")) - packs:
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 3 : len(data) // 3 * 2] = os.urandom(len(data) // 3 * 2 - len(data) // 3)
+        pack.write_bytes(data)
+    kill(a("status", "web")["pid"])
+    back = watch.wait("recovered")
+    assert (back["checkpoint"], back["passed_over"]) == (good, [damaged])
+    assert watch.wait("passed-over")["error"]["exit_code"] == 8
+    watch.wait("home", 2)
+    # From now on it ends by itself as soon as it is back: the restore above was the first that came to nothing.
+    Path(f"{out}.end").write_text("3")
+    assert watch.command.process.wait(PATIENCE) == 6
+    assert [event.get("exit_code") for event in watch.events("died")] == [None, 3, 3]
+    gave_up = watch.events("gave-up")[-1]
+    assert (gave_up["failures"], gave_up["error"]["code"]) == (2, "gave-up")
+    assert len(watch.events("recovered")) == 2
+    (told,) = hooks.told("gave-up")
+    assert told["session"] == "web" and told["error"]["code"] == "gave-up"
+    # What nobody wants back is over.
+    Path(f"{out}.end").unlink()
+    a("restore", good)
+    last = supervise(a, "--every", "1h", "--restart", "never")
+    last.wait("home")
+    Path(f"{out}.end").write_text("3")
+    assert last.command.process.wait(PATIENCE) == 0
+    assert [event["exit_code"] for event in last.events("ended")] == [3]
+
+
+def test_of_two_standbys_one_takes_over_and_the_old_home_is_fenced(homes: Homes) -> None:
+    """Its supervisor is gone, its session runs on: for the others it is lost, until it is back."""
+    a, b, c = homes("a"), homes("b"), homes("c")
+    counting(a)
+    home = supervise(a, "--every", "1h", "--lease", "1h")
+    stored = home.wait("snapshot")["checkpoint"]
+    others = {"b": supervise(b, "--lease", "16s"), "c": supervise(c, "--lease", "16s", "--standby")}
+    for other in others.values():
+        other.wait("standby")
+    assert home.stop() == 0  # the lease does not run out any more
+    home = supervise(a, "--every", "1h", "--lease", "2s")
+    stale = home.wait("home")["pid"]
+    home.stop(signal.SIGKILL)
+
+    def winners() -> list[str]:
+        return [name for name, other in others.items() if other.events("recovered")]
+
+    wait_until(winners, PATIENCE, "somebody has taken over")
+    (winner,) = winners()
+    loser = "c" if winner == "b" else "b"
+    back = others[winner].wait("recovered")
+    assert (back["checkpoint"], back["incarnation"], back["from_host"]) == (stored, 2, os.uname().nodename)
+    assert back["recovered_ms"] >= 2000 and others[winner].events("lease-expired")[-1]["silent_s"] >= 2
+    assert start_time(stale) is not None
+    home = supervise(a, "--every", "1h")
+    fenced = home.wait("fenced")
+    assert (fenced["done"], "taken over" in fenced["text"]) == ("ended", True)
+    home.wait("standby")
+    assert start_time(stale) is None
+    assert [name for name, other in (("a", a), ("b", b), ("c", c)) if running(other)] == [winner]
+    assert others[loser].events("recovered") == [] and others[loser].command.process.poll() is None
+    assert start_time(others[winner].wait("home")["pid"]) is not None
