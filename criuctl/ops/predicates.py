@@ -138,6 +138,8 @@ def examine(config: Config, manifest: Manifest, *, force: bool = False) -> list[
 
 def verdicts(config: Config, manifest: Manifest, *, run: bool = True) -> Iterator[Verdict]:
     """What has become of each predicate; without `run` no command is run."""
+    if not manifest.predicates:
+        return
     allowed = {(kind, argument) for _, rules in configured(config) for kind, argument in rules if kind in RUN}
     for record in manifest.predicates:
         if record.kind in RUN and not run:
@@ -261,4 +263,7 @@ def _key(config: Config, *, make: bool) -> bytes:
             os.link(temporary, path)  # whoever was first
     finally:
         temporary.unlink(missing_ok=True)
-    return path.read_bytes()
+    key = path.read_bytes()
+    if len(key) != 32:
+        raise PreflightRefused(f"{path} is damaged", hint="Remove it; commands noted under it are then no longer this host's.")
+    return key

@@ -20,7 +20,7 @@ import fnmatch
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -119,7 +119,7 @@ def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Tri
     store = open_store(config.store, config)
     repository = _Unclaimed.open(store, config)
     manifest = repository.manifest(ref)
-    _check_memory(manifest)
+    _check(manifest, read_only)
     began = time.monotonic()
     try:
         result = restore(
@@ -152,8 +152,15 @@ def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Tri
     )
 
 
-def _check_memory(manifest: Manifest) -> None:
-    """The tree's memory, and a copy of each file that it writes to, must fit."""
+def _check(manifest: Manifest, read_only: Sequence[str]) -> None:
+    """What the tree writes to must lie where it can be written; its memory, and a copy of each such file, must fit."""
+    for file in manifest.files:
+        place = next((p for p in read_only if file.path == p or file.path.startswith(f"{p.rstrip('/')}/")), None)
+        if place is not None and file.kind in ("written", "carried"):
+            raise PreflightRefused(
+                f"a trial would have to write to {file.path}, and no copy-on-write view of {place} can be had",
+                hint="Try it on another host that has the store, or with the files on a file system that overlayfs can cover.",
+            )
     copied = [f.size for f in manifest.files if f.kind in ("written", "carried") or f.data is not None]
     needed = sum(copied) + sum(image.data.size for image in manifest.memory)
     free = available_memory()

@@ -2,9 +2,9 @@
 
 `run` forks, and the work goes on in PID, mount, IPC and UTS namespaces of its own.  There `enter` covers every file system with
 an overlay whose upper layer is in memory: what is written, removed, renamed or bound to a name is so in there alone.  Sockets
-and FIFOs of this host are other ones in there: nobody of this host is at their other end.  What no overlay can cover is
-bound read-only; it is told which.  The network is this host's, for whoever works in there may need a store; what it
-starts should get another one.
+and FIFOs of this host are other ones in there: nobody of this host is at their other end, and its terminals are not there.
+What no overlay can cover is bound read-only; it is told which.  The network is this host's, for whoever works in there may
+need a store; what it starts should get another one.
 
 What is not isolated: devices, the kernel's own settings, the clock.
 
@@ -43,7 +43,7 @@ _FLAGS = {"ro": _RDONLY, "nosuid": _NOSUID, "nodev": _NODEV, "noexec": _NOEXEC}
 # The kernel's own file systems: an overlay of one would be another thing, or is refused.
 _KERNEL = frozenset(
     (
-        *("sysfs", "cgroup", "cgroup2", "devpts", "mqueue", "bpf", "tracefs", "debugfs", "securityfs", "pstore", "configfs"),
+        *("sysfs", "cgroup", "cgroup2", "mqueue", "bpf", "tracefs", "debugfs", "securityfs", "pstore", "configfs"),
         *("fusectl", "efivarfs", "binfmt_misc", "hugetlbfs", "nsfs", "rpc_pipefs", "selinuxfs", "smackfs", "resctrl", "nfsd"),
     )
 )
@@ -197,12 +197,15 @@ def _enter() -> list[str]:
         target = new + (mount.point if mount.point != "/" else "")
         if mount.kind == "proc":
             _mount("proc", target, "proc", flags=_NOSUID | _NODEV | _NOEXEC)
+        elif mount.kind == "devpts":
+            _mount("devpts", target, "devpts", flags=_NOSUID | _NOEXEC, options="newinstance,ptmxmode=0666,mode=0620,gid=5")
         elif mount.kind == "autofs":
             continue  # what is mounted by it is there by itself
         elif mount.kind in _KERNEL:
-            _bind(mount, target, writable=mount.kind == "devpts")
+            _bind(mount, target)
         elif not _covered(mount, target, f"{_STAGE}/{number}"):
-            _bind(mount, target, writable=False)
+            with suppress(OSError):  # somebody's FUSE that we may not enter: then it is empty in here
+                _bind(mount, target)
             read_only.append(mount.point)
     for mount in mounts:
         os.close(mount.fd)
@@ -241,7 +244,10 @@ def _mount_id(fd: int) -> int:
 
 def _covered(mount: _Mount, target: str, layers: str) -> bool:
     """Lay an overlay over it; False where that cannot be."""
-    status = os.stat(mount.source)
+    try:
+        status = os.stat(mount.source)
+    except OSError:
+        return False
     if not stat.S_ISDIR(status.st_mode):
         return stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST_FILE and _copied(mount, status, target, layers)
     os.mkdir(layers)
@@ -268,10 +274,9 @@ def _copied(mount: _Mount, status: os.stat_result, target: str, copy: str) -> bo
     return True
 
 
-def _bind(mount: _Mount, target: str, *, writable: bool) -> None:
+def _bind(mount: _Mount, target: str) -> None:
     _mount(mount.source, target, flags=_BIND)
-    if not writable:
-        _mount("none", target, flags=_BIND | _REMOUNT | _RDONLY | mount.flags)
+    _mount("none", target, flags=_BIND | _REMOUNT | _RDONLY | mount.flags)
 
 
 def _mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
