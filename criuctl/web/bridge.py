@@ -7,10 +7,11 @@ the size of the session's window; whoever types takes the lease, and then the pa
 To the page: binary frames, 8 bytes of offset (big-endian) and the output behind it; text frames, JSON objects: the holder's
 events as they are (``event``), and our own (``type``): ``hello``, ``screen`` (the terminal is to be reset to this size; what
 follows draws it), ``attached``, ``refused``, ``ended`` (the session is over, this was its last screen) and ``gone``.  From the
-page: binary frames are what was typed; text frames ``{"op": "resize", "rows", "cols"}`` and ``{"op": "yield"}``.
+page: binary frames are what was typed; text frames ``{"op": "resize", "rows", "cols"}``, ``{"op": "yield"}``, and
+``{"op": "shown", "bytes"}``: so much output more is on the screen.
 
-A slow page holds up nobody: while its socket takes nothing, nothing is read from the holder, which skips ahead for us (a gap),
-and the screen is drawn anew.
+A slow page holds up nobody: while it has not shown what it was sent (a browser takes everything, and keeps it), nothing is read
+from the holder, which skips ahead for us if need be (a gap), and the screen is drawn anew.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ _PIECE = 16 << 10
 _MAX_UNANSWERED = 64 << 10  # bytes on their way: less than a socket takes, so that sending never blocks
 _MAX_TYPED = 1 << 20  # bytes that wait here; a paste that is larger is refused
 _MAX_MESSAGE = 1 << 20
+_MAX_AHEAD = 1 << 20  # bytes of output that the page has not shown yet
 _QUIET = 0.2  # seconds without output after a gap, until the screen is drawn again
 _OVER = ("exited", "lost")
+_NUMBERS = {"resize": ("rows", "cols"), "shown": ("bytes",)}  # what the page's requests hold
 
 
 async def terminal(request: web.Request) -> web.WebSocketResponse:
@@ -90,6 +93,8 @@ class Bridge:
         self._unanswered: dict[int, int] = {}  # request -> bytes on their way to the session's terminal
         self._position = 0
         self._redraw_at: float | None = None
+        self._ahead = 0
+        self._room = asyncio.Event()  # the page is not too far behind
 
     async def run(self, *, take: bool) -> None:
         """Until the page leaves or the holder is gone."""
@@ -156,6 +161,9 @@ class Bridge:
 
     async def _from_holder(self) -> None:
         while True:
+            while self._ahead > _MAX_AHEAD:
+                self._room.clear()
+                await self._room.wait()
             if not self._session.pending and not await self._readable():
                 await self._restore_screen()
                 continue
@@ -199,6 +207,7 @@ class Bridge:
 
     async def _output(self, offset: int, data: bytes) -> None:
         for at in range(0, len(data), _MAX_MESSAGE):
+            self._ahead += min(_MAX_MESSAGE, len(data) - at)
             await self._socket.send_bytes((offset + at).to_bytes(8, "big") + data[at : at + _MAX_MESSAGE])
 
     async def _tell(self, message: dict[str, Any]) -> None:
@@ -233,14 +242,18 @@ class Bridge:
         try:
             wish = json.loads(text)
             op = wish["op"]
-            size = {key: int(wish[key]) for key in ("rows", "cols")} if op == "resize" else {}
+            numbers = {key: max(0, int(wish[key])) for key in _NUMBERS.get(op, ())}
         except (ValueError, TypeError, KeyError):
             await self._tell({"type": "refused", "error": {"code": "bad-request", "message": "no such request", "hint": ""}})
+            return
+        if op == "shown":
+            self._ahead = max(0, self._ahead - numbers["bytes"])
+            self._room.set()
             return
         async with self._turn:
             # The size of who does not write is nobody's business; the holder would refuse it.
             if op == "resize" and self._mine:
-                self._session.submit("resize", rows=size["rows"], cols=size["cols"])
+                self._session.submit("resize", rows=numbers["rows"], cols=numbers["cols"])
             elif op == "yield" and self._mine:
                 self._session.submit("lease-yield")
 

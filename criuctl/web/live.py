@@ -58,8 +58,10 @@ class Live:
         while self._listeners:
             try:
                 message: dict[str, Any] = {"sessions": await self._desk.off(sessions.sessions, self._desk.config)}
-            except CriuctlError as error:
-                message = {"error": error.to_dict()}
+            except Exception as error:  # told to the pages, which ask again as long as they are open
+                message = {
+                    "error": error.to_dict() if isinstance(error, CriuctlError) else {"message": f"a bug in criuctl: {error!r}"}
+                }
             text = json.dumps(message, default=str)
             if text != self._last:
                 self._last = text

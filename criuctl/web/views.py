@@ -7,6 +7,8 @@ terminal.  A listing of the store is kept for a few seconds, and asked for once 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +21,6 @@ from aiohttp import web
 from .. import __version__
 from ..config import Config
 from ..errors import CriuctlError, NotFound
-from ..ops import sessions
 from ..ops.registry import Registry
 from ..ops.target import Target
 from ..proc.tree import read_tree
@@ -66,8 +67,7 @@ class Desk:
 
     def forget_listing(self) -> None:
         """There is a new checkpoint, or one less: the next question asks the store."""
-        if self._listing is not None and self._listing.done():
-            self._listing = None
+        self._listing = None
 
     async def _list(self) -> list[dict[str, Any]]:
         from ..ops.inspect import list_checkpoints
@@ -92,8 +92,6 @@ def error_response(error: CriuctlError) -> web.Response:
 
 
 def _dumps(value: Any) -> str:
-    import json
-
     return json.dumps(value, default=str)
 
 
@@ -121,8 +119,6 @@ DESK = web.AppKey("desk", Desk)
 async def about(request: web.Request) -> web.Response:
     """What this server is: the first question of every page, which shows whether its token is good."""
     desk = request.app[DESK]
-    import os
-
     return web.json_response(
         {
             "version": __version__,
@@ -131,18 +127,6 @@ async def about(request: web.Request) -> web.Response:
             "store": desk.config.store,
         }
     )
-
-
-async def all_sessions(request: web.Request) -> web.Response:
-    """Every session that this host knows."""
-    desk = request.app[DESK]
-    return web.json_response(await desk.off(sessions.sessions, desk.config), dumps=_dumps)
-
-
-async def session(request: web.Request) -> web.Response:
-    """All about one; its holder has the last word."""
-    desk = request.app[DESK]
-    return web.json_response(await desk.off(sessions.describe, desk.config, request.match_info["name"]), dumps=_dumps)
 
 
 async def tree(request: web.Request) -> web.Response:
@@ -232,8 +216,6 @@ def _page_of(body: Mapping[str, Any]) -> dict[str, Any]:
 
 ROUTES = (
     web.get("/api/about", about),
-    web.get("/api/sessions", all_sessions),
-    web.get("/api/sessions/{name}", session),
     web.get("/api/sessions/{name}/tree", tree),
     web.get("/api/sessions/{name}/connections", connections),
     web.get("/api/sessions/{name}/checkpoints", checkpoints),

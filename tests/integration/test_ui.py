@@ -181,6 +181,37 @@ def test_who_writes_is_for_the_holder_to_say(operators: Operators) -> None:
     assert "not-42" not in operators.text("capture", "web", "--scrollback")
 
 
+def test_a_page_that_does_not_keep_up_is_sent_no_more(operators: Operators) -> None:
+    operators(
+        "run",
+        "-d",
+        "--name",
+        "flood",
+        "--",
+        "sh",
+        "-c",
+        "read go; yes | head -c 3000000; echo finished-$((6*7)); exec sleep 1000",
+    )
+
+    async def talk(served: Served) -> None:
+        async with client(served) as page, page.window("flood") as window:
+            await window.hears(kind="attached")
+            await window.socket.send_bytes(b"\r")
+            operators("wait", "flood", "--match", "finished-42", "--timeout", TIMEOUT)
+            await window.socket.send_str("what?")
+            await window.hears(kind="refused")
+            assert len(window.shown) < 3_000_000
+            shown = 0
+            while b"finished-42" not in window.shown:
+                await window.socket.send_json({"op": "shown", "bytes": len(window.shown) - shown})
+                shown = len(window.shown)
+                came = await window.socket.receive(TIMEOUT)
+                window.shown += came.data[8:] if came.type is aiohttp.WSMsgType.BINARY else b""
+
+    with serving(operators) as served:
+        asyncio.run(talk(served))
+
+
 def test_what_the_page_has_done_is_seen_in_its_terminal(operators: Operators) -> None:
     operators.shell("web")
     operators("run", "-d", "--name", "over", "--", "sh", "-c", "echo was-here; exit 3")

@@ -105,7 +105,7 @@ export function terminal(content, name, about) {
     settled = "";
     say("connecting…");
     link = socket(`sessions/${named(name)}/terminal${taking ? "?take=1" : ""}`);
-    link.onmessage = (message) => (typeof message.data === "string" ? hear(JSON.parse(message.data)) : screen.write(new Uint8Array(message.data, 8)));
+    link.onmessage = (message) => (typeof message.data === "string" ? hear(JSON.parse(message.data)) : show(new Uint8Array(message.data, 8)));
     link.onclose = () => {
       me = null; lease = null;
       drawLease();
@@ -114,6 +114,12 @@ export function terminal(content, name, about) {
       timer = setTimeout(connect, delay);
       delay = Math.min(delay * 2, 5000);
     };
+  }
+
+  /** The server sends no more than the screen keeps up with. */
+  function show(bytes) {
+    const from = link;
+    screen.write(bytes, () => { if (from === link) send({ op: "shown", bytes: bytes.length }); });
   }
 
   function hear(message) {
@@ -150,6 +156,7 @@ export function terminal(content, name, about) {
       : `ended${status.exit_code === null || status.exit_code === undefined ? "" : ` with exit code ${status.exit_code}`}${status.since ? `, ${age(status.since)}` : ""}`);
     screen.options.cursorBlink = false;
     lease = null;
+    me = null;
     drawLease();
   }
 
