@@ -45,6 +45,7 @@ from ..store import Capabilities, Store
 from . import keys, objects
 from .cache import Cache
 from .catalog import Catalog, load_json, manifest_name, parse_name
+from .chunks import LAYERS
 from .manifest import MANIFEST_VERSION, CheckpointSummary, Manifest
 from .storeconfig import StoreConfig, create, load
 
@@ -67,6 +68,7 @@ class Repository:
         self.config = config
         self.about = about
         self._opened = opened
+        self.features = objects.MANIFEST.features  # of manifests, that everybody knows who will read them
         self._learned = float("-inf")  # when what a new checkpoint may rely on was learned
 
     # -- making and opening ----------------------------------------------------------------------------
@@ -207,7 +209,8 @@ class Repository:
             self._learn()
         buffers = min(self.config.buffers_mib, _PATIENT_MIB) if patient else self.config.buffers_mib
         config = replace(self.config, buffers_mib=buffers)
-        return CheckpointWriter(self, Pipeline(self.store, self.sealer, self.index, config, reporter), reporter)
+        pipeline = Pipeline(self.store, self.sealer, self.index, config, reporter)
+        return CheckpointWriter(self, pipeline, reporter, layers=LAYERS in self.features)
 
     def reader(self, reporter: Reporter) -> CheckpointReader:
         """A reader of checkpoints' contents."""

@@ -59,8 +59,10 @@ class CheckpointWriter:
     keep the order of the calls.
     """
 
-    def __init__(self, repository: Repository, pipeline: Pipeline, reporter: Reporter) -> None:
+    def __init__(self, repository: Repository, pipeline: Pipeline, reporter: Reporter, *, layers: bool = True) -> None:
+        """Without `layers` everything is stored in whole windows."""
         self._repository = repository
+        self._layers = layers
         self._pipeline = pipeline
         self._reporter = reporter
         self._streams: dict[Hashable, Stream] = {}
@@ -123,7 +125,7 @@ class CheckpointWriter:
                 stream = self._streams[key] = Stream()
             if stream.tail:
                 self._end_tail(stream)
-            self._window(stream, buffer, start, end, None if at is None else (key, at))
+            self._window(stream, buffer, start, end, (key, at) if at is not None and self._layers else None)
 
     def ahead(self, buffer: PageBuffer, start: int, end: int, key: Hashable = None, at: int | None = None) -> None:
         """``buffer.view[start:end]`` will probably be a chunk of a stream: store it now, if the store does not have it.
@@ -133,7 +135,7 @@ class CheckpointWriter:
         before, only the pages that have changed are stored.
         """
         with self._lock:
-            self._window(self._ahead, buffer, start, end, None if at is None else (key, at))
+            self._window(self._ahead, buffer, start, end, (key, at) if at is not None and self._layers else None)
 
     def release(self, buffer: PageBuffer) -> None:
         """Nothing more is written into `buffer`; it is used again when its last window is through."""

@@ -99,7 +99,9 @@ class HostDelivery:
         key.write_text(told["key"])
         key.chmod(0o600)
         store = RemoteStore(self.there.link, f"{self.to}{told['store']}")
-        return Repository.open(store, replace(self.config, key_file=str(key), passphrase_file="", passphrase_command=""))
+        repository = Repository.open(store, replace(self.config, key_file=str(key), passphrase_file="", passphrase_command=""))
+        repository.features &= frozenset(told.get("features", ()))  # that criuctl may be older
+        return repository
 
     def _end_earlier(self) -> None:
         """Earlier moves of the session that came to nothing: it is here, and nobody else works on it."""

@@ -167,7 +167,8 @@ class _Visit:
         self._serve = StoreServer(repository.store, feeder.arrived if feeder is not None else None)
         self._arrival = Arrival(self._config, self._reporter, repository, self._moves, move, feeder)
         self._moves.put(move)
-        return {"key": repository.key_text(), "store": repository.store.url, "store_id": repository.id}
+        features = sorted(repository.features)
+        return {"key": repository.key_text(), "store": repository.store.url, "store_id": repository.id, "features": features}
 
     def _open(self) -> Repository:
         if self._repository is None:

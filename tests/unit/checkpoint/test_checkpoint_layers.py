@@ -328,3 +328,13 @@ def test_a_store_that_is_full_ends_a_dump_that_waits_for_room(tmp_path: Path, le
         with pytest.raises(StoreFull):
             put(writer, "m", changed(first, *((n, m) for n in range(64) for m in range(0, 60, 2))), ahead=True)
     assert kit.pipeline_threads() == []
+
+
+def test_whole_windows_for_readers_that_know_no_layers(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path)
+    repo.features -= {LAYERS}
+    before = {0: [random.Random(1).randbytes(PAGE) for _ in range(64)]}
+    after = {0: [b"x" * PAGE, *before[0][1:]]}
+    ref = stored(repo, before, after)
+    assert ref.pages is None
+    check(repo, ref, b"".join(after[0]))
