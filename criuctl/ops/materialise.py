@@ -13,6 +13,7 @@ from ..checkpoint.chunks import StreamRef
 from ..checkpoint.gathered import Gathered
 from ..checkpoint.manifest import Manifest, MemoryImage
 from ..checkpoint.reader import CheckpointReader
+from ..criu import unshared
 from ..criu.images import valid_name
 from ..criu.lazy import LazyImage
 from ..criu.pages import PE_LAZY, ImageKey, PagemapEntry, unpack_entries, window_sizes, write_pagemap
@@ -37,10 +38,12 @@ def write_images(manifest: Manifest, reader: CheckpointReader, folder: int) -> N
 
 
 def _page_maps(manifest: Manifest, reader: CheckpointReader) -> Iterator[tuple[MemoryImage, list[PagemapEntry]]]:
-    """Each memory image with its page map, checked to fit its pages."""
-    for image in manifest.memory:
+    """Each memory image with its page map, checked to fit its pages; those of all processes are fetched together."""
+    extents = [reader.extents(image.entries) for image in manifest.memory]
+    held = reader.some({part.chunk: part.size for parts in extents for part in parts})
+    for image, parts in zip(manifest.memory, extents, strict=True):
         try:
-            entries = unpack_entries(reader.read(image.entries))
+            entries = unpack_entries(b"".join(held[chunk][skip : skip + length] for chunk, _size, skip, length in parts))
         except ValueError as error:
             raise Damaged(f"page entries of image {image.id}: {error}") from error
         if sum(window_sizes(entries)) != image.data.size:
@@ -53,13 +56,22 @@ def _pages_file(folder: int, number: int) -> int:
 
 
 def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> None:
-    """The memory: for each image CRIU's pagemap, and its pages, decoded and verified in parallel."""
+    """The memory: for each image CRIU's pagemap, and its pages, decoded and verified in parallel.
+
+    CRIU's images are in the folder already; those of processes that share no memory with their parents are fitted to that.
+    """
     placements: list[tuple[StreamRef, int, int]] = []
+    tasks: dict[int, unshared.TaskPages] = {}
     try:
         for number, (image, entries) in enumerate(_page_maps(manifest, reader), start=1):
             write_pagemap(folder, ImageKey(image.kind, image.id), number, entries)
-            placements.append((image.data, _pages_file(folder, number), 0))
+            fd = _pages_file(folder, number)
+            placements.append((image.data, fd, 0))
+            if image.kind == "task":
+                tasks[image.id] = unshared.TaskPages(fd, entries)
         reader.write_to(placements)
+        if len(tasks) > 1:
+            unshared.part(folder, tasks)
     finally:
         for _data, fd, _offset in placements:
             os.close(fd)

@@ -31,6 +31,10 @@ shared[3 << 20 : (3 << 20) + 5] = b"there"
 private = mmap.mmap(-1, 4 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 private[: 1 << 20] = BIG  # then three absent megabytes
 private.madvise(mmap.MADV_NOHUGEPAGE)
+# Between guards, so that it stays a mapping of its own: the child fills all of it anew.
+apart = libc.mmap(None, 4 << 20, PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0) + (1 << 20)
+libc.mprotect(apart, 2 << 20, mmap.PROT_READ | mmap.PROT_WRITE)
+ctypes.memmove(apart, bytes(range(1, 256)) * (1 << 13), 255 << 13)
 once = mmap.mmap(-1, 1 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 once.madvise(mmap.MADV_DONTFORK)
 
@@ -78,8 +82,10 @@ child = os.fork()
 if child == 0:
     heap[PAGE] ^= 0xFF  # one page of its own, the rest shared with the parent
     changed = digest(heap)
+    ctypes.memset(apart, 0x5A, 2 << 20)
     while os.read(go_read, 1):
-        same = digest(heap) == changed and bytes(shared[:1]) == b"!" and digest(deleted) == digest(BIG)
+        own = ctypes.string_at(apart, 2 << 20) == b"\x5a" * (2 << 20)
+        same = own and digest(heap) == changed and bytes(shared[:1]) == b"!" and digest(deleted) == digest(BIG)
         os.write(told_write, b"y" if same else b"n")
     os._exit(0)
 
@@ -100,6 +106,7 @@ def check(found: Check) -> None:
     libc.mprotect(guarded, PAGE, mmap.PROT_READ)
     found.equal("guarded page", ctypes.string_at(guarded, 14), b"behind a guard")
     libc.mprotect(guarded, PAGE, PROT_NONE)
+    found.equal("memory that the child has another of", ctypes.string_at(apart, 255 << 13), bytes(range(1, 256)) * (1 << 13))
     found.equal("locked page", ctypes.string_at(locked, 6), b"locked")
     file_shared[:6] = b"SHARED"
     with open(path("mapped"), "rb") as file:
