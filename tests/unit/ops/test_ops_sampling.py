@@ -65,7 +65,7 @@ def test_what_is_chosen(config: Config, monkeypatch: pytest.MonkeyPatch) -> None
     assert (whole.packs, whole.bytes, whole.errors) == (count, whole.of_bytes, [])
     assert sorted(read) == sorted(str(path.relative_to(config.store)) for path in packs(config))
     chosen = Counter[str]()
-    for seed in range(40):
+    for seed in range(20):
         read.clear()
         found = sample(config, 25, seed)
         assert found.packs == len(read) == -(-count // 4)
