@@ -230,6 +230,11 @@ class Index:
         """Name -> size of every pack that some segment tells of."""
         return self._cache.run(lambda db: dict(db.execute("SELECT name, size FROM packs").fetchall()))
 
+    def plain_bytes(self) -> int:
+        """Plain bytes of all chunks that some pack holds, each counted once."""
+        each = "SELECT MAX(plain) AS plain FROM chunks GROUP BY id"
+        return self._cache.run(lambda db: int(db.execute(f"SELECT TOTAL(plain) FROM ({each})").fetchone()[0]))
+
     def avoid(self, packs: frozenset[bytes]) -> None:
         """Count the chunks of these packs as unknown for now: a garbage collection is about to delete them."""
         self._avoided = packs

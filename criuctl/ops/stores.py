@@ -17,6 +17,7 @@ from ..checkpoint.repository import Repository
 from ..config import Config
 from ..store import Store, open_store
 from . import events
+from .growth import growth, plain_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +110,33 @@ def store_info(config: Config) -> StoreFacts:
         unreadable: list[Any] = []
         found = repository.list(unreadable=unreadable)
         objects, sizes = _weigh(repository.store)
+        whole, unique = sum(map(plain_bytes, found)), _unique(repository)
+        kept = repository.store.keeping()
         contents = {
             "sessions": len({summary.session for summary in found}),
             "checkpoints": len(found),
             "unreadable": len(unreadable),
             "objects": objects,
-            "bytes": sizes,
+            "bytes": {**sizes, "whole": whole, "unique": unique},
+            "ratios": {
+                "deduplication": _ratio(whole, unique),
+                "compression": _ratio(unique, sizes["packs"]),
+                "total": _ratio(whole, sizes["stored"]),
+            },
+            "growth": [one.to_dict() for one in growth(found)],
+            "kept": asdict(kept) if kept is not None else None,
         }
         return _facts(repository, contents=contents)
+
+
+def _unique(repository: Repository) -> int:
+    """Plain bytes of all chunks that packs hold, each counted once; those that nothing needs any more are among them."""
+    repository.index.sync()
+    return repository.index.plain_bytes()
+
+
+def _ratio(plain: int, stored: int) -> float | None:
+    return round(plain / stored, 2) if plain and stored else None
 
 
 def _weigh(store: Store) -> tuple[int, dict[str, int]]:

@@ -57,6 +57,16 @@ class Capabilities:
     kind: str  # local, memory, or the S3 server: aws, radosgw, rclone, ...; unknown
 
 
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What a place keeps of what was deleted or replaced, until its own rules let it go."""
+
+    versions: bool = False  # older versions stay
+    lock: str = ""  # nobody can remove those before their time: mode and default span, such as ``governance 30 days``
+    objects: int | None = None  # older versions there are, where that is known
+    bytes: int | None = None
+
+
 def valid_name(name: str) -> bool:
     """Whether `name` is one that criuctl writes."""
     return len(name) <= MAX_NAME and ".." not in name and _NAME.fullmatch(name) is not None
@@ -161,6 +171,10 @@ class Store(ABC):
     def sweep(self, older_than: float) -> int:
         """Remove what writers that died `older_than` seconds ago or more left unfinished; how many."""
         return 0
+
+    def keeping(self) -> Keeping | None:
+        """What the place keeps of what was deleted; None where that cannot be told."""
+        return None
 
     def close(self) -> None:
         """Give back connections and descriptors; the store is not used afterwards."""

@@ -32,7 +32,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponent
 
 from ..config import Config
 from ..errors import ConfigError, ObjectExists, ObjectMissing, StoreCannot, StoreError
-from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_name, check_prefix, short_object, valid_name
+from .base import Capabilities, Data, Keeping, ObjectInfo, Store, as_views, check_name, check_prefix, short_object, valid_name
 from .s3_body import ViewReader, md5_of, slices
 from .s3_client import make_client
 from .s3_errors import (
@@ -278,6 +278,12 @@ class S3Store(Store):
 
         with self._mapped("looking for unfinished uploads"):
             return abort_stale(self._client, self._call, self._bucket, self._base, older_than)
+
+    def keeping(self) -> Keeping | None:
+        from .s3_versions import keeping
+
+        with self._mapped("looking for older versions"):
+            return keeping(self._client, self._call, self._bucket, self._base)
 
     def close(self) -> None:
         with self._lock:

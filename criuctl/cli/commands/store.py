@@ -14,6 +14,7 @@ from ..pages import Entry, LazyGroup, page
 from ..text import facts, plural, printable, size
 
 _SELF = "criuctl.cli.commands.store"
+_GROWING = 10  # sessions whose growth a terminal shows
 
 store = LazyGroup(
     "store",
@@ -120,35 +121,55 @@ def init(app: App, encrypt: bool | None, key_file: Path | None, passphrase: bool
 def info(app: App) -> int:
     """Describes the store: its id and format, whether it is encrypted, how many sessions, checkpoints and objects it
     holds and how much room they take, and what the store can do.
+
+    Deduplication is what all checkpoints would take if each were kept whole, by what is different in them; compression
+    is that by what the packs take. Growth is what each session's last ten checkpoints have added to the store, all of
+    it in the JSON, on a terminal the ten sessions that grow most. What a bucket with versions still keeps of what was deleted
+    is told too: its own lifecycle rules decide when that goes.
     """
     from ...ops.stores import store_info
 
     body = store_info(app.config).to_dict()
-
-    def human() -> str:
-        can = body["capabilities"]
-        unreadable = f", and {body['unreadable']} that cannot be read" if body["unreadable"] else ""
-        return facts(
-            [
-                ("store", printable(body["store"])),
-                ("id", printable(body["id"])),
-                ("created", f"{printable(body['created'])}, format {body['format']}"),
-                ("contents", _sealed(body)),
-                *([("keys", f"{plural(len(body['key']['slots']), 'key')} (criuctl key list)")] if body["encrypted"] else []),
-                ("sessions", str(body["sessions"])),
-                ("checkpoints", f"{body['checkpoints']}{unreadable}"),
-                ("objects", f"{plural(body['objects'], 'object')}, {size(body['bytes']['stored'])}"),
-                (
-                    "writes",
-                    "conditional: several hosts may write at a time"
-                    if can["conditional_create"]
-                    else "not conditional: let one host write at a time",
-                ),
-            ]
-        )
-
-    app.emit(body, human, brief=lambda: str(body["id"]))
+    app.emit(body, lambda: _described(body), brief=lambda: str(body["id"]))
     return 0
+
+
+def _described(body: dict[str, Any]) -> str:
+    can, taken, ratios = body["capabilities"], body["bytes"], body["ratios"]
+    unreadable = f", and {body['unreadable']} that cannot be read" if body["unreadable"] else ""
+    conditional = "conditional: several hosts may write at a time"
+    rows = [
+        ("store", printable(body["store"])),
+        ("id", printable(body["id"])),
+        ("created", f"{printable(body['created'])}, format {body['format']}"),
+        ("contents", _sealed(body)),
+        *([("keys", f"{plural(len(body['key']['slots']), 'key')} (criuctl key list)")] if body["encrypted"] else []),
+        ("sessions", str(body["sessions"])),
+        ("checkpoints", f"{body['checkpoints']}{unreadable}"),
+        ("objects", f"{plural(body['objects'], 'object')}, {size(taken['stored'])}"),
+        ("writes", conditional if can["conditional_create"] else "not conditional: let one host write at a time"),
+    ]
+    if ratios["total"]:
+        parts = f"deduplication {_times(ratios['deduplication'])}, compression {_times(ratios['compression'])}"
+        rows.append(("saved", f"{size(taken['whole'])} in {size(taken['stored'])}, {_times(ratios['total'])}: {parts}"))
+    for one in body["growth"][:_GROWING]:
+        pace = f"{size(one['per_day'])} a day, " if one["per_day"] is not None else ""
+        told = f"{plural(one['checkpoints'], 'checkpoint')}, {size(one['stored'])}"
+        later = f"; {pace}{size(one['recent'])} each" if one["checkpoints"] > 1 else ""
+        rows.append((f"  {printable(one['session'])}", told + later))
+    if (kept := body["kept"]) and kept["versions"]:
+        lock = f", locked ({printable(kept['lock'])})" if kept["lock"] else ""
+        many = (
+            f"{plural(kept['objects'], 'older version')}, {size(kept['bytes'])}"
+            if kept["objects"] is not None
+            else "older versions"
+        )
+        rows.append(("deleted", f"the bucket keeps {many}{lock}; its lifecycle rules free them"))
+    return facts(rows)
+
+
+def _times(ratio: float | None) -> str:
+    return f"{ratio:.1f} times" if ratio is not None else "unknown"
 
 
 @page(

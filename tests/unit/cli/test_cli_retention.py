@@ -104,6 +104,18 @@ def test_policies_of_the_configuration_count_where_no_rule_is_given(site: Site, 
         assert site("prune", "--config", str(file), code=2)["error"]["code"] == "config"
 
 
+def test_store_info_tells_what_is_saved_and_who_grows(site: Site) -> None:
+    for number in range(3):
+        site.write("web", number // 2)  # the second is the first one again
+    told = site("store", "info")
+    assert told["bytes"]["whole"] == 900_000 and told["bytes"]["unique"] >= 600_000
+    assert told["ratios"]["compression"] > 100 and told["ratios"]["deduplication"] == round(900_000 / told["bytes"]["unique"], 2)
+    assert [(one["session"], one["checkpoints"]) for one in told["growth"]] == [("web", 3)]
+    assert told["kept"] is None
+    human = site.run("store", "info", env={"CRIUCTL_STORE": site.config.store, "CRIUCTL_CACHE_DIR": site.config.cache_dir}).stdout
+    assert "deduplication 1." in human and "  web" in human
+
+
 def test_gc_frees_what_was_removed(site: Site) -> None:
     site.write("web", 1)
     site.write("db", 2)
