@@ -106,6 +106,8 @@ def _piece(work: Work, reporter: Reporter, name: str) -> Callable[[], dict[str, 
             return {"done": work(_Named(reporter, name) if name else reporter)}
         except CriuctlError as error:
             return {"error": encode_error(error)}
+        finally:
+            reporter.close()  # ours, of this process: what it has drawn is off the terminal
 
     return piece
 

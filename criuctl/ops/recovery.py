@@ -55,6 +55,8 @@ def recover(
     lock, busy = lock_of(config)
     with batch.alone(lock, busy, wait=LOCK_PATIENCE):
         record = read(config)
+        if record is not None:
+            settle(config, record)
         if every:
             record = _with_lost(config, record)
         if record is None:
@@ -77,7 +79,7 @@ def _with_lost(config: Config, record: Record | None) -> Record | None:
     """The record with every session that lived here, in an earlier boot, when its host went down."""
     for known in lost(config):
         noted = record.of(known.name) if record is not None else None
-        if noted is not None and noted.checkpoint in ("", known.checkpoint) and noted.state != "back":
+        if noted is not None and (noted.state == "gone" or (noted.checkpoint == known.checkpoint and noted.state != "back")):
             continue
         if record is None:
             record = Record("lost", phase="over")
@@ -121,7 +123,7 @@ def _bring_back(config: Config, record: Record, jobs: int, pause: float, reporte
     for order in sorted({item.order for item in record.items}):
         items = [item for item in record.items if item.order == order]
         for item in items:
-            if item.state != "stored" or _is_here(config, record, item):
+            if item.state in ("gone", "back", "given-up") or _is_here(config, record, item) or item.state != "stored":
                 yield item
         yield from _try(config, record, [item for item in items if item.state == "stored"], jobs, pause, reporter)
     record.phase = "over"
@@ -139,7 +141,7 @@ def _is_here(config: Config, record: Record, item: Item) -> bool:
         item.state, item.error = "back", None
         item.pid = known.pid if known is not None and known.alive() else item.root[0]
         return True
-    if not item.tree:
+    if not item.tree or item.state != "stored":
         return False
     try:
         root = trees.find(config, item.session)

@@ -38,7 +38,7 @@ maintenance = LazyGroup(
     examples=[
         (
             "A reboot, after criuctl recover --install once:",
-            "criuctl maintenance begin --reason 'new kernel' && reboot",
+            "criuctl maintenance begin --reason 'new kernel'\nreboot",
         ),
         ("A database, and what needs it:", "criuctl run -d --label order=10 -- redis-server\ncriuctl run -d -- ./worker"),
     ],

@@ -36,7 +36,11 @@ def test_everything_is_ended_and_comes_back(operators: Operators, zoo: Zoo, tree
         operators.shell(name, "--label", f"order={order}", "--label", f"tier={label}")
         operators("exec", name, "--", f"remembered={name}-{home.token}")
     assert {told["target"] for told in operators("snapshot", "--label", "tier=data")} == {"db", "last"}
-    with paused(operators, "noted", "maintenance", "begin", "--jobs", "1", "--reason", "a new kernel") as held:
+    with paused(operators, "frozen", "maintenance", "begin", "--reason", "a new kernel") as held:
+        held.kill()  # and the process that has the session frozen lets it go
+        held.wait_settled()
+    operators("exec", "last", "--", "true")
+    with paused(operators, "noted", "maintenance", "begin", "--jobs", "1") as held:
         held.kill()
         held.command.process.wait(TIMEOUT)
     status = operators("maintenance", "status")
