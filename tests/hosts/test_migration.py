@@ -73,6 +73,9 @@ def test_a_session_moves_with_its_workspace_and_comes_back(hosts: Hosts) -> None
     told = a.criuctl("migrate", "work", b.ssh_url)
     assert (told["session"], told["from"], told["host"], told["incarnation"]) == ("work", "host-a", "host-b", 2)
     assert told["frozen_ms"] <= told["total_ms"]
+    out, came = a.criuctl("events")[-1], b.criuctl("events")[-1]
+    assert [out[key] == came[key] for key in ("session", "session_id", "incarnation", "checkpoint")] == [True] * 4
+    assert (out["operation"], out["to"], came["operation"], came["incarnation"]) == ("migrate", "host-b", "receive", 2)
     assert not a.processes("sleep") and len(b.processes("sleep", "1000")) == 1
     there = b.path("/srv/task")
     assert sorted(path.name for path in there.iterdir()) == ["also-notes", "link", "log", "notes", "private"]
