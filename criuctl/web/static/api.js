@@ -49,14 +49,20 @@ export function socket(path) {
   return made;
 }
 
-/** The list of sessions as it changes: `live.sessions`, `live.connected`, and "change" events. */
+/** The list of sessions as it changes: `live.sessions`, `live.connected`, "change" events, and "locked" when the token is another one now. */
 class Live extends EventTarget {
   sessions = null;
   connected = false;
   error = null;
   #delay = 500;
+  #started = false;
 
   start() {
+    if (!this.#started) this.#connect();
+    this.#started = true;
+  }
+
+  #connect() {
     const link = socket("live");
     link.addEventListener("open", () => { this.#delay = 500; this.connected = true; this.#tell(); });
     link.addEventListener("message", (message) => {
@@ -67,9 +73,23 @@ class Live extends EventTarget {
     });
     link.addEventListener("close", () => {
       if (this.connected) { this.connected = false; this.#tell(); }
-      setTimeout(() => this.start(), this.#delay);
+      setTimeout(() => this.#again(), this.#delay);
       this.#delay = Math.min(this.#delay * 2, 5000);
     });
+  }
+
+  /** A refused WebSocket does not say why; a question does. */
+  async #again() {
+    try {
+      await get("about");
+    } catch (error) {
+      if (error.status === 401) {
+        this.#started = false;
+        this.dispatchEvent(new CustomEvent("locked", { detail: error }));
+        return;
+      }
+    }
+    this.#connect();
   }
 
   find(name) {

@@ -18,13 +18,16 @@ function theme(next) {
   window.dispatchEvent(new CustomEvent("theme", { detail: chosen }));
 }
 
+let watching = null;
+
 function drawBar(about) {
   const dot = h("span", { class: "dot", title: "live" });
   const update = () => {
     dot.classList.toggle("off", !live.connected);
     dot.title = live.connected ? "live" : "the server does not answer";
   };
-  live.addEventListener("change", update);
+  live.removeEventListener("change", watching);
+  live.addEventListener("change", watching = update);
   update();
   put(bar,
     h("a", { class: "home", href: "#/" }, h("img", { src: "/static/icon.svg", alt: "", width: 22, height: 22 }), h("b", {}, "criuctl")),
@@ -73,9 +76,14 @@ async function start() {
     return;
   }
   drawBar(about);
+  live.start();
   if (!started) {
     started = true;
-    live.start();
+    live.addEventListener("locked", (event) => {
+      leave?.();
+      leave = null;
+      askForToken(event.detail);
+    });
     window.addEventListener("hashchange", () => {
       if (learnToken()) location.reload();
       else route(about);

@@ -29,7 +29,7 @@ export function sessionView(page, name, tab, about) {
       actions.replaceChildren();
       return;
     }
-    put(facts, pill(body), h("span", { title: when(body.since) }, lasting(body.since)),
+    put(facts, pill(body), h("span", { title: when(body.since) }, LIVES.has(body.state) ? lasting(body.since) : age(body.since)),
       body.pid && h("span", { class: "quiet" }, `PID ${body.pid}`),
       body.incarnation > 1 && h("span", { class: "quiet" }, `incarnation ${body.incarnation}`),
       h("code", { title: command(body.command) }, command(body.command)), labels(body.labels));

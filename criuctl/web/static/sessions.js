@@ -12,9 +12,10 @@ export function sessionsView(page, about) {
   const filter = h("input", { type: "search", placeholder: "Filter", "aria-label": "Filter", oninput: () => draw() });
   const counts = h("div", { class: "counts" });
   const list = h("div", { class: "sessions" });
+  const notice = h("div", {});
   const below = h("div", {});
   let newest = null, failure = null, known = "";
-  page.replaceChildren(h("div", { class: "heading" }, h("h1", {}, "Sessions"), counts, filter), list, below);
+  page.replaceChildren(h("div", { class: "heading" }, h("h1", {}, "Sessions"), counts, filter), notice, list, below);
 
   async function ask() {
     try {
@@ -51,6 +52,7 @@ export function sessionsView(page, about) {
 
   function draw() {
     const all = live.sessions;
+    notice.replaceChildren(failure ? trouble({ message: `The store: ${failure.message}`, hint: failure.hint }, ask) : "");
     if (!all) {
       list.replaceChildren(live.error ? trouble(live.error) : h("p", { class: "empty" }, "asking…"));
       return;
@@ -66,7 +68,6 @@ export function sessionsView(page, about) {
     const here = new Set(all.map((body) => body.session));
     const others = Object.entries(newest ?? {}).filter(([name, body]) => !here.has(name) && matches(name, body));
     below.replaceChildren(
-      failure ? trouble({ message: `The store: ${failure.message}`, hint: failure.hint }, ask) : "",
       others.length ? h("section", {}, h("h2", {}, "In the store only"),
         h("div", { class: "sessions" }, others.map(([name, body]) => h("a", { class: "row", href: `#/s/${named(name)}/checkpoints` },
           h("span", { class: "name" }, h("b", {}, name)), h("span", { class: "state" }, h("span", { class: "pill checkpointed" }, "stored")),

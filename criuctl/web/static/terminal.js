@@ -14,7 +14,7 @@ const LIGHT = { background: "#ffffff", foreground: "#22262e", cursor: "#1b6ef3",
   brightBlack: "#7a8190", brightRed: "#d64545", brightGreen: "#2f9a39", brightYellow: "#a87b0a", brightBlue: "#3b7cf0", brightMagenta: "#a65adb", brightCyan: "#1d8f9b", brightWhite: "#3a404b" };
 const KEYS = [["Esc", "\x1b"], ["Tab", "\t"], ["Ctrl", null], ["^C", "\x03"], ["↑", "A"], ["↓", "B"], ["←", "D"], ["→", "C"], ["|", "|"], ["/", "/"], ["-", "-"], ["~", "~"]];
 const FAMILY = '"JetBrains Mono", "Cascadia Code", "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace';
-const LEAST_FONT = 5, OVER = new Set(["exited", "lost"]), LIVES = new Set(["running", "paused"]);
+const LEAST_FONT = 6, OVER = new Set(["exited", "lost"]), LIVES = new Set(["running", "paused"]);
 
 export function terminal(content, name, about) {
   const coarse = matchMedia("(pointer: coarse)").matches || matchMedia("(max-width: 640px)").matches;
@@ -40,7 +40,7 @@ export function terminal(content, name, about) {
   glass.querySelector("textarea")?.setAttribute("aria-label", `type into ${name}`);
 
   // `settled` says why there is no connection any more, "" while there should be one.
-  let link = null, me = null, lease = null, theirs = { rows: 24, cols: 80 }, control = false, over = false, delay = 500, timer = null, settled = "", told = 0;
+  let link = null, me = null, lease = null, theirs = { rows: 24, cols: 80 }, control = false, over = false, reach = 1, delay = 500, timer = null, settled = "", told = 0;
   const mine = () => lease !== null && lease.operator === me;
 
   function say(text, action) {
@@ -64,15 +64,17 @@ export function terminal(content, name, about) {
       const room = fit.proposeDimensions();
       if (room && Number.isFinite(room.cols)) {
         const least = Math.min(room.cols / theirs.cols, coarse ? 1 : room.rows / theirs.rows, 1);
-        screen.options.fontSize = Math.max(LEAST_FONT, Math.floor(font * least * 10) / 10);
+        screen.options.fontSize = Math.max(LEAST_FONT, Math.floor(font * least * reach * 10) / 10);
       }
     }
     size.textContent = `${screen.cols}×${screen.rows}`;
   }
 
   function zoom(by) {
-    font = Math.min(28, Math.max(LEAST_FONT, font + by));
-    localStorage.setItem("criuctl-font", String(font));
+    if (mine()) {
+      font = Math.min(28, Math.max(LEAST_FONT, font + by));
+      localStorage.setItem("criuctl-font", String(font));
+    } else reach = Math.min(4, Math.max(0.5, reach * 1.2 ** by)); // beside the glass it can be scrolled to
     arrange();
   }
 
@@ -81,7 +83,7 @@ export function terminal(content, name, about) {
   function drawLease() {
     const who = lease ? `${lease.name}${lease.kind === "human" ? "" : ` (${lease.kind})`}` : "";
     writer.replaceChildren(h("i", { class: `dot ${mine() ? "mine" : lease ? "other" : "off"}` }),
-      about.read_only ? (lease ? `${who} writes` : "read-only") : mine() ? "you write" : lease ? `${who} writes` : coarse ? "nobody writes" : "nobody writes; type to begin");
+      !me ? "not connected" : about.read_only ? (lease ? `${who} writes` : "read-only") : mine() ? "you write" : lease ? `${who} writes` : coarse ? "nobody writes" : "nobody writes; type to begin");
     buttons.replaceChildren(...(about.read_only || !me ? [] : [mine()
       ? h("button", { onclick: () => send({ op: "yield" }) }, "Yield")
       : h("button", { onclick: take }, lease ? "Take over" : "Write")]));
