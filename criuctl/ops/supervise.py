@@ -28,7 +28,18 @@ from ..checkpoint.leases import Head
 from ..checkpoint.manifest import SessionRef
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..errors import Conflict, CriuctlError, DataError, HomeLost, NoSuchProcess, NotFound, PreflightRefused, StoreError
+from ..errors import (
+    Conflict,
+    CriuctlError,
+    DataError,
+    HomeLost,
+    NoSuchBucket,
+    NoSuchProcess,
+    NotFound,
+    PreflightRefused,
+    StoreError,
+    StoreNotInitialised,
+)
 from ..proc.tree import ProcessIdentity, read_tree
 from ..report import Reporter
 from . import fencing, standdown
@@ -126,6 +137,18 @@ class Supervisor:
             return "recover"  # it lives nowhere, and is to live
         return self._after(record, fate(post.config, record))
 
+    def _role_anew(self) -> Role:
+        """The same in the middle of it all: a store that does not answer is waited for."""
+        told = False
+        while True:
+            try:
+                return self._role()
+            except StoreError as error:
+                if not told:
+                    self._post.tell("store-failed", error=error)
+                told = True
+                self._post.sleep(_LOOK)
+
     def _look_for_lease(self, record: SessionRecord, first: bool) -> Role:
         """It runs here: as its home, or as a copy that is stale?  A store that does not answer fences nobody."""
         post = self._post
@@ -138,6 +161,8 @@ class Supervisor:
                         raise PreflightRefused(f"a standby needs a store that gives leases: {leases.UNLEASED}")
                     if first:
                         post.tell("unleased", text=leases.UNLEASED)
+        except (NoSuchBucket, StoreNotInitialised):
+            pass  # the first snapshot makes it, or tells
         except (StoreError, DataError) as error:
             post.tell("store-failed", error=error)
         return "home"
@@ -159,7 +184,7 @@ class Supervisor:
         if post.lives() is None:
             return "standby"
         post.sleep(TICK)
-        return self._role()
+        return self._role_anew()
 
     # -- home ----------------------------------------------------------------------------------------
 
@@ -168,7 +193,7 @@ class Supervisor:
         post = self._post
         record = post.lives()
         if record is None:
-            return self._role()
+            return self._role_anew()
         self._loss = None
         self._remember(record)
         self._heart.start(SessionRef(record.name, record.id))
@@ -308,7 +333,7 @@ class Supervisor:
         outcome = self._recoverer.recover(self._loss, self._members)
         self._fresh = outcome == "back"
         if outcome == "overtaken":
-            return self._role()
+            return self._role_anew()
         return "home" if outcome == "back" else "standby"
 
     # -- standby -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import click
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..pages import page
-from ..streams import write_result
+from ..streams import ResultLost, discard, write_result
 from ..text import printable, size
 
 _COUNT = click.IntRange(min=1)
@@ -166,12 +166,15 @@ def supervise(
         return seconds(text) if text is not None else 0.0
 
     def tell(event: dict[str, Any]) -> None:
-        if app.json:
-            import json
+        try:
+            if app.json:
+                import json
 
-            write_result(json.dumps(event, default=str))
-        elif not app.quiet or event["event"] not in ("snapshot", "started", "home", "standby"):
-            write_result(event_line(event))
+                write_result(json.dumps(event, default=str))
+            elif not app.quiet or event["event"] not in ("snapshot", "started", "home", "standby"):
+                write_result(event_line(event))
+        except (BrokenPipeError, ResultLost):  # a session is not left alone because nobody reads what is told of it
+            discard(1)
 
     wishes = Wishes(
         every=span(every),
