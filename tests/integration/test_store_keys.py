@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_a_tree_is_restored_by_another_key_than_it_was_dumped_by(home: Home, zoo: Zoo, criuctl: Criuctl, trip: Trip) -> None:
-    """Dumped by the key file, which is rotated, then removed; restored and dumped by a passphrase; restored by the recovery key."""
+    """Dumped by the key file, which is rotated, then removed; restored and dumped by a passphrase; then by the recovery key."""
     made = criuctl("store", "init", "--encrypt", "--recovery-key")
     paper = made["recovery_key"]
     animal = zoo.launch("memory.py", "4")
