@@ -32,7 +32,8 @@ def host(keeper: Keeper, home: Home) -> Iterator[Operators]:
 
 
 def _lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """The values on the lines that are complete."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
 
 
 def test_a_session_s_life_in_events_and_metrics(host: Operators) -> None:
@@ -82,8 +83,8 @@ def test_a_session_s_life_in_events_and_metrics(host: Operators) -> None:
 
     wait_until(lambda: len(_lines(follower.out)) >= len(found), PATIENCE, "who follows has seen all")
     assert _lines(follower.out) == found
-    url = re.search(r"http://127\.0\.0\.1:\d+/metrics", server.err.read_text())
-    assert url is not None
+    wait_until(lambda: server.err.read_text().endswith("/metrics\n"), PATIENCE, "the address is told")
+    url = re.findall(r"http://127\.0\.0\.1:\d+/metrics", server.err.read_text())
     with urllib.request.urlopen(url[0], timeout=PATIENCE) as response:
         families = list(text_string_to_metric_families(response.read().decode()))
     values = {(s.name, *sorted(s.labels.values())): s.value for family in families for s in family.samples}
