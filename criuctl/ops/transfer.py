@@ -146,8 +146,9 @@ def _protection(repository: Repository, seal: Seal, config: Config) -> dict[str,
         return {"encryption": True, "key_file": Path(key["file"])}
     if key["kind"] == "passphrase":
         return {"encryption": True, "passphrase": keys.find_passphrase(config)[0]}
+    kind = "recovery key" if key["kind"] == "recovery" else "exported master key"
     raise UsageError(
-        "the store was opened by its exported master key, which cannot protect a file",
+        f"the store was opened by its {kind}, which cannot protect a file",
         hint="Choose what opens the file: --key-file FILE or --passphrase.",
     )
 
