@@ -51,7 +51,7 @@ def test_a_session_s_life_in_events_and_metrics(host: Operators) -> None:
     host("kill", "web", "--timeout", 0)
     found = host("events")
     # Who only looks, or only plans, writes nothing.
-    for words in ("list", "ls", "show web", "metrics", "restore web --dry-run", "gc --dry-run"):
+    for words in ("list", "metrics", "restore web --dry-run", "gc --dry-run"):
         host(*words.split())
     assert host("events") == found
     assert [event["seq"] for event in found] == list(range(1, len(found) + 1))
