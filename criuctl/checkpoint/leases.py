@@ -58,6 +58,7 @@ class Head(Record):
     time: str  # RFC 3339
     sequence: int = 0
     beat: int = 0  # how often the claim has been renewed
+    beaten: str = ""  # RFC 3339; when it was renewed last, by the clock of its home
     ttl: int = 0  # milliseconds without another beat after which anybody may take over; 0: only a person
 
     def is_beat_of(self, other: Head) -> bool:
@@ -210,9 +211,8 @@ def renew(repository: Repository, session: SessionRef, *, host: str, ttl: int) -
         current = read_head(repository, session.name)
         if current is None or (current.state, current.host, current.session) != ("held", host, session):
             return current
-        head = current.with_use(
-            beat=current.beat + 1, ttl=ttl, time=now(), nonce=os.urandom(16).hex(), sequence=current.sequence + 1
-        )
+        beat = {"beat": current.beat + 1, "beaten": now(), "ttl": ttl}
+        head = current.with_use(**beat, nonce=os.urandom(16).hex(), sequence=current.sequence + 1)
         if put_record(repository, head):
             _clear(repository, head)
             return head

@@ -132,7 +132,7 @@ class Supervisor:
                 return "standby"
             if not candidates(repository, post.name, record.id if record is not None else None, []):
                 raise NotFound(f"session {post.name!r} does not run here, and the store has no checkpoint of it")
-        self._loss = Loss(record, time.monotonic(), moment(held.time) if held is not None and held.beat else None)
+        self._loss = Loss(record, time.monotonic(), moment(held.beaten) if held is not None else None)
         if record is None or record.state == "checkpointed":
             return "recover"  # it lives nowhere, and is to live
         return self._after(record, fate(post.config, record))
@@ -362,7 +362,7 @@ class Supervisor:
                 if watch.look(now, head) and head is not None:
                     silent = round(now - watch.since, 1)
                     post.tell("lease-expired", host=holder_of(head), epoch=head.epoch, silent_s=silent)
-                    self._loss = Loss(post.registry.get(post.name), watch.since, moment(head.time), head)
+                    self._loss = Loss(post.registry.get(post.name), watch.since, moment(head.beaten or head.time), head)
                     return "recover"
                 post.sleep(watch.pause(usual))
         return "home"

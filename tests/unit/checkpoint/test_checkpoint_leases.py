@@ -131,6 +131,7 @@ def test_a_beat_is_the_same_claim_and_a_take_over_needs_the_beat_that_was_seen(t
     for beat in range(1, 8):
         found = leases.renew(repo, session, host=A, ttl=9000)
         assert found is not None and (found.epoch, found.beat, found.ttl) == (mine.head.epoch, beat, 9000)
+        assert found.time == mine.head.time and found.beaten
     assert len(list(repo.store.list("sessions/"))) <= 5
     mine.check()
     seen = held(repo)
