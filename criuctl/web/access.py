@@ -121,7 +121,7 @@ class Access:
         return await handler(request)
 
 
-async def harden(_request: web.Request, response: web.StreamResponse) -> None:
+async def harden(request: web.Request, response: web.StreamResponse) -> None:
     """What every answer tells the browser; for ``on_response_prepare``."""
     response.headers.update(_HEADERS)
-    response.headers.setdefault("Cache-Control", "no-cache")
+    response.headers["Cache-Control"] = "no-store" if request.path.startswith("/api/") else "no-cache"

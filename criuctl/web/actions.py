@@ -81,10 +81,10 @@ class Actions:
             )
             self._children.add(child)
             try:
-                # Shielded: a page that is closed takes nothing away from what it has begun.
-                code = await asyncio.shield(asyncio.ensure_future(self._desk.off(child.wait)))
+                await _ended(child)
             finally:
                 self._children.discard(child)
+            code = child.wait()
             out.seek(0)
             said = out.read()
         try:
@@ -106,6 +106,15 @@ class Actions:
         for child in children:
             while child.poll() is None:
                 await asyncio.sleep(0.05)
+
+
+async def _ended(child: command.Child) -> None:
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(child.pidfd, over.set)
+    try:
+        await over.wait()
+    finally:
+        loop.remove_reader(child.pidfd)
 
 
 async def _wish(request: web.Request) -> Mapping[str, Any]:

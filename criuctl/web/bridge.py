@@ -19,8 +19,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from aiohttp import WSMsgType, web
 
@@ -31,6 +33,8 @@ from ..session.keyboard import is_report
 from ..session.redraw import replay
 from .access import PROTOCOL
 from .views import DESK, Desk
+
+T = TypeVar("T")
 
 _HEARTBEAT = 10.0  # seconds between two signs of life of who holds the lease
 _PING = 20.0
@@ -53,11 +57,11 @@ async def terminal(request: web.Request) -> web.WebSocketResponse:
     request.app[SOCKETS].add(socket)
     role = "observe" if desk.read_only else "admin" if take else "write"
     try:
-        session = await desk.off(sessions.connect, desk.config, request.match_info["name"], role=role)
+        bridge = Bridge(desk, socket, await desk.off(sessions.connect, desk.config, request.match_info["name"], role=role))
         try:
-            await Bridge(desk, socket, session).run(take=take)
+            await bridge.run(take=take)
         finally:
-            await desk.off(_leave, session)
+            await desk.off(bridge.leave)
     except CriuctlError as error:
         with contextlib.suppress(ConnectionError):
             await socket.send_json({"type": "gone", "error": error.to_dict()}, dumps=_dumps)
@@ -77,17 +81,13 @@ def _dumps(value: Any) -> str:
     return json.dumps(value, default=str)
 
 
-def _leave(session: Session) -> None:
-    with contextlib.suppress(OSError):
-        session.leave()
-
-
 class Bridge:
     """One terminal of one page."""
 
     def __init__(self, desk: Desk, socket: web.WebSocketResponse, session: Session) -> None:
         self._desk, self._socket, self._session = desk, socket, session
         self._turn = asyncio.Lock()  # whose turn it is with the session's connection
+        self._calling = threading.Lock()  # the same among threads: one may still be at it when its task is gone
         self._lease: dict[str, Any] | None = None
         self._typed = bytearray()  # not sent yet
         self._unanswered: dict[int, int] = {}  # request -> bytes on their way to the session's terminal
@@ -102,8 +102,7 @@ class Bridge:
         status = session.hello["status"]
         await self._tell({"type": "hello", "operator": session.operator, "role": session.role, "status": status})
         if take:
-            async with self._turn:
-                await self._desk.off(session.lease_take)
+            await self._call(session.lease_take)
         await self._draw()
         if status["state"] in _OVER:
             # Attaching would count as having seen how it ended, which is for who waits for it.
@@ -120,6 +119,21 @@ class Bridge:
         for task in done:
             task.result()
 
+    def leave(self) -> None:
+        """Say goodbye to the holder, when whatever was asked of it is answered.  May block."""
+        with self._calling, contextlib.suppress(OSError):
+            self._session.leave()
+
+    async def _call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Ask the holder and wait for its answer, in a thread, with the connection for ourselves."""
+
+        def call() -> T:
+            with self._calling:
+                return function(*arguments)
+
+        async with self._turn:
+            return await self._desk.off(call)
+
     # -- the screen -------------------------------------------------------------------------------
 
     async def _draw(self) -> None:
@@ -132,23 +146,21 @@ class Bridge:
             screen = replay(self._session, status)
             return status, screen.redraw(status["rows"], status["cols"], history=True), screen.end
 
-        async with self._turn:
-            status, drawing, self._position = await self._desk.off(draw)
+        status, drawing, self._position = await self._call(draw)
         await self._tell({"type": "screen", "rows": status["rows"], "cols": status["cols"]})
         await self._output(self._position, drawing)
 
     async def _attach(self) -> None:
-        async with self._turn:
-            answer = await self._desk.off(self._session.attach, self._position)
+        answer = await self._call(self._session.attach, self._position)
         self._lease = answer["lease"]
         await self._tell({"type": "attached", "state": answer["state"], "lease": self._lease})
 
     async def _restore_screen(self) -> None:
         """After a gap."""
         self._redraw_at = None
+        await self._call(self._session.detach)
+        left = []
         async with self._turn:
-            await self._desk.off(self._session.detach)
-            left = []
             while self._session.pending:
                 left.append(self._session.receive(0))
         for message in left:
@@ -243,7 +255,7 @@ class Bridge:
             wish = json.loads(text)
             op = wish["op"]
             numbers = {key: max(0, int(wish[key])) for key in _NUMBERS.get(op, ())}
-        except (ValueError, TypeError, KeyError):
+        except (ArithmeticError, KeyError, TypeError, ValueError):
             await self._tell({"type": "refused", "error": {"code": "bad-request", "message": "no such request", "hint": ""}})
             return
         if op == "shown":

@@ -19,6 +19,7 @@ from .views import Desk
 
 _PERIOD = 0.7  # seconds between two looks
 _HEARTBEAT = 20.0
+_PATIENCE = 5.0  # seconds that a page may take nothing
 
 
 class Live:
@@ -66,13 +67,17 @@ class Live:
             if text != self._last:
                 self._last = text
                 self._notice(message.get("sessions", ()))
-                for socket in list(self._listeners):
-                    try:
-                        await socket.send_str(text)
-                    except ConnectionError:
-                        self._listeners.discard(socket)
+                await asyncio.gather(*(self._send(socket, text) for socket in self._listeners))
             await asyncio.sleep(_PERIOD)
         self._last = ""  # whoever listens next is told what is true then
+
+    async def _send(self, socket: web.WebSocketResponse, text: str) -> None:
+        """Tell one page; one that takes nothing is left, and comes again when it can."""
+        try:
+            await asyncio.wait_for(socket.send_str(text), _PATIENCE)
+        except (ConnectionError, TimeoutError):
+            self._listeners.discard(socket)
+            await socket.close()
 
     def _notice(self, found: Any) -> None:
         """A session with another checkpoint than before: the store holds something new."""

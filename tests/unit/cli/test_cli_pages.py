@@ -103,7 +103,19 @@ def test_help_words_show_the_same_page(criuctl: Run) -> None:
     assert criuctl("help").stdout == criuctl("--help").stdout
 
 
-HEAVY = "aiohttp rich boto3 botocore pycriu google.protobuf cryptography zstandard sqlite3 blake3 yaml".split()
+HEAVY = [
+    "aiohttp",
+    "rich",
+    "boto3",
+    "botocore",
+    "pycriu",
+    "google.protobuf",
+    "cryptography",
+    "zstandard",
+    "sqlite3",
+    "blake3",
+    "yaml",
+]
 
 
 def imported_by(*args: str) -> set[str]:
