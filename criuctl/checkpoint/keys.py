@@ -4,11 +4,11 @@ A store has one random master key, which never changes.  Each *slot* in the stor
 that a person keeps: a key file (32 random bytes), a passphrase (scrypt) or a recovery key (`recovery`).  Whoever opens one
 slot has the master key, which is then checked against the config as a whole.  How slots come and go is told in `generations`.
 
-Where a key is looked for, the first that is there counts: the variable ``CRIUCTL_RECOVERY_KEY``, `Config.key_file`
-(``CRIUCTL_KEY_FILE``; ``-`` asks, or reads a line of standard input), the file ``<store id>.key`` in `Config.key_dir`,
-`Config.passphrase_file`, `Config.passphrase_command`, the variable ``CRIUCTL_PASSPHRASE``.  A file in `Config.key_dir` that
-does not open the store is passed over where there is a passphrase.  A file may hold a recovery key, too.  Files with secrets
-that others may read or write are refused.
+Where a key is looked for, the first that is there counts: the variable ``CRIUCTL_RECOVERY_KEY`` (for a store that has
+recovery keys), `Config.key_file` (``CRIUCTL_KEY_FILE``; ``-`` asks, or reads a line of standard input), the file
+``<store id>.key`` in `Config.key_dir`, `Config.passphrase_file`, `Config.passphrase_command`, the variable
+``CRIUCTL_PASSPHRASE``.  A file in `Config.key_dir` that does not open the store is passed over where there is a passphrase.  A
+file may hold a recovery key, too.  Files with secrets that others may read or write are refused.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ def key_path(config: Config, store_id: str) -> Path:
 
 def find_master(slots: list[dict[str, Any]], store_id: str, config: Config) -> Opened:
     """Open a slot with what the configuration gives; `KeyMissing`, `WrongKey`."""
-    if typed := os.environ.get(RECOVERY_VARIABLE):
+    if (typed := os.environ.get(RECOVERY_VARIABLE)) and _has_recovery(slots):
         key = KeyText(recovery.from_text(typed, RECOVERY_VARIABLE), recovery=True)
         return open_by_key(slots, store_id, key, RECOVERY_VARIABLE)
     if config.key_file == ASKED:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit
 
-from ..checkpoint.keys import PASSPHRASE_VARIABLE, read_secret
+from ..checkpoint.keys import PASSPHRASE_VARIABLE, RECOVERY_VARIABLE, read_secret
 from ..config import Config, ConnectionPolicy, EventSink, FileConflictPolicy, FilePolicy
 from ..errors import CriuctlError
 from ..proc.procfs import read_raw
@@ -202,7 +202,7 @@ def _secrets(config: Config) -> list[str]:
     """What must not be seen, the longest first."""
     own = {f"CRIUCTL_{f.name.upper()}" for f in fields(Config)} - {"CRIUCTL_PASSPHRASE_COMMAND"}
     found = {value for name, value in os.environ.items() if _SOUNDS_SECRET.search(name) and name not in own}
-    found |= {os.environ.get(PASSPHRASE_VARIABLE, ""), config.passphrase_command}
+    found |= {os.environ.get(PASSPHRASE_VARIABLE, ""), os.environ.get(RECOVERY_VARIABLE, ""), config.passphrase_command}
     if config.passphrase_file:
         with suppress(CriuctlError, OSError):
             found.add(read_secret(Path(config.passphrase_file)).decode(errors="replace").rstrip("\r\n"))

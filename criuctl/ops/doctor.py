@@ -305,7 +305,9 @@ def _store(config: Config) -> Iterator[Finding]:
     try:
         repository = Repository.open(store, config)
         repository.preflight_write()
-        sealed = "encrypted, the key opens it" if repository.encrypted else "not encrypted"
+        others = len(repository.about.slots) - 1
+        more = f", as {others} more would" if others > 0 else ""
+        sealed = f"encrypted, the key opens it{more}" if repository.encrypted else "not encrypted"
         yield Finding("info", "store", f"the store {store.url} can be written; it is {sealed}")
     except (StoreNotInitialised, NoSuchBucket) as error:
         if config.store.lower().startswith("s3:"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from ..checkpoint import keys
 from ..checkpoint.generations import Changer, Current, Slots, described
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..errors import AmbiguousRef, Conflict, NotFound, UsageError, WrongKey
+from ..errors import AmbiguousRef, Conflict, CriuctlError, NotFound, UsageError, WrongKey
 from ..store import open_store
 
 Slot = dict[str, Any]
@@ -115,6 +115,8 @@ class Keyring:
             slot = described(keys.passphrase_slot(self.master, new.passphrase, self.id), label)
             self.show(keys.open_by_passphrase([slot], self.id, new.passphrase, "the new passphrase"))
             return slot, None, False
+        if str(new.file) == keys.ASKED:
+            raise UsageError("a new key cannot be typed", hint="`criuctl key recovery` makes one that can be written down.")
         path = new.file or keys.key_path(self._repository.config, self.id)
         made = not os.path.lexists(path)
         if new.file is None and not made:
@@ -129,6 +131,12 @@ class Keyring:
         slot = described(keys.file_slot(self.master, key, self.id), label)
         self.show(keys.open_by_key([slot], self.id, key, str(path), path))
         return slot, path, made
+
+    def discard(self, path: Path, slot: Slot) -> None:
+        """Remove the file of a new key that came to nothing; where that is not certain it stays."""
+        with suppress(CriuctlError):
+            if slot not in self.changer.current().slots:
+                path.unlink(missing_ok=True)
 
     def replaceable(self) -> Slot:
         """The slot that opened the store, if another may take its place."""

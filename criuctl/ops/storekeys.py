@@ -55,7 +55,7 @@ def key_add(config: Config, new: NewKey) -> KeyChange:
             current = the.changer.change(change)
         except (Conflict, WrongKey):
             if made and path is not None:
-                path.unlink(missing_ok=True)
+                the.discard(path, slot)
             raise
         return the.done(current, added=[slot], file=path)
 
@@ -103,7 +103,7 @@ def key_rotate(config: Config, new: NewKey) -> KeyChange:
             current = the.changer.change(change)
         except (Conflict, WrongKey):
             if made and path is not None:
-                path.unlink(missing_ok=True)
+                the.discard(path, slot)
             raise
         return the.done(current, added=[slot], removed=[old], file=path)
 

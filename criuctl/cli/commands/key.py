@@ -173,9 +173,9 @@ def add(app: App, /, key_file: Path | None, passphrase: bool, passphrase_file: P
 def remove(app: App, /, ref: str, other_key_file: Path | None, other_passphrase_file: Path | None) -> int:
     """Lets a key open the store no more. No file is removed.
 
-    The last key is never removed, and the one that opened the store only if another one is shown (exit 9). A removed key
-    that was kept goes on opening copies of the store, backups say, from before; see criuctl key --help for what a
-    removal cannot undo.
+    The last key is never removed, and the one that opened the store only if another one is shown (exit 9). What has the
+    store open goes on until it opens it again. A removed key that was kept goes on opening copies of the store from
+    before, backups say; see criuctl key --help for what a removal cannot undo.
     """
     if other_key_file is not None and other_passphrase_file is not None:
         raise click.UsageError("--other-key-file and --other-passphrase-file exclude each other")
@@ -210,6 +210,9 @@ def rotate(app: App, /, key_file: Path | None, passphrase: bool, passphrase_file
 
     Without options it replaces this host's key file in the configured key_dir. What lies there opens the store at every
     instant, and the old file stays beside it as STORE-ID.FINGERPRINT.key, for checkpoints that were exported with it.
+    Another host that has a copy of the old file needs the new one: to change both in turn, use criuctl key add, bring the
+    file there, and criuctl key remove.
+
     What opens the store in another way (key_file, a passphrase) is replaced by what the options say; the
     configuration must name that from then on.
     """
