@@ -38,6 +38,7 @@ from ..errors import CommandFailed, CriuctlError, DumpFailed, NoSuchProcess, Pre
 from ..hooks import Hooks
 from ..proc import netfilter
 from ..proc.descriptors import Descriptor, descriptors
+from ..proc.procfs import reading
 from ..proc.scratch import Scratch
 from ..proc.sockdiag import socket_inside
 from ..proc.tree import Process, ProcessIdentity, read_tree, wait_ended
@@ -140,7 +141,8 @@ def dump(
         if name is not None and not resolved.session and repository.list(session.name) and registry.get(session.name) is None:
             reporter.warning(f"the store already holds checkpoints named {session.name!r}; this one is added to them")
 
-        net = os.open(f"/proc/{root.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        with reading(root.pid):
+            net = os.open(f"/proc/{root.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         stack.callback(os.close, net)
         work = _Dump(
             config=config,

@@ -257,9 +257,11 @@ class Supervisor:
                 )
         except HomeLost:
             return False
-        except CriuctlError as error:
+        except Exception as error:
             if not record.alive():
-                return True  # its end is seen to next
+                return True  # its end, which may have come at any moment of the dump, is seen to next
+            if not isinstance(error, CriuctlError):
+                raise
             self._schedule.failed(time.monotonic())
             again = round(self._schedule.wait(time.monotonic()) or 0.0, 1)
             post.tell("snapshot-failed", reason=reason, failures=self._schedule.failures, again_s=again, error=error)

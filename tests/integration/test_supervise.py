@@ -147,7 +147,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_crash_loop_ends(homes: Homes)
     last = supervise(a, "--every", "1h", "--restart", "never")
     last.wait("home")
     Path(f"{out}.end").write_text("3")
-    assert last.command.process.wait(PATIENCE) == 0
+    assert last.command.process.wait(PATIENCE) == 0, last.command.told()
     assert [event["exit_code"] for event in last.events("ended")] == [3]
 
 
