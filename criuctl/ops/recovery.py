@@ -180,10 +180,11 @@ def _try(config: Config, record: Record, items: Sequence[Item], jobs: int, pause
             else:
                 assert outcome.error is not None
                 item.error = outcome.error.to_dict()
-                failed.append(item)
+                if not _is_here(config, record, item):  # somebody else was faster
+                    failed.append(item)
             write(config, record)
             reporter.step("noted", session=item.session)
-            if item.state == "back":
+            if item not in failed:
                 yield item
         todo = failed
         if any(item.tries < TRIES for item in todo):
