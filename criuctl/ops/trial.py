@@ -17,7 +17,6 @@ SIGKILL of criuctl included, nothing of it is left.
 from __future__ import annotations
 
 import fnmatch
-import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -33,6 +32,7 @@ from ..proc.namespaces import entry_prefix, foreign
 from ..proc.procfs import available_memory
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
+from ..session.names import DEFAULT_RUN_DIR
 from ..store import Capabilities, open_store
 from ..transport.frames import decode_error, encode_error
 from .arrival import RestoreResult
@@ -112,9 +112,8 @@ def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Tri
     from .restore import restore
 
     read_only = shadow.enter()
-    own = tempfile.mkdtemp(prefix="criuctl-")
-    config = config.with_options(state_dir=f"{own}/state", run_dir=f"{own}/run", hook_dirs=(), events="none")
-    os.mkdir(config.run_dir, 0o700)
+    shadow.empty(config.run_dir or DEFAULT_RUN_DIR)  # of the same name: what the tree knows of itself is there
+    config = config.with_options(state_dir=tempfile.mkdtemp(prefix="criuctl-"), hook_dirs=(), events="none")
     reporter = Reporter()
     store = open_store(config.store, config)
     repository = _Unclaimed.open(store, config)

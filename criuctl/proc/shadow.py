@@ -187,6 +187,15 @@ def enter() -> list[str]:
         ) from error
 
 
+def empty(folder: str) -> None:
+    """In a shadow, under its overlays: this folder is there, and empty."""
+    try:
+        os.makedirs(folder, 0o755, exist_ok=True)
+        _mount("criuctl-shadow", folder, "tmpfs", _NOSUID | _NODEV, f"mode={stat.S_IMODE(os.stat(folder).st_mode):o}")
+    except OSError as error:
+        raise PlatformError(f"{folder} cannot be covered: {error.strerror}") from error
+
+
 def _enter() -> list[str]:
     _mount("none", "/", flags=_REC | _PRIVATE)
     mounts = list(_visible())
