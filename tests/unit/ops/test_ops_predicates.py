@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from criuctl.checkpoint.chunks import StreamRef
@@ -65,6 +67,17 @@ def test_files(tmp_path: Path) -> None:
     for impossible in (str(path), str(tmp_path / "absent"), "/proc/version"):
         with pytest.raises(PreflightRefused):
             predicates.note(config, [("file", impossible)])
+
+
+def test_manifests_with_predicates_fit_the_schema(tmp_path: Path) -> None:
+    schema = json.loads((Path(__file__).parents[3] / "images" / "manifest.schema.json").read_text())
+    noted = predicates.note(Config(state_dir=str(tmp_path)), [("output", "echo 1"), ("file", __file__), ("age", "7d")])
+    body = manifest(*noted).to_dict()
+    assert body["features"] == ["predicates"]
+    jsonschema.Draft202012Validator(schema).validate(body)
+    body["predicates"][0]["kind"] = "other"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.Draft202012Validator(schema).validate(body)
 
 
 def test_only_our_own_commands_and_allowed_ones_are_run(tmp_path: Path) -> None:
