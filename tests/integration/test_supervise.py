@@ -65,9 +65,11 @@ def counting(operators: Operators) -> Path:
     return out
 
 
-def running(operators: Operators) -> list[str]:
-    """The sessions that run there."""
-    return [session["session"] for session in operators("ls") if session["state"] == "running"]
+def end_by_itself(out: Path, code: int) -> None:
+    """Have it end with an exit code, now and whenever it is restored."""
+    written = out.with_name("end")
+    written.write_text(str(code))
+    written.replace(f"{out}.end")
 
 
 def kill(pid: int) -> None:
@@ -87,31 +89,28 @@ def test_each_kill_costs_no_more_than_what_came_after_the_newest_snapshot(homes:
         kill(pid)
         back = watch.wait("recovered", round_)
         stored = [event for event in watch.events("snapshot") if event["sequence"] < back["sequence"]]
-        assert back["checkpoint"] == stored[-1]["checkpoint"]
+        assert back["number"] >= stored[-1]["number"]  # higher, if it died when one had just been stored
         assert (back["incarnation"], back["passed_over"]) == (round_ + 1, [])
         assert back["recovered_ms"] >= back["restore_ms"] > 0 and back["lost_s"] >= 0
         pid = watch.wait("home", round_ + 1)["pid"]
-        assert pid == back["pid"] == a("status", "web")["pid"]
+        assert pid == back["pid"]
     assert {event["exit_signal"] for event in watch.events("died")} == {signal.SIGKILL}
     size = out.stat().st_size
     wait_until(lambda: out.stat().st_size > size, PATIENCE, "it counts on")
-    assert len(a("list", "web")) <= 3
     # One supervisor of a session at a time; when it is killed, the next goes on where it was.
     second = a("supervise", "web", check=False)
     assert (second["exit_code"], second["error"]["code"]) == (9, "conflict")
     watch.stop(signal.SIGKILL)
-    newest = a("list", "web")[-1]["id"]
+    stored = a("list", "web")
+    assert len(stored) < stored[-1]["number"]  # the others were pruned
     again = supervise(a, "--every", "1h")
     assert again.wait("home")["pid"] == pid
     kill(pid)
-    assert again.wait("recovered")["checkpoint"] == newest and again.events("snapshot") == []
-    assert again.stop() == 0
-    assert again.events("stopped")[-1]["runs"] and a("status", "web")["state"] == "running"
-    third = supervise(a, "--every", "1h")
-    third.wait("snapshot")  # of this life there is none yet
+    assert again.wait("recovered")["checkpoint"] == stored[-1]["id"] and again.events("snapshot") == []
+    again.wait("home", 2)
     a("kill", "web", "--timeout", "0")
-    assert third.command.process.wait(PATIENCE) == 0
-    assert [event["by"] for event in third.events("ended")] == ["killed"]
+    assert again.command.process.wait(PATIENCE) == 0
+    assert [event["by"] for event in again.events("ended")] == ["killed"]
 
 
 def test_a_damaged_checkpoint_is_passed_over_and_a_crash_loop_ends(homes: Homes) -> None:
@@ -133,7 +132,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_crash_loop_ends(homes: Homes)
     assert watch.wait("passed-over")["error"]["exit_code"] == 8
     watch.wait("home", 2)
     # From now on it ends by itself as soon as it is back: the restore above was the first that came to nothing.
-    Path(f"{out}.end").write_text("3")
+    end_by_itself(out, 3)
     assert watch.command.process.wait(PATIENCE) == 6
     assert [event.get("exit_code") for event in watch.events("died")] == [None, 3, 3]
     gave_up = watch.events("gave-up")[-1]
@@ -146,7 +145,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_a_crash_loop_ends(homes: Homes)
     a("restore", good)
     last = supervise(a, "--every", "1h", "--restart", "never")
     last.wait("home")
-    Path(f"{out}.end").write_text("3")
+    end_by_itself(out, 3)
     assert last.command.process.wait(PATIENCE) == 0, last.command.told()
     assert [event["exit_code"] for event in last.events("ended")] == [3]
 
@@ -161,6 +160,7 @@ def test_of_two_standbys_one_takes_over_and_the_old_home_is_fenced(homes: Homes)
     for other in others.values():
         other.wait("standby")
     assert home.stop() == 0  # the lease does not run out any more
+    assert home.events("stopped")[-1]["runs"]
     home = supervise(a, "--every", "1h", "--lease", "2s")
     stale = home.wait("home")["pid"]
     home.stop(signal.SIGKILL)
@@ -180,6 +180,5 @@ def test_of_two_standbys_one_takes_over_and_the_old_home_is_fenced(homes: Homes)
     assert (fenced["done"], "taken over" in fenced["text"]) == ("ended", True)
     home.wait("standby")
     assert start_time(stale) is None
-    assert [name for name, other in (("a", a), ("b", b), ("c", c)) if running(other)] == [winner]
     assert others[loser].events("recovered") == [] and others[loser].command.process.poll() is None
     assert start_time(others[winner].wait("home")["pid"]) is not None
