@@ -109,7 +109,8 @@ cli = LazyGroup(
     No failure of a dump loses the tree: it goes on running, or a complete checkpoint exists. A restore that fails
     leaves nothing behind.
 
-    Each command has a manual page: criuctl COMMAND --help.""",
+    Each command has a manual page: criuctl COMMAND --help. When something has gone wrong: criuctl help store-lost, key-lost,
+    fenced-host, restore-refused or disk-full.""",
     params=[
         click.Option(
             ["--version"],

@@ -39,6 +39,12 @@ class ManFormatter(click.HelpFormatter):
     def write_heading(self, heading: str) -> None:
         self.write(f"{'':>{self.current_indent}}{heading.upper()}\n")
 
+    def write_example(self, what: str, lines: Sequence[str]) -> None:
+        """A few command lines, not wrapped, and what they do."""
+        self.write_text(what)
+        for line in lines:
+            self.write(f"{'':>{self.current_indent + 4}}{line}\n")
+
 
 class PageContext(click.Context):
     """A context whose help is written by `ManFormatter`."""
@@ -130,14 +136,14 @@ def _write_page(
 def _write_tail(
     formatter: click.HelpFormatter, examples: Sequence[Example], exits: Iterable[int], see_also: Sequence[str]
 ) -> None:
+    if not isinstance(formatter, ManFormatter):
+        raise TypeError("a page is written by a ManFormatter")
     if examples:
         with formatter.section("Examples"):
             for i, (what, line) in enumerate(examples):
                 if i:
-                    formatter.write("\n")
-                formatter.write_text(what)
-                for part in line.splitlines():
-                    formatter.write(f"{'':>{formatter.current_indent + 4}}{part}\n")
+                    formatter.write_paragraph()
+                formatter.write_example(what, line.splitlines())
     with formatter.section("Exit status"):
         formatter.write_dl([(str(code), EXIT_CODES[code]) for code in exits] + [("128+N", "ended by signal N")])
     if see_also:

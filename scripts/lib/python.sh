@@ -52,7 +52,7 @@ install_criuctl() {
     echo "$stamp" >"$prefix/venv/criuctl.stamp"
 }
 
-# link_command: BIN/criuctl, and completion for the shells, which click generates.
+# link_command: BIN/criuctl, completion for the shells, which click generates, and manual pages.
 link_command() {
     target=$prefix/venv/bin/criuctl
     if [ "$(readlink "$bin/criuctl")" != "$target" ]; then
@@ -70,6 +70,7 @@ link_command() {
             mv "$file.new" "$file"
         fi
     done
+    "$target" help -q --man-pages "$share/man" 2>/dev/null || say "note: no manual pages could be written to $share/man"
     echo "$stamp" >"$prefix/completion.stamp"
 }
 

@@ -11,11 +11,11 @@ import pytest
 from support import checkpoints as kit
 from support.faulty_store import FaultyStore
 
-from criuctl.checkpoint import gc, gclists
+from criuctl.checkpoint import gc, gclists, objects
 from criuctl.checkpoint.gc import Collected, Collection
 from criuctl.checkpoint.packs import pack_of
 from criuctl.checkpoint.repository import Repository
-from criuctl.errors import Conflict, Damaged
+from criuctl.errors import Conflict, Damaged, UnsupportedFormat
 from criuctl.report import Reporter
 from criuctl.store import Store
 from criuctl.store.base import Data
@@ -302,6 +302,11 @@ def test_an_unreadable_manifest_ends_it_before_anything_goes(tmp_path: Path) -> 
     before = packs(repo)
     repo.store.put(kept.object, data[:-1] + bytes([data[-1] ^ 1]))
     with pytest.raises(Damaged):
+        collect(again(repo))
+    assert packs(repo) == before
+    newer = objects.encode(objects.MANIFEST, kept.object, b"{}", b"{}", repo.sealer, ("telepathy",))
+    repo.store.put(kept.object, newer)  # of a newer criuctl
+    with pytest.raises(UnsupportedFormat, match="telepathy"):
         collect(again(repo))
     assert packs(repo) == before
     repo.store.put(kept.object, data)

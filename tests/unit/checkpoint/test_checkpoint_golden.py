@@ -14,6 +14,7 @@ from support import checkpoints as kit
 from support import golden
 
 from criuctl.checkpoint import chunks, codec, index, leases, objects, packs
+from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.manifest import Manifest
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Damaged
@@ -57,6 +58,9 @@ def test_golden_checkpoints_are_read(tmp_path: Path, version: str, kind: str) ->
         assert head is not None and head.host == golden.HOST and head.epoch == 1
         kit.check(repository, kit.write(repository, session="golden"))  # and goes on with it
         assert repository.resolve("golden").number == len(expected) + 1
+        assert Collection(repository, Reporter(), grace=0).run().lost == 0
+        for summary in repository.list():
+            repository.verify(repository.manifest(summary), Reporter())
 
 
 def test_the_schema_is_one() -> None:

@@ -1,0 +1,168 @@
+"""Manual pages for `man`: what ``--help`` says, in roff, for every command and every runbook.
+
+The same code writes both: `criuctl.cli.pages` hands the parts of a page to a formatter, and `RoffFormatter` is one that puts them
+down in the macros of man(7).  A command's page is ``criuctl-store-init.1``, a runbook's ``criuctl-store-lost.7``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from .. import __version__
+from . import topics
+from .pages import LazyGroup, ManFormatter, PageContext
+
+_OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+_COMMAND = re.compile(r"(`[^`\n]+`)")
+_ESCAPES = {"\\": "\\e", "'": "\\(aq", "`": "\\(ga", "~": "\\(ti", "^": "\\(ha"}  # what roff would make typographic
+_HEADING = re.compile(r"(#+) +(.*)")
+
+
+def page_name(path: str) -> str:
+    """What `man` calls the page of ``criuctl store init``."""
+    return path.replace(" ", "-")
+
+
+def _plain(text: str) -> str:
+    """Text as it is; what roff would take for an instruction is kept from being one."""
+    text = "".join(_ESCAPES.get(letter, letter) for letter in text)
+    return f"\\&{text}" if text.startswith(".") else text
+
+
+def _literal(text: str) -> str:
+    """Something to be typed: its hyphens are copied as such."""
+    return _plain(text).replace("-", "\\-")
+
+
+def inline(text: str) -> str:
+    """Running text, in which `this` is to be typed."""
+    parts = _COMMAND.split(text)
+    for n, part in enumerate(parts):
+        if n % 2:
+            parts[n] = f"\\fB{_literal(part[1:-1])}\\fR"
+        else:
+            parts[n] = _OPTION.sub(
+                lambda match: match[0].replace("-", "\\-"), _plain(part) if n == 0 else part.replace("\\", "\\e")
+            )
+    return "".join(parts)
+
+
+class RoffFormatter(ManFormatter):
+    """Writes a page's parts in the macros of man(7)."""
+
+    _section = ""
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        self._section = name
+        self.buffer.append(f".SH {name.upper()}\n")
+        yield
+
+    def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
+        self.buffer.append(f"\\fB{_literal(prog)}\\fR {_literal(args)}\n")
+
+    def write_text(self, text: str) -> None:
+        if self._section == "Name":
+            path, _, summary = text.partition(" - ")
+            self.buffer.append(f"{_literal(page_name(path))} \\- {inline(summary)}\n")
+            return
+        if self._section == "See also":
+            names = [f"\\fB{_literal(page_name(name))}\\fR(1)" for name in text.split(", ")]
+            self.buffer.append(",\n".join(names) + "\n")
+            return
+        for paragraph in text.split("\n\n"):
+            if paragraph.startswith("\b"):  # click's word for lines that stay as they are
+                self.write_lines(paragraph.lstrip("\b\n").splitlines())
+            else:
+                self._paragraph(inline(" ".join(paragraph.split())))
+
+    def _paragraph(self, *lines: str) -> None:
+        if not (self.buffer and self.buffer[-1].startswith(".SH ")):
+            self.buffer.append(".PP\n")
+        self.buffer.extend(f"{line}\n" for line in lines)
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        for term, text in rows:
+            self.buffer.append(f".TP\n\\fB{_literal(term.strip())}\\fR\n{inline(' '.join(text.split()))}\n")
+
+    def write_example(self, what: str, lines: Sequence[str]) -> None:
+        """A few command lines, and what they do."""
+        self._paragraph(inline(what))
+        self.write_lines(lines)
+
+    def write_lines(self, lines: Sequence[str]) -> None:
+        """Lines to be typed, as they are."""
+        self._paragraph(".RS 4", ".nf", *map(_literal, lines), ".fi", ".RE")
+
+    def write_paragraph(self) -> None:
+        """Paragraphs begin where they are written."""
+
+    def write_markdown(self, text: str) -> None:
+        """Headings, paragraphs, lists and fenced lines of a runbook."""
+        for block, lines in topics.blocks(text):
+            if block == "lines":
+                self.write_lines(lines)
+            elif block == "item":
+                self.buffer.append(f".IP \\(bu 2\n{inline(' '.join(lines))}\n")
+            elif heading := _HEADING.fullmatch(lines[0]):
+                self.buffer.append(f".SH {_plain(heading[2]).upper()}\n")
+            else:
+                self._paragraph(inline(" ".join(lines)))
+
+
+class RoffContext(PageContext):
+    """A context whose help is a manual page."""
+
+    formatter_class = RoffFormatter
+
+
+def _title(name: str, section: int) -> str:
+    return f'.TH {_literal(name.upper())} {section} "" "criuctl {__version__}" "criuctl"\n'
+
+
+def command_pages(root: click.Command, program: str) -> Iterator[tuple[str, str]]:
+    """(file name, text) of the page of every command, `root` first."""
+    todo = [RoffContext(root, info_name=program, help_option_names=["-h", "--help"])]
+    while todo:
+        ctx = todo.pop(0)
+        name = page_name(ctx.command_path)
+        yield f"{name}.1", _title(name, 1) + ctx.command.get_help(ctx) + "\n"
+        for word in ctx.command.list_commands(ctx) if isinstance(ctx.command, LazyGroup) else ():
+            found = ctx.command.get_command(ctx, word) if isinstance(ctx.command, LazyGroup) else None
+            if found is not None:
+                todo.append(RoffContext(found, info_name=word, parent=ctx))
+
+
+def runbook_pages(program: str) -> Iterator[tuple[str, str]]:
+    """(file name, text) of the page of every runbook."""
+    for topic in topics.names():
+        name = f"{program}-{topic}"
+        formatter = RoffFormatter()
+        summary, _, rest = topics.text(topic).partition("\n")
+        with formatter.section("Name"):
+            formatter.write_text(f"{name} - {summary.lstrip('# ')[:1].lower()}{summary.lstrip('# ')[1:]}")
+        formatter.write_markdown(rest)
+        yield f"{name}.7", _title(name, 7) + formatter.getvalue()
+
+
+def write_pages(root: click.Command, program: str, folder: Path) -> list[Path]:
+    """Write all pages below `folder`, to ``man1`` and ``man7``; ours that are there of an earlier version go."""
+    pages = [*command_pages(root, program), *runbook_pages(program)]
+    made = []
+    for section in ("1", "7"):
+        place = folder / f"man{section}"
+        place.mkdir(parents=True, exist_ok=True)
+        names = {name for name, _ in pages if name.endswith(f".{section}")}
+        for old in [*place.glob(f"{program}.{section}"), *place.glob(f"{program}-*.{section}")]:
+            if old.name not in names:
+                old.unlink()
+        for name, text in pages:
+            if name in names:
+                (place / name).write_text(text)
+                made.append(place / name)
+    return made
