@@ -128,5 +128,11 @@ def process_id(_ctx: click.Context, _param: click.Parameter, incomplete: str) ->
 
 
 def target(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """A PID once digits are typed, else the name of a session that runs here."""
-    return process_id(ctx, param, incomplete) if incomplete.isdigit() else running_session(ctx, param, incomplete)
+    """A PID once digits are typed, else the name of a session that runs here, or of a configured tree."""
+    if incomplete.isdigit():
+        return process_id(ctx, param, incomplete)
+    found = running_session(ctx, param, incomplete)
+    known = {item.value for item in found}
+    return found + _in_time(
+        lambda: [CompletionItem(n) for n in _app(ctx).config.trees if n.startswith(incomplete) and n not in known]
+    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
 
 from ..errors import CriuctlError
@@ -66,6 +66,9 @@ def tell_each(app: App, outcomes: Iterable[T], told: Callable[[T], int], body: C
         message = f"stopped by {signal.Signals(number).name}"
         array.add({"error": {"code": "interrupted", "exit_code": 128 + number, "message": message, "hint": ""}})
         codes.append(128 + number)
+    finally:
+        if isinstance(outcomes, Generator):
+            outcomes.close()  # when nobody listens any more, what is under way ends now
     if app.json:
         array.close()
     return codes

@@ -97,7 +97,8 @@ def each(
             yield Outcome(ended.key, error=error)
         else:
             number = -ended.code if ended.code < 0 else ended.code - 128
-            yield Outcome(ended.key, error=broken(f"the criuctl that worked on it was ended by signal {number}"))
+            how = f"was ended by signal {number}" if number > 0 else f"ended with {ended.code} and no answer"
+            yield Outcome(ended.key, error=broken(f"the criuctl that worked on it {how}"))
 
 
 def _piece(work: Work, reporter: Reporter, name: str) -> Callable[[], dict[str, Any]]:

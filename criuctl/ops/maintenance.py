@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -130,7 +131,7 @@ def check_open(config: Config) -> None:
         why = f" ({record.reason})" if record.reason else ""
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.since))
         raise Conflict(
-            f"this host is in maintenance since {since}{why}: no session may begin here",
+            f"{platform.node()} is in maintenance since {since}{why}: no session may begin there",
             hint="`criuctl maintenance end` brings back what it had ended, and lets new ones in; `criuctl maintenance status`.",
         )
 

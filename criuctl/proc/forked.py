@@ -155,12 +155,11 @@ def _be(work: Work, answer: int, parent: int, mask: set[Any]) -> None:
             signal.signal(signal.SIGTERM, _stop)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask - set(_STOPS))
         if os.getppid() == parent:
-            said: dict[str, Any]
             try:
-                said = {"answer": work()}
+                said = json.dumps({"answer": work()})
             except Exception:
-                said = {"bug": traceback.format_exc()}
-            _write(answer, json.dumps(said).encode())
+                said = json.dumps({"bug": traceback.format_exc()})
+            _write(answer, said.encode())
             code = 0
     except KeyboardInterrupt as interrupt:
         code = 128 + int(getattr(interrupt, "number", signal.SIGTERM))

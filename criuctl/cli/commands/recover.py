@@ -16,6 +16,8 @@ from ..text import printable
 from .maintenance import AGAIN, RETRY, teller
 from .snapshot import JOBS
 
+_BOOT_PAUSE = "30s"  # for networks and stores that are slow to come up
+
 
 @page(
     examples=[
@@ -79,7 +81,7 @@ def _boot(app: App, all_: bool, installs: bool) -> int:
         *timers.own_program(sys.argv[0], sys.executable),
         *(["--config", os.path.abspath(app.config_file)] if app.config_file else []),
     ]
-    argv += [*(["--store", store] if store else []), "recover", *(["--all"] if all_ else [])]
+    argv += [*(["--store", store] if store else []), "recover", "--retry-after", _BOOT_PAUSE, *(["--all"] if all_ else [])]
     state = os.environ.get("CRIUCTL_STATE_DIR")
     written = [str(p) for p in bootunit.install(argv, {"CRIUCTL_STATE_DIR": os.path.abspath(state)} if state else {})]
     app.emit({"installed": True, "files": written}, lambda: f"{printable(', '.join(written))} written", brief=lambda: "")

@@ -285,7 +285,7 @@ def test_a_boot_has_it_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     (path,) = map(Path, call("--install", "--all", "--store", "s3://bucket/x")["files"])
     line = path.read_text().splitlines()[-1]
     assert line.startswith("@reboot root CRIUCTL_STATE_DIR=")
-    assert line.endswith("--store s3://bucket/x recover --all --quiet")
+    assert line.endswith("--store s3://bucket/x recover --retry-after 30s --all --quiet")
     assert "100\\% state" in line
     assert call("--install", code=9)["error"]["code"] == "conflict"
     assert call("--remove")["removed"] == [str(path)]
