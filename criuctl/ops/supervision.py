@@ -3,8 +3,9 @@
 Nothing here looks at a clock, a store or a process: every moment is given, in seconds of one monotonic clock, so each rule can
 be tested by itself.  `criuctl.ops.supervise` is who asks.
 
-    Schedule    a snapshot each period, or once the terminal is idle or a shell has come to its prompt again; after a failure
-                again soon, then later and later; and whether more would be lost by now than may be
+    Schedule    a snapshot each period, begun so early that it is stored by the end of it, or once the terminal is idle or a
+                shell has come to its prompt again; after a failure again soon, then later and later; and whether more would be
+                lost by now than may be
     Guard       a restore that fails, or that dies again soon, counts; each that counts makes the next wait longer, and after
                 so many of them in a row there is no next one
     LeaseWatch  a lease has run out when, over its time to live, it was looked at again and again and never changed
@@ -22,6 +23,7 @@ Reason = Literal["period", "idle", "step", "again"]
 
 GAP = 1.0  # seconds that a snapshot by idleness, by step, or after a failure is away from the one before, at least
 _RETRY_CEILING = 60.0
+_SPARE = 1.5  # times as long as the last one the next snapshot may take
 PERIOD = 60.0  # seconds, if nothing else is said
 
 
@@ -44,6 +46,7 @@ class Schedule:
     max_loss: float = 0.0
     _last: float = 0.0  # what the newest checkpoint is of
     _next: float = 0.0
+    _lead: float = 0.0  # so long before the end of a period a snapshot is begun
     _again: float | None = None  # after a failure
     _failures: int = 0
     _offset: int = -1  # of the terminal's output
@@ -54,7 +57,7 @@ class Schedule:
         """Begin, or begin anew; `age` is that of the newest checkpoint, None: there is none and one is due at once."""
         known = max(age, 0.0) if age is not None else 0.0
         self._last = now - known
-        self._next = now + max(0.0, self.every - known) if age is not None else now
+        self._next = now + max(0.0, self.every - self._lead - known) if age is not None else now
         self._again, self._failures, self._offset, self._stored = None, 0, -1, -1
         if age is None and not self.every:
             self._again = now
@@ -62,7 +65,8 @@ class Schedule:
     def taken(self, began: float, now: float) -> None:
         """A snapshot that was begun at `began` is stored; one that takes long leaves as much time to the tree, or a period."""
         self._last = began
-        self._next = max(began + self.every, now + min(self.every, now - began))
+        self._lead = min(self.every / 2, _SPARE * (now - began))
+        self._next = max(began + self.every - self._lead, now + min(self.every, now - began))
         self._again, self._failures, self._stored = None, 0, self._offset
 
     def failed(self, now: float) -> None:
