@@ -54,7 +54,7 @@ def test_killed_at_every_change_beside_dumps_and_others(place: Place, tmp_path: 
     assert collect(repo).lost == 0
     listed = {summary.session: summary for summary in repo.list()}
     told = json.loads(done.stdout)
-    assert told["committed"] and told["killed"] >= 2 and set(told["committed"]) <= set(listed)
+    assert len(told["committed"]) >= 2 and told["killed"] >= 2 and set(told["committed"]) <= set(listed)
     for session, summary in listed.items():
         kit.check(repo, summary, collectors.content(session))
         repo.remove(summary)

@@ -97,12 +97,12 @@ class Site:
         return (self.folder / "ended").exists()
 
 
-def run(what: Callable[[], None]) -> int:
+def run(what: Callable[[], object]) -> int:
     """Run something in a process of its own; its wait status."""
     return os.waitpid(start(what), 0)[1]
 
 
-def start(what: Callable[[], None]) -> int:
+def start(what: Callable[[], object]) -> int:
     """Start something in a process of its own."""
     pid = os.fork()
     if pid:
@@ -118,16 +118,18 @@ def start(what: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def dump(site: Site, host: str, session: str, changes: int, *, remove: bool) -> None:
+def dump(site: Site, host: str, session: str, changes: int = 0, *, remove: bool = False) -> bool:
+    """Whether the checkpoint was committed."""
     repository = site.repository(host, changes)
     try:
         summary = kit.write(repository, content(session), session=session)
     except (Conflict, Damaged):
-        return  # a collection was faster: the tree would run on
+        return False  # a collection was faster: the tree would run on
     site.note("committed", session)
     if remove:
         site.note("removing", session)
         repository.remove(summary)
+    return True
 
 
 def dumper(site: Site, number: int) -> None:
@@ -137,6 +139,8 @@ def dumper(site: Site, number: int) -> None:
         changes = rng.choice([0, 0, 1, 2, 3, 4, 5])
 
         site.killed_or_fine(run(partial(dump, site, f"dumper{number}", session, changes, remove=turn % 3 == 0)))
+    while not dump(site, f"dumper{number}", f"s{number}-last-0-{number}"):
+        pass
 
 
 def collect(site: Site, host: str, changes: int = 0) -> None:
