@@ -55,7 +55,7 @@ from .supervision import End, LeaseWatch, Schedule
 from .supervisorpost import TICK, Post, Tell, Wishes
 from .terminalwatch import TerminalWatch
 
-Role = Literal["home", "recover", "standby", "over"]
+Role = Literal["home", "recover", "standby", "anew", "over"]  # anew: look again
 
 _LOOK = 5.0  # seconds between two looks at a lease, at most
 
@@ -98,8 +98,14 @@ class Supervisor:
                 post.tell("started", role=role, every_s=self._schedule.every or None)
                 post.service.tell("READY=1")
                 post.service.watchdog(post.well)
+                plays = {
+                    "home": self._at_home,
+                    "recover": self._recover,
+                    "standby": self._stand_by,
+                    "anew": self._role_anew,
+                }
                 while role != "over":
-                    role = {"home": self._at_home, "recover": self._recover, "standby": self._stand_by}[role]()
+                    role = plays[role]()
             except KeyboardInterrupt:  # the session runs on
                 post.tell("stopped", runs=post.lives() is not None)
             finally:
@@ -184,7 +190,7 @@ class Supervisor:
         if post.lives() is None:
             return "standby"
         post.sleep(TICK)
-        return self._role_anew()
+        return "anew"
 
     # -- home ----------------------------------------------------------------------------------------
 
@@ -193,7 +199,7 @@ class Supervisor:
         post = self._post
         record = post.lives()
         if record is None:
-            return self._role_anew()
+            return "anew"
         self._loss = None
         self._remember(record)
         self._heart.start(SessionRef(record.name, record.id))
@@ -335,7 +341,7 @@ class Supervisor:
         outcome = self._recoverer.recover(self._loss, self._members)
         self._fresh = outcome == "back"
         if outcome == "overtaken":
-            return self._role_anew()
+            return "anew"
         return "home" if outcome == "back" else "standby"
 
     # -- standby -------------------------------------------------------------------------------------
