@@ -10,15 +10,16 @@ generation higher, with the complete list of slots and a checksum under the mast
 of all of them open the store.  What does not fit was written by nobody who has the key, and counts for nothing.
 
     1  publish   put keys/N+1, N being the generation that was read; somebody else was faster: look again, judge again
-    2  look      list keys/: if there is a newer generation, or another one of the same number, ours is withdrawn: look again.
-                 (A slow writer may have won a number that had been used, superseded and removed.)
+    2  look      list keys/: if there is a newer generation, or another one of the same number, begin again with what counts
+                 without ours.  (A slow writer may have won a number that had been used, superseded and removed.)
     3  settle    write the same text to ``config``, where the store replaces objects atomically, so that what was removed is
                  gone from there, and that older versions of criuctl find the current slots; then remove older generations
 
 RULE: the store can be opened at every instant.  Until 1 is done the old generation counts, from then on the new one; settling
 changes no slot that counts.  ``config`` is only replaced while the same text stands, durable and read back, under a name of its
 own, and is itself dispensable: where it is absent or damaged the generations are asked.  Cut off anywhere, the next change, or
-`tidy`, settles.  What is removed in step 3 is older than what has been read back.
+`tidy`, settles.  Nothing is ever removed but what is older than a text that has been read back: not even one's own that was
+overtaken, since somebody may have settled on it.
 
 No master key is changed, so no pack is rewritten; and whoever has once opened the store, or has a removed key and an old copy
 of the config, can read what is stored in it, also what will be.
@@ -29,7 +30,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +94,11 @@ class Current:
         newest = max(candidate.generation for candidate in valid)
         texts = tuple(candidate for candidate in valid if candidate.generation == newest)
         return cls(newest, texts[0].body, union(texts), texts)
+
+    def without(self, overtaken: Collection[bytes]) -> Current:
+        """What counts beside these texts, if anything does."""
+        texts = tuple(candidate for candidate in self.texts if candidate.data not in overtaken) or self.texts
+        return Current(self.generation, texts[0].body, union(texts), texts)
 
 
 def number(name: str) -> int | None:
@@ -161,15 +167,19 @@ class Changer:
         It may raise; and if it changes nothing, nothing is published.  In the end the store is settled.  Store errors: when one
         says *unreachable*, the change may have happened.
         """
+        overtaken: list[bytes] = []
         for attempt in range(_ATTEMPTS):
-            current = self.current()
+            there = self.current()
+            current = there.without(overtaken)
             slots = change([dict(slot) for slot in current.slots])
-            if slots == current.slots and self._single(current):
-                self._settle(current)
-                return current
-            if (published := self._publish(current, slots)) is not None:
+            if slots == current.slots and self._single(there):
+                self._settle(there)
+                return there
+            published, alone = self._publish(current, slots)
+            if alone:
                 self._settle(published)
                 return published
+            overtaken.append(published.texts[0].data)
             time.sleep(_PAUSE * secrets.randbelow(100 * (attempt + 1)) / 100)
         raise Conflict("the keys of the store are being changed by somebody else at the same time", hint="Try again.")
 
@@ -192,8 +202,8 @@ class Changer:
     def _in_config(self, current: Current) -> bool:
         return any(candidate.name == text.NAME for candidate in current.texts)
 
-    def _publish(self, current: Current, slots: Slots) -> Current | None:
-        """Steps 1 and 2; None if somebody else was faster."""
+    def _publish(self, current: Current, slots: Slots) -> tuple[Current, bool]:
+        """Steps 1 and 2; whether nobody else was faster."""
         if len(slots) > text.MAX_SLOTS:
             raise Conflict(f"a store has {text.MAX_SLOTS} keys at most", hint="Remove one: `criuctl key list` shows them.")
         nonce = secrets.token_hex(16)
@@ -202,16 +212,12 @@ class Changer:
         body |= {"slots": slots, "generation": generation, "changed": now(), "nonce": nonce}
         data = text.text(body, self._sealer)
         name = f"{PREFIX}{generation:020d}" + ("" if self._conditional else f"-{nonce}")
+        made = Current(generation, body, slots, (Candidate(name, data, text.parse(data)),))
         if not self._put(name, data):
-            return None
+            return made, False
         found, _gone = read(self._store, [other for other, its in names(self._store).items() if its >= generation])
-        ours = next((candidate for candidate in found if candidate.data == data), None)
         others = [c for c in found if c.data != data and c.body["id"] == self._id and text.fits(c.body, self._sealer)]
-        if others or ours is None:
-            if ours is not None:
-                self._store.delete(name)
-            return None
-        return Current(generation, ours.body, slots, (ours,))
+        return made, not others and any(candidate.data == data for candidate in found)
 
     def _put(self, name: str, data: bytes) -> bool:
         """Whether `data` is the object `name` now; after a lost answer the store tells."""
