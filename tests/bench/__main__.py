@@ -77,7 +77,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         "the same tree; its sessions beside tmux, dtach and a bare PTY; its migration beside criu, rsync and criu."
         " Prints medians, ratios, and whether the bounds "
         "are met. Needs root.",
-        epilog="With no option it takes about nine minutes. Results go to stdout, progress to stderr.",
+        epilog="With no option it takes about fourteen minutes. Results go to stdout, progress to stderr.",
     )
     parser.add_argument("case", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} or all (the default)")
     parser.add_argument("--sizes", type=_sizes, metavar="LIST", help="of the trees [50M,1G; rss: 4G; increment: the largest]")

@@ -34,7 +34,7 @@ def old_store(bench: Bench, checkpoints: int, chunks: int) -> Iterator[Section]:
         place.path("criuctl").parent.mkdir(parents=True, exist_ok=True)
         bench.commands.run([sys.executable, "-m", "bench.simulated", str(checkpoints), str(chunks)], env=environment)
         for label, *command in (
-            ("list of a session", "list", "simulated-1"),
+            ("list of a session", "list", "simulated-0"),
             ("list of everything", "list"),
             ("plan of a prune", "prune", "--keep-last", "25", "--dry-run"),
             ("plan of a gc", "gc", "--grace", "0", "--dry-run"),
@@ -47,7 +47,7 @@ def old_store(bench: Bench, checkpoints: int, chunks: int) -> Iterator[Section]:
         _measure(bench, own, section, "gc of nothing", "gc", "--grace", "0")
         if left != len(own.command("list")[0]):
             raise BenchFailed("a collection has seen other checkpoints than are listed")
-        own.command("verify", "simulated-1")
+        own.command("verify", "simulated-0")
     except BenchFailed as error:
         section.failures.append(str(error))
         bench.failures.append(f"{title}: {error}")

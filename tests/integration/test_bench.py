@@ -103,6 +103,17 @@ def test_sessions(tmp_path: Path) -> None:
     assert len(bounds) == 5 and all(bound["value"] is not None for bound in bounds)
 
 
+def test_a_simulated_store(tmp_path: Path) -> None:
+    """It is made, listed, pruned and collected, and every step's time and memory is held to what it may be."""
+    bench = _bench(tmp_path, "store", "--simulated", "60,600", "--json")
+    out, err = bench.communicate(timeout=200)
+    assert (bench.returncode, _left(tmp_path)) == (0, []), err
+    (section,) = json.loads(out)["sections"]
+    rows = {row["what"]: row for row in section["rows"]}
+    assert {"list of a session, the first time", "plan of a prune, again", "gc of it, and of what is small"} <= set(rows)
+    assert all(row["bound"]["met"] for name, row in rows.items() if name.endswith(": peak"))
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_interrupted(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """An interrupt in the middle of a round ends everything and removes everything."""

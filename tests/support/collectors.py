@@ -23,6 +23,7 @@ from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.errors import Conflict, CriuctlError, Damaged, NoSuchCheckpoint, ObjectMissing
+from criuctl.proc import syscalls
 from criuctl.report import Reporter
 from criuctl.store import Store, open_store
 from criuctl.store.base import Data
@@ -109,6 +110,7 @@ def start(what: Callable[[], object]) -> int:
         return pid
     code = 1
     try:
+        syscalls.set_parent_death_signal(signal.SIGKILL)  # nothing of this outlives the test
         what()
         code = 0
     except BaseException:
