@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 from support import checkpoints as kit
+from support import golden
 
 from criuctl.checkpoint import configobject, generations, keys, recovery
 from criuctl.checkpoint.codec import Sealer
@@ -29,6 +31,7 @@ from criuctl.errors import (
     WrongKey,
 )
 from criuctl.ops.storekeys import NewKey, key_add, key_list, key_recovery, key_remove, key_rotate, key_tidy
+from criuctl.report import Reporter
 from criuctl.store import memory
 from criuctl.store.base import Capabilities, Data, ObjectInfo
 from criuctl.store.local import LocalStore
@@ -354,6 +357,39 @@ def test_what_was_not_written_with_the_key_counts_for_nothing(site: Setting) -> 
     here.stage.put("keys/" + "0" * 19 + "3", b"in the way")
     with pytest.raises(Damaged, match="in the way"):
         key_recovery(here.one)
+
+
+def test_golden_generations_and_stores_of_before_there_were_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(golden.FOLDER / "1" / "encrypted", tmp_path / "store")
+    config = kit.config(tmp_path, store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"))
+    first = tmp_path / golden.KEY
+    shutil.copyfile(golden.FOLDER / "1" / golden.KEY, first)
+    first.chmod(0o600)
+    by_first = replace(config, key_file=str(first))
+    # One that was made before there were generations: its key is replaced, its checkpoints are read by the new one.
+    done = key_rotate(by_first, NewKey(tmp_path / "new.key"))
+    by_new = replace(config, key_file=str(tmp_path / "new.key"))
+    assert done.generation == 1 and [one.fingerprint for one in key_list(by_new)[0]] == done.added
+    with pytest.raises(WrongKey):
+        key_list(by_first)
+    with Repository.open(LocalStore(config.store), by_new) as repository:
+        repository.verify(repository.manifest("golden"), Reporter())
+    # And a generation as it was written first.
+    store = LocalStore(config.store)
+    store.put(f"keys/{2:020d}", (golden.FOLDER / "generation-2.json").read_bytes())
+    monkeypatch.setenv(keys.PASSPHRASE_VARIABLE, "protects nothing")
+    assert [(one.kind, one.label, one.used) for one in key_list(config)[0]] == [
+        ("file", "", False),
+        ("passphrase", "words", True),
+        ("recovery", "paper", False),
+    ]
+    assert {one.used for one in key_list(by_first)[0]} == {True, False}
+    with pytest.raises(WrongKey):
+        key_list(by_new)
+    monkeypatch.setenv(keys.RECOVERY_VARIABLE, "AAYTTH-HEBRYK-DPJEMA-VJGYDV-SVKBAC-FZNRPM-NWSNJX-PEKPGX")
+    with Repository.open(store, config) as repository:
+        assert repository.key_info()["fingerprint"] == "4d2ca2693f70d882"
+        repository.verify(repository.manifest("golden"), Reporter())
 
 
 def test_an_older_criuctl_reads_the_keys_as_they_are(site: Setting) -> None:
