@@ -215,6 +215,7 @@ class Collection:
         """Copy what is needed of these packs; returns those that are not needed any more."""
         freed: list[bytes] = []
         members: dict[bytes, dict[bytes, int]] = {}
+        chunks_there = 0
         with ThreadPoolExecutor(_FETCHERS, "criuctl-gc") as pool:
             for start in range(0, len(packs), _PACKS_AT_ONCE):
                 some = packs[start : start + _PACKS_AT_ONCE]
@@ -222,9 +223,10 @@ class Collection:
                     if chunks is None:
                         continue
                     members[pack] = chunks
-                    if sum(map(len, members.values())) >= _COPIED_AT_ONCE:
+                    chunks_there += len(chunks)
+                    if chunks_there >= _COPIED_AT_ONCE:
                         freed += self._copy(members)
-                        members = {}
+                        members, chunks_there = {}, 0
                 self._reporter.progress("packs", start + len(some), len(packs), "packs")
         freed += self._copy(members)
         self.done.repacked += len(freed)
@@ -248,7 +250,7 @@ class Collection:
     def _mark(self, survey: Survey, unneeded: list[bytes]) -> list[bytes]:
         """Mark what is not marked yet; returns what is ripe at once, without a grace time."""
         wanted = set(unneeded)
-        fresh = [pack for pack in unneeded if pack not in self._marked]
+        fresh = dict.fromkeys(pack for pack in unneeded if pack not in self._marked)
         doomed = self._all_doomed()
         for entry in self._lists:
             there = {pack for pack in entry.packs if pack in survey.packs and pack not in doomed}
@@ -256,7 +258,7 @@ class Collection:
                 continue
             # Packs that are needed again: writers shall rely on them, so the rest gets a mark of its own.
             self._stale.append(entry)
-            fresh += [pack for pack in there & wanted if pack not in fresh and self._now - self._marked[pack] < self._grace]
+            fresh |= dict.fromkeys(pack for pack in there & wanted if self._now - self._marked[pack] < self._grace)
         if fresh:
             gclists.put(self._store, self._sealer, MARKED, fresh)
         self.done.marked = len(fresh)
