@@ -1,7 +1,7 @@
 // The server: questions, actions, and the list of sessions that it sends by itself.
 //
-// The token comes in the fragment of the address, which no browser sends anywhere; it is kept for this origin (the port included), so that
-// further tabs work, and is worth nothing once the server has ended.
+// The token comes in the fragment of the address, which no browser sends anywhere; it is kept for this origin (the port included),
+// so that further tabs work, and is worth nothing once the server has ended.
 
 const KEY = "criuctl-token";
 
@@ -28,28 +28,40 @@ export const token = () => localStorage.getItem(KEY) ?? "";
 async function ask(path, options = {}) {
   let response;
   try {
-    response = await fetch(path, { ...options, headers: { ...options.headers, Authorization: `Bearer ${token()}` }, cache: "no-store" });
+    response = await fetch(path, {
+      ...options,
+      headers: { ...options.headers, Authorization: `Bearer ${token()}` },
+      cache: "no-store",
+    });
   } catch {
     throw new Failure(0);
   }
   let body = null;
-  try { body = await response.json(); } catch { /* told below */ }
+  try {
+    body = await response.json();
+  } catch {
+    /* told below */
+  }
   if (!response.ok) throw new Failure(response.status, body?.error ?? { message: `the server answered ${response.status}` });
   return body;
 }
 
 export const get = (path) => ask(`/api/${path}`);
-export const act = (wish) => ask("/api/actions", { method: "POST", body: JSON.stringify(wish), headers: { "Content-Type": "application/json" } });
+export const act = (wish) =>
+  ask("/api/actions", { method: "POST", body: JSON.stringify(wish), headers: { "Content-Type": "application/json" } });
 export const named = (name) => encodeURIComponent(name);
 
 /** A WebSocket of this server; the token goes along as a subprotocol, which is in no address and no log. */
 export function socket(path) {
-  const made = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/api/${path}`, ["criuctl", `token.${token()}`]);
+  const made = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/api/${path}`, [
+    "criuctl",
+    `token.${token()}`,
+  ]);
   made.binaryType = "arraybuffer";
   return made;
 }
 
-/** The list of sessions as it changes: `live.sessions`, `live.connected`, "change" events, and "locked" when the token is another one now. */
+/** The list of sessions as it changes: `live.sessions`, `live.connected`, "change" events; "locked" when there is another token now. */
 class Live extends EventTarget {
   sessions = null;
   connected = false;
@@ -64,7 +76,11 @@ class Live extends EventTarget {
 
   #connect() {
     const link = socket("live");
-    link.addEventListener("open", () => { this.#delay = 500; this.connected = true; this.#tell(); });
+    link.addEventListener("open", () => {
+      this.#delay = 500;
+      this.connected = true;
+      this.#tell();
+    });
     link.addEventListener("message", (message) => {
       const said = JSON.parse(message.data);
       this.error = said.error ?? null;
@@ -72,7 +88,10 @@ class Live extends EventTarget {
       this.#tell();
     });
     link.addEventListener("close", () => {
-      if (this.connected) { this.connected = false; this.#tell(); }
+      if (this.connected) {
+        this.connected = false;
+        this.#tell();
+      }
       setTimeout(() => this.#again(), this.#delay);
       this.#delay = Math.min(this.#delay * 2, 5000);
     });

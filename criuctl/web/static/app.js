@@ -12,7 +12,8 @@ let leave = null;
 
 function theme(next) {
   const root = document.documentElement;
-  const chosen = next ?? localStorage.getItem("criuctl-theme") ?? (matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark");
+  const chosen =
+    next ?? localStorage.getItem("criuctl-theme") ?? (matchMedia("(prefers-color-scheme: light)").matches ? "light" : "dark");
   if (next) localStorage.setItem("criuctl-theme", next);
   root.dataset.theme = chosen;
   window.dispatchEvent(new CustomEvent("theme", { detail: chosen }));
@@ -27,22 +28,47 @@ function drawBar(about) {
     dot.title = live.connected ? "live" : "the server does not answer";
   };
   live.removeEventListener("change", watching);
-  live.addEventListener("change", watching = update);
+  live.addEventListener("change", (watching = update));
   update();
-  put(bar,
-    h("a", { class: "home", href: "#/" }, h("img", { src: "/static/icon.svg", alt: "", width: 22, height: 22 }), h("b", {}, "criuctl")),
+  put(
+    bar,
+    h(
+      "a",
+      { class: "home", href: "#/" },
+      h("img", { src: "/static/icon.svg", alt: "", width: 22, height: 22 }),
+      h("b", {}, "criuctl"),
+    ),
     h("span", { class: "host" }, dot, about.host),
     about.read_only && h("span", { class: "badge" }, "read-only"),
     h("span", { class: "store", title: "the store of checkpoints" }, about.store),
-    h("button", { class: "icon", title: "Dark or light", "aria-label": "Dark or light",
-      onclick: () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark") }, "◐"));
+    h(
+      "button",
+      {
+        class: "icon",
+        title: "Dark or light",
+        "aria-label": "Dark or light",
+        onclick: () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"),
+      },
+      "◐",
+    ),
+  );
 }
 
 function askForToken(error) {
-  const field = h("input", { type: "password", placeholder: "the address, or what stands behind token=", autocomplete: "off", "aria-label": "token" });
-  const form = h("form", { class: "card token" },
-    h("h1", {}, "criuctl"), h("p", {}, error.message, ". ", error.hint),
-    field, h("button", { class: "primary" }, "Open"));
+  const field = h("input", {
+    type: "password",
+    placeholder: "the address, or what stands behind token=",
+    autocomplete: "off",
+    "aria-label": "token",
+  });
+  const form = h(
+    "form",
+    { class: "card token" },
+    h("h1", {}, "criuctl"),
+    h("p", {}, error.message, ". ", error.hint),
+    field,
+    h("button", { class: "primary" }, "Open"),
+  );
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const given = field.value.trim();

@@ -2,7 +2,12 @@
 
 import { h, svg } from "./dom.js";
 
-const WIDTH = 360, HEIGHT = 120, LEFT = 2, RIGHT = 54, TOP = 10, BOTTOM = 4;
+const WIDTH = 360,
+  HEIGHT = 120,
+  LEFT = 2,
+  RIGHT = 54,
+  TOP = 10,
+  BOTTOM = 4;
 
 /** A round number that is not below `value`; `unit` is what the next larger unit has of the smaller one. */
 function ceiling(value, unit) {
@@ -16,8 +21,11 @@ function ceiling(value, unit) {
 export function bars({ title, points, show, kind, unit }) {
   const known = points.filter((point) => point.value !== null && point.value !== undefined);
   const last = known.at(-1);
-  const figure = h("figure", { class: `chart ${kind}` },
-    h("figcaption", {}, h("span", {}, title), h("strong", {}, last ? show(last.value) : "–")));
+  const figure = h(
+    "figure",
+    { class: `chart ${kind}` },
+    h("figcaption", {}, h("span", {}, title), h("strong", {}, last ? show(last.value) : "–")),
+  );
   if (!known.length) {
     figure.append(h("p", { class: "empty" }, "not known yet"));
     return figure;
@@ -25,7 +33,11 @@ export function bars({ title, points, show, kind, unit }) {
   const most = ceiling(Math.max(...known.map((point) => point.value)), unit);
   const step = (WIDTH - LEFT - RIGHT) / Math.max(points.length, 12);
   const y = (value) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - value / most);
-  const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `${title}, ${known.length} checkpoints` });
+  const drawing = svg("svg", {
+    viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+    role: "img",
+    "aria-label": `${title}, ${known.length} checkpoints`,
+  });
   for (const part of [1, 0.5]) {
     drawing.append(svg("line", { class: "grid", x1: 0, x2: WIDTH - RIGHT + 6, y1: y(most * part), y2: y(most * part) }));
     drawing.append(svg("text", { class: "axis", x: WIDTH, y: y(most * part) + 3, "text-anchor": "end" }, show(most * part)));
@@ -34,10 +46,20 @@ export function bars({ title, points, show, kind, unit }) {
   points.forEach((point, i) => {
     const height = point.value ? Math.max(2, y(0) - y(point.value)) : 0;
     const x = LEFT + i * step;
-    const bar = svg("g", { class: "bar" },
+    const bar = svg(
+      "g",
+      { class: "bar" },
       svg("rect", { class: "hit", x, y: TOP, width: step, height: HEIGHT - TOP - BOTTOM }),
-      svg("rect", { class: "value", x: x + step * 0.12, y: y(0) - height, width: step * 0.76, height, rx: Math.min(2, step / 4) }),
-      svg("title", {}, `${point.label}: ${point.value === null || point.value === undefined ? "not known" : show(point.value)}`));
+      svg("rect", {
+        class: "value",
+        x: x + step * 0.12,
+        y: y(0) - height,
+        width: step * 0.76,
+        height,
+        rx: Math.min(2, step / 4),
+      }),
+      svg("title", {}, `${point.label}: ${point.value === null || point.value === undefined ? "not known" : show(point.value)}`),
+    );
     drawing.append(svg("a", { href: point.href }, bar));
   });
   figure.append(drawing);
@@ -49,11 +71,22 @@ export function stack(parts, show) {
   const total = parts.reduce((sum, part) => sum + part.value, 0);
   const shown = parts.filter((part) => part.value > 0);
   if (!total) return h("p", { class: "empty" }, "nothing");
-  return h("div", { class: "stack" },
-    h("div", { class: "stack-bar" }, shown.map((part) => {
-      const piece = h("span", { class: part.kind, title: `${part.name}: ${show(part.value)}` });
-      piece.style.flexGrow = String(part.value / total);
-      return piece;
-    })),
-    h("ul", {}, shown.map((part) => h("li", {}, h("i", { class: part.kind }), `${part.name} `, h("strong", {}, show(part.value))))));
+  return h(
+    "div",
+    { class: "stack" },
+    h(
+      "div",
+      { class: "stack-bar" },
+      shown.map((part) => {
+        const piece = h("span", { class: part.kind, title: `${part.name}: ${show(part.value)}` });
+        piece.style.flexGrow = String(part.value / total);
+        return piece;
+      }),
+    ),
+    h(
+      "ul",
+      {},
+      shown.map((part) => h("li", {}, h("i", { class: part.kind }), `${part.name} `, h("strong", {}, show(part.value)))),
+    ),
+  );
 }

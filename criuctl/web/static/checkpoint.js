@@ -14,7 +14,11 @@ export function checkpointView(page, id, about) {
       const body = await get(`checkpoints/${named(id)}`);
       if (!over) draw(body);
     } catch (error) {
-      if (!over) page.replaceChildren(h("div", { class: "heading" }, h("h1", {}, h("a", { href: "#/", class: "back" }, "‹"), "Checkpoint")), trouble(error, ask));
+      if (!over)
+        page.replaceChildren(
+          h("div", { class: "heading" }, h("h1", {}, h("a", { href: "#/", class: "back" }, "‹"), "Checkpoint")),
+          trouble(error, ask),
+        );
     }
   };
 
@@ -29,37 +33,103 @@ export function checkpointView(page, id, about) {
     const spaces = c.memory.toSorted((a, b) => b.bytes - a.bytes);
     const names = new Map(c.processes.map((p) => [p.ns_pid, p.command]));
     page.replaceChildren(
-      h("div", { class: "heading session" },
-        h("h1", {}, h("a", { href: `#/s/${named(c.session)}/checkpoints`, class: "back", "aria-label": "its session" }, "‹"), `${c.session}@${c.number}`),
-        h("div", { class: "facts" }, c.pinned && h("span", { class: "label" }, "pinned"), h("span", { title: when(c.created) }, age(c.created)),
-          h("code", {}, c.id), labels(c.labels)),
-        !about.read_only && h("div", { class: "actions" }, actionButton("restore", `${c.session}@${c.number}`, { more: { checkpoint: c.id } }))),
-      c.warnings.length ? h("section", { class: "warnings" }, h("h2", {}, "Warnings"), h("ul", {}, c.warnings.map((text) => h("li", {}, text)))) : "",
-      h("section", { class: "card" }, h("dl", {},
-        fact("Taken", `${when(c.created)} on ${c.host}`),
-        fact("Stood still", `${duration(c.timings.frozen_ms)} of ${duration(c.timings.total_ms)} in all`),
-        fact("Stored", `${size(c.bytes.stored)}, for ${size(c.bytes.new)} that the store did not have`),
-        fact("Incarnation", c.incarnation),
-        fact("Host", `Linux ${c.machine.kernel ?? "?"}, ${c.machine.arch ?? "?"}, ${c.machine.cpu_model ?? ""}`),
-        fact("Made by", `criuctl ${c.criuctl}, CRIU ${c.criu.version ?? "?"}`))),
-      h("section", {}, h("h2", {}, "Memory"), stack(parts, size),
-        h("details", {}, h("summary", {}, "by address space"),
-          table([{ name: "Of" }, { name: "Pages", right: true }, { name: "Stored", right: true }],
-            spaces.map((image) => [image.kind === "task" ? `process ${image.id} ${names.get(image.id) ?? ""}` : `shared memory ${image.id}`, image.pages, size(image.bytes)]), "none"))),
+      h(
+        "div",
+        { class: "heading session" },
+        h(
+          "h1",
+          {},
+          h("a", { href: `#/s/${named(c.session)}/checkpoints`, class: "back", "aria-label": "its session" }, "‹"),
+          `${c.session}@${c.number}`,
+        ),
+        h(
+          "div",
+          { class: "facts" },
+          c.pinned && h("span", { class: "label" }, "pinned"),
+          h("span", { title: when(c.created) }, age(c.created)),
+          h("code", {}, c.id),
+          labels(c.labels),
+        ),
+        !about.read_only &&
+          h("div", { class: "actions" }, actionButton("restore", `${c.session}@${c.number}`, { more: { checkpoint: c.id } })),
+      ),
+      c.warnings.length
+        ? h(
+            "section",
+            { class: "warnings" },
+            h("h2", {}, "Warnings"),
+            h(
+              "ul",
+              {},
+              c.warnings.map((text) => h("li", {}, text)),
+            ),
+          )
+        : "",
+      h(
+        "section",
+        { class: "card" },
+        h(
+          "dl",
+          {},
+          fact("Taken", `${when(c.created)} on ${c.host}`),
+          fact("Stood still", `${duration(c.timings.frozen_ms)} of ${duration(c.timings.total_ms)} in all`),
+          fact("Stored", `${size(c.bytes.stored)}, for ${size(c.bytes.new)} that the store did not have`),
+          fact("Incarnation", c.incarnation),
+          fact("Host", `Linux ${c.machine.kernel ?? "?"}, ${c.machine.arch ?? "?"}, ${c.machine.cpu_model ?? ""}`),
+          fact("Made by", `criuctl ${c.criuctl}, CRIU ${c.criu.version ?? "?"}`),
+        ),
+      ),
+      h(
+        "section",
+        {},
+        h("h2", {}, "Memory"),
+        stack(parts, size),
+        h(
+          "details",
+          {},
+          h("summary", {}, "by address space"),
+          table(
+            [{ name: "Of" }, { name: "Pages", right: true }, { name: "Stored", right: true }],
+            spaces.map((image) => [
+              image.kind === "task" ? `process ${image.id} ${names.get(image.id) ?? ""}` : `shared memory ${image.id}`,
+              image.pages,
+              size(image.bytes),
+            ]),
+            "none",
+          ),
+        ),
+      ),
       h("section", {}, h("h2", {}, "Processes"), tree(c.processes, { states: false })),
       h("section", {}, h("h2", {}, "Connections"), connections(c.connections)),
-      h("section", {}, h("h2", {}, `Files (${c.files_count})`), files(c)));
+      h("section", {}, h("h2", {}, `Files (${c.files_count})`), files(c)),
+    );
   }
   ask();
-  return () => { over = true; };
+  return () => {
+    over = true;
+  };
 }
 
 function files(c) {
   const rows = c.files.map((file) => [
-    file.path, size(file.size), file.kind,
+    file.path,
+    size(file.size),
+    file.kind,
     file.carried ? "contents" : file.digest ? "size and hash" : "size",
-    file.holders.map(([pid, fd]) => `${pid}:${fd}`).slice(0, 4).join(" ") + (file.holders.length > 4 ? " …" : ""),
+    file.holders
+      .map(([pid, fd]) => `${pid}:${fd}`)
+      .slice(0, 4)
+      .join(" ") + (file.holders.length > 4 ? " …" : ""),
   ]);
-  const columns = [{ name: "Path", mono: true }, { name: "Size", right: true }, { name: "How" }, { name: "Kept", minor: true }, { name: "Held by", mono: true, minor: true }];
-  return [table(columns, rows, "none"), c.files_count > c.files.length && h("p", { class: "quiet" }, `and ${c.files_count - c.files.length} more`)];
+  const columns = [
+    { name: "Path", mono: true },
+    { name: "Size", right: true },
+    { name: "How" },
+    { name: "Kept", minor: true },
+    { name: "Held by", mono: true, minor: true },
+  ];
+  return [
+    table(columns, rows, "none"),
+    c.files_count > c.files.length && h("p", { class: "quiet" }, `and ${c.files_count - c.files.length} more`),
+  ];
 }

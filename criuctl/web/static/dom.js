@@ -31,9 +31,20 @@ export function svg(tag, properties, ...children) {
 /** A table of `columns` ({name, right?, mono?, minor?}) and rows of cells; rows that lead somewhere have `href`. */
 export function table(columns, rows, empty) {
   if (!rows.length) return h("p", { class: "empty" }, empty);
-  const kind = (column) => [column.right && "right", column.mono && "mono", column.minor && "minor"].filter(Boolean).join(" ") || null;
-  const head = h("tr", {}, columns.map((column) => h("th", { class: kind(column), scope: "col" }, column.name)));
-  const body = rows.map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: kind(columns[i]), "data-name": columns[i].name }, cell))));
+  const kind = (column) =>
+    [column.right && "right", column.mono && "mono", column.minor && "minor"].filter(Boolean).join(" ") || null;
+  const head = h(
+    "tr",
+    {},
+    columns.map((column) => h("th", { class: kind(column), scope: "col" }, column.name)),
+  );
+  const body = rows.map((row) =>
+    h(
+      "tr",
+      {},
+      row.map((cell, i) => h("td", { class: kind(columns[i]), "data-name": columns[i].name }, cell)),
+    ),
+  );
   return h("div", { class: "scroll" }, h("table", {}, h("thead", {}, head), h("tbody", {}, body)));
 }
 
@@ -46,22 +57,38 @@ export function toast(text, level = "info") {
 
 /** What went wrong, in the place of what could not be shown. */
 export function trouble(error, again) {
-  return h("div", { class: "trouble", role: "alert" },
+  return h(
+    "div",
+    { class: "trouble", role: "alert" },
     h("strong", {}, error.message || String(error)),
     error.hint && h("p", {}, error.hint),
-    again && h("button", { onclick: again }, "Try again"));
+    again && h("button", { onclick: again }, "Try again"),
+  );
 }
 
 /** Ask before something is done; true if it was confirmed. */
 export function confirm({ title, text, action, danger }) {
   return new Promise((answer) => {
-    const dialog = h("dialog", { class: "confirm" },
-      h("form", { method: "dialog" },
-        h("h2", {}, title), h("p", {}, text),
-        h("div", { class: "buttons" },
+    const dialog = h(
+      "dialog",
+      { class: "confirm" },
+      h(
+        "form",
+        { method: "dialog" },
+        h("h2", {}, title),
+        h("p", {}, text),
+        h(
+          "div",
+          { class: "buttons" },
           h("button", { value: "no" }, "Cancel"),
-          h("button", { value: "yes", class: danger ? "danger" : "primary", autofocus: true }, action))));
-    dialog.addEventListener("close", () => { dialog.remove(); answer(dialog.returnValue === "yes"); });
+          h("button", { value: "yes", class: danger ? "danger" : "primary", autofocus: true }, action),
+        ),
+      ),
+    );
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      answer(dialog.returnValue === "yes");
+    });
     document.body.append(dialog);
     dialog.showModal();
   });

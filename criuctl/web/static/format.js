@@ -3,8 +3,12 @@
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 export function size(bytes) {
-  let value = Number(bytes ?? 0), unit = 0;
-  while (Math.abs(value) >= 1024 && unit < UNITS.length - 1) { value /= 1024; unit += 1; }
+  let value = Number(bytes ?? 0),
+    unit = 0;
+  while (Math.abs(value) >= 1024 && unit < UNITS.length - 1) {
+    value /= 1024;
+    unit += 1;
+  }
   return unit === 0 || Math.abs(value) >= 100 ? `${Math.round(value)} ${UNITS[unit]}` : `${value.toFixed(1)} ${UNITS[unit]}`;
 }
 
@@ -22,7 +26,11 @@ export function age(time) {
   const then = Date.parse(time);
   if (Number.isNaN(then)) return "–";
   const seconds = Math.max(0, (Date.now() - then) / 1000);
-  for (const [name, length] of [["d", 86400], ["h", 3600], ["min", 60]]) {
+  for (const [name, length] of [
+    ["d", 86400],
+    ["h", 3600],
+    ["min", 60],
+  ]) {
     if (seconds >= length * (name === "d" ? 2 : 1)) return `${Math.floor(seconds / length)} ${name} ago`;
   }
   return seconds < 5 ? "just now" : `${Math.floor(seconds)} s ago`;

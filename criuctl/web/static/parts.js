@@ -6,7 +6,12 @@ import { command, duration, size } from "./format.js";
 
 /** A state as a coloured word. */
 export function pill(body) {
-  const ended = body.state === "exited" ? (body.exit_signal ? `exited, signal ${body.exit_signal}` : `exited ${body.exit_code ?? ""}`) : body.state;
+  const ended =
+    body.state === "exited"
+      ? body.exit_signal
+        ? `exited, signal ${body.exit_signal}`
+        : `exited ${body.exit_code ?? ""}`
+      : body.state;
   const failed = body.state === "exited" && body.exit_code ? " failed" : "";
   return h("span", { class: `pill ${body.state}${failed}` }, body.moved_to ? `moved to ${body.home}` : ended.trim());
 }
@@ -32,12 +37,21 @@ export function tree(processes, { states = true } = {}) {
     drawn.add(process.pid);
     const threads = Array.isArray(process.threads) ? process.threads.length : process.threads;
     const words = process.argv?.length ? command(process.argv) : `[${process.command}]`;
-    rows.push(h("li", { class: states && `state-${process.state}` },
-      h("span", { class: "lead" }, lead), h("span", { class: "pid" }, process.pid),
-      h("span", { class: "words", title: words }, words),
-      threads > 1 && h("span", { class: "note" }, `${threads} threads`),
-      states && process.state && "TtZ".includes(process.state) && h("span", { class: "note" }, process.state === "Z" ? "zombie" : "stopped"),
-      process.rss !== undefined && h("span", { class: "note right" }, size(process.rss))));
+    rows.push(
+      h(
+        "li",
+        { class: states && `state-${process.state}` },
+        h("span", { class: "lead" }, lead),
+        h("span", { class: "pid" }, process.pid),
+        h("span", { class: "words", title: words }, words),
+        threads > 1 && h("span", { class: "note" }, `${threads} threads`),
+        states &&
+          process.state &&
+          "TtZ".includes(process.state) &&
+          h("span", { class: "note" }, process.state === "Z" ? "zombie" : "stopped"),
+        process.rss !== undefined && h("span", { class: "note right" }, size(process.rss)),
+      ),
+    );
     const kids = children.get(process.pid) ?? [];
     kids.forEach((kid, i) => {
       const end = i === kids.length - 1;
@@ -50,8 +64,14 @@ export function tree(processes, { states = true } = {}) {
 }
 
 export function connections(records) {
-  const columns = [{ name: "Process", mono: true }, { name: "Protocol" }, { name: "State" }, { name: "Local", mono: true },
-    { name: "Peer", mono: true }, { name: "At a restore" }];
+  const columns = [
+    { name: "Process", mono: true },
+    { name: "Protocol" },
+    { name: "State" },
+    { name: "Local", mono: true },
+    { name: "Peer", mono: true },
+    { name: "At a restore" },
+  ];
   const rows = records.map((c) => [
     `${c.pid}:${c.fd}`,
     c.protocol || `${c.family} ${c.type}`,
@@ -59,23 +79,40 @@ export function connections(records) {
     c.local,
     [c.peer, c.peer_process && h("small", {}, ` ${c.peer_process}`)],
     c.external
-      ? [h("span", { class: `policy ${c.policy}` }, c.policy + (c.application ? ` (${c.application})` : "")), c.reason && h("small", {}, ` ${c.reason}`)]
+      ? [
+          h("span", { class: `policy ${c.policy}` }, c.policy + (c.application ? ` (${c.application})` : "")),
+          c.reason && h("small", {}, ` ${c.reason}`),
+        ]
       : h("span", { class: "quiet" }, ["listen", "bound"].includes(c.state) ? "comes back" : "inside the tree"),
   ]);
   return table(columns, rows, "no connections");
 }
 
 const ACTIONS = {
-  pause: { title: "Pause", text: (name) => `Every process of ${name} is frozen where it is, until it is resumed.`, action: "Pause" },
+  pause: {
+    title: "Pause",
+    text: (name) => `Every process of ${name} is frozen where it is, until it is resumed.`,
+    action: "Pause",
+  },
   resume: { title: "Resume", text: (name) => `${name} goes on.`, action: "Resume" },
-  snapshot: { title: "Snapshot", text: (name) => `${name} is frozen for a moment, stored as a checkpoint, and runs on.`, action: "Take a snapshot" },
-  dump: { title: "Dump and end", text: (name) => `${name} is stored as a checkpoint, and then ended. A restore brings it back as it was.`, action: "Dump and end it", danger: true },
+  snapshot: {
+    title: "Snapshot",
+    text: (name) => `${name} is frozen for a moment, stored as a checkpoint, and runs on.`,
+    action: "Take a snapshot",
+  },
+  dump: {
+    title: "Dump and end",
+    text: (name) => `${name} is stored as a checkpoint, and then ended. A restore brings it back as it was.`,
+    action: "Dump and end it",
+    danger: true,
+  },
   restore: { title: "Restore", text: (name) => `${name} is brought back to life on this host.`, action: "Restore" },
 };
 
 function outcome(action, name, body) {
   if (action === "snapshot" || action === "dump") {
-    return `${name}@${body.number ?? "?"} is stored: ${size(body.bytes?.memory)} of memory, stood still for ${duration(body.frozen_ms)}`;
+    const still = `stood still for ${duration(body.frozen_ms)}`;
+    return `${name}@${body.number ?? "?"} is stored: ${size(body.bytes?.memory)} of memory, ${still}`;
   }
   return action === "restore" ? `${body.session} runs again, PID ${body.pid}` : `${name} is ${body.state}`;
 }

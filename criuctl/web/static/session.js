@@ -14,9 +14,24 @@ export function sessionView(page, name, tab, about) {
   const facts = h("div", { class: "facts" });
   const actions = h("div", { class: "actions" });
   const content = h("div", { class: `tab ${tab}` });
-  const tabs = h("nav", { class: "tabs" }, Object.entries(TABS).map(([key, text]) =>
-    h("a", { href: `#/s/${named(name)}/${key}`, "aria-current": key === tab ? "page" : null }, text)));
-  page.replaceChildren(h("div", { class: "heading session" }, h("h1", {}, h("a", { href: "#/", class: "back", "aria-label": "all sessions" }, "‹"), name), facts, actions), tabs, content);
+  const tabs = h(
+    "nav",
+    { class: "tabs" },
+    Object.entries(TABS).map(([key, text]) =>
+      h("a", { href: `#/s/${named(name)}/${key}`, "aria-current": key === tab ? "page" : null }, text),
+    ),
+  );
+  page.replaceChildren(
+    h(
+      "div",
+      { class: "heading session" },
+      h("h1", {}, h("a", { href: "#/", class: "back", "aria-label": "all sessions" }, "‹"), name),
+      facts,
+      actions,
+    ),
+    tabs,
+    content,
+  );
 
   let shown = "";
   const drawHead = () => {
@@ -29,10 +44,15 @@ export function sessionView(page, name, tab, about) {
       actions.replaceChildren();
       return;
     }
-    put(facts, pill(body), h("span", { title: when(body.since) }, LIVES.has(body.state) ? lasting(body.since) : age(body.since)),
+    put(
+      facts,
+      pill(body),
+      h("span", { title: when(body.since) }, LIVES.has(body.state) ? lasting(body.since) : age(body.since)),
       body.pid && h("span", { class: "quiet" }, `PID ${body.pid}`),
       body.incarnation > 1 && h("span", { class: "quiet" }, `incarnation ${body.incarnation}`),
-      h("code", { title: command(body.command) }, command(body.command)), labels(body.labels));
+      h("code", { title: command(body.command) }, command(body.command)),
+      labels(body.labels),
+    );
     put(actions, about.read_only ? [] : buttons(body));
   };
   const buttons = (body) => {
@@ -47,11 +67,17 @@ export function sessionView(page, name, tab, about) {
   };
   live.addEventListener("change", drawHead);
   drawHead();
-  const leave = { terminal: () => terminal(content, name, about), processes: () => processes(content, name),
-    connections: () => connectionsTab(content, name), checkpoints: () => checkpointsTab(content, name) }[tab] ?? (() => {
-    content.replaceChildren(h("p", { class: "empty" }, "there is no such page"));
-    return null;
-  });
+  const leave =
+    {
+      terminal: () => terminal(content, name, about),
+      processes: () => processes(content, name),
+      connections: () => connectionsTab(content, name),
+      checkpoints: () => checkpointsTab(content, name),
+    }[tab] ??
+    (() => {
+      content.replaceChildren(h("p", { class: "empty" }, "there is no such page"));
+      return null;
+    });
   const left = leave();
   return () => {
     live.removeEventListener("change", drawHead);
@@ -61,7 +87,10 @@ export function sessionView(page, name, tab, about) {
 
 /** Ask now, when the session changes, and every `period`, if there is one, while the page is seen; `show` fills the element. */
 function asked(element, question, show, { name, period }) {
-  let over = false, timer = null, running = false, known = null;
+  let over = false,
+    timer = null,
+    running = false,
+    known = null;
   const again = async () => {
     clearTimeout(timer);
     if (over || running) return;
@@ -92,17 +121,33 @@ function asked(element, question, show, { name, period }) {
 }
 
 function processes(content, name) {
-  return asked(content, () => get(`sessions/${named(name)}/tree`), (found) => {
-    const memory = found.reduce((sum, process) => sum + process.rss, 0);
-    content.replaceChildren(h("p", { class: "quiet" }, `${found.length === 1 ? "1 process" : `${found.length} processes`}, ${size(memory)} resident`), tree(found));
-  }, { name, period: 3000 });
+  return asked(
+    content,
+    () => get(`sessions/${named(name)}/tree`),
+    (found) => {
+      const memory = found.reduce((sum, process) => sum + process.rss, 0);
+      content.replaceChildren(
+        h("p", { class: "quiet" }, `${found.length === 1 ? "1 process" : `${found.length} processes`}, ${size(memory)} resident`),
+        tree(found),
+      );
+    },
+    { name, period: 3000 },
+  );
 }
 
 function connectionsTab(content, name) {
-  return asked(content, () => get(`sessions/${named(name)}/connections`), (found, again) => {
-    content.replaceChildren(connections(found), h("p", { class: "quiet" }, "What a dump now would decide, by the rules of the configuration. "),
-      h("button", { onclick: again }, "Look again"));
-  }, { name }); // not by itself: a peer may have to be asked what it speaks
+  return asked(
+    content,
+    () => get(`sessions/${named(name)}/connections`),
+    (found, again) => {
+      content.replaceChildren(
+        connections(found),
+        h("p", { class: "quiet" }, "What a dump now would decide, by the rules of the configuration. "),
+        h("button", { onclick: again }, "Look again"),
+      );
+    },
+    { name },
+  ); // not by itself: a peer may have to be asked what it speaks
 }
 
 function checkpointsTab(content, name) {
@@ -115,27 +160,55 @@ function checkpointsTab(content, name) {
   function draw(found) {
     const href = (c) => `#/c/${c.id}`;
     const recent = found.checkpoints.slice(-60);
-    const points = (value) => recent.map((c) => ({ value: value(c), label: `${name}@${c.number}, ${age(c.created)}`, href: href(c) }));
+    const points = (value) =>
+      recent.map((c) => ({ value: value(c), label: `${name}@${c.number}, ${age(c.created)}`, href: href(c) }));
     if (recent.length) {
       charts.replaceChildren(
         bars({ title: "Memory of the tree", kind: "memory", points: points((c) => c.bytes.memory), show: size, unit: 1024 }),
         bars({ title: "Added to the store", kind: "stored", points: points((c) => c.bytes.stored), show: size, unit: 1024 }),
-        bars({ title: "Stood still", kind: "frozen", points: points((c) => timed.get(c.id)?.frozen_ms), show: duration }));
+        bars({ title: "Stood still", kind: "frozen", points: points((c) => timed.get(c.id)?.frozen_ms), show: duration }),
+      );
     }
-    const columns = [{ name: "Checkpoint" }, { name: "Taken" }, { name: "Memory", right: true }, { name: "Added", right: true },
-      { name: "Stood still", right: true }, { name: "Host", minor: true }, { name: "Labels", minor: true }];
-    list.replaceChildren(table(columns, found.checkpoints.toReversed().map((c) => [
-      h("a", { href: href(c) }, `${name}@${c.number}`), h("span", { title: when(c.created) }, age(c.created)), size(c.bytes.memory), size(c.bytes.stored),
-      duration(timed.get(c.id)?.frozen_ms), c.host, [c.pinned && h("span", { class: "label" }, "pinned"), ...labels(c.labels)],
-    ]), "no checkpoints of it in the store"));
-    if (found.count > found.checkpoints.length) list.append(h("p", { class: "quiet" }, `and ${found.count - found.checkpoints.length} older ones`));
+    const columns = [
+      { name: "Checkpoint" },
+      { name: "Taken" },
+      { name: "Memory", right: true },
+      { name: "Added", right: true },
+      { name: "Stood still", right: true },
+      { name: "Host", minor: true },
+      { name: "Labels", minor: true },
+    ];
+    list.replaceChildren(
+      table(
+        columns,
+        found.checkpoints
+          .toReversed()
+          .map((c) => [
+            h("a", { href: href(c) }, `${name}@${c.number}`),
+            h("span", { title: when(c.created) }, age(c.created)),
+            size(c.bytes.memory),
+            size(c.bytes.stored),
+            duration(timed.get(c.id)?.frozen_ms),
+            c.host,
+            [c.pinned && h("span", { class: "label" }, "pinned"), ...labels(c.labels)],
+          ]),
+        "no checkpoints of it in the store",
+      ),
+    );
+    if (found.count > found.checkpoints.length)
+      list.append(h("p", { class: "quiet" }, `and ${found.count - found.checkpoints.length} older ones`));
     place.replaceChildren(list);
   }
 
-  return asked(place, async () => {
-    const found = await get(`sessions/${named(name)}/checkpoints`);
-    if (found.count && !timed.size) draw(found);
-    timed = new Map((found.count ? await get(`sessions/${named(name)}/timings`) : []).map((one) => [one.id, one]));
-    return found;
-  }, draw, { name, period: 30000 });
+  return asked(
+    place,
+    async () => {
+      const found = await get(`sessions/${named(name)}/checkpoints`);
+      if (found.count && !timed.size) draw(found);
+      timed = new Map((found.count ? await get(`sessions/${named(name)}/timings`) : []).map((one) => [one.id, one]));
+      return found;
+    },
+    draw,
+    { name, period: 30000 },
+  );
 }

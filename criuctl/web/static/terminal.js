@@ -3,26 +3,46 @@
 import { live, named, socket } from "./api.js";
 import { h, toast } from "./dom.js";
 import { age } from "./format.js";
+import { DARK, LIGHT } from "./palette.js";
 import { Terminal } from "./vendor/xterm.mjs";
 import { FitAddon } from "./vendor/addon-fit.mjs";
 
-const DARK = { background: "#0c0e12", foreground: "#d7dae0", cursor: "#7aa7ff", selectionBackground: "#33507f",
-  black: "#1d2129", red: "#f27878", green: "#8fd18b", yellow: "#e6c07a", blue: "#7aa7ff", magenta: "#c99bf0", cyan: "#6fcfd6", white: "#c8ccd4",
-  brightBlack: "#6b7280", brightRed: "#ff9c9c", brightGreen: "#b2e8ae", brightYellow: "#f5d99b", brightBlue: "#a5c4ff", brightMagenta: "#dfc1fa", brightCyan: "#9fe4e9", brightWhite: "#ffffff" };
-const LIGHT = { background: "#ffffff", foreground: "#22262e", cursor: "#1b6ef3", selectionBackground: "#bcd3fb",
-  black: "#22262e", red: "#c22f2f", green: "#22802b", yellow: "#8a6300", blue: "#1b5fd0", magenta: "#8a3fc0", cyan: "#0f7580", white: "#5f6673",
-  brightBlack: "#7a8190", brightRed: "#d64545", brightGreen: "#2f9a39", brightYellow: "#a87b0a", brightBlue: "#3b7cf0", brightMagenta: "#a65adb", brightCyan: "#1d8f9b", brightWhite: "#3a404b" };
-const KEYS = [["Esc", "\x1b"], ["Tab", "\t"], ["Ctrl", null], ["^C", "\x03"], ["↑", "A"], ["↓", "B"], ["←", "D"], ["→", "C"], ["|", "|"], ["/", "/"], ["-", "-"], ["~", "~"]];
+const KEYS = [
+  ["Esc", "\x1b"],
+  ["Tab", "\t"],
+  ["Ctrl", null],
+  ["^C", "\x03"],
+  ["↑", "A"],
+  ["↓", "B"],
+  ["←", "D"],
+  ["→", "C"],
+  ["|", "|"],
+  ["/", "/"],
+  ["-", "-"],
+  ["~", "~"],
+];
 const FAMILY = '"JetBrains Mono", "Cascadia Code", "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace';
-const LEAST_FONT = 6, OVER = new Set(["exited", "lost"]), LIVES = new Set(["running", "paused"]);
+const LEAST_FONT = 6,
+  OVER = new Set(["exited", "lost"]),
+  LIVES = new Set(["running", "paused"]);
 
 export function terminal(content, name, about) {
   const coarse = matchMedia("(pointer: coarse)").matches || matchMedia("(max-width: 640px)").matches;
   let font = Number(localStorage.getItem("criuctl-font")) || (coarse ? 12 : 14);
   const encoder = new TextEncoder();
   const palette = () => (document.documentElement.dataset.theme === "light" ? LIGHT : DARK);
-  const screen = new Terminal({ fontFamily: FAMILY, fontSize: font, theme: palette(), cursorBlink: true, scrollback: 5000, convertEol: false,
-    disableStdin: about.read_only, minimumContrastRatio: 3, macOptionIsMeta: true, allowProposedApi: false });
+  const screen = new Terminal({
+    fontFamily: FAMILY,
+    fontSize: font,
+    theme: palette(),
+    cursorBlink: true,
+    scrollback: 5000,
+    convertEol: false,
+    disableStdin: about.read_only,
+    minimumContrastRatio: 3,
+    macOptionIsMeta: true,
+    allowProposedApi: false,
+  });
   const fit = new FitAddon();
   screen.loadAddon(fit);
 
@@ -34,13 +54,31 @@ export function terminal(content, name, about) {
   const keys = h("div", { class: "keys", role: "toolbar", "aria-label": "keys" });
   const larger = h("button", { class: "icon", title: "Larger", "aria-label": "larger", onclick: () => zoom(1) }, "A+");
   const smaller = h("button", { class: "icon", title: "Smaller", "aria-label": "smaller", onclick: () => zoom(-1) }, "A−");
-  content.replaceChildren(h("div", { class: "term" },
-    h("div", { class: "term-bar" }, writer, buttons, h("span", { class: "grow" }), size, smaller, larger), banner, glass, about.read_only ? "" : keys));
+  content.replaceChildren(
+    h(
+      "div",
+      { class: "term" },
+      h("div", { class: "term-bar" }, writer, buttons, h("span", { class: "grow" }), size, smaller, larger),
+      banner,
+      glass,
+      about.read_only ? "" : keys,
+    ),
+  );
   screen.open(glass);
   glass.querySelector("textarea")?.setAttribute("aria-label", `type into ${name}`);
 
   // `settled` says why there is no connection any more, "" while there should be one.
-  let link = null, me = null, lease = null, theirs = { rows: 24, cols: 80 }, control = false, over = false, reach = 1, delay = 500, timer = null, settled = "", told = 0;
+  let link = null,
+    me = null,
+    lease = null,
+    theirs = { rows: 24, cols: 80 },
+    control = false,
+    over = false,
+    reach = 1,
+    delay = 500,
+    timer = null,
+    settled = "",
+    told = 0;
   const mine = () => lease !== null && lease.operator === me;
 
   function say(text, action) {
@@ -57,7 +95,8 @@ export function terminal(content, name, about) {
       const wanted = fit.proposeDimensions();
       if (!wanted || !Number.isFinite(wanted.cols)) return;
       if (wanted.cols !== screen.cols || wanted.rows !== screen.rows) screen.resize(wanted.cols, wanted.rows);
-      if (wanted.cols !== theirs.cols || wanted.rows !== theirs.rows) send({ op: "resize", rows: wanted.rows, cols: wanted.cols });
+      if (wanted.cols !== theirs.cols || wanted.rows !== theirs.rows)
+        send({ op: "resize", rows: wanted.rows, cols: wanted.cols });
     } else {
       if (screen.cols !== theirs.cols || screen.rows !== theirs.rows) screen.resize(theirs.cols, theirs.rows);
       screen.options.fontSize = font;
@@ -82,11 +121,31 @@ export function terminal(content, name, about) {
 
   function drawLease() {
     const who = lease ? `${lease.name}${lease.kind === "human" ? "" : ` (${lease.kind})`}` : "";
-    writer.replaceChildren(h("i", { class: `dot ${mine() ? "mine" : lease ? "other" : "off"}` }),
-      !me ? "not connected" : about.read_only ? (lease ? `${who} writes` : "read-only") : mine() ? "you write" : lease ? `${who} writes` : coarse ? "nobody writes" : "nobody writes; type to begin");
-    buttons.replaceChildren(...(about.read_only || !me ? [] : [mine()
-      ? h("button", { onclick: () => send({ op: "yield" }) }, "Yield")
-      : h("button", { onclick: take }, lease ? "Take over" : "Write")]));
+    writer.replaceChildren(
+      h("i", { class: `dot ${mine() ? "mine" : lease ? "other" : "off"}` }),
+      !me
+        ? "not connected"
+        : about.read_only
+          ? lease
+            ? `${who} writes`
+            : "read-only"
+          : mine()
+            ? "you write"
+            : lease
+              ? `${who} writes`
+              : coarse
+                ? "nobody writes"
+                : "nobody writes; type to begin",
+    );
+    buttons.replaceChildren(
+      ...(about.read_only || !me
+        ? []
+        : [
+            mine()
+              ? h("button", { onclick: () => send({ op: "yield" }) }, "Yield")
+              : h("button", { onclick: take }, lease ? "Take over" : "Write"),
+          ]),
+    );
     content.firstChild?.classList.toggle("mine", mine());
   }
 
@@ -103,13 +162,19 @@ export function terminal(content, name, about) {
 
   function connect(taking = false) {
     clearTimeout(timer);
-    if (link) { link.onclose = null; link.onmessage = null; link.close(); }
+    if (link) {
+      link.onclose = null;
+      link.onmessage = null;
+      link.close();
+    }
     settled = "";
     say("connecting…");
     link = socket(`sessions/${named(name)}/terminal${taking ? "?take=1" : ""}`);
-    link.onmessage = (message) => (typeof message.data === "string" ? hear(JSON.parse(message.data)) : show(new Uint8Array(message.data, 8)));
+    link.onmessage = (message) =>
+      typeof message.data === "string" ? hear(JSON.parse(message.data)) : show(new Uint8Array(message.data, 8));
     link.onclose = () => {
-      me = null; lease = null;
+      me = null;
+      lease = null;
       drawLease();
       if (over || settled) return;
       say(`the server does not answer; trying again…`);
@@ -121,16 +186,24 @@ export function terminal(content, name, about) {
   /** The server sends no more than the screen keeps up with. */
   function show(bytes) {
     const from = link;
-    screen.write(bytes, () => { if (from === link) send({ op: "shown", bytes: bytes.length }); });
+    screen.write(bytes, () => {
+      if (from === link) send({ op: "shown", bytes: bytes.length });
+    });
   }
 
   function hear(message) {
     if (message.type === "hello") {
-      me = message.operator; delay = 500;
+      me = message.operator;
+      delay = 500;
       state(message.status);
     } else if (message.type === "screen") {
       theirs = { rows: message.rows || 24, cols: message.cols || 80 };
-      screen.write("\x1bc", () => { if (!over) { screen.resize(theirs.cols, theirs.rows); arrange(); } });
+      screen.write("\x1bc", () => {
+        if (!over) {
+          screen.resize(theirs.cols, theirs.rows);
+          arrange();
+        }
+      });
     } else if (message.type === "attached") {
       lease = message.lease;
       state(message);
@@ -143,7 +216,10 @@ export function terminal(content, name, about) {
       ended(message.status);
     } else if (message.type === "gone") {
       settled = "gone";
-      say([message.error.message, message.error.hint && h("small", {}, ` ${message.error.hint}`)], h("button", { onclick: () => connect() }, "Try again"));
+      say(
+        [message.error.message, message.error.hint && h("small", {}, ` ${message.error.hint}`)],
+        h("button", { onclick: () => connect() }, "Try again"),
+      );
     } else if (message.event) happened(message);
   }
 
@@ -154,8 +230,12 @@ export function terminal(content, name, about) {
   }
 
   function ended(status) {
-    say(status.state === "lost" ? `lost${status.reason ? `: ${status.reason}` : ""}`
-      : `ended${status.exit_code === null || status.exit_code === undefined ? "" : ` with exit code ${status.exit_code}`}${status.since ? `, ${age(status.since)}` : ""}`);
+    const known = status.exit_code !== null && status.exit_code !== undefined;
+    const how =
+      status.state === "lost"
+        ? `lost${status.reason ? `: ${status.reason}` : ""}`
+        : `ended${known ? ` with exit code ${status.exit_code}` : ""}`;
+    say(status.since ? `${how}, ${age(status.since)}` : how);
     screen.options.cursorBlink = false;
     lease = null;
     me = null;
@@ -173,15 +253,38 @@ export function terminal(content, name, about) {
         theirs = { rows: event.rows, cols: event.cols };
         if (!mine()) screen.write("", arrange);
         break;
-      case "paused": case "halted": say(`${event.event} by ${event.by?.name ?? event.by ?? "somebody"}: it stands still until it is resumed`); break;
-      case "resumed": say(""); break;
-      case "checkpoint-begin": say("a checkpoint is being made…"); break;
-      case "checkpoint": case "checkpoint-aborted": say(""); break;
-      case "checkpointed": say("checkpointed: it goes on here when it is restored"); break;
-      case "restored": say(""); toast(`${name} is restored, incarnation ${event.incarnation}`, "good"); arrange(); break;
-      case "moved": say(`moved to ${event.host}`, h("code", {}, `criuctl attach ${event.to}`)); break;
-      case "fenced": say(`${event.reason}; this copy of it is stopped`); break;
-      case "exit": ended({ state: event.exit_code === null ? "lost" : "exited", exit_code: event.exit_code }); settled = "ended"; break;
+      case "paused":
+      case "halted":
+        say(`${event.event} by ${event.by?.name ?? event.by ?? "somebody"}: it stands still until it is resumed`);
+        break;
+      case "resumed":
+        say("");
+        break;
+      case "checkpoint-begin":
+        say("a checkpoint is being made…");
+        break;
+      case "checkpoint":
+      case "checkpoint-aborted":
+        say("");
+        break;
+      case "checkpointed":
+        say("checkpointed: it goes on here when it is restored");
+        break;
+      case "restored":
+        say("");
+        toast(`${name} is restored, incarnation ${event.incarnation}`, "good");
+        arrange();
+        break;
+      case "moved":
+        say(`moved to ${event.host}`, h("code", {}, `criuctl attach ${event.to}`));
+        break;
+      case "fenced":
+        say(`${event.reason}; this copy of it is stopped`);
+        break;
+      case "exit":
+        ended({ state: event.exit_code === null ? "lost" : "exited", exit_code: event.exit_code });
+        settled = "ended";
+        break;
     }
   }
 
@@ -223,7 +326,9 @@ export function terminal(content, name, about) {
     keys.append(key);
   }
   screen.onData(type);
-  screen.onBinary((text) => { if (!about.read_only) send(Uint8Array.from(text, (letter) => letter.charCodeAt(0))); });
+  screen.onBinary((text) => {
+    if (!about.read_only) send(Uint8Array.from(text, (letter) => letter.charCodeAt(0)));
+  });
 
   // -- while it is shown --------------------------------------------------------------------------
 
@@ -231,12 +336,17 @@ export function terminal(content, name, about) {
   const measure = () => {
     const view = window.visualViewport;
     const height = view ? view.height : window.innerHeight;
-    content.style.setProperty("--room", `${Math.max(160, Math.floor(height - content.getBoundingClientRect().top - window.scrollY))}px`);
+    content.style.setProperty(
+      "--room",
+      `${Math.max(160, Math.floor(height - content.getBoundingClientRect().top - window.scrollY))}px`,
+    );
     requestAnimationFrame(arrange);
   };
   const watch = new ResizeObserver(() => requestAnimationFrame(arrange));
   watch.observe(glass);
-  const recolour = () => { screen.options.theme = palette(); };
+  const recolour = () => {
+    screen.options.theme = palette();
+  };
   const changed = () => {
     const body = live.find(name);
     if (settled && body?.holder && LIVES.has(body.state)) connect();
@@ -257,7 +367,10 @@ export function terminal(content, name, about) {
     window.visualViewport?.removeEventListener("resize", measure);
     window.removeEventListener("theme", recolour);
     live.removeEventListener("change", changed);
-    if (link) { link.onclose = null; link.close(); }
+    if (link) {
+      link.onclose = null;
+      link.close();
+    }
     screen.dispose();
   };
 }
