@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 from support import checkpoints as kit
+from support.faulty_store import FaultyStore
 
+from criuctl.checkpoint import catalog
 from criuctl.checkpoint.packs import ENTRY, HEADER, PackIndex
 from criuctl.checkpoint.repository import Repository
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
+from criuctl.store.memory import MemoryStore
 
 
 def local(tmp_path: Path) -> tuple[Repository, Path]:
@@ -119,6 +122,7 @@ from pathlib import Path
 from support import checkpoints as kit
 from criuctl.checkpoint.repository import Repository
 from criuctl.store.local import LocalStore
+from criuctl.store.memory import MemoryStore
 folder, name = Path(sys.argv[1]), sys.argv[2]
 for turn in range(4):
     with Repository.open(LocalStore(str(folder / "store")), kit.config(folder)) as repo:
@@ -127,6 +131,30 @@ for turn in range(4):
         kit.check(repo, kit.write(repo, content, session=name), content)
         repo.list()
 """
+
+
+@pytest.mark.parametrize("looked_up", [0, 1000], ids=["in one go", "one by one"])
+def test_a_list_of_one_session_forgets_no_other_and_a_full_one_what_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_up: int
+) -> None:
+    monkeypatch.setattr(catalog, "_SPARE", 0)
+    monkeypatch.setattr(catalog, "_LOOKED_UP", looked_up)
+    read: list[str] = []
+    store = FaultyStore(MemoryStore(), get_range="H*", hook=lambda _verb, name: read.append(name))
+    repo = kit.repository(tmp_path, store=store)
+    made = [kit.write(repo, session=name) for name in ("a", "b", "b", "c")]
+    del read[:]
+    assert len(repo.list()) == 4 and len(read) == 4
+    fresh = kit.write(repo, session="a")
+    repo.remove(made[3])
+    del read[:]
+    assert [s.id for s in repo.list("a")] == [made[0].id, fresh.id] and read == [fresh.object]
+    assert len(repo.list()) == 4 and read == [fresh.object]
+    last = kit.write(repo, session="d")
+    del read[:]
+    assert len(repo.list()) == 5 and read == [last.object]
+    kept = repo.cache.run(lambda db: {name for (name,) in db.execute("SELECT name FROM heads")})
+    assert kept == {s.object for s in repo.list()}
 
 
 def test_several_processes_share_a_cache(tmp_path: Path) -> None:
