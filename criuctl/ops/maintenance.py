@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..config import Config
-from ..errors import Conflict, CriuctlError, Damaged, DumpFailed
+from ..errors import Conflict, CriuctlError, Damaged, DumpFailed, NotFound
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from .registry import Registry, boot_id, write_record
@@ -45,6 +45,7 @@ class Item:
     state: str = "waiting"  # waiting | stored | failed (to be stored) | gone (of itself) | back | given-up (to be brought back)
     store: str = ""
     checkpoint: str = ""
+    ended: bool = False  # by the dump; else it lived on
     before: str = ""  # the newest checkpoint when it was noted
     root: tuple[int, int] = (0, 0)  # PID and start time, in the record's boot
     tries: int = 0  # to bring it back
@@ -194,6 +195,7 @@ def _store(config: Config, record: Record, jobs: int, until: float | None, repor
                 assert item is not None
                 if outcome.result is not None:
                     item.state, item.error, item.degraded = "stored", None, outcome.degraded
+                    item.ended = record.how == "dump"
                     item.checkpoint, item.store = outcome.result["checkpoint"], outcome.result["store"]
                 else:
                     assert outcome.error is not None
@@ -221,10 +223,11 @@ def _note(config: Config, record: Record, found: Sequence[Any]) -> None:
         earlier = record.of(subject.name)
         if earlier is not None:
             record.items.remove(earlier)
+        kept = (earlier.store, earlier.checkpoint) if earlier is not None and earlier.checkpoint else (config.store, "")
         known = registry.get(subject.name)
         root = (subject.root.pid, subject.root.start_time) if subject.root is not None else (0, 0)
         before = known.checkpoint if known is not None else ""
-        record.items.append(Item(subject.name, subject.order, subject.tree, before=before, root=root, store=config.store))
+        record.items.append(Item(subject.name, subject.order, subject.tree, "waiting", *kept, before=before, root=root))
     write(config, record)
 
 
@@ -235,10 +238,14 @@ def settle(config: Config, record: Record) -> None:
         if item.state not in ("waiting", "failed") or runs(config, record, item):
             continue
         known = registry.get(item.session)
+        went_down = record.boot_id != boot_id()
         if known is not None and known.checkpoint and known.checkpoint != item.before:
             item.state, item.checkpoint, item.store, item.error = "stored", known.checkpoint, known.store, None
-        elif item.state == "waiting" and record.boot_id == boot_id():
-            item.state = "gone"
+            item.ended = known.state == "checkpointed"
+        elif went_down and item.checkpoint:  # by an earlier `begin` that left it running
+            item.state, item.error = "stored", None
+        elif not went_down and (item.state == "waiting" or (item.error or {}).get("exit_code") == NotFound.exit_code):
+            item.state, item.error = "gone", None
         elif item.state == "waiting":
             hint = f"`criuctl restore {item.before}` brings back what it was before." if item.before else ""
             error = DumpFailed(f"{item.session!r} was not stored before this host went down", hint=hint)

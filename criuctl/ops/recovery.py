@@ -79,7 +79,7 @@ def _with_lost(config: Config, record: Record | None) -> Record | None:
     """The record with every session that lived here, in an earlier boot, when its host went down."""
     for known in lost(config):
         noted = record.of(known.name) if record is not None else None
-        if noted is not None and (noted.state == "gone" or (noted.checkpoint == known.checkpoint and noted.state != "back")):
+        if noted is not None and (noted.state == "gone" or noted.checkpoint == known.checkpoint):
             continue
         if record is None:
             record = Record("lost", phase="over")
@@ -123,11 +123,12 @@ def _bring_back(config: Config, record: Record, jobs: int, pause: float, reporte
     for order in sorted({item.order for item in record.items}):
         items = [item for item in record.items if item.order == order]
         for item in items:
-            if item.state in ("gone", "back", "given-up") or _is_here(config, record, item) or item.state != "stored":
+            if item.state == "gone" or _is_here(config, record, item) or item.state != "stored":
                 yield item
         yield from _try(config, record, [item for item in items if item.state == "stored"], jobs, pause, reporter)
     record.phase = "over"
-    if any(item.state == "given-up" for item in record.items):
+    record.items = [item for item in record.items if item.state == "given-up"]
+    if record.items:
         write(config, record)
     else:
         forget(config)
@@ -135,14 +136,24 @@ def _bring_back(config: Config, record: Record, jobs: int, pause: float, reporte
 
 
 def _is_here(config: Config, record: Record, item: Item) -> bool:
-    """Whether there is nothing to be restored, since it runs; its state tells how."""
+    """Whether there is nothing to be restored, since it runs, or has ended of itself; its state tells."""
+    known = Registry(config).get(item.session)
     if runs(config, record, item):
-        known = Registry(config).get(item.session)
         item.state, item.error = "back", None
         item.pid = known.pid if known is not None and known.alive() else item.root[0]
         return True
-    if not item.tree or item.state != "stored":
+    if item.state != "stored":
         return False
+    if not item.ended and not item.tries:  # it lived on when it was stored; what a try of ours has left there tells nothing
+        if known is None or known.state != "running" or known.boot_id == boot_id() or _saw_end(config, known):
+            item.state = "gone"  # killed, dumped, moved, or ended of itself
+            return True
+        item.checkpoint, item.store = known.checkpoint, known.store  # it may have been stored again
+    return item.tree and _is_anew(config, item)
+
+
+def _is_anew(config: Config, item: Item) -> bool:
+    """Whether the host has started this tree anew."""
     try:
         root = trees.find(config, item.session)
     except CriuctlError:

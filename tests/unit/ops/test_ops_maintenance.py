@@ -209,25 +209,60 @@ def test_the_door(config: Config) -> None:
         ({"state": "checkpointed", "checkpoint": "new"}, "", False, "stored"),  # criuctl was killed, and did not see it
         ({"state": "running", "checkpoint": "old"}, "another", False, "failed"),  # the host went down before its turn
         ({"state": "running", "checkpoint": "new"}, "another", True, "stored"),  # after its snapshot; that PID is somebody else's
+        ({"state": "running", "checkpoint": "old", "reason": "kept"}, "another", False, "stored"),  # before its second snapshot
     ],
 )
 def test_what_has_become_of_it(config: Config, known: dict[str, str] | None, boot: str, root: bool, state: str) -> None:
     if known is not None:
         Registry(config).put(SessionRecord("web", store="/s", boot_id=boot or boot_id(), pid=1 << 30, **known))  # type: ignore[arg-type]
     me = ProcessIdentity.of(os.getpid())
-    item = Item("web", 50, before="old", root=(me.pid, me.start_time if root else 0))
+    kept = "kept" if known is not None and "reason" in known else ""
+    item = Item("web", 50, before="old", checkpoint=kept, root=(me.pid, me.start_time if root else 0))
     record = _noted(config, [item], **({"boot_id": boot} if boot else {}))
     maintenance.settle(config, record)
-    assert (item.state, item.checkpoint) == (state, "new" if state == "stored" else "")
+    assert (item.state, item.checkpoint) == (state, kept or ("new" if state == "stored" else ""))
     if state == "failed":
         error = maintenance.failure(item)
         assert error is not None
         assert (error.exit_code, "criuctl restore old" in error.hint) == (5, True)
 
 
+@pytest.mark.parametrize(
+    ("known", "state"),
+    [
+        (None, "gone"),  # it was killed
+        ({}, "back"),  # by its newest checkpoint
+        ({"state": "checkpointed"}, "gone"),  # somebody has dumped it, and it stays so
+        ({"boot_id": "", "pid": 1 << 30}, "gone"),  # it ended of itself, the host was not rebooted
+        ({"incarnation": 3}, "gone"),  # the same, before the reboot
+    ],
+)
+def test_what_lived_on_is_brought_back_as_it_was_last(
+    config: Config, monkeypatch: pytest.MonkeyPatch, known: dict[str, Any] | None, state: str
+) -> None:
+    if known is not None:
+        values: dict[str, Any] = {"boot_id": "another", "store": "/t", "checkpoint": "newest", "id": "i", **known}
+        Registry(config).put(SessionRecord("web", **(values | {"boot_id": values["boot_id"] or boot_id()})))
+    folder = Path(config.state_dir) / "holders" / "web"
+    folder.mkdir(parents=True)
+    (folder / "ended.json").write_text(json.dumps({"id": "i", "incarnation": 3}))
+    _noted(config, [Item("web", 50, state="stored", checkpoint="older", store="/s")], how="snapshot", phase="stored")
+    restored: list[tuple[str, str]] = []
+
+    def restore(_config: Config, item: Item) -> batch.Work:
+        restored.append((item.store, item.checkpoint))
+        return lambda _reporter: {"pid": 7, "degraded": False}
+
+    monkeypatch.setattr(recovery, "_restore", restore)
+    (told,) = recovery.recover(config, every=False, jobs=1, reporter=Reporter())
+    assert (told.state, told.pid) == (state, 7 if state == "back" else None)
+    assert restored == ([("/t", "newest")] if state == "back" else [])
+    assert maintenance.read(config) is None
+
+
 def test_three_tries_over_all_calls(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is counted before it is made; a call that was killed in the middle of one has made one."""
-    item = Item("web", 50, state="stored", checkpoint="c" * 32, store="/s", tries=1)
+    item = Item("web", 50, state="stored", checkpoint="c" * 32, store="/s", tries=1, ended=True)
     _noted(config, [item], phase="stored")
     seen: list[int] = []
 
