@@ -1,0 +1,51 @@
+"""What becomes of several things is told as it becomes known, and what is printed is one JSON value whatever ends it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from criuctl.cli.app import App
+from criuctl.cli.telling import tell_each
+from criuctl.errors import Conflict
+
+
+def _outcomes(number: int, ending: BaseException | None, closed: list[bool]) -> Iterator[int]:
+    try:
+        yield from range(number)
+        if ending is not None:
+            raise ending
+    finally:
+        closed.append(True)
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_an_array_grows_line_by_line(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    codes = tell_each(App(json=True), _outcomes(number, None, []), lambda one: one + 2, lambda one: {"one": one})
+    out = capsys.readouterr().out
+    assert json.loads(out) == [{"one": n} for n in range(number)]
+    assert [json.loads(line[1:]) for line in out.splitlines()[:-1]] == json.loads(out)
+    assert codes == [n + 2 for n in range(number)]
+
+
+@pytest.mark.parametrize(("ending", "code"), [(Conflict("busy"), 9), (KeyboardInterrupt(), 130)])
+def test_what_ends_it_is_the_last_element(ending: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    codes = tell_each(App(json=True), _outcomes(2, ending, []), lambda _: 0, lambda one: {"one": one})
+    told = json.loads(capsys.readouterr().out)
+    assert (codes, told[-1]["error"]["exit_code"]) == ([0, 0, code], code)
+    for app, number in ((App(json=True), 0), (App(), 2)):  # nothing printed, or for people: that is for the program's boundary
+        with pytest.raises(type(ending)):
+            tell_each(app, _outcomes(number, ending, []), lambda _: 0, lambda one: one)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_reader_that_has_gone_ends_what_is_under_way() -> None:
+    def gone(_one: int) -> int:
+        raise BrokenPipeError
+
+    closed: list[bool] = []
+    with pytest.raises(BrokenPipeError):
+        tell_each(App(), _outcomes(2, None, closed), gone, lambda one: one)
+    assert closed == [True]
