@@ -75,13 +75,15 @@ def each(
     until: float | None = None,
     broken: type[CriuctlError] = CriuctlError,
     late: str = "the deadline has passed",
+    begins: Callable[[str], object] = lambda _key: None,
 ) -> Iterator[Outcome]:
     """Do all of `work`, `jobs` at a time; each outcome is yielded as soon as it is known.
 
-    `broken` is the error of a piece whose process was killed, `late` what is said of those that were not done by `until`.
+    `begins` is told of each piece just before it is begun.  `broken` is the error of one whose process was killed, `late` what is
+    said of those that were not done by `until`.
     """
     pieces = [(key, _piece(one, reporter, key if len(work) > 1 else "")) for key, one in work]
-    for ended in forked.run_all(pieces, at_once=jobs, until=until):
+    for ended in forked.run_all(pieces, at_once=jobs, until=until, begins=begins):
         answer = ended.answer or {}
         if "done" in answer:
             yield Outcome(ended.key, answer["done"])

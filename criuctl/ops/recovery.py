@@ -175,16 +175,23 @@ def _try(config: Config, record: Record, items: Sequence[Item], jobs: int, pause
         for item in [item for item in todo if item.tries >= TRIES]:
             todo.remove(item)
             item.state = "given-up"
+            if item.error is None:
+                text = f"each of {item.tries} restores of {item.session!r} was cut off, by the end of criuctl or of the host"
+                hint = f"`criuctl restore {item.checkpoint[:12]} -v` shows how far one gets."
+                item.error = RestoreFailed(text, hint=hint).to_dict()
             write(config, record)
             reporter.step("given-up", session=item.session, tries=item.tries)
             yield item
-        for item in todo:
-            item.tries += 1
-        write(config, record)
         failed = []
+        named = {item.session: item for item in todo}
+
+        def begins(session: str, named: dict[str, Item] = named) -> None:
+            named[session].tries += 1
+            write(config, record)
+
         work = [(item.session, _restore(config, item)) for item in todo]
-        for outcome in batch.each(work, reporter=reporter, jobs=jobs, broken=RestoreFailed):
-            item = next(item for item in todo if item.session == outcome.key)
+        for outcome in batch.each(work, reporter=reporter, jobs=jobs, broken=RestoreFailed, begins=begins):
+            item = named[outcome.key]
             if outcome.answer is not None:
                 item.state, item.pid, item.error = "back", outcome.answer["pid"], None
                 item.degraded = outcome.answer["degraded"]

@@ -46,9 +46,16 @@ class Ended:
     late: bool = False  # it was interrupted, or not begun, for its time was over
 
 
-def run_all(work: Sequence[tuple[str, Work]], *, at_once: int, until: float | None = None) -> Iterator[Ended]:
+def run_all(
+    work: Sequence[tuple[str, Work]],
+    *,
+    at_once: int,
+    until: float | None = None,
+    begins: Callable[[str], object] = lambda _key: None,
+) -> Iterator[Ended]:
     """Do all of `work`, `at_once` at a time and in this order, and yield each end as soon as it is known.
 
+    `begins` is told of each, here, just before its process is there.
     At the monotonic time `until` what is under way is interrupted and what was not begun is left; both are yielded as late.
     When the caller lets go, or a signal becomes an exception, what is under way is interrupted and awaited.
     """
@@ -59,6 +66,7 @@ def run_all(work: Sequence[tuple[str, Work]], *, at_once: int, until: float | No
             if left is not None and left <= 0:
                 break
             while waiting and len(running) < at_once:
+                begins(waiting[0][0])
                 _start(*waiting.popleft(), running)
             _poll(running, left)
             for process in [process for process in running if process.has_ended()]:

@@ -267,25 +267,37 @@ def test_three_tries_over_all_calls(config: Config, monkeypatch: pytest.MonkeyPa
     seen: list[int] = []
 
     def restore(_config: Config, item: Item) -> batch.Work:
-        written = maintenance.read(config)
-        assert written is not None
-        seen.append(written.items[0].tries)
-
         def work(_reporter: Reporter) -> dict[str, Any]:
-            raise RestoreFailed("no")
+            written = maintenance.read(config)
+            assert written is not None
+            raise RestoreFailed(f"no {written.items[0].tries}")
 
         return work
 
+    def noted(reporter: Reporter, name: str, **facts: Any) -> None:
+        written = maintenance.read(config)
+        if name == "noted" and written is not None and written.items[0].error is not None:
+            seen.append(int(written.items[0].error["message"].split()[1]))
+
     monkeypatch.setattr(recovery, "_restore", restore)
+    monkeypatch.setattr(Reporter, "step", noted)
     for tries in ([2, 3], []):
         seen.clear()
         (told,) = recovery.end(config, jobs=2, pause=0, reporter=Reporter())
         assert (told.state, told.tries, seen) == ("given-up", 3, tries)
-        assert told.to_dict()["findings"][0]["text"] == "no"
+        assert told.to_dict()["findings"][0]["text"] == "no 3"
         maintenance.check_open(config)
     assert [i.state for i in recovery.end(config, jobs=1, abandon=True, reporter=Reporter())] == ["given-up"]
     with pytest.raises(NotFound):
         list(recovery.end(config, jobs=1, reporter=Reporter()))
+
+
+def test_what_was_cut_off_each_time_is_given_up(config: Config) -> None:
+    _noted(config, [Item("web", 50, state="stored", checkpoint="c" * 32, store="/s", tries=3, ended=True)], phase="returning")
+    (told,) = recovery.recover(config, every=False, jobs=1, reporter=Reporter())
+    error = maintenance.failure(told)
+    assert error is not None
+    assert (told.state, error.exit_code, "cut off" in error.message) == ("given-up", 6, True)
 
 
 def test_what_this_host_has_lost(config: Config) -> None:
