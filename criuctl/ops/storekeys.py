@@ -15,9 +15,10 @@ stays beside it, since checkpoints that were exported for it still need it.
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ..checkpoint import keys, recovery
@@ -143,6 +144,11 @@ def _rotate_own_file(the: Keyring, config: Config, old: Slot, label: str) -> Key
             f"the store is opened by {the.opened.source}, which is not this host's own key file {path}",
             hint="Say what shall take its place: --key-file PATH, --passphrase or --passphrase-file PATH.",
         )
+    with _alone_with(path, the.opened.key):
+        return _replace_own_file(the, path, old, label)
+
+
+def _replace_own_file(the: Keyring, path: Path, old: Slot, label: str) -> KeyChange:
     fresh = path.with_suffix(".new")
     key = _fresh_key(fresh)
     slot = described(keys.file_slot(the.master, key, the.id), checked_label(label) or old.get("label", ""))
@@ -167,6 +173,23 @@ def _rotate_own_file(the: Keyring, config: Config, old: Slot, label: str) -> Key
         ) from error
     current = the.changer.change(lambda slots: the.without(_with_shown(slots, the.shown), [old]))
     return the.done(current, added=[slot], removed=[old], file=path, previous=kept)
+
+
+@contextmanager
+def _alone_with(path: Path, key: keys.KeyText) -> Iterator[None]:
+    """While nobody else on this host replaces the key file `path`, which holds `key`; else `Conflict`."""
+    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        free = True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:  # a file system that locks no folders keeps nobody apart
+            free = not isinstance(error, BlockingIOError)
+        if not free or keys.KeyText.parse(keys.read_secret(path), str(path)) != key:
+            raise Conflict(f"the key file {path} is being replaced by somebody else, or was just now", hint="Try again.")
+        yield
+    finally:
+        os.close(fd)
 
 
 def _fresh_key(path: Path) -> keys.KeyText:

@@ -237,6 +237,20 @@ def test_a_key_file_that_is_being_replaced_opens_the_store_at_every_instant(
     assert here.fingerprint(here.one) in left and len(left) == 1 + number
 
 
+def test_two_on_one_host_do_not_replace_its_key_file_at_once(site: Setting) -> None:
+    here = site(second=False)
+    told: list[CriuctlError] = []
+
+    def other() -> None:
+        with pytest.raises(Conflict, match="somebody else") as caught:
+            key_rotate(here.one, NewKey())
+        told.append(caught.value)
+
+    happening(here.stage, 0, ("was put",), other)
+    key_rotate(here.one, NewKey())
+    assert told and here.opens(here.one) and len(key_list(here.one)[0]) == 1
+
+
 def test_a_new_key_file_that_was_half_written_is_made_again(site: Setting) -> None:
     here = site()
     torn = keys.key_path(here.one, here.id).with_suffix(".new")
