@@ -21,6 +21,7 @@ from criuctl.errors import ConfigError, Conflict, Damaged, NotFound, RestoreFail
 from criuctl.ops import batch, bootunit, maintenance, recovery, subjects, timers, trees
 from criuctl.ops.maintenance import Item, Record
 from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive
+from criuctl.ops.snapshot import lock_of
 from criuctl.ops.subjects import Subject
 from criuctl.proc import forked
 from criuctl.proc.tree import ProcessIdentity
@@ -104,6 +105,21 @@ def test_a_lock_is_waited_for(config: Config) -> None:
         patch.setattr("criuctl.ops.batch.time.sleep", lambda _seconds: held.__exit__(None, None, None))
         with batch.alone(lock, busy, wait=60):
             pass
+
+
+def test_the_same_snapshots_do_not_overlap(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("store", "state_dir", "run_dir"):
+        monkeypatch.setenv(f"CRIUCTL_{name.upper()}", getattr(config, name))
+    monkeypatch.setenv("CRIUCTL_HOOK_DIRS", config.state_dir)
+    with exclusive(lock_of(config, ["two", "one"], []), "busy"):
+        assert main(["--json", "snapshot", "one", "two"]) == 9
+        assert "being taken already" in json.loads(capsys.readouterr().out)["error"]["message"]
+        assert main(["--json", "snapshot", "one"]) == 3  # that is another one
+    assert main(["--json", "snapshot", "one", "two", "--wait", "1s", "--jitter", "0", "--deadline", "1h"]) == 3
+    told = capsys.readouterr().out.partition("\n]\n")[2]  # of the other one
+    assert sorted(outcome["target"] for outcome in json.loads(told)) == ["one", "two"]
 
 
 # -- what it is about ------------------------------------------------------------------------------------
