@@ -392,8 +392,8 @@ def _stopped_init(root: ProcessIdentity) -> list[ProcessIdentity]:
     from ..proc.tree import read_process
 
     with suppress(NoSuchProcess):
-        above = read_process(read_process(root.pid).ppid)
-        if above.pid > 1 and above.state == "T" and is_namespace_init(above.pid):
+        parent = read_process(root.pid).ppid
+        if parent > 1 and (above := read_process(parent)).state == "T" and is_namespace_init(parent):
             return [above.identity]
     return []
 
