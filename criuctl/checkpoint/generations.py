@@ -43,7 +43,7 @@ from .manifest import now
 PREFIX = "keys/"
 _NAME = re.compile(r"keys/([0-9]{20})(?:-[0-9a-f]{32})?")
 _ATTEMPTS = 8  # races lost in a row before giving up
-_PAUSE = 0.05  # seconds, times the number of the attempt, at random: so that two do not withdraw for ever
+_PAUSE = 0.05  # seconds, times the number of the attempt, at random: so that two do not overtake each other for ever
 
 Slots = list[dict[str, Any]]
 
