@@ -106,7 +106,7 @@ def restore(
         name = new_name or manifest.session.name
         stack.enter_context(exclusive_session(config, name))
         arrival.check_not_running(registry, name, copy=new_name is not None)
-        if not (dry_run or returning or held is not None):
+        if not (dry_run or alone or returning or held is not None):
             check_open(config)
         if new_name is None and held is None:
             moves.check_at_home(config, name, take_over=take_over)
