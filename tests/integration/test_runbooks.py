@@ -50,22 +50,27 @@ def steps(runbook: str) -> list[str]:
     return lines
 
 
-def filled(criuctl: Criuctl, *sessions: str) -> Path:
-    """A store in a folder with two checkpoints of each session; they were never processes."""
+def filled(criuctl: Criuctl, *sessions: str) -> list[Path]:
+    """Two checkpoints of each session in the store, a folder: the packs of each; they were never processes."""
     config = kit.config(criuctl.home.path, store=str(criuctl.store), workers=1)
+    made: list[Path] = []
     with open_store(config.store, config) as store, Repository.init(store, encryption=False, config=config) as repository:
         for number, session in enumerate(sessions):
             for turn in range(2):
                 kit.write(repository, kit.Content(bytes([number, turn]) * 200_000, {"a.img": b"a"}), session=session)
-    return criuctl.store
+                made += [path for path in packs(criuctl) if path not in made]
+    assert len(made) == 2 * len(sessions)
+    return made
+
+
+def packs(criuctl: Criuctl) -> list[Path]:
+    return [path for path in (criuctl.store / "packs").rglob("*") if path.is_file()]
 
 
 def test_store_lost(criuctl: Criuctl) -> None:
-    store = filled(criuctl, "web", "db")
+    newest = filled(criuctl, "web", "db")[-1]  # of the second checkpoint of db, and nobody else's
     exported = criuctl.home.path / "db.criuctl"
     criuctl("export", "db", exported)
-    packs = [path for path in (store / "packs").rglob("*") if path.is_file()]
-    newest = max(packs, key=lambda path: path.stat().st_mtime_ns)  # of the second checkpoint of db, and nobody else's
     content = bytearray(newest.read_bytes())
     content[40] ^= 1  # in its first chunk
     newest.write_bytes(content)
@@ -86,12 +91,12 @@ def test_key_lost(criuctl: Criuctl) -> None:
 
 
 def test_disk_full(criuctl: Criuctl) -> None:
-    store = filled(criuctl, "web", "db", "cron")
+    filled(criuctl, "web", "db", "cron")
     for session in ("db", "cron"):
         criuctl("rm", f"{session}@1")
     assert follow(criuctl, "disk-full", NEW_STORE=criuctl.home.path / "new", SESSION="web") == []
     assert {(one["session"], one["number"]) for one in criuctl("list")} == {("web", 2), ("db", 2), ("cron", 2)}
-    assert list((store / "packs").rglob("*"))
+    assert packs(criuctl)
 
 
 def test_fenced_host_and_restore_refused(criuctl: Criuctl, zoo: Zoo) -> None:

@@ -173,7 +173,7 @@ def test_a_tree_that_makes_no_sense(name: str, body: dict[str, Any], said: str) 
 
 
 def test_a_tree_by_its_pid_file(tmp_path: Path, config: Config) -> None:
-    file, mine = tmp_path / "pid", str(os.getppid())
+    file, mine = tmp_path / "pid", str(os.getpid())
     table: dict[str, dict[str, Any]] = {"db": {"pid_file": str(file), "labels": {"a": "b"}, "order": 3}}
     config = config.with_options(trees=table)
     assert Registry(config).lookup("nobody") is None
