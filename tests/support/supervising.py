@@ -52,9 +52,10 @@ class Supervised:
         """Wait until it has told `count` such events: the last of them."""
 
         def found() -> dict[str, Any] | None:
+            ended = self.command.process.poll() is not None  # asked first: what it told before its end is there
             seen = [event for event in self.events(kind) if where(event)]
             if len(seen) < count:
-                assert self.command.process.poll() is None, f"ended before {kind}: {self.command.told()}"
+                assert not ended, f"ended before {kind}: {self.command.told()}"
                 return None
             return seen[count - 1]
 
