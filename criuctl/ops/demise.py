@@ -30,7 +30,7 @@ from .supervision import End
 Word = Literal["checkpointed", "moved", "killed", "fenced"]
 
 _PATIENCE = 20.0  # seconds that processes may take to end of SIGKILL
-_TOLD = 5.0  # seconds in which a holder tells how its tree has ended
+_TOLD = 30.0  # seconds in which a holder that lives tells how its tree has ended
 _FORGOTTEN = 1.0  # seconds in which a kill of a tree without a holder forgets it
 _LOOK = 0.02
 
