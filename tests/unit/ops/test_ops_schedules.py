@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.keeper import wait_until
 
 from criuctl.cli.main import main
 from criuctl.errors import UsageError
-from criuctl.ops import calendars, schedules, snapshot, timers
+from criuctl.ops import batch, calendars, schedules, snapshot, timers
 from criuctl.ops.registry import exclusive
 
 
@@ -226,21 +227,41 @@ def test_a_second_run_at_the_same_time_is_a_conflict(site: Site) -> None:
     assert site("list")[0]["last"] is None
 
 
+class _OnceUnderWay:
+    """A deadline that passes as soon as the file is there, and what made it is under way."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._begun = path, False
+
+    def __sub__(self, _now: float) -> float:
+        if not self._begun:
+            self._begun = True
+            return 0.001
+        wait_until(self._path.exists, 60, "it is under way")
+        return 0.0
+
+
 def test_at_the_deadline_what_is_under_way_is_interrupted(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     import select
 
-    cleaned = site.path / "cleaned"
+    begun, cleaned = site.path / "begun", site.path / "cleaned"
 
     def endless(_config: object, target: str, **_more: object) -> None:
         try:
-            select.select([], [], [], 60)
+            begun.touch()
+            select.select([], [], [], 120)
             raise AssertionError("nobody interrupted it")
         finally:
             cleaned.write_text(target)  # in a process of its own
 
+    def ends_at(deadline: float) -> _OnceUnderWay:
+        assert deadline == 1800
+        return _OnceUnderWay(begun)
+
     taking: Callable[..., None] = endless
     monkeypatch.setattr(snapshot, "dump", taking)
-    site("add", "web", "one", "two", "--every", "1h", "--deadline", "2s", "--jobs", "1")
+    monkeypatch.setattr(batch, "ends_at", ends_at)
+    site("add", "web", "one", "two", "--every", "1h", "--deadline", "30m", "--jobs", "1")
     done = site("run", "web", code=12)
     assert [(s["target"], s["error"]["code"]) for s in done["snapshots"]] == [("one", "timed-out"), ("two", "timed-out")]
     assert cleaned.read_text() == "one"
