@@ -121,11 +121,11 @@ class _Process:
 
 
 def _poll(running: Sequence[_Process], seconds: float | None) -> None:
-    """Wait until one of them has ended, or for so long."""
+    """Wait until one of them has ended, or for so long, and a day at most: `poll` counts milliseconds in 31 bits."""
     poller = select.poll()
     for process in running:
         poller.register(process.pidfd, select.POLLIN)
-    poller.poll(None if seconds is None else max(0.0, seconds) * 1000)
+    poller.poll(None if seconds is None else min(max(0.0, seconds), 86400.0) * 1000)
 
 
 def _await(process: _Process) -> None:
@@ -172,12 +172,14 @@ def _be(work: Work, answer: int, parent: int, mask: set[Any]) -> None:
     except KeyboardInterrupt as interrupt:
         code = 128 + int(getattr(interrupt, "number", signal.SIGTERM))
     finally:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError, AttributeError):
-                continue
-        os._exit(code)
+        try:
+            for stream in (sys.stdout, sys.stderr):
+                try:
+                    stream.flush()
+                except (OSError, ValueError, AttributeError):
+                    continue
+        finally:
+            os._exit(code)  # even if the signal comes only now: what goes on is the parent's to do
 
 
 def _write(fd: int, data: bytes) -> None:
