@@ -51,7 +51,8 @@ def _write_for_ever(folder: Path, name: str, told: int) -> None:
     log = EventLog(folder, limit=20_000)
     for count in range(1 << 30):
         (event,) = log.append([{"operation": name, "count": count, "exit_code": 0}])
-        os.write(told, json.dumps([event["seq"], name, count]).encode() + b"\n")  # less than PIPE_BUF: whole or not at all
+        # All lines are as long, and none is in two pages of the file: it is written whole or not at all.
+        os.write(told, json.dumps([event["seq"], name, count]).encode().ljust(63) + b"\n")
 
 
 def test_many_writers_that_are_killed(tmp_path: Path) -> None:

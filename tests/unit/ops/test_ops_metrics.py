@@ -117,10 +117,11 @@ def test_sessions_with_figures_of_their_own_are_bounded(monkeypatch: pytest.Monk
 
 def test_a_store_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    answer = threading.Event()
+    begun, answer = threading.Event(), threading.Event()
 
     def hang(_config: Config) -> inspect.Listing:
         asked.append(1)
+        begun.set()
         answer.wait(60)
         return inspect.Listing([], [])
 
@@ -130,6 +131,7 @@ def test_a_store_that_hangs_is_waited_for_once(tmp_path: Path, monkeypatch: pyte
     try:
         for _ in range(3):
             assert _of(looker.gather())["criuctl_store_up", ()] == 0
+            assert begun.wait(60)  # the thread that asks may come later than who waits for it gives up
         assert len(asked) == 1
     finally:
         answer.set()
