@@ -84,19 +84,21 @@ export function sessionsView(page, about) {
       { class: "row head" },
       ["Session", "State", "Since", "Last checkpoint", ""].map((text) => h("span", {}, text)),
     );
-    list.replaceChildren(
-      ...(shown.length
-        ? [heads, ...shown.map(row)]
-        : [
-            h(
-              "p",
-              { class: "empty" },
-              all.length
-                ? "no session fits"
-                : ["no sessions on this host; ", h("code", {}, "criuctl run --name work -- bash"), " starts one"],
-            ),
-          ]),
+    const drawn = h(
+      "div",
+      { class: "sessions" },
+      shown.length
+        ? [heads, shown.map(row)]
+        : h(
+            "p",
+            { class: "empty" },
+            all.length
+              ? "no session fits"
+              : ["no sessions on this host; ", h("code", {}, "criuctl run --name work -- bash"), " starts one"],
+          ),
     );
+    // What is the same stays: a row that is replaced while it is being clicked is not clicked.
+    if (!drawn.isEqualNode(list)) list.replaceChildren(...drawn.childNodes);
     const here = new Set(all.map((body) => body.session));
     const others = Object.entries(newest ?? {}).filter(([name, body]) => !here.has(name) && matches(name, body));
     below.replaceChildren(
