@@ -197,6 +197,7 @@ def test_who_writes_is_for_the_holder_to_say(operators: Operators) -> None:
 
     with serving(operators) as served:
         asyncio.run(talk(served))
+    operators("wait", "web", "--prompt", "--timeout", TIMEOUT)  # nothing runs in it but the shell
     with serving(operators, "--read-only") as served:
         asyncio.run(look(served))
     operators("wait", "web", "--idle", "0.2")
