@@ -11,6 +11,7 @@ socket, so it vanishes with its holder, ``kill -9`` included, and leaves no file
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
@@ -26,6 +27,8 @@ from ..proc import netfilter
 from ..proc.tree import ProcessIdentity
 from ..session import sessions
 from ..session.names import check_name, valid_name
+
+_LONGEST = 107  # bytes of an abstract address that ``ss`` and ``/proc/net/unix`` show whole
 
 __all__ = [
     "Registry",
@@ -166,12 +169,18 @@ def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
         os.close(descriptor)
 
 
+def _lock_name(what: str) -> bytes:
+    """The abstract socket address of a lock; what is too long for one is told apart by its hash."""
+    name = f"\0criuctl/{what}".encode("utf-8", "surrogateescape")
+    return name if len(name) <= _LONGEST else name[:40] + hashlib.blake2b(name, digest_size=16).hexdigest().encode()
+
+
 @contextlib.contextmanager
 def exclusive(what: str, busy: str) -> Iterator[None]:
     """Hold the lock `what` on this host; `Conflict` with the sentence `busy` when somebody has it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as lock:
         try:
-            lock.bind(f"\0criuctl/{what}"[:107])
+            lock.bind(_lock_name(what))
         except OSError as error:
             raise Conflict(busy, hint="Wait for the other criuctl to finish.") from error
         yield

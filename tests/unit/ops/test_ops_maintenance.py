@@ -95,6 +95,17 @@ def test_who_lets_go_of_it_leaves_nothing_running(tmp_path: Path) -> None:
     assert not [path for path in tmp_path.iterdir() if os.path.exists(f"/proc/{path.name}")]
 
 
+def test_locks_of_long_names_are_told_apart() -> None:
+    deep = "schedule/" + "deep/" * 40
+    with (
+        exclusive(f"{deep}one", "busy"),
+        exclusive(f"{deep}two", "busy"),
+        pytest.raises(Conflict),
+        exclusive(f"{deep}one", "busy"),
+    ):
+        pass
+
+
 def test_a_lock_is_waited_for(config: Config) -> None:
     lock, busy = maintenance.lock_of(config)
     with exclusive(lock, busy), pytest.raises(Conflict, match="another criuctl"), batch.alone(lock, busy):
