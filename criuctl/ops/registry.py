@@ -11,7 +11,6 @@ socket, so it vanishes with its holder, ``kill -9`` included, and leaves no file
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import socket
@@ -28,7 +27,7 @@ from ..proc.tree import ProcessIdentity
 from ..session import sessions
 from ..session.names import check_name, valid_name
 
-_LONGEST = 107  # bytes of an abstract address that ``ss`` and ``/proc/net/unix`` show whole
+_LONGEST = 107  # bytes of an address
 
 __all__ = [
     "Registry",
@@ -172,7 +171,11 @@ def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
 def _lock_name(what: str) -> bytes:
     """The abstract socket address of a lock; what is too long for one is told apart by its hash."""
     name = f"\0criuctl/{what}".encode("utf-8", "surrogateescape")
-    return name if len(name) <= _LONGEST else name[:40] + hashlib.blake2b(name, digest_size=16).hexdigest().encode()
+    if len(name) <= _LONGEST:
+        return name
+    import hashlib  # slow to import, and seldom needed
+
+    return name[:40] + hashlib.blake2b(name, digest_size=16).hexdigest().encode()
 
 
 @contextlib.contextmanager

@@ -96,13 +96,8 @@ def test_who_lets_go_of_it_leaves_nothing_running(tmp_path: Path) -> None:
 
 
 def test_locks_of_long_names_are_told_apart() -> None:
-    deep = "schedule/" + "deep/" * 40
-    with (
-        exclusive(f"{deep}one", "busy"),
-        exclusive(f"{deep}two", "busy"),
-        pytest.raises(Conflict),
-        exclusive(f"{deep}one", "busy"),
-    ):
+    one, two = (f"schedule/{'deep/' * 40}{name}" for name in ("one", "two"))
+    with exclusive(one, "busy"), exclusive(two, "busy"), pytest.raises(Conflict), exclusive(one, "busy"):
         pass
 
 
