@@ -146,7 +146,7 @@ class Client:
             try:
                 yield window
             finally:
-                listening.cancel()
+                await socket.close()  # which ends the listening
                 await asyncio.wait([listening])
 
 
