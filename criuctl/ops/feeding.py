@@ -68,9 +68,10 @@ class Feeder:
         self.say({key: getattr(config, key) for key in _STORE} | {"memory": memory})
 
     def arrived(self, name: str, size: int) -> None:
-        """This object of the store has come; returns at once."""
+        """This object of the store has come; returns at once, told or not: what it was not told of it reads when it is needed."""
         if pack_of(name) is not None:
-            self.say({"pack": name, "size": size})
+            with suppress(OSError):
+                self._socket.send(json.dumps({"pack": name, "size": size}).encode(), socket.MSG_DONTWAIT)
 
     def load(self, manifest: Manifest, folder: int) -> None:
         """Have it look up the pages of this checkpoint, whose images are in `folder`; returns at once."""
