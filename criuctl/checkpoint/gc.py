@@ -8,7 +8,8 @@ Packs and index segments are shared, and hosts do not know of each other.  One r
     3  mark    packs that nobody needs: put gc/marked-X.  Writers that begin later do not rely on them
     4  doom    packs marked at least the grace time ago and still not needed: put gc/doomed-X
     5  look again, at manifests that came since; copy what is needed and is in doomed packs only
-    6  index   segments that tell of doomed packs are replaced by such as do not, and many small ones by a few
+    6  index   segments that tell of doomed packs, or of packs that are gone, are replaced by such as do not, and many small
+               ones by a few
     7  delete  doomed packs, but those that a writer's intent names
     8  forget  lists whose packs are all gone
 
@@ -150,7 +151,7 @@ class Collection:
         if ripe or self._doomed:
             survey = self._finish()
         else:
-            self._replace_segments(set())
+            self._replace_segments(self._absent(survey))
         self._tidy()
         self._tell(survey)
         return done
@@ -296,7 +297,7 @@ class Collection:
         going = sorted((doomed & survey.packs.keys()) - kept)
         done.spared = len(doomed & survey.packs.keys()) - len(going)
         self._reporter.step("gc-index")
-        self._replace_segments(doomed - kept)
+        self._replace_segments((doomed - kept) | self._absent(survey))
         self._reporter.step("gc-delete")
         refused = self._delete(map(object_name, going))
         done.refused = len(refused)
@@ -306,6 +307,25 @@ class Collection:
         left = survey.packs.keys() - set(gone)
         self._delete_others(entry.name for entry in self._doomed + self._lists if not entry.packs & left)
         return survey
+
+    def _absent(self, survey: Survey) -> set[bytes]:
+        """Packs that segments tell of and that are gone: another collection deleted them before they were told of.
+
+        While chunks are lost, the segments stay as they are: they name the pack that somebody may bring back.
+        """
+        told = [pack for pack in self._repository.index.pack_sizes() if pack not in survey.packs]
+        if not told or survey.lost:
+            return set()
+
+        def absent(pack: bytes) -> bool:
+            try:
+                self._store.stat(object_name(pack))  # it may have been put after the packs were listed
+            except ObjectMissing:
+                return True
+            return False
+
+        with ThreadPoolExecutor(_FETCHERS, "criuctl-gc") as pool:
+            return {pack for pack, gone in zip(told, pool.map(absent, told), strict=True) if gone}
 
     def _replace_segments(self, dead: set[bytes]) -> None:
         """See that no index segment tells of dead packs, or only of what others tell, or is one of many small ones.

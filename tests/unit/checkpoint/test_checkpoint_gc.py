@@ -427,6 +427,44 @@ def test_many_small_packs_and_segments_become_a_few(tmp_path: Path, monkeypatch:
         assert writer.stats.bytes_new == 0  # a writer knows what was put together
 
 
+def test_segments_of_packs_that_went_before_they_were_told_of_go(tmp_path: Path) -> None:
+    """A collection puts a pack, another one deletes it since nobody needs it any more, and the first one tells of it."""
+    repo = kit.repository(tmp_path, workers=1)
+    first, second = kit.write(repo, content(1, 2, 3, 4), session="a"), kit.write(repo, content(3), session="b")
+    kept = kit.write(repo, content(5), session="c")
+    repo.remove(first)
+    others: list[Collected] = []
+
+    def hook(_verb: str, name: str) -> None:
+        if name.startswith("index/") and not others:
+            repo.remove(second)
+            others.append(collect(again(repo)))
+
+    collect(again(repo, FaultyStore(repo.store, put="H" * 40, hook=hook)))
+    assert [done.deleted >= 2 for done in others] == [True]
+    collect(again(repo))  # the first one has read what the removed checkpoint needed, and cannot tell that from what is lost
+    told = {pack.pack for info in repo.store.list("index/") for pack in repo.index.read_segment(info.name)}
+    assert told == packs(repo)
+    kit.check(again(repo), kept, content(5))
+
+
+def test_segments_go_on_telling_of_a_lost_pack_that_is_needed(tmp_path: Path) -> None:
+    """So that `verify` names it, and somebody may bring it back."""
+    repo = kit.repository(tmp_path, workers=1)
+    kept = kit.write(repo, content(1))
+    (pack,) = repo.store.list("packs/")
+    data = repo.store.get(pack.name)
+    repo.store.delete(pack.name)
+    before = [info.name for info in repo.store.list("index/")]
+    assert collect(again(repo)).lost and [info.name for info in repo.store.list("index/")] == before
+    repo.store.put(pack.name, data)
+    kit.check(again(repo), kept, content(1))
+    repo.store.delete(pack.name)
+    repo.remove(kept)
+    collect(again(repo))
+    assert list(repo.store.list("index/")) == []
+
+
 def test_segments_that_cannot_be_deleted_are_put_together_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "MANY", 4)
     monkeypatch.setattr(gc, "SMALL_PACK", 0)
