@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from ...ops.severity import worst
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
-from ..severity import worst
 from ..streams import tell, write_result
 from ..text import plural, printable
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...ops.severity import worst
 from ..app import DEGRADED, App, pass_app
 from ..pages import Entry, LazyGroup, page
-from ..severity import worst
 from ..streams import tell, write_result
 from ..telling import tell_each, tell_failure
 from ..text import Column, plural, printable

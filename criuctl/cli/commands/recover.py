@@ -7,9 +7,9 @@ import sys
 
 import click
 
+from ...ops.severity import worst
 from ..app import App, pass_app
 from ..pages import page
-from ..severity import worst
 from ..streams import tell
 from ..telling import tell_each
 from ..text import printable

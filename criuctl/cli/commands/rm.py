@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
+from ...ops.severity import worst
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
-from ..severity import worst
 from ..streams import tell
 from ..text import printable
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from ...ops.severity import worst
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..pages import Entry, LazyGroup, page
-from ..severity import worst
 from ..streams import tell
 from ..text import Column, age, plural, printable
 from .dump import parse_labels

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...ops.severity import worst
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..pages import page
-from ..severity import worst
 from ..streams import tell, write_result
 from ..telling import tell_each, tell_failure
 from .dump import outcome_line, parse_labels

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
+from ...ops.severity import worst
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
-from ..severity import worst
 from ..text import duration, plural, printable, size
 
 _PROBE_FAILED = 10

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criuctl.cli import text
-from criuctl.cli.severity import IN_WORDS, worst
 from criuctl.errors import EXIT_CODES
+from criuctl.ops.severity import IN_WORDS, worst
 
 
 @pytest.mark.parametrize(
