@@ -32,6 +32,12 @@ def session_for(registry: Registry, target: Target, name: str | None) -> Session
             raise Conflict(
                 f"session {name!r} is running as PID {taken.pid}, which is another tree", hint="Choose another --name."
             )
+        held = registry.held(target.root)
+        if held not in (None, name):
+            raise Conflict(
+                f"PID {target.root.pid} is session {held!r}, which has a terminal",
+                hint=f"Use that name; `criuctl restore {held} --as {name}` makes a copy that has another.",
+            )
         if taken is not None:
             return taken
         return SessionRecord(name=name, id=known.id if known and known.name == name else os.urandom(16).hex())

@@ -122,6 +122,12 @@ class Registry:
         here = boot_id()
         return next((r for r in self.all() if r.state == "running" and r.identity == identity and r.boot_id == here), None)
 
+    def held(self, identity: ProcessIdentity) -> str | None:
+        """The name of the session with a holder, and so with a terminal, whose root is this process."""
+        states = [state for state in sessions.all_states(self._config) if state["holder_alive"]]
+        root = (identity.pid, identity.start_time)
+        return next((str(s["session"]) for s in states if (s["pid"], s["start_time"]) == root), None)
+
     def lookup(self, name: str) -> ProcessIdentity | None:
         """The root process of session `name`, if it runs here, else of the configured tree of that name."""
         record = self.get(name)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..config import Config
-from ..errors import CriuctlError, NotFound
+from ..errors import Conflict, CriuctlError, NotFound
 from ..proc.tree import ProcessIdentity
 from . import trees
 from .registry import Registry
@@ -49,8 +49,13 @@ def _named(config: Config, target: str) -> Subject:
 
 
 def running(config: Config) -> list[Subject]:
-    """Every session that runs here, and every configured tree that does; a tree that is both is told once."""
-    known = {state["session"]: state["labels"] for state in sessions(config)}
+    """Every session that runs here, and every configured tree that does; a tree that is both is told once.
+
+    A second name, of what has a holder or another configured name, has an error: whose labels and order would count?
+    """
+    states = sessions(config)
+    known = {state["session"]: state["labels"] for state in states}
+    held = {state["session"] for state in states if state["holder"]}
     configured = trees.trees(config)
     found: dict[str, Subject] = {}
     for record in Registry(config).all():
@@ -67,10 +72,22 @@ def running(config: Config) -> list[Subject]:
         except CriuctlError as error:
             found[name] = Subject(name, tree.labels, tree.order, tree=True, error=error)
             continue
-        for other in [other.name for other in found.values() if other.root == root]:
-            del found[other]  # it was dumped once by its PID
+        same = [other for other in found.values() if other.root == root]
+        if twice := [other for other in same if other.tree or other.name in held]:
+            found[name] = Subject(name, tree.labels, tree.order, tree=True, error=_twice(name, twice[0], root.pid))
+            continue
+        for other in same:
+            del found[other.name]  # it was dumped once by its PID
         found[name] = Subject(name, tree.labels, tree.order, root, tree=True)
     return sorted(found.values(), key=lambda subject: subject.name)
+
+
+def _twice(name: str, other: Subject, pid: int) -> Conflict:
+    what = "tree" if other.tree else "session"
+    return Conflict(
+        f"tree {name!r} is {what} {other.name!r}, too: PID {pid}",
+        hint="Take it out of `trees` in the configuration, or let it say more.",
+    )
 
 
 def order_of(labels: Mapping[str, str], default: int = trees.ORDER) -> int:

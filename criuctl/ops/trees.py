@@ -66,6 +66,8 @@ def parse(name: str, body: Mapping[str, Any]) -> Tree:
     for way in given:
         if not isinstance(body[way], str):
             raise ConfigError(f"{where}: {way} must be text, not {body[way]!r}")
+    if body.get("pid_file") and not os.path.isabs(body["pid_file"]):
+        raise ConfigError(f"{where}: pid_file must be an absolute path, not {body['pid_file']!r}")
     try:
         re.compile(body.get("command") or "")
     except re.error as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -19,10 +20,12 @@ from criuctl.cli.main import main
 from criuctl.config import Config
 from criuctl.errors import ConfigError, Conflict, Damaged, NotFound, RestoreFailed, UsageError
 from criuctl.ops import batch, bootunit, maintenance, recovery, subjects, timers, trees
+from criuctl.ops.dumping import session_for
 from criuctl.ops.maintenance import Item, Record
 from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive
 from criuctl.ops.snapshot import lock_of
 from criuctl.ops.subjects import Subject
+from criuctl.ops.target import Target
 from criuctl.proc import forked
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
@@ -171,6 +174,7 @@ def test_a_command_names_the_topmost_that_match(table: dict[int, tuple[int, str]
         ("web", {"command": "("}, "no regular expression"),
         ("web", {"unit": "x", "labels": {"a": 1}}, "mapping of text"),
         ("web", {"unit": "x", "order": "first"}, "whole number"),
+        ("web", {"pid_file": "run/web.pid"}, "absolute path"),
     ],
 )
 def test_a_tree_that_makes_no_sense(name: str, body: dict[str, Any], said: str) -> None:
@@ -195,6 +199,38 @@ def test_a_tree_by_its_pid_file(tmp_path: Path, config: Config) -> None:
     with pytest.raises(NotFound, match="does not match"):
         trees.find(config, "db")
     assert [(s.name, s.order) for s in subjects.chosen(config, ["db", "x", "db"])] == [("db", 3), ("x", 50)]
+
+
+def test_a_tree_has_one_name(tmp_path: Path, config: Config) -> None:
+    """Neither another tree of the configuration nor a session with a holder is told as something else, and none is dumped so."""
+    process = subprocess.Popen(["sleep", "1000"])
+    try:
+        root = ProcessIdentity.of(process.pid)
+        (tmp_path / "pid").write_text(f"{root.pid}\n")
+        table = {name: {"pid_file": str(tmp_path / "pid"), "labels": {"is": name}} for name in ("web", "again")}
+        config = config.with_options(trees=table)
+        found = {subject.name: subject for subject in subjects.running(config)}
+        assert (found["web"].root, found["web"].error) == (root, None)
+        assert "'again' is tree 'web'" in str(found["again"].error)
+        Registry(config).put(SessionRecord("old", pid=root.pid, start_time=root.start_time, boot_id=boot_id()))
+        assert sorted(subject.name for subject in subjects.running(config)) == ["again", "web"]
+        me = ProcessIdentity.of(os.getpid())
+        state = {"session": "live", "id": "1", "state": "running", "incarnation": 1, "boot_id": boot_id(), "labels": {}}
+        state |= {"pid": root.pid, "start_time": root.start_time, "holder": {"pid": me.pid, "start_time": me.start_time}}
+        state |= {"exit_code": None, "since": 0.0, "command": ["sleep"]}
+        folder = tmp_path / "run" / "holders" / "live"
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text(json.dumps(state))
+        Registry(config).forget("old")
+        found = {subject.name: subject for subject in subjects.running(config)}
+        assert (found["live"].root, found["live"].error) == (root, None)
+        assert {name: type(found[name].error) for name in table} == dict.fromkeys(table, Conflict)
+        with pytest.raises(Conflict, match="is session 'live'"):
+            session_for(Registry(config), Target(root), "web")
+        assert session_for(Registry(config), Target(root), "live").id == "1"
+    finally:
+        process.kill()
+        process.wait()
 
 
 # -- what was written down ---------------------------------------------------------------------------------
