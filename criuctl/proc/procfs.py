@@ -7,6 +7,7 @@ since whoever may not look at a process cannot dump it either.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,18 @@ def reading(pid: int) -> Iterator[None]:
             hint="Run criuctl as root, with CAP_SYS_PTRACE and CAP_CHECKPOINT_RESTORE.",
             pid=pid,
         ) from error
+
+
+def open_pidfd(pid: int) -> int:
+    """A pidfd of the process that has this PID now, close-on-exec; `NoSuchProcess`, `PreflightRefused`."""
+    with reading(pid):
+        try:
+            return os.pidfd_open(pid)
+        except OSError as error:
+            # Linux 6.12 says so of one that was reaped while a group or a session is still called by its number.
+            if error.errno == errno.EINVAL:
+                raise ProcessLookupError from None
+            raise
 
 
 def read_raw(path: str, dir_fd: int | None = None) -> bytes:

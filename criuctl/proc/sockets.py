@@ -25,7 +25,7 @@ from enum import Enum
 from ..errors import NoSuchProcess
 from .descriptors import Descriptor
 from .namespaces import namespaces
-from .procfs import all_pids, reading
+from .procfs import all_pids, open_pidfd, reading
 from .sockdiag import CONNECTED, PROTOCOLS, TYPES, Address, Socket, plain_host, sockets
 from .syscalls import borrow_socket
 
@@ -72,7 +72,7 @@ class TreeSocket:
 def _ask_descriptor(pid: int, descriptor: Descriptor) -> Socket:
     """What a socket that sock_diag does not list is, asked of a duplicate of it."""
     with reading(pid):
-        pidfd = os.pidfd_open(pid)
+        pidfd = open_pidfd(pid)
         try:
             with borrow_socket(pidfd, descriptor.fd) as borrowed:
                 family = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from ..errors import NoSuchProcess
 from .descriptors import Descriptor, descriptors
 from .mappings import Mapping, mappings
-from .procfs import all_pids, read_bytes, read_link, read_raw, read_text, reading
+from .procfs import all_pids, open_pidfd, read_bytes, read_link, read_raw, read_text, reading
 
 __all__ = [
     "Descriptor",
@@ -72,8 +72,7 @@ class ProcessIdentity:
 
     def open_pidfd(self) -> int:
         """A pidfd of this very process, close-on-exec; the caller closes it.  `NoSuchProcess`."""
-        with reading(self.pid):
-            fd = os.pidfd_open(self.pid)
+        fd = open_pidfd(self.pid)
         if not self.exists():  # the PID may have changed hands before we opened it, not after
             os.close(fd)
             raise NoSuchProcess(f"there is no process with PID {self.pid} any more")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -64,6 +65,17 @@ def test_identity_is_more_than_a_pid(child: subprocess.Popen[bytes]) -> None:
     assert not identity.exists()
     with pytest.raises(NoSuchProcess):
         ProcessIdentity.of(child.pid)
+    with pytest.raises(NoSuchProcess):
+        identity.open_pidfd()
+
+
+def test_who_is_gone_while_a_group_has_its_number(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = ProcessIdentity.of(child.pid)
+
+    def refused(_pid: int) -> int:  # as Linux 6.12 says it
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
     with pytest.raises(NoSuchProcess):
         identity.open_pidfd()
 
