@@ -28,6 +28,7 @@ from ..config import Config
 from ..errors import Conflict, CriuctlError, Damaged, DumpFailed, NotFound
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
+from . import events
 from .registry import Registry, boot_id, write_record
 
 How = Literal["dump", "snapshot", "lost"]
@@ -142,6 +143,7 @@ def lock_of(config: Config) -> tuple[str, str]:
     return f"maintenance/{config.state_dir}", "another criuctl begins or ends maintenance"
 
 
+@events.recorded_each("maintenance-begin", events.maintained, about=events.of_maintenance)
 def begin(config: Config, how: How, reason: str, *, jobs: int, until: float | None = None, reporter: Reporter) -> Iterator[Item]:
     """Shut the door and store everything; each item is yielded as soon as its fate is known and written down.
 
@@ -246,10 +248,18 @@ def settle(config: Config, record: Record) -> None:
             item.state, item.error = "stored", None
         elif not went_down and (item.state == "waiting" or (item.error or {}).get("exit_code") == NotFound.exit_code):
             item.state, item.error = "gone", None
+        elif not went_down and item.tree and not item.root[0] and item.session not in _found(config):
+            item.state, item.error = "gone", None  # it could not be told which process it is, and none is it any more
         elif item.state == "waiting":
             hint = f"`criuctl restore {item.before}` brings back what it was before." if item.before else ""
             error = DumpFailed(f"{item.session!r} was not stored before this host went down", hint=hint)
             item.state, item.error = "failed", error.to_dict()
+
+
+def _found(config: Config) -> set[str]:
+    from .subjects import running
+
+    return {subject.name for subject in running(config)}
 
 
 def runs(config: Config, record: Record, item: Item) -> bool:

@@ -242,6 +242,15 @@ def _noted(config: Config, items: list[Item], **values: Any) -> Record:
     return record
 
 
+def test_what_is_no_process_any_more_is_gone(config: Config) -> None:
+    """A configured tree that meant several, or a session, failed; it stays so while it is found at all."""
+    config = config.with_options(trees={"web": {"pid_file": "/nowhere"}, "odd": {"unit": "a/b"}})
+    items = [Item(name, 50, tree=True, state="failed", error=UsageError("several").to_dict()) for name in ("web", "odd")]
+    record = _noted(config, items)
+    maintenance.settle(config, record)
+    assert [(item.session, item.state) for item in record.items] == [("web", "gone"), ("odd", "failed")]
+
+
 def test_the_door(config: Config) -> None:
     maintenance.check_open(config)
     record = _noted(config, [Item("web", 50, root=(1, 2))], reason="a new kernel")
