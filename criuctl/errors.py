@@ -253,6 +253,16 @@ class WrongKey(DataError):
     code = "wrong-key"
 
 
+class Foreign(DataError):
+    """Another host has written it, and this write-only host has no key for that."""
+
+    code = "foreign"
+
+    @classmethod
+    def default_hint(cls) -> str:
+        return "A host with the store's key can read it."
+
+
 class UnsupportedFormat(DataError):
     """Written by a newer criuctl, or not by criuctl at all."""
 

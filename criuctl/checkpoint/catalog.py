@@ -74,7 +74,10 @@ class Catalog:
         return found
 
     def summaries(self, names: Mapping[str, int], unreadable: list[DataError]) -> list[CheckpointSummary]:
-        """The summaries of these manifests; those removed meanwhile are left out, errors of damaged ones appended."""
+        """The summaries of these manifests; those removed meanwhile are left out.
+
+        Errors of damaged ones, and of those that this host must not read (`Foreign`), are appended to `unreadable`.
+        """
         found = []
         pinned = self.pins() if names else set()
         for name, (size, data) in self._heads(names, unreadable).items():

@@ -10,6 +10,9 @@ are numbered; each block of another object has a key derived from a random salt.
 
 `Sealer.seal` and `Sealer.open` work on whole blocks; `PackSealer` on the records of one pack.  Everything
 here is safe to use from several threads, and the heavy calls give up the interpreter's lock.
+
+A store may have several *domains*, each with a master key: its own, and one of each host that may only write
+(`domains`).  A `Sealer` is that of one; `of`, `of_pack` and `of_list` give the one by which an object was sealed.
 """
 
 from __future__ import annotations
@@ -28,16 +31,18 @@ KEY_SIZE = 32
 TAG_SIZE = 16
 SALT_SIZE = 16
 OVERHEAD = SALT_SIZE + TAG_SIZE  # of a sealed block
+PACK_NAME_SIZE = 16
+_MARK_SIZE = 6  # bytes of the name of a domain's pack that tell whose it is
 
 RAW, ZSTD = 0, 1  # how a record's or block's content is compressed
 _WORTH = 0.97  # compressed content is kept when it is below this part of the plain size
 
 _CHUNKS = "criuctl 2026-11 chunk ids"
-_NAMES = "criuctl 2026-11 object names"
+NAMES = "criuctl 2026-11 object names"
 _PACKS = "criuctl 2026-11 packs"
 _OBJECTS = "criuctl 2026-11 objects"
 _CONFIG = "criuctl 2026-11 store config"
-CONTEXTS = (_CHUNKS, _NAMES, _PACKS, _OBJECTS, _CONFIG)
+CONTEXTS = (_CHUNKS, NAMES, _PACKS, _OBJECTS, _CONFIG)
 
 
 class SealBroken(Exception):
@@ -66,15 +71,17 @@ def _tag(key: bytes, content: Buffer, associated: bytes) -> bytes:
 
 
 class Sealer:
-    """The keys of one store; `encrypted` says whether they keep secrets or only tell damage."""
+    """The keys of one domain; `encrypted` says whether they keep secrets or only tell damage."""
 
-    def __init__(self, master: bytes, *, encrypted: bool) -> None:
+    def __init__(self, master: bytes, *, encrypted: bool, domain: bytes = b"") -> None:
+        """`domain` is the id of a write-only host's; the store's own has none."""
         from blake3 import blake3
 
         self.encrypted = encrypted
+        self.domain = domain
         self.chunk_key = derive(master, _CHUNKS)
         self._hash = blake3
-        self._names = derive(master, _NAMES)
+        self._names = derive(master, NAMES)
         self._packs = derive(master, _PACKS)
         self._objects = derive(master, _OBJECTS)
         self.config_key = derive(master, _CONFIG)
@@ -90,6 +97,41 @@ class Sealer:
     def pack(self, pack: bytes) -> PackSealer:
         """The sealer of the pack whose 16-byte name is `pack`."""
         return PackSealer(keyed_hash(self._packs, pack), self.encrypted)
+
+    def new_pack(self) -> bytes:
+        """A name for a new pack: random, but for what tells those who have the domain's keys that it is of this domain."""
+        rest = secrets.token_bytes(PACK_NAME_SIZE - _MARK_SIZE)
+        return (self._mark(rest) if self.domain else secrets.token_bytes(_MARK_SIZE)) + rest
+
+    def owns(self, pack: bytes) -> bool:
+        """Whether the pack of this name is of a write-only host's domain, and this is it."""
+        return bool(self.domain) and self._mark(pack[_MARK_SIZE:]) == pack[:_MARK_SIZE]
+
+    def _mark(self, rest: bytes) -> bytes:
+        return keyed_hash(self._packs, rest)[:_MARK_SIZE]
+
+    # -- other domains, in a store that has some -------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Before anything is sealed: see that it can be opened later."""
+
+    def of(self, domain: bytes, name: str) -> Sealer:
+        """The keys of the domain of which the object `name` says that it is; `Damaged`, `Foreign`, store errors."""
+        if domain:
+            raise Damaged(f"{name} says that a write-only host has written it, and this store has none", object=name)
+        return self
+
+    def of_pack(self, pack: bytes) -> Sealer:
+        """The keys of the domain that the pack of this name is of; errors as `of`."""
+        return self
+
+    def of_list(self, name: str, *, shared: bool) -> Sealer:
+        """What opens the list of packs `name`, which is sealed for all who may write, if `shared`; errors as `of`."""
+        return self.of(b"", name)
+
+    def for_lists(self) -> tuple[Sealer, bool]:
+        """What a new list of packs is sealed with, and whether that is for all who may write."""
+        return self, False
 
     def seal(self, content: Buffer, associated: bytes) -> bytes:
         """`content` sealed together with `associated`, `OVERHEAD` bytes longer."""

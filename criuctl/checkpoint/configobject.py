@@ -20,6 +20,8 @@ NAME = "config"
 FORMAT = "criuctl store"
 VERSION = 1
 MAX_SLOTS = 64
+WRITERS = "writers"  # the key that says that there are, or have been, write-only hosts
+WRITER = "writer"  # the type of their slots
 MAX_GENERATION = 10**18
 _MAX_SIZE = 1 << 20
 

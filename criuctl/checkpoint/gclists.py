@@ -9,6 +9,12 @@ Lists are sealed, have random names, are put once and never changed.  What they 
 
     put writing/X  ->  look at doomed lists  ->  look at the packs themselves  ->  put the manifest  ->  delete writing/X
 
+In a store that has write-only hosts all lists are sealed by the lists key, with the feature ``lists``, for everybody who may
+write must read them; an older criuctl refuses them.  A collection that does not know yet of the first such host (it
+began before, or is an older criuctl) seals its lists by the store's own keys.  A write-only host cannot read those, and they may
+name its packs, so it takes *any doomed list that it cannot read* for one that does, and gives its commit up.  A marked
+one only advises, and is passed over.  Collections put what they find of such doomed lists anew, for all.
+
 Whoever looks at lists does so *after* having put its own.  A store that shows at once what was put (S3, radosgw, a
 local folder do) then guarantees that of a writer and a garbage collection at least one sees the other.
 """
@@ -23,20 +29,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
-from ..errors import Conflict, CriuctlError, Damaged, ObjectMissing, StoreDenied
+from ..errors import Conflict, CriuctlError, Damaged, Foreign, ObjectMissing, StoreDenied
 from . import objects
 from .catalog import load_json
 from .packs import NAME_SIZE, object_name
 
 if TYPE_CHECKING:
-    from ..store import Store
+    from ..store import ObjectInfo, Store
     from .codec import Sealer
 
 WRITING: Final = "writing/"
 MARKED: Final = "gc/marked-"
 DOOMED: Final = "gc/doomed-"
 _CLOCK = "gc/now-"
-KIND = objects.Kind("list of packs", b"CRIUCTLG", 1, 64 << 20)
+SHARED: Final = "lists"  # the feature of what is sealed by the lists key
+KIND = objects.Kind("list of packs", b"CRIUCTLG", 1, 64 << 20, frozenset({SHARED}), domains=False)
 
 ABANDONED = 7 * 86400.0  # seconds after which a writer that has neither committed nor given up is dead
 _COMMIT_LIMIT = 86400.0  # a writer that takes longer for its commit gives up, long before others think it dead
@@ -54,23 +61,28 @@ class PackList:
     name: str
     packs: frozenset[bytes]
     modified: float  # by the store's clock
+    shared: bool = False  # write-only hosts can read it, too
 
 
 def put(store: Store, sealer: Sealer, prefix: Prefix, packs: Iterable[bytes]) -> str:
     """Put a list under a new name, which is returned."""
     name = prefix + secrets.token_hex(16)
     body = json.dumps({"packs": sorted(pack.hex() for pack in packs)}).encode("ascii")
-    store.put(name, objects.encode(KIND, name, b"", body, sealer))
+    own, shared = sealer.for_lists()
+    store.put(name, objects.encode(KIND, name, b"", body, own, (SHARED,) if shared else ()))
     return name
 
 
 def found(store: Store, sealer: Sealer, prefix: str) -> Iterator[PackList]:
-    """The lists that are there under names with `prefix`; one that is removed meanwhile is left out."""
+    """The lists that are there under names with `prefix`; one that is removed meanwhile is left out.
+
+    `Foreign` for one that a write-only host cannot read.
+    """
     for info in list(store.list(prefix)):
         if not info.name.startswith(_KINDS):
             continue
         with suppress(ObjectMissing):
-            yield PackList(info.name, _read(store, sealer, info.name), info.modified)
+            yield _read(store, sealer, info)
 
 
 def store_time(store: Store) -> float:
@@ -91,15 +103,22 @@ def clocks(store: Store, before: float) -> list[str]:
 
 def avoided(store: Store, sealer: Sealer) -> frozenset[bytes]:
     """The packs on which a checkpoint that begins now must not rely."""
-    return frozenset().union(*(entry.packs for entry in found(store, sealer, "gc/")))
+    packs: frozenset[bytes] = frozenset()
+    for info in list(store.list("gc/")):
+        if info.name.startswith(_KINDS):
+            with suppress(ObjectMissing, Foreign):  # what a write-only host cannot read is told at its commit, if it matters
+                packs |= _read(store, sealer, info).packs
+    return packs
 
 
-def _read(store: Store, sealer: Sealer, name: str) -> frozenset[bytes]:
+def _read(store: Store, sealer: Sealer, info: ObjectInfo) -> PackList:
+    name = info.name
     for attempt in range(_ATTEMPTS):
         data = store.get(name)
         try:
             outline = objects.layout(KIND, name, data, len(data))
-            listed = load_json(objects.open_body(name, outline, data, sealer), name).get("packs")
+            shared = SHARED in outline.features
+            listed = load_json(objects.open_body(name, outline, data, sealer.of_list(name, shared=shared)), name).get("packs")
             break
         except Damaged:
             if attempt + 1 == _ATTEMPTS:
@@ -110,7 +129,7 @@ def _read(store: Store, sealer: Sealer, name: str) -> frozenset[bytes]:
             raise ValueError
     except (TypeError, ValueError):
         raise Damaged(f"{name} holds no list of packs", object=name) from None
-    return packs
+    return PackList(name, packs, info.modified, shared)
 
 
 @dataclass(slots=True)
@@ -127,13 +146,24 @@ class Intent:
         """Say it, and see that no garbage collection has decided otherwise; `Conflict` if one has."""
         self._begun = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.name = put(self.store, self.sealer, WRITING, self.packs)
-        for entry in found(self.store, self.sealer, DOOMED):
+        for entry in self._doomed():
             if gone := sorted(entry.packs.intersection(self.packs)):
                 raise Conflict(
                     f"a garbage collection is deleting {object_name(gone[0])}, which this checkpoint relies on",
                     hint="Dump again: what the pack holds is stored anew. A longer --grace for `criuctl gc` avoids this.",
                     object=object_name(gone[0]),
                 )
+
+    def _doomed(self) -> Iterator[PackList]:
+        try:
+            yield from found(self.store, self.sealer, DOOMED)
+        except Foreign as error:
+            raise Conflict(
+                "a garbage collection is deleting packs, and this write-only host cannot see which: "
+                f"{error.details['object']} is of a criuctl that is older, or that began before this host was enrolled",
+                hint="Dump again after `criuctl gc` on a host with the store's key, which needs this criuctl or a newer one.",
+                object=error.details["object"],
+            ) from None
 
     def check(self) -> None:
         """Raise `Conflict` if so much time has passed (a suspended host, say) that others may think this writer dead."""

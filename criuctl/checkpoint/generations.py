@@ -210,6 +210,8 @@ class Changer:
         generation = current.generation + 1
         body = {key: value for key, value in current.body.items() if key != "mac"}
         body |= {"slots": slots, "generation": generation, "changed": now(), "nonce": nonce}
+        if any(slot.get("type") == text.WRITER for slot in slots):
+            body[text.WRITERS] = True  # and stays: what they wrote stays
         data = text.text(body, self._sealer)
         name = f"{PREFIX}{generation:020d}" + ("" if self._conditional else f"-{nonce}")
         made = Current(generation, body, slots, (Candidate(name, data, text.parse(data)),))

@@ -11,6 +11,9 @@ A segment's body is a sequence of
 What the index says is a hint that is always checked: chunks are verified when read, and packs that a new checkpoint
 shares with older ones are seen to be there before it is committed.  A pack that was found missing or damaged
 is *distrusted*: its chunks count as unknown, so that the next dump stores them again.
+
+A segment is sealed in the domain of its packs (`domains`), and may tell of no others.  A write-only host keeps the names of the
+segments that it cannot read, as of empty ones.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-from ..errors import DataError, ObjectMissing
+from ..errors import DataError, Foreign, ObjectMissing
 from ..store import Store
 from . import objects
 from .cache import Cache
@@ -120,6 +123,8 @@ class Index:
                 return self.read_segment(name)
             except ObjectMissing:
                 return None  # removed since it was listed
+            except Foreign:
+                return []  # none of our packs is in it
             except DataError as error:
                 unreadable.append(error)
                 return None
@@ -131,18 +136,26 @@ class Index:
                 yield from zip(names, pool.map(read, names), strict=True)
 
     def read_segment(self, name: str) -> list[PackIndex]:
-        """The packs that the segment `name` tells of; `ObjectMissing`, `Damaged`, `UnsupportedFormat`."""
+        """The packs that the segment `name` tells of; `ObjectMissing`, `Damaged`, `UnsupportedFormat`, `Foreign`."""
         data = self._store.get(name)
         found = objects.layout(objects.INDEX, name, data, len(data))
-        return decode_segment(name, objects.open_body(name, found, data, self._sealer))
+        packs = decode_segment(name, objects.open_body(name, found, data, self._sealer))
+        if found.domain and not all(map(self._sealer.of(found.domain, name).owns, (pack.pack for pack in packs))):
+            raise broken(name, "it tells of packs that its writer has not made")
+        return packs
 
     def publish(self, packs: Sequence[PackIndex], published: list[str]) -> None:
         """Write segments that tell of `packs`, which must be durable; their names are appended to `published`."""
-        for body in encode_segments(packs):
-            name = PREFIX + secrets.token_hex(16)
-            self._store.put(name, objects.encode(objects.INDEX, name, b"", body, self._sealer))
-            published.append(name)
-            self._load([(name, decode_segment(name, body))])
+        domains: dict[bytes, tuple[Sealer, list[PackIndex]]] = {}
+        for pack in packs:
+            sealer = self._sealer.of_pack(pack.pack)
+            domains.setdefault(sealer.domain, (sealer, []))[1].append(pack)
+        for sealer, own in domains.values():
+            for body in encode_segments(own):
+                name = PREFIX + secrets.token_hex(16)
+                self._store.put(name, objects.encode(objects.INDEX, name, b"", body, sealer))
+                published.append(name)
+                self._load([(name, decode_segment(name, body))])
 
     def _unknown(self, present: Mapping[str, int]) -> dict[str, int]:
         known = self._cache.run(lambda db: {row[0] for row in db.execute("SELECT name FROM segments")})

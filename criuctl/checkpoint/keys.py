@@ -9,6 +9,8 @@ recovery keys), `Config.key_file` (``CRIUCTL_KEY_FILE``; ``-`` asks, or reads a 
 ``<store id>.key`` in `Config.key_dir`, `Config.passphrase_file`, `Config.passphrase_command`, the variable
 ``CRIUCTL_PASSPHRASE``.  A file in `Config.key_dir` that does not open the store is passed over where there is a passphrase.  A
 file may hold a recovery key, too.  Files with secrets that others may read or write are refused.
+
+A file may also hold the key of a write-only host (`writers`), which opens no slot: such a host has no master key.
 """
 
 from __future__ import annotations
@@ -24,18 +26,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import Conflict, Damaged, KeyMissing, UnsupportedFormat, WrongKey
 from . import recovery
 from .codec import KEY_SIZE, derive
 
+if TYPE_CHECKING:
+    from .writers import WriterKey
+
 PASSPHRASE_VARIABLE = "CRIUCTL_PASSPHRASE"
 RECOVERY_VARIABLE = "CRIUCTL_RECOVERY_KEY"
 ASKED = "-"  # the name of the key file that is typed
 
 _KEY_LINE = "criuctl key 1"
+_WRITER_LINE = "criuctl writer key "
 _MASTER_LINE = "criuctl master key 1"
 _SLOT = "criuctl 2026-11 key slot"
 _FINGERPRINT = "criuctl 2026-11 key fingerprint"
@@ -68,6 +74,11 @@ class KeyText:
     def parse(cls, text: bytes, where: str) -> KeyText:
         """From a key file's content; `WrongKey` when it is none."""
         lines = text.decode("ascii", "replace").split("\n")
+        if lines[0].startswith(_WRITER_LINE):
+            raise WrongKey(
+                f"{where} is the key of a write-only host, which cannot read what is stored",
+                hint="Name another key file: this needs one that opens the store.",
+            )
         if lines[0] not in (_KEY_LINE, _MASTER_LINE):
             if lines[0].startswith(("criuctl key ", "criuctl master key ")):
                 raise UnsupportedFormat(f"{where} is a key file of a newer criuctl: {lines[0]}")
@@ -196,14 +207,15 @@ def _unwrap(key: bytes, slot: dict[str, Any], associated: str) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A master key and how it was come by."""
+    """A master key and how it was come by; or, without one, the key of a write-only host."""
 
     master: bytes = field(repr=False)
     source: str  # for people: a path, or the name of a setting
     key: KeyText  # what to export: it opens the store again
-    slot: str = ""  # file | passphrase | recovery | master
+    slot: str = ""  # file | passphrase | recovery | master | writer
     file: Path | None = None
     by: dict[str, Any] | None = field(default=None, repr=False)  # the slot itself, where there was one
+    writer: WriterKey | None = field(default=None, repr=False)
 
 
 Finder = Callable[[list[dict[str, Any]], str, Config], Opened]  # slots, id of the store, configuration
@@ -248,7 +260,25 @@ def open_by_file(slots: list[dict[str, Any]], store_id: str, path: Path) -> Open
     """Open a slot with the key file, exported master key or recovery key in `path`; ``-`` asks for a recovery key."""
     if str(path) == ASKED:
         return open_by_key(slots, store_id, asked_key(), "standard input")
-    return open_by_key(slots, store_id, KeyText.parse(read_secret(path), str(path)), str(path), path)
+    text = read_secret(path)
+    if text.startswith(_WRITER_LINE.encode()):
+        return _open_by_writer(slots, store_id, text, path)
+    return open_by_key(slots, store_id, KeyText.parse(text, str(path)), str(path), path)
+
+
+def _open_by_writer(slots: list[dict[str, Any]], store_id: str, text: bytes, path: Path) -> Opened:
+    from .writers import WriterKey
+
+    key = WriterKey.parse(text, str(path))
+    if key.store.hex() != store_id:
+        raise WrongKey(f"the key in {path} is that of a write-only host of another store than {store_id[:12]}")
+    for slot in slots:
+        if (slot.get("type"), slot.get("id")) == ("writer", key.id.hex()):
+            return Opened(b"", str(path), KeyText(b""), "writer", path, slot, key)
+    raise WrongKey(
+        f"the key in {path} (fingerprint {key.fingerprint}) was removed from store {store_id[:12]}: this host may write no more",
+        hint="`criuctl key list` tells which keys there are, on a host that has the store's key.",
+    )
 
 
 def open_by_key(slots: list[dict[str, Any]], store_id: str, key: KeyText, source: str, path: Path | None = None) -> Opened:

@@ -19,6 +19,9 @@ after which it may be taken if no further beat is seen.  No clocks are compared:
 of its own, from when it first saw that beat, and takes over what it has watched and nothing else (``claim(instead_of=...)``):
 both are puts under the next number, so either the home's next beat or the take-over is there, never both.
 
+A write-only host seals its leases in its own domain, and cannot read those of others: who holds a session whose newest record it
+cannot read it does not know, but not this host.  So it neither claims nor renews nor releases it, and writes nothing: `Conflict`.
+
 On a store without conditional writes no such promise can be kept.  A claim there is a marker without a lease, and says so
 in `Claim.warning`.
 """
@@ -30,7 +33,17 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import Conflict, CriuctlError, Damaged, DataError, ObjectExists, ObjectMissing, StoreError, StoreUnreachable
+from ..errors import (
+    Conflict,
+    CriuctlError,
+    Damaged,
+    DataError,
+    Foreign,
+    ObjectExists,
+    ObjectMissing,
+    StoreError,
+    StoreUnreachable,
+)
 from . import objects
 from .catalog import load_json
 from .manifest import SessionRef, now
@@ -135,6 +148,7 @@ def put_record(repository: Repository, head: Head) -> bool:
     An unknown outcome is resolved by asking the store; `StoreUnreachable` when it does not answer that either.
     """
     name = _name(repository, head)
+    repository.sealer.prepare()
     body = json.dumps(head.to_dict()).encode("ascii")
     data = objects.encode(objects.LEASE, name, b"", body, repository.sealer)
     try:
@@ -298,7 +312,14 @@ def _name(repository: Repository, head: Head) -> str:
 def _read(repository: Repository, name: str) -> Head:
     data = repository.store.get(name)
     outline = objects.layout(objects.LEASE, name, data, len(data))
-    head = Head.from_dict(load_json(objects.open_body(name, outline, data, repository.sealer), name))
+    try:
+        head = Head.from_dict(load_json(objects.open_body(name, outline, data, repository.sealer), name))
+    except Foreign:
+        raise Conflict(
+            f"another host holds the session, or had it last, and this write-only host cannot see which: {name}",
+            hint="Use another name here; or go on with the session on a host that has the store's key.",
+            object=name,
+        ) from None
     if _name(repository, head) != name:
         raise Damaged(f"{name} holds the lease of another session", object=name)
     return head

@@ -10,6 +10,8 @@
 Head and body are zstd frames sealed by `codec.Sealer` together with all that stands before the head and the
 object's name, so a header cannot be changed and an object cannot be passed off as another.  The head is for
 what is read often (a list of checkpoints needs only that) and stands within the first few KiB.
+
+The feature ``writer:<32 hex>`` says by the keys of which write-only host's domain it is sealed (`domains`).
 """
 
 from __future__ import annotations
@@ -19,12 +21,13 @@ from dataclasses import dataclass
 
 from ..errors import Damaged, UnsupportedFormat
 from .chunks import LAYERS
-from .codec import OVERHEAD, Compressor, Decompressor, SealBroken, Sealer, broken
+from .codec import OVERHEAD, PACK_NAME_SIZE, Compressor, Decompressor, SealBroken, Sealer, broken
 
 HEADER = struct.Struct("<8sHHIIII")
 MAX_HEAD = 1 << 20  # plain bytes of a head
 MAX_FEATURES = 1024  # bytes of all feature names
 FIRST_READ = 4096  # bytes within which a head nearly always ends
+_WRITER = "writer:"
 _BOUND = OVERHEAD + 1024  # a zstd frame is no longer than its content and this
 
 
@@ -37,6 +40,7 @@ class Kind:
     version: int
     max_body: int
     features: frozenset[str] = frozenset()  # the ones understood
+    domains: bool = True  # whether it may be of a write-only host's domain
 
 
 INDEX = Kind("index segment", b"CRIUCTLI", 1, 64 << 20)
@@ -53,11 +57,15 @@ class Layout:
     head_size: int
     body: slice
     body_size: int
+    features: frozenset[str] = frozenset()
+    domain: bytes = b""  # of the write-only host's that it says it is of
 
 
 def encode(kind: Kind, name: str, head: bytes, body: bytes, sealer: Sealer, features: tuple[str, ...] = ()) -> bytes:
     """The object called `name` with this head and body."""
     compress = Compressor(3)._compress  # frames always: their sizes are checked before they are opened
+    if sealer.domain:
+        features = (*features, _WRITER + sealer.domain.hex())
     words = " ".join(sorted(features)).encode("ascii")
     if len(words) > MAX_FEATURES or len(head) > MAX_HEAD or len(body) > kind.max_body:
         raise ValueError(f"{kind.word} is too large: head {len(head)}, body {len(body)} bytes")
@@ -88,9 +96,12 @@ def layout(kind: Kind, name: str, start: bytes, size: int) -> Layout:
         raise broken(name, "its list of features is cut off")
     prefix = bytes(start[: HEADER.size + words])
     try:
-        features = set(prefix[HEADER.size :].decode("ascii").split())
+        features = frozenset(prefix[HEADER.size :].decode("ascii").split())
     except UnicodeDecodeError:
         raise broken(name, "its list of features is not readable") from None
+    of_writers = {word for word in features if kind.domains and word.startswith(_WRITER)}
+    domain = _domain(name, of_writers)
+    features -= of_writers
     if unknown := features - kind.features:
         raise UnsupportedFormat(
             f"{name} needs features that this criuctl does not have: {', '.join(sorted(unknown))}",
@@ -102,18 +113,35 @@ def layout(kind: Kind, name: str, start: bytes, size: int) -> Layout:
     if len(prefix) + head + body != size:
         raise broken(name, f"it has {size} bytes where its header says {len(prefix) + head + body}")
     head_start, body_start = len(prefix), len(prefix) + head
-    return Layout(prefix, slice(head_start, body_start), head_size, slice(body_start, body_start + body), body_size)
+    body_at = slice(body_start, body_start + body)
+    return Layout(prefix, slice(head_start, body_start), head_size, body_at, body_size, features, domain)
+
+
+def _domain(name: str, words: set[str]) -> bytes:
+    """The id of the domain that these features name."""
+    if not words:
+        return b""
+    text = min(words).removeprefix(_WRITER)
+    try:
+        domain = bytes.fromhex(text)
+    except ValueError:
+        domain = b""
+    if len(words) > 1 or len(domain) != PACK_NAME_SIZE or domain.hex() != text:
+        raise broken(name, "it does not say who has written it")
+    return domain
 
 
 def open_head(name: str, found: Layout, data: bytes, sealer: Sealer) -> bytes:
-    """The head, from at least the first ``found.head.stop`` bytes of the object; `Damaged`."""
-    return _open(name, data[found.head], _associated(found.prefix, name, b"h"), found.head_size, sealer)
+    """The head, from at least the first ``found.head.stop`` bytes of the object; `Damaged`, `Foreign`."""
+    own = sealer.of(found.domain, name)
+    return _open(name, data[found.head], _associated(found.prefix, name, b"h"), found.head_size, own)
 
 
 def open_body(name: str, found: Layout, data: bytes, sealer: Sealer) -> bytes:
-    """The body, from the whole object, whose head is checked too; `Damaged`."""
+    """The body, from the whole object, whose head is checked too; `Damaged`, `Foreign`."""
     open_head(name, found, data, sealer)
-    return _open(name, memoryview(data)[found.body], _associated(found.prefix, name, b"b"), found.body_size, sealer)
+    own = sealer.of(found.domain, name)
+    return _open(name, memoryview(data)[found.body], _associated(found.prefix, name, b"b"), found.body_size, own)
 
 
 def _open(name: str, block: bytes | memoryview, associated: bytes, size: int, sealer: Sealer) -> bytes:

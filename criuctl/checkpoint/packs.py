@@ -7,14 +7,13 @@
 
 The sealed payload carries its record header as associated data.  A pack that was cut off lacks its
 footer; an index of a whole store can be made again from the packs alone (`read_index`).  A pack's name is
-random and never used twice, so no reader ever sees a changed one.
+random and never used twice, so no reader ever sees a changed one; whoever has the keys sees of which domain it is.
 
 `PackBuilder` fills a buffer that is reused from pack to pack: fresh memory is slow to touch.
 """
 
 from __future__ import annotations
 
-import secrets
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,14 +21,14 @@ from typing import TYPE_CHECKING
 
 from ..errors import Damaged, UnsupportedFormat
 from .chunks import MAX_CHUNK
-from .codec import TAG_SIZE, Decompressor, PackSealer, SealBroken, Sealer, broken
+from .codec import PACK_NAME_SIZE, TAG_SIZE, Decompressor, PackSealer, SealBroken, Sealer, broken
 
 if TYPE_CHECKING:
     from ..store import Buffer, Store
 
 MAGIC, END = b"CRIUCTLP", b"CRIUEND\n"
 VERSION = 1
-NAME_SIZE = 16
+NAME_SIZE = PACK_NAME_SIZE
 HEADER = struct.Struct("<8sHHI16s")
 RECORD = struct.Struct("<32sIIIB3x")
 ENTRY = struct.Struct("<32sIII")  # id, offset, stored size, plain size
@@ -85,7 +84,7 @@ class PackBuilder:
 
     def __init__(self, sealer: Sealer, buffer: memoryview) -> None:
         self._buffer = buffer
-        self.pack = secrets.token_bytes(NAME_SIZE)
+        self.pack = sealer.new_pack()
         self._seal = sealer.pack(self.pack)
         self._entries: list[bytes] = []
         self._end = HEADER.size
@@ -175,10 +174,11 @@ def open_record(place: Place, record: memoryview, sealer: Sealer, seal: PackSeal
 
 
 def read_index(store: Store, name: str, size: int, sealer: Sealer) -> PackIndex:
-    """The index that a pack of `size` bytes carries; `Damaged`, `UnsupportedFormat`."""
+    """The index that a pack of `size` bytes carries; `Damaged`, `UnsupportedFormat`, `Foreign`."""
     pack = pack_of(name)
     if pack is None or not HEADER.size + FOOTER.size <= size <= MAX_PACK:
         raise broken(name, "it is no pack")
+    seal = sealer.of_pack(pack).pack(pack)
     magic, version, flags, zero, inner = HEADER.unpack(store.get_range(name, 0, HEADER.size))
     if magic != MAGIC:
         raise broken(name, "it is no pack")
@@ -195,7 +195,7 @@ def read_index(store: Store, name: str, size: int, sealer: Sealer) -> PackIndex:
     if offset < HEADER.size or offset + stored != size - FOOTER.size or stored != count * ENTRY.size + TAG_SIZE:
         raise broken(name, "the sizes in its footer are not possible")
     try:
-        entries = sealer.pack(pack).open_index(store.get_range(name, offset, stored), footer)
+        entries = seal.open_index(store.get_range(name, offset, stored), footer)
     except SealBroken:
         raise broken(name, "the seal of its index does not fit") from None
     found = PackIndex(pack, size, entries)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ..errors import Damaged, ObjectMissing
+from ..errors import Damaged, Foreign, ObjectMissing
 from .buffers import allocate
 from .chunks import ENTRY, Extent, Layout, StreamRef, check_entries, missing_chunk
 from .codec import Decompressor, Sealer
@@ -114,7 +114,7 @@ class CheckpointReader:
         def keep(place: Place, content: Buffer) -> None:
             got[place.chunk] = bytes(content)
 
-        self._fetch(sizes, keep)
+        self.fetch(sizes, keep)
         return got
 
     def write_to(self, placements: Iterable[tuple[StreamRef, int, int]]) -> None:
@@ -145,7 +145,7 @@ class CheckpointReader:
                 if not (zeros and fd in empty):
                     _write(fd, view[skip : skip + length], offset)
 
-        self._fetch(sizes, write)
+        self.fetch(sizes, write)
         for fd in empty:
             if os.fstat(fd).st_size < ends[fd]:
                 os.ftruncate(fd, ends[fd])
@@ -163,7 +163,7 @@ class CheckpointReader:
                 sizes.update(ENTRY.iter_unpack(self._entries(ref)))
             if stream.runs is not None:
                 self.extents(stream)  # which checks them
-        self._fetch(sizes, lambda _place, _content: None)
+        self.fetch(sizes, lambda _place, _content: None)
         for error in self._index.unreadable:
             raise error
         return total
@@ -221,14 +221,14 @@ class CheckpointReader:
                 continue
             try:
                 inner = read_index(self._store, info.name, info.size, self._sealer)
-            except (Damaged, ObjectMissing):
+            except (Damaged, ObjectMissing, Foreign):
                 continue  # it cannot help; the chunks it may have held are told as missing
             for chunk, offset, stored, plain in inner:
                 if chunk in wanted:
                     found[chunk] = Place(chunk, pack, offset, stored, plain)
         return found
 
-    def _fetch(self, sizes: dict[bytes, int], sink: Sink) -> None:
+    def fetch(self, sizes: dict[bytes, int], sink: Sink) -> None:
         """Give every chunk's verified content to `sink`, from several threads, in no order."""
         if not sizes:
             return
@@ -312,11 +312,12 @@ class _Job:
         view = buffer[: span.end - start]
         try:
             self._store.read_into(object_name(span.pack), start, view)
-            seal = self._sealer.pack(span.pack)
+            sealer = self._sealer.of_pack(span.pack)
+            seal = sealer.pack(span.pack)
             plain = 0
             for place in span.places:
                 record = view[place.offset - start : place.end - start]
-                self._sink(place, open_record(place, record, self._sealer, seal, decompress))
+                self._sink(place, open_record(place, record, sealer, seal, decompress))
                 plain += place.plain
         except (Damaged, ObjectMissing):
             # The next dump must not rely on it.

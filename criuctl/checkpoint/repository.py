@@ -9,6 +9,7 @@
     writing/, gc/                                 what writers and garbage collections tell each other (`gclists`)
     numbers/<token>/<20 digits>                   numbers of removed newest checkpoints, so that none is used twice
     sessions/<token>/<20 digits>                  leases (`leases`)
+    writers/<32 hex>                              what opens what a write-only host has stored (`domains`)
 
 RULE: a checkpoint exists if and only if its manifest does.  A manifest is put by one atomic put under a name
 that holds the checkpoint's random id, so nothing is ever overwritten, whatever the store promises.
@@ -34,6 +35,7 @@ from ..errors import (
     Conflict,
     Damaged,
     DataError,
+    Foreign,
     NoSuchCheckpoint,
     ObjectExists,
     ObjectMissing,
@@ -164,6 +166,16 @@ class Repository:
         }
 
     @property
+    def write_only(self) -> bool:
+        """Whether this host can add to the store, but not read what others have stored."""
+        return self._opened is not None and self._opened.writer is not None
+
+    def need_key(self, what: str) -> None:
+        """`Conflict` on a write-only host, which cannot do `what`."""
+        if self.write_only:
+            raise Conflict(f"this host is write-only, so it cannot {what}", hint="Do it on a host that has the store's key.")
+
+    @property
     def opened(self) -> keys.Opened | None:
         """What opened it; None for a store that is not encrypted."""
         return self._opened
@@ -174,12 +186,14 @@ class Repository:
 
         if self._opened is None:
             raise Conflict("the store is not encrypted, so it has no keys")
+        self.need_key("change or list keys")
         return Changer(self.store, self.sealer, self.id, conditional=self.capabilities.conditional_create)
 
     def key_text(self) -> str:
         """The content of a key file that opens this store; `Conflict` if it has no key."""
         if self._opened is None:
             raise Conflict("the store is not encrypted, so it has no key to export")
+        self.need_key("export the store's key, which it does not have")
         return self._opened.key.text()
 
     def export_key(self, path: Path) -> None:
@@ -286,6 +300,7 @@ class Repository:
         """Learn what a new checkpoint may rely on."""
         from . import gclists
 
+        self.sealer.prepare()
         self.index.sync()
         self.index.inspect_packs()
         self.index.avoid(gclists.avoided(self.store, self.sealer))
@@ -313,18 +328,27 @@ class Repository:
         if self.capabilities.kind == "memory":
             return None
         # Hosts that share a folder must not share a database: SQLite's locks do not reach across hosts.
-        file = f"index-{self.sealer.token('host ' + _host())[:12]}.sqlite"
+        # And one that knows other keys knows other packs.
+        writer = f"writer {self._opened.writer.id.hex()} " if self._opened and self._opened.writer else ""
+        file = f"index-{self.sealer.token(f'{writer}host {_host()}')[:12]}.sqlite"
         if isinstance(self.store, LocalStore) and os.access(self.store.url, os.W_OK):
             return Path(self.store.url) / ".cache" / file
         return Path(self.config.cache_dir) / self.id / file
 
-    def list(self, session: str | None = None, *, unreadable: list[DataError] | None = None) -> list[CheckpointSummary]:
+    def list(
+        self, session: str | None = None, *, unreadable: list[DataError] | None = None, hidden: list[DataError] | None = None
+    ) -> list[CheckpointSummary]:
         """The checkpoints (of one session) by session and number.
 
         A manifest that cannot be read (damaged, or of a newer criuctl) is no reason not to show the others: it is left
-        out and its error is appended to `unreadable`.
+        out and its error is appended to `unreadable`, or to `hidden` where a write-only host must not read it.
         """
-        found = self.catalog.summaries(self.catalog.names(session), [] if unreadable is None else unreadable)
+        errors: list[DataError] = []
+        found = self.catalog.summaries(self.catalog.names(session), errors)
+        for error in errors:
+            into = hidden if isinstance(error, Foreign) else unreadable
+            if into is not None:
+                into.append(error)
         return sorted(found, key=lambda s: (s.session, s.number, s.created, s.id))
 
 

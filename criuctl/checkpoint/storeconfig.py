@@ -2,6 +2,9 @@
 
 The config is JSON in the clear (`configobject`), the object ``config``; since keys come and go it may also stand, newer, under
 ``keys/`` (`generations`).  Opening reads the first, lists the second, and reads of them only what is newer.
+
+A write-only host (`writers`) cannot check what the config says, since whoever can could also make one.  It takes the newest
+there is, which must have its slot.  So somebody who can put objects can keep it from writing, and learns nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from ..store import Capabilities, Store
 from ..store.base import PROBE_PREFIX
 from . import configobject, generations, keys
 from .codec import KEY_SIZE, Sealer
-from .configobject import FORMAT, NAME, VERSION, damaged, fetch
+from .configobject import FORMAT, NAME, VERSION, WRITER, WRITERS, damaged, fetch
+from .domains import StoreSealer, WriterSealer
 from .generations import Candidate, Current
 from .manifest import now
 
@@ -67,7 +71,7 @@ def create(
     capabilities = store.probe()
     store_id = secrets.token_hex(16)
     master = secrets.token_bytes(KEY_SIZE)
-    sealer = Sealer(master, encrypted=encryption)
+    sealer = StoreSealer(master, store, store_id, writers=False) if encryption else Sealer(master, encrypted=False)
     body: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
@@ -138,14 +142,14 @@ def load(
         first, problem = _config(store)
     candidates = [*([first] if first else []), *found]
     try:
-        return _open(candidates, problem, config, find)
+        return _open(store, candidates, problem, config, find)
     except (DataError, KeyMissing):
         # What was not read because `config` says the same may say something else if `config` is damaged.
         more, _gone = generations.read(store, [name for name in names if name not in newer])
         known = {candidate.data for candidate in candidates}
         if all(candidate.data in known for candidate in more):
             raise
-        return _open(candidates + more, problem, config, find)
+        return _open(store, candidates + more, problem, config, find)
 
 
 def _config(store: Store) -> tuple[Candidate | None, Damaged | None]:
@@ -172,19 +176,24 @@ def _plain(first: Candidate, config: Config) -> tuple[StoreConfig, None]:
 
 
 def _open(
-    candidates: list[Candidate], problem: Damaged | None, config: Config, find: keys.Finder
+    store: Store, candidates: list[Candidate], problem: Damaged | None, config: Config, find: keys.Finder
 ) -> tuple[StoreConfig, keys.Opened]:
     """The newest of the candidates that is valid, opened; what `find` cannot open tells nothing of what is valid."""
     groups: dict[tuple[int, str], list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault((candidate.generation, candidate.body["id"]), []).append(candidate)
     failed: DataError | KeyMissing | None = None
-    for (_generation, store_id), group in sorted(groups.items(), key=lambda item: item[0], reverse=True):
+    for (generation, store_id), group in sorted(groups.items(), key=lambda item: item[0], reverse=True):
         try:
             opened = find(generations.union(group), store_id, config)
         except (DataError, KeyMissing) as error:
             failed = failed or error
             continue
+        if opened.writer is not None:
+            if any(candidate.generation > generation for candidate in candidates if candidate.body["id"] == store_id):
+                continue  # a newer one does not have its slot any more
+            theirs = WriterSealer(opened.writer, Path(opened.source).parent, store)
+            return _understood(group[0].body, theirs, generations.union(group)), opened
         sealer = Sealer(opened.master, encrypted=True)
         current = Current.among((c for c in candidates if c.body["id"] == store_id), sealer)
         if current is None:
@@ -201,7 +210,9 @@ def _open(
                     f"the key from {opened.source} was removed from store {store_id[:12]}",
                     hint="`criuctl key list` tells which keys open it, on a host that has one of them.",
                 ) from None
-        return _understood(current.body, sealer, current.slots), opened
+        has = any(c.body.get(WRITERS) is True for c in current.texts) or any(s.get("type") == WRITER for s in current.slots)
+        own = StoreSealer(opened.master, store, store_id, writers=has)
+        return _understood(current.body, own, current.slots), opened
     raise failed or problem or damaged("nothing in it can be read")
 
 

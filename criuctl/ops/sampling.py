@@ -193,9 +193,10 @@ class _Sampling:
 
     def _lost(self, pack: bytes, size: int) -> frozenset[bytes] | None:
         """The chunks of a damaged pack that cannot be read; None when nothing of it can."""
-        store, sealer, lost = self._repository.store, self._repository.sealer, set()
+        store, lost = self._repository.store, set()
         try:
-            inner = read_index(store, object_name(pack), size, sealer)
+            sealer = self._repository.sealer.of_pack(pack)
+            inner = read_index(store, object_name(pack), size, self._repository.sealer)
         except (DataError, ObjectMissing):
             return None
         seal, decompress = sealer.pack(pack), Decompressor()
