@@ -3,7 +3,8 @@
 `recorded` is put around the function that tells an operation's story, so it makes no difference who called it: a command, a
 schedule, a supervisor, a program.  When that function returns or raises, what it was about and how it ended is appended to
 the event log, and forwarded if the configuration says so (`eventsinks`).  An operation within an operation (the dump in a
-migration) is not one of its own.  What changed nothing, a dry run say, is no event.
+migration) is not one of its own; but what a schedule, maintenance or a supervisor does is, and so is their own end.  What
+changed nothing, a dry run say, is no event.
 
 RULE: an event never changes how an operation ends.  One that cannot be written (full disk, no rights) is dropped, and told as a
 warning where the operation has a reporter; its number was not given to it, so the next event has that.  A `kill -9` of criuctl
@@ -11,8 +12,8 @@ leaves no event of what it was at.
 
 An event says: seq, time, host, operation, uid, session, session_id, incarnation, epoch (of the lease here), checkpoint, number,
 exit_code (as the command would end), outcome (done, degraded, failed, interrupted), error (its code), seconds, frozen_ms,
-total_ms, processes, bytes, connections (counts by what became of them), warnings (how many), warning_codes; keys that say
-nothing are left out.
+total_ms, processes, bytes, connections (counts by what became of them), warnings (how many), warning_codes; of several sessions:
+sessions, states (counts); schedule.  Keys that say nothing are left out.
 """
 
 from __future__ import annotations
@@ -23,19 +24,21 @@ import platform
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Any, ParamSpec, TypeVar, cast
 
 from ..config import Config
 from ..errors import CriuctlError
 from ..report import Reporter
 from ..session.names import valid_name
 from .eventlog import EventLog
+from .severity import worst
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Facts = dict[str, Any]
+About = Callable[[tuple[Any, ...], Mapping[str, Any]], Facts]
 
 _COPIED = ("session", "checkpoint", "number", "incarnation", "frozen_ms", "total_ms", "processes", "bytes", "lazy", "host")
 DEGRADED = 11
@@ -48,7 +51,7 @@ def recorded(
     operation: str | Callable[[Mapping[str, Any]], str],
     describe: Callable[[Any], Iterable[Facts]] | None = None,
     *,
-    about: Callable[[tuple[Any, ...], Mapping[str, Any]], Facts] | None = None,
+    about: About | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Record each end of the function, whose first argument is the configuration.
 
@@ -74,6 +77,35 @@ def recorded(
                 raise
             _record(config, name, _described(describe, result, known), began, reporter, told)
             return result
+
+        return inner
+
+    return decorate
+
+
+def recorded_each(
+    operation: str, describe: Callable[[Sequence[Any]], Iterable[Facts]], *, about: About | None = None
+) -> Callable[[Callable[P, Iterator[R]]], Callable[P, Iterator[R]]]:
+    """As `recorded`, for a generator: one event when it has ended, which `describe` tells of what was yielded until then."""
+
+    def decorate(function: Callable[P, Iterator[R]]) -> Callable[P, Iterator[R]]:
+        @functools.wraps(function)
+        def inner(*args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+            config, reporter = cast("Config", args[0]), kwargs.get("reporter")
+            told = len(getattr(reporter, "codes", ()))
+            known = _named(about, args, kwargs)
+            began = time.monotonic()
+            found: list[R] = []
+            try:
+                with closing(cast("Generator[R, None, None]", function(*args, **kwargs))) as each:
+                    for one in each:
+                        found.append(one)
+                        yield one
+            except BaseException as error:
+                cut = (_described(describe, found, known) or [known])[0] | _failure(error)
+                _record(config, operation, [cut], began, reporter, told)
+                raise
+            _record(config, operation, _described(describe, found, known), began, reporter, told)
 
         return inner
 
@@ -150,7 +182,7 @@ def _session(config: Config, facts: Facts) -> Facts:
 def _failure(error: BaseException) -> Facts:
     if isinstance(error, CriuctlError):
         return {"exit_code": error.exit_code, "error": error.code}
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):  # the latter: who was told of each thing was interrupted
         return {"exit_code": 128 + getattr(error, "number", int(signal.SIGINT)), "error": "interrupted"}
     return {"exit_code": BUG, "error": "bug"}
 
@@ -215,6 +247,22 @@ def of_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
     return _session(args[0], {"session": session}) if isinstance(session, str) else {}
 
 
+def of_schedule(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> Facts:
+    """Of ``f(config, SCHEDULE, ...)``, where that may be a name or a definition."""
+    schedule = getattr(args[1], "name", args[1])
+    return {"schedule": schedule} if valid_name(schedule) else {}
+
+
+def of_name(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> Facts:
+    """Of ``f(config, NAME, ...)``, whatever this host knows of it."""
+    return {"session": args[1]} if valid_name(args[1]) else {}
+
+
+def of_maintenance(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> Facts:
+    """Of ``begin(config, HOW, ...)``."""
+    return {"how": args[1]}
+
+
 def started(_args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
     """Of ``run(config, argv, name=)``."""
     name = kwargs.get("name")
@@ -270,6 +318,39 @@ def _of_summary(summary: Any) -> Facts:
         return {}
     facts: Facts = {"session": summary.session, "checkpoint": summary.id, "number": summary.number}
     return facts | {"session_id": summary.session_id, "incarnation": summary.incarnation}
+
+
+def scheduled(done: tuple[Any, int]) -> list[Facts]:
+    """Of one run of a schedule."""
+    ran, code = done
+    errors = [outcome.error for outcome in ran.outcomes if outcome.error is not None]
+    states = Counter("failed" if outcome.error is not None else "stored" for outcome in ran.outcomes)
+    facts: Facts = {"sessions": [outcome.target for outcome in ran.outcomes][:_NAMES], "states": dict(states)}
+    error = next((e.code for e in [*errors, ran.error] if e is not None and e.exit_code == code), None)
+    return [facts | {"removed": ran.pruned, "exit_code": code, "error": error}]
+
+
+def maintained(items: Sequence[Any]) -> list[Facts]:
+    """Of what maintenance has stored, or brought back."""
+    code = worst(item.error["exit_code"] if item.error else DEGRADED if item.degraded else 0 for item in items)
+    error = next((item.error["code"] for item in items if item.error and item.error["exit_code"] == code), None)
+    names = [item.session for item in items][:_NAMES]
+    return [{"sessions": names, "states": dict(Counter(item.state for item in items)), "exit_code": code, "error": error}]
+
+
+def abandoned(items: Sequence[Any]) -> list[Facts]:
+    """Of what nobody wanted back."""
+    return [{"sessions": [item.session for item in items][:_NAMES]}]
+
+
+def recovered(items: Sequence[Any]) -> list[Facts]:
+    """Of what a boot has brought back; there is no event if there was nothing."""
+    return maintained(items) if items else []
+
+
+def supervised(good: bool) -> list[Facts]:
+    """Of the end of a supervisor."""
+    return [{"exit_code": 0 if good else DEGRADED}]
 
 
 def pruned(done: Any) -> list[Facts]:

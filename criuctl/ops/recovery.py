@@ -17,7 +17,7 @@ from ..config import Config
 from ..errors import Conflict, CriuctlError, NotFound, RestoreFailed
 from ..report import Reporter
 from ..session import names
-from . import batch, trees
+from . import batch, events, trees
 from .maintenance import LOCK_PATIENCE, Item, Record, forget, lock_of, read, runs, settle, write
 from .registry import Registry, SessionRecord, boot_id
 from .subjects import order_of
@@ -33,21 +33,37 @@ def end(
 
     With `again` what was given up is tried anew; with `abandon` nothing is tried and the record is removed.
     """
+    return _abandon(config) if abandon else _end(config, jobs, pause, again, reporter=reporter)
+
+
+@events.recorded_each("maintenance-abandon", events.abandoned)
+def _abandon(config: Config) -> Iterator[Item]:
     lock, busy = lock_of(config)
     with batch.alone(lock, busy, wait=LOCK_PATIENCE):
-        record = read(config)
-        if record is None:
-            raise NotFound("this host is not in maintenance", hint="`criuctl maintenance begin` begins it.")
-        if abandon:
-            settle(config, record)
-            forget(config)
-            yield from record.items
-            return
+        record = _noted(config)
+        settle(config, record)
+        forget(config)
+        yield from record.items
+
+
+@events.recorded_each("maintenance-end", events.maintained)
+def _end(config: Config, jobs: int, pause: float, again: bool, *, reporter: Reporter) -> Iterator[Item]:
+    lock, busy = lock_of(config)
+    with batch.alone(lock, busy, wait=LOCK_PATIENCE):
+        record = _noted(config)
         if again:
             _forget_tries(record)
         yield from _bring_back(config, record, jobs, pause, reporter)
 
 
+def _noted(config: Config) -> Record:
+    record = read(config)
+    if record is None:
+        raise NotFound("this host is not in maintenance", hint="`criuctl maintenance begin` begins it.")
+    return record
+
+
+@events.recorded_each("recover", events.recovered)
 def recover(
     config: Config, *, every: bool, jobs: int, pause: float = PAUSE, again: bool = False, reporter: Reporter
 ) -> Iterator[Item]:

@@ -23,7 +23,7 @@ from ..config import Config
 from ..errors import Conflict, CriuctlError, InvalidName, NotFound, PlatformError, UsageError
 from ..report import Reporter
 from ..session.names import check_name
-from . import batch, timers
+from . import batch, events, timers
 from .registry import exclusive, write_record
 from .retention import Rules
 from .snapshot import SnapshotOutcome, snapshot
@@ -65,6 +65,7 @@ class Schedule:
         return asdict(self)
 
 
+@events.recorded("schedule-add", events.nothing_more, about=events.of_schedule)
 def add(config: Config, schedule: Schedule, program: tuple[str, ...], variables: Mapping[str, str]) -> Schedule:
     """Write the definition and what starts it; whatever fails, nothing of it is left."""
     _check(schedule)
@@ -173,6 +174,7 @@ def listed(config: Config) -> list[dict[str, Any]]:
     return rows
 
 
+@events.recorded("schedule-remove", events.nothing_more, about=events.of_schedule)
 def remove(config: Config, name: str) -> None:
     """Remove what starts it and its definition; `NotFound` if there is nothing of it."""
     if _NAME.fullmatch(name) is None:
@@ -243,6 +245,7 @@ class Ran:
         }
 
 
+@events.recorded("schedule-run", events.scheduled, about=events.of_schedule)
 def run(
     config: Config,
     schedule: Schedule,

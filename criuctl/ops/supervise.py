@@ -42,7 +42,7 @@ from ..errors import (
 )
 from ..proc.tree import ProcessIdentity, read_tree
 from ..report import Reporter
-from . import fencing, standdown
+from . import events, fencing, standdown
 from .demise import Wanted, candidates, fate, moment
 from .dump import dump
 from .heartbeat import Heartbeat
@@ -60,6 +60,7 @@ Role = Literal["home", "recover", "standby", "anew", "over"]  # anew: look again
 _LOOK = 5.0  # seconds between two looks at a lease, at most
 
 
+@events.recorded("supervise", events.supervised, about=events.of_name)
 def supervise(config: Config, name: str, wishes: Wishes, *, reporter: Reporter, tell: Tell) -> bool:
     """Look after the session until it is over or a signal comes; False if more would be lost by then than may be."""
     wishes.check()

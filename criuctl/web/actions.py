@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from ..errors import CommandFailed, Forbidden, NotFound, UsageError
-from ..ops import sessions
+from ..ops import standstill
 from ..proc import command
 from ..session.names import check_name
 from .views import Desk
@@ -64,12 +64,8 @@ class Actions:
         return web.json_response(body | {"exit_code": code})
 
     def _steer(self, action: str, name: str) -> dict[str, Any]:
-        with sessions.connect(self._desk.config, name) as session:
-            if action == "pause":
-                session.pause()
-            else:
-                session.resume()
-        return {"session": name, "state": "paused" if action == "pause" else "running"}
+        done = (standstill.pause if action == "pause" else standstill.resume)(self._desk.config, name)
+        return {"session": name, "state": done.state}
 
     async def _run(self, argv: Sequence[str]) -> tuple[dict[str, Any], int]:
         """A criuctl's JSON and exit code."""

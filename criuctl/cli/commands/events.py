@@ -26,6 +26,7 @@ def _facts(event: Mapping[str, Any]) -> str:
         facts.append(f"{size(event['bytes']['stored'])} stored")
     if event.get("freed_bytes"):
         facts.append(f"{size(event['freed_bytes'])} freed")
+    facts += [f"{count} {state}" for state, count in event.get("states", {}).items()]
     if "removed" in event:
         facts.append(f"{event['removed']} removed")
     facts += [f"{count} {outcome}" for outcome, count in event.get("connections", {}).items()]
@@ -38,7 +39,8 @@ def _row(event: Mapping[str, Any]) -> tuple[str, ...]:
     outcome = str(event.get("outcome", ""))
     if outcome in ("failed", "interrupted"):
         outcome += f" {event.get('exit_code')} ({event.get('error', '')})"
-    session = str(event.get("session") or event.get("pid") or "-") + (f"@{event['number']}" if event.get("number") else "")
+    session = str(event.get("session") or event.get("schedule") or event.get("pid") or "-")
+    session += f"@{event['number']}" if event.get("number") else ""
     columns = (event["seq"], event.get("time", ""), event.get("operation", ""), session, outcome, _facts(event))
     return tuple(printable(str(value)) for value in columns)
 
@@ -75,8 +77,10 @@ def _of(event: Mapping[str, Any], session: str | None) -> bool:
 @pass_app
 def events(app: App, since: int | None, follow: bool, session: str | None) -> int:
     """Prints the event log of this host: an event for each operation that changed something, or failed to: run, dump, snapshot,
-    restore, migrate, receive, resolve, kill, fence, rm, prune, pin, unpin, gc, import, store-init, key-add and the like, whoever
-    called for it: a person, a schedule, a supervisor. What only looks is not in it.
+    restore, migrate, receive, resolve, pause, halt, resume, kill, fence, rm, prune, pin, unpin, gc, import, store-init, key-add
+    and the like, whoever called for it: a person, a schedule, a supervisor. What these did as a whole is one more event when it
+    has ended: schedule-run, maintenance-begin, maintenance-end, recover, supervise (which fails with 6 when it gives up). What
+    only looks is not in it, nor what programs in a session do, their end included.
 
     Events are numbered without gap, over reboots too, and are in events.jsonl in state_dir, a JSON object a line, for root
     alone; of full files the newest eight are kept, at 4 MiB each. They hold names, numbers and codes, and no message, command

@@ -20,12 +20,10 @@ def halt(app: App, name: str) -> int:
     have queued is dropped, and the write lease is taken from them. What a person typed stays. Whoever writes is not
     asked. criuctl resume lets it go on; before that, attach to see what it was about to do.
     """
-    from ...ops.sessions import connect
+    from ...ops.standstill import halt as stop
 
-    with connect(app.config, name) as session:
-        answer = session.halt()
-    body = {"session": name, "state": "paused"} | {key: answer[key] for key in ("method", "processes", "dropped")}
-    dropped = f", {plural(answer['dropped'], 'byte')} of input dropped" if answer["dropped"] else ""
-    words = plural(answer["processes"], "process", "processes")
+    body = stop(app.config, name).to_dict()
+    dropped = f", {plural(body['dropped'], 'byte')} of input dropped" if body["dropped"] else ""
+    words = plural(body["processes"], "process", "processes")
     app.emit(body, lambda: f"{printable(name)}: {words} frozen{dropped}", brief=lambda: "")
     return 0

@@ -21,10 +21,8 @@ def pause(app: App, name: str) -> int:
 
     A paused session can be dumped and migrated; it comes back paused, from where criuctl resume lets it go on.
     """
-    from ...ops.sessions import connect
+    from ...ops.standstill import pause as freeze
 
-    with connect(app.config, name) as session:
-        answer = session.pause()
-    body = {"session": name, "state": "paused", "method": answer["method"], "processes": answer["processes"]}
-    app.emit(body, lambda: f"{printable(name)}: {plural(answer['processes'], 'process', 'processes')} frozen", brief=lambda: "")
+    body = freeze(app.config, name).to_dict()
+    app.emit(body, lambda: f"{printable(name)}: {plural(body['processes'], 'process', 'processes')} frozen", brief=lambda: "")
     return 0

@@ -17,9 +17,7 @@ from ..text import printable
 @pass_app
 def resume(app: App, name: str) -> int:
     """Lets a session that was paused or halted go on where it was. Processes that were stopped before that stay stopped."""
-    from ...ops.sessions import connect
+    from ...ops.standstill import resume as go_on
 
-    with connect(app.config, name) as session:
-        session.resume()
-    app.emit({"session": name, "state": "running"}, lambda: f"{printable(name)}: goes on", brief=lambda: "")
+    app.emit(go_on(app.config, name).to_dict(), lambda: f"{printable(name)}: goes on", brief=lambda: "")
     return 0

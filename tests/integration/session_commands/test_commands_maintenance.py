@@ -72,6 +72,13 @@ def test_everything_is_ended_and_comes_back(operators: Operators, zoo: Zoo, tree
     for name in ("first", "last"):
         assert operators("exec", name, "--", "echo $remembered")["output"].strip() == f"{name}-{home.token}"
     zoo.adopt(operators("status", "db")["pid"], tree).ask()
+    told = [event for event in operators("events") if event["operation"].startswith("maintenance-")]
+    assert [(event["operation"], event["exit_code"], event["states"]) for event in told] == [
+        ("maintenance-begin", 0, {"stored": 2}),
+        ("maintenance-end", 10, {"back": 2, "given-up": 1}),
+        ("maintenance-end", 10, {"given-up": 1}),
+        ("maintenance-end", 0, {"back": 1}),
+    ]
 
 
 def test_what_a_host_has_lost(operators: Operators, zoo: Zoo, tree: Animal, home: Home) -> None:
@@ -90,3 +97,5 @@ def test_what_a_host_has_lost(operators: Operators, zoo: Zoo, tree: Animal, home
     restored.ask()
     assert operators("recover", "--all") == []
     wait_until(restored.alive, TIMEOUT, "it runs")
+    told = [event for event in operators("events") if event["operation"] == "recover"]
+    assert [(event["sessions"], event["states"]) for event in told] == [(["db"], {"back": 1})]

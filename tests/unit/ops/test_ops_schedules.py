@@ -16,6 +16,7 @@ from support.keeper import wait_until
 from criuctl.cli.main import main
 from criuctl.errors import UsageError
 from criuctl.ops import batch, calendars, schedules, snapshot, timers
+from criuctl.ops.eventlog import EventLog
 from criuctl.ops.registry import exclusive
 
 
@@ -218,6 +219,17 @@ def test_a_run_tells_each_session_and_is_remembered(site: Site) -> None:
     assert site("run", "all")["snapshots"] == []
     assert site("list")[0]["last"]["result"] == "ok"
     site("run", "nosuch", code=3)
+    site("remove", "all")
+    site("remove", "all", code=3)
+    told = [event for event in EventLog(site.path / "state_dir").read() if event["operation"].startswith("schedule-")]
+    assert [(e["operation"], e["schedule"], e["exit_code"], e.get("states")) for e in told] == [
+        ("schedule-add", "web", 0, None),
+        ("schedule-run", "web", 3, {"failed": 2}),
+        ("schedule-add", "all", 0, None),
+        ("schedule-run", "all", 0, None),
+        ("schedule-remove", "all", 0, None),
+        ("schedule-remove", "all", 3, None),
+    ]
 
 
 def test_a_second_run_at_the_same_time_is_a_conflict(site: Site) -> None:

@@ -1,0 +1,63 @@
+"""A session stands still, and goes on: what ``criuctl pause``, ``halt`` and ``resume`` do, and the page.
+
+The holder does it (`criuctl.session.steering`); here it becomes an event of this host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..config import Config
+from . import events
+from .sessions import connect
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """What was done."""
+
+    session: str
+    state: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    changed: bool = True  # it was not like that before
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON of the commands."""
+        return {"session": self.session, "state": self.state, **self.facts}
+
+
+def _steered(done: Steered) -> list[events.Facts]:
+    return events.outcome(done) if done.changed else []
+
+
+@events.recorded("pause", _steered, about=events.of_session)
+def pause(config: Config, name: str) -> Steered:
+    """Freeze every process."""
+    with connect(config, name) as session:
+        was = session.hello["status"]["state"]
+        answer = session.pause()
+    return Steered(name, "paused", _of(answer, "method", "processes"), was != "paused")
+
+
+@events.recorded("halt", _steered, about=events.of_session)
+def halt(config: Config, name: str) -> Steered:
+    """Freeze every process, drop input that is not a person's, and let only persons write."""
+    with connect(config, name) as session:
+        was = session.hello["status"]["halted"]
+        answer = session.halt()
+    return Steered(name, "paused", _of(answer, "method", "processes", "dropped"), not was or answer["dropped"] > 0)
+
+
+@events.recorded("resume", _steered, about=events.of_session)
+def resume(config: Config, name: str) -> Steered:
+    """Undo `pause` and `halt`."""
+    with connect(config, name) as session:
+        was = session.hello["status"]["state"]
+        session.resume()
+    return Steered(name, "running", changed=was != "running")
+
+
+def _of(answer: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: answer[key] for key in keys}

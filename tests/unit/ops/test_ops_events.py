@@ -1,0 +1,91 @@
+"""What becomes an event: operations on many things, that end, are cut off, or have nothing to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from criuctl.config import Config
+from criuctl.errors import Conflict, CriuctlError, NotFound
+from criuctl.ops import events
+from criuctl.ops.eventlog import EventLog
+from criuctl.ops.maintenance import Item
+from criuctl.ops.standstill import Steered, _steered
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(state_dir=str(tmp_path))
+
+
+def logged(config: Config) -> list[dict[str, Any]]:
+    kept = ("operation", "exit_code", "outcome", "error", "how", "schedule", "sessions", "states", "removed")
+    return [{key: event[key] for key in kept if key in event} for event in EventLog(config.state_dir).read()]
+
+
+@events.recorded_each("maintenance-begin", events.maintained, about=events.of_maintenance)
+def begin(config: Config, how: str, items: list[Any]) -> Iterator[Item]:
+    for item in items:
+        if isinstance(item, BaseException):
+            raise item
+        yield item
+
+
+def item(name: str, error: CriuctlError | None = None, **facts: Any) -> Item:
+    return Item(name, 50, state="stored" if error is None else "failed", error=error.to_dict() if error else None, **facts)
+
+
+def test_one_event_when_all_is_done(config: Config) -> None:
+    each = begin(config, "dump", [item("a"), item("b", NotFound("b")), item("c", Conflict("c")), item("d", degraded=True)])
+    assert next(each).session == "a" and logged(config) == []
+    assert [one.session for one in each] == ["b", "c", "d"]
+    assert list(begin(config, "snapshot", [item("d", degraded=True)])) and list(begin(config, "dump", [])) == []
+    done = {"operation": "maintenance-begin", "exit_code": 9, "outcome": "failed", "error": "conflict", "how": "dump"}
+    assert logged(config) == [
+        done | {"sessions": ["a", "b", "c", "d"], "states": {"stored": 2, "failed": 2}},
+        {
+            "operation": "maintenance-begin",
+            "exit_code": 11,
+            "outcome": "degraded",
+            "how": "snapshot",
+            "sessions": ["d"],
+            "states": {"stored": 1},
+        },
+        {"operation": "maintenance-begin", "exit_code": 0, "outcome": "done", "how": "dump"},
+    ]
+
+
+def test_what_is_cut_off_tells_how_far_it_came(config: Config) -> None:
+    each = begin(config, "dump", [item("a"), item("b")])
+    next(each)
+    each.close()  # type: ignore[attr-defined]
+    for error in (Conflict("busy"), KeyboardInterrupt()):
+        with pytest.raises(type(error)):
+            list(begin(config, "dump", [item("a"), error]))
+    found = [(event["exit_code"], event["outcome"], event["error"], event["sessions"]) for event in logged(config)]
+    assert found == [
+        (130, "interrupted", "interrupted", ["a"]),
+        (9, "failed", "conflict", ["a"]),
+        (130, "interrupted", "interrupted", ["a"]),
+    ]
+
+
+def test_what_had_nothing_to_do_is_none(config: Config) -> None:
+    assert events.recovered([]) == [] and events.recovered([item("a")])
+    assert _steered(Steered("web", "paused", changed=False)) == [] and _steered(Steered("web", "paused"))
+
+
+def test_a_run_of_a_schedule(config: Config) -> None:
+    targets = [SimpleNamespace(target="a", error=None), SimpleNamespace(target="b", error=NotFound("b"))]
+    run = events.recorded("schedule-run", events.scheduled, about=events.of_schedule)(
+        lambda _config, _schedule: (SimpleNamespace(outcomes=targets, pruned=2, error=None), 3)
+    )
+    run(config, SimpleNamespace(name="hourly"))
+    facts = {"schedule": "hourly", "sessions": ["a", "b"], "states": {"stored": 1, "failed": 1}, "removed": 2}
+    assert logged(config) == [{"operation": "schedule-run", "exit_code": 3, "outcome": "failed", "error": "not-found", **facts}]
+    assert events.of_schedule((config, "../x"), {}) == {} and events.of_name((config, "web"), {}) == {"session": "web"}
+    assert [one["exit_code"] for one in [*events.supervised(True), *events.supervised(False)]] == [0, 11]
