@@ -280,6 +280,12 @@ class ImageSet:
 
         self.edit_files(edit)
 
+    def remapped(self) -> set[int]:
+        """The ids of files that were deleted under the name that they were opened by."""
+        if "remap-fpath.img" not in os.listdir(self.folder):
+            return set()
+        return {e.orig_id for e in read(self.folder, "remap-fpath.img", "REMAP_FPATH")}
+
     def link_remaps(self) -> list[str]:
         """Paths of the helper links that CRIU made for deleted names of files with other names."""
         if "remap-fpath.img" not in os.listdir(self.folder):

@@ -41,6 +41,7 @@ from .arrival import RestoreResult
 from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
 from .fencing import with_lease
+from .filelocks import locked_elsewhere
 from .holders import RestoredHolder
 from .host import host_id
 from .lazymemory import worthwhile
@@ -134,7 +135,10 @@ def restore(
         )
         remains = arrival.remains_of(manifest)
         facts = observe(manifest, images.reserved_ids(), remains, wishes)
-        facts = replace(facts, findings=(*facts.findings, *(() if alone else predicates.examine(config, manifest, force=force))))
+        if not alone:
+            stale = predicates.examine(config, manifest, force=force)
+            locked = locked_elsewhere(images, copy=new_name is not None)
+            facts = replace(facts, findings=(*facts.findings, *stale, *locked))
         plan = make_plan(manifest, facts, wishes)
         if dry_run:
             return plan

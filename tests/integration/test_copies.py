@@ -101,6 +101,20 @@ def test_a_copy_beside_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> N
     assert copy.ask()["counter"] == 2
 
 
+def test_a_copy_does_not_wait_for_the_locks_of_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """A lock has one holder: a copy is refused at once, naming the file and who has it, and comes when the original is gone."""
+    original = zoo.launch("locks.py")
+    told = trip.snapshot(original, "--name", "first")
+    refused = criuctl("restore", "first", "--as", "second", check=False)
+    assert refused["exit_code"] == 4
+    found = {f["text"].partition(" is locked by ")[0]: f["text"] for f in refused["error"]["findings"]}
+    assert set(found) == {str(original.folder / name) for name in ("exclusive", "ranges", "description")}
+    assert f"process {original.pid} (" in found[str(original.folder / "exclusive")]
+    original.ask()
+    original.end()
+    trip.restore(told, original, "--as", "second", equal=False).ask()
+
+
 def test_an_older_checkpoint_and_names(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """NAME is the newest, NAME@N the N-th, NAME@-2 the one before; each holds its own moment."""
     animal = zoo.launch("counter.py")
