@@ -8,7 +8,7 @@ from ...ops.severity import worst
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
-from ..streams import tell
+from ..telling import tell_failure
 from ..text import printable
 
 
@@ -50,7 +50,7 @@ def rm(app: App, refs: tuple[str, ...]) -> int:
 
     app.emit(bodies, human, brief=lambda: "\n".join(b["id"] for b in bodies if b["ok"]))
     if not app.json:
-        for body in bodies:
-            if not body["ok"]:
-                tell(f"criuctl: {printable(body['ref'])}: {printable(body['error']['message'])}")
+        for removal in removals:
+            if removal.error is not None:
+                tell_failure(removal.ref, removal.error)
     return worst(r.error.exit_code for r in removals if r.error is not None)

@@ -250,7 +250,7 @@ def test_rm_means_what_was_listed_and_tells_each(place: Place) -> None:
     written = [place.write("web") for _ in range(4)]
     done = place("rm", "web@-1", "web@-2", "nobody", "web@1", written[0].id, code=3)
     assert re.findall(r"removed (web@\d)", done.stdout) == ["web@4", "web@3", "web@1"]
-    assert done.stderr == "criuctl: nobody: the store has no checkpoint 'nobody'\n"
+    assert done.stderr.startswith("criuctl: nobody: the store has no checkpoint 'nobody'\n  hint: ")
     assert [entry["number"] for entry in place.json("list")] == [2]
     removals = place.json("rm", "web", "web@7", code=3)
     assert [(r["ref"], r["ok"], r["number"]) for r in removals] == [("web", True, 2), ("web@7", False, None)]
