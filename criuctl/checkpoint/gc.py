@@ -54,7 +54,7 @@ from ..errors import DataError, ObjectMissing, StoreDenied
 from . import gclists
 from .gclists import ABANDONED, DOOMED, MARKED, WRITING, PackList
 from .index import PREFIX, in_batches
-from .liveness import Live, Survey, packs_of
+from .liveness import Live, Pack, Survey, packs_of
 from .packs import PackIndex, object_name, read_index
 from .repack import copy
 
@@ -86,6 +86,8 @@ class Collected:
     unneeded_bytes: int = 0
     marked: int = 0  # packs newly marked
     waiting: int = 0  # packs not needed whose grace time is not over
+    young: int = 0  # packs that no checkpoint needs, or needs yet: they came within the grace time
+    young_bytes: int = 0
     writers: int = 0  # dumps that are being committed just now
     repacked: int = 0  # packs whose needed part was copied
     copied_bytes: int = 0
@@ -129,6 +131,8 @@ class Collection:
         done.checkpoints, done.chunks, done.lost = self._live.checkpoints, len(self._live.chunks), survey.lost
         self._now = time.time() if done.dry_run else gclists.store_time(self._store)
         unneeded = self._unneeded(survey)
+        young = [pack for name, pack in survey.packs.items() if not pack.used and not self._old(name, pack)]
+        done.young, done.young_bytes = len(young), sum(pack.size for pack in young)
         if done.dry_run:
             done.repacked = len(self._to_copy(survey))
         elif packs := self._to_copy(survey):
@@ -192,11 +196,10 @@ class Collection:
     def _unneeded(self, survey: Survey) -> list[bytes]:
         """Packs that may go: nobody's home, named by no writer, old enough that no dump under way has made them."""
         passed = self._all_doomed() | self._writing | survey.unreadable
-        return [
-            name
-            for name, pack in survey.packs.items()
-            if not pack.used and name not in passed and (name in self._marked or self._now - pack.modified >= self._grace)
-        ]
+        return [name for name, pack in survey.packs.items() if not pack.used and name not in passed and self._old(name, pack)]
+
+    def _old(self, name: bytes, pack: Pack) -> bool:
+        return name in self._marked or self._now - pack.modified >= self._grace
 
     def _to_copy(self, survey: Survey) -> list[bytes]:
         """Packs that are needed, but are mostly garbage, or small and many."""

@@ -17,7 +17,7 @@ from ..text import facts, plural, size
         ("How much would be freed, by and by?", "criuctl gc --dry-run"),
         ("Free everything at once; nobody dumps or restores just now:", "criuctl gc --grace 0"),
     ],
-    exits=[7, 8, 11],
+    exits=[7, 8, 9, 11],
     see_also=["prune", "rm", "store"],
 )
 @click.option("--grace", metavar="SPAN", help="Leave what nothing needs for this long: 36h, 2d.  [default: gc_grace, 1d]")
@@ -31,11 +31,13 @@ def gc(app: App, grace: str | None, dry_run: bool) -> int:
     together once there are many. Any number of hosts may dump, restore and collect meanwhile, and it may be killed at any
     time: the next run goes on.
 
-    The grace time should be longer than any dump or restore takes: a dump that relies on what is deleted under it fails, and
+    What is younger than the grace time is not marked yet, for a dump may be about to need it. So the grace time should be
+    longer than any dump or restore takes: a dump that relies on what is deleted under it fails, and
     its tree runs on. Where the store refuses to delete (object lock), that is told, the exit status is 11, and the next run
     tries again. In a bucket that keeps versions, its own lifecycle rules decide when the room is free.
 
-    A checkpoint that cannot be read ends it with 8 before anything is deleted, for nobody knows what it needs.
+    A checkpoint that cannot be read ends it with 8 before anything is deleted, for nobody knows what it needs. A
+    write-only host, which cannot read others', is refused with 9.
     """
     from ...ops.prune import collect
 
@@ -55,6 +57,9 @@ def _human(body: dict[str, Any]) -> str:
             f"{plural(body['unneeded'], 'pack')}, {size(body['unneeded_bytes'])}; {body['waiting']} in their grace time",
         ),
     ]
+    if body["young"]:
+        young = f"{plural(body['young'], 'pack')}, {size(body['young_bytes'])}: not needed, but younger than the grace time"
+        rows.append(("too new", young))
     if body["dry_run"]:
         return facts([*rows, ("to copy", f"{plural(body['repacked'], 'pack')}, half empty or small")])
     rows.append(("copied", f"the rest of {plural(body['repacked'], 'pack')}, {size(body['copied_bytes'])}"))
