@@ -35,6 +35,8 @@ _RESOLVE_SECONDS = 2.0  # for all host names together
 _FREEZES = 5  # that a dump may try in order to meet drained connections idle
 _PROBE_TCP_ONLY = "tcp"  # what a peer speaks whom nobody understands
 
+Seen = tuple[list[Process], dict[int, list[Descriptor]]]  # a tree, and what each of its living processes has open
+
 
 class NotIdle(CriuctlError):
     """A connection that was to be waited for was busy at the very moment of the freeze; there is time to try again."""
@@ -79,9 +81,12 @@ class Survey:
         self._probe(found, tree)
         return [Connection(self._decided(c, tree)[0], c.held) for c in found.connections]
 
-    def ahead(self, root: int) -> None:
-        """Everything that can be found out before the freeze.  `Vetoed` for a connection that may not be given up."""
-        tree, found = self._seen(root, details=False)
+    def ahead(self, root: int, seen: Seen | None = None) -> None:
+        """Everything that can be found out before the freeze.  `Vetoed` for a connection that may not be given up.
+
+        `seen` is the tree, if somebody has just looked at it.
+        """
+        tree, found = self._seen(root, details=False, seen=seen)
         self._resolve()
         self._probe(found, tree)
         wanted = set()
@@ -114,13 +119,8 @@ class Survey:
             if waiting:
                 self._wait(root, waiting)
 
-    def _seen(self, root: int, *, details: bool) -> tuple[list[Process], Look]:
-        tree = read_tree(root)
-        opened: dict[int, list[Descriptor]] = {}
-        for process in tree:
-            if not process.zombie:
-                with suppress(NoSuchProcess):  # it runs, so a child may end while we look
-                    opened[process.pid] = descriptors(process.pid)
+    def _seen(self, root: int, *, details: bool, seen: Seen | None = None) -> tuple[list[Process], Look]:
+        tree, opened = seen or _read(root)
         self._before = look(tree, opened, before=self._before, details=details)
         return tree, self._before
 
@@ -279,6 +279,16 @@ class Survey:
             record, policy=decision.policy, application=decision.application, host=decision.host, reason=decision.reason
         )
         return made, decision
+
+
+def _read(root: int) -> Seen:
+    tree = read_tree(root)
+    opened: dict[int, list[Descriptor]] = {}
+    for process in tree:
+        if not process.zombie:
+            with suppress(NoSuchProcess):  # it runs, so a child may end while we look
+                opened[process.pid] = descriptors(process.pid)
+    return tree, opened
 
 
 def _asks(record: ConnectionRecord) -> bool:

@@ -54,7 +54,7 @@ from .host import host_id
 from .namespaces import NamespacePlan, plan_entry
 from .precopy import Round
 from .precopy import precopy as store_ahead
-from .preflight import check_tree
+from .preflight import look_at
 from .registry import Registry, SessionRecord, boot_id, exclusive, exclusive_session, forget_stale_locks
 from .standdown import stopping
 from .target import resolve_target
@@ -103,14 +103,15 @@ def dump(
 
         # Everything that can be known to fail is found out here, before anything is touched.
         reporter.step("preflight")
-        findings = check_tree(resolved, config, leave_running=leave_running)
+        findings, scene = look_at(resolved, config, leave_running=leave_running)
         errors = [f for f in findings if f.level == "error"]
         if errors:
             raise PreflightRefused("; ".join(str(f) for f in errors), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
+        assert scene is not None  # else there is an error
         for finding in findings:
             reporter.finding(finding)
         survey = Survey(config, reporter, wish=connections, drain=drain, ending=not leave_running)
-        survey.ahead(root.pid)
+        survey.ahead(root.pid, (scene.tree, scene.opened))
         carried = files.resolve_carried(with_files, root.pid)
         required = predicates.wanted(config, session.name, require) if delivery is None else []
         scratch = stack.enter_context(Scratch())
@@ -119,9 +120,8 @@ def dump(
         entry = plan_entry(root.pid)
         dumper = driver.Dumper(binary.find(config), folder, entry.prefix)
         stack.callback(dumper.close)
-        seen, opened = surroundings.look(root.pid)
-        external = surroundings.external_files(seen, opened)
-        terminals = DumpedTerminals(root.pid, seen, opened, stack)
+        external = surroundings.external_files(scene.living, scene.opened)
+        terminals = DumpedTerminals(root.pid, scene.living, scene.opened, stack)
         with suppress(CriuctlError):  # early, beside the opening of the store; what is wrong with it is told at the freeze
             dumper.ask(dump_options(config, entry, root.pid, [*external, *terminals.external], leave_running))
         if delivery is None:

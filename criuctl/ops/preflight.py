@@ -44,10 +44,15 @@ _ORDER = {"error": 0, "warning": 1, "info": 2}
 
 def check_tree(target: Target, config: Config, *, leave_running: bool = False) -> list[Finding]:
     """All findings about the tree, errors first; an empty list or one without errors lets a dump be tried."""
+    return look_at(target, config, leave_running=leave_running)[0]
+
+
+def look_at(target: Target, config: Config, *, leave_running: bool = False) -> tuple[list[Finding], Scene | None]:
+    """`check_tree`, and what was looked at; None if that was not possible, which is an error."""
     try:
         scene = collect(target.root.pid, config, leave_running=leave_running)
     except CriuctlError as error:
-        return [Finding("error", error.code, error.message, error.hint, pid=target.root.pid)]
+        return [Finding("error", error.code, error.message, error.hint, pid=target.root.pid)], None
     found: list[Finding] = []
     for check in CHECKS:
         try:
@@ -58,4 +63,4 @@ def check_tree(target: Target, config: Config, *, leave_running: bool = False) -
             found.append(
                 Finding("warning", "check-incomplete", f"{check.__name__.replace('_', ' ')} was not possible: {error}", hint)
             )
-    return sorted(found, key=lambda f: _ORDER[f.level])
+    return sorted(found, key=lambda f: _ORDER[f.level]), scene

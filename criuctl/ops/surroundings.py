@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from ..config import Config
 from ..criu import binary
 from ..criu.pages import PageGuard
-from ..errors import NoSuchProcess
-from ..proc.descriptors import Descriptor, descriptors
+from ..proc.descriptors import Descriptor
 from ..proc.mappings import each_mapping
-from ..proc.tree import Process, read_process, read_tree
+from ..proc.tree import Process, read_process
 
 
 def page_guards(tree: Sequence[Process]) -> dict[int, PageGuard]:
@@ -42,16 +40,6 @@ def needs_shell_job(root: int) -> bool:
 def _mounts(pid: int | str) -> set[int]:
     with open(f"/proc/{pid}/mountinfo") as file:
         return {int(line.split(maxsplit=1)[0]) for line in file}
-
-
-def look(root: int) -> tuple[list[Process], dict[int, list[Descriptor]]]:
-    """The living processes of a running tree, and what each has open; who ends meanwhile is left out."""
-    tree = [process for process in read_tree(root) if not process.zombie]
-    opened = {}
-    for process in tree:
-        with suppress(NoSuchProcess):
-            opened[process.pid] = descriptors(process.pid)
-    return [process for process in tree if process.pid in opened], opened
 
 
 def external_files(tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> dict[str, Descriptor]:

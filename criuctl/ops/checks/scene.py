@@ -56,6 +56,11 @@ class Scene:
         """The root process."""
         return self.tree[0]
 
+    @property
+    def living(self) -> list[Process]:
+        """The processes that were there long enough to be looked at, without zombies."""
+        return [process for process in self.tree if process.pid in self.opened]
+
     @cached_property
     def by_pid(self) -> dict[int, Process]:
         """PID -> process."""
