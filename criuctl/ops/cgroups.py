@@ -3,14 +3,22 @@
 CRIU could do this, but only by mounting every hierarchy inside its images folder, which our detached tmpfs does
 not allow.  Putting a process into a group that exists is one write; groups that are gone are not made anew:
 limits without their owner (systemd, a container runtime) are worth nothing.
+
+Where systemd runs, whoever restores is in a unit, a login's or a service's, and whatever is in it may end with it.  A session
+does not: its holder has a scope of its own.  What comes back without a holder is let out of the unit by `leave_unit`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
+from ..errors import NoSuchProcess
 from ..proc.procfs import read_text
+
+_SYSTEMD = "/run/systemd/system"
+_KEEPERS = ("", "name=systemd")  # hierarchies in which systemd keeps its units
 
 
 def of_process(pid: int) -> dict[str, str]:
@@ -54,3 +62,19 @@ def put_back(wanted: Mapping[int, Mapping[str, str]]) -> list[str]:
             except OSError:
                 missing.add(f"{hierarchy or 'unified'}:{path}")
     return sorted(missing)
+
+
+def leave_unit(pids: Iterable[int]) -> None:
+    """Let those of these processes that are in our own systemd unit leave it; elsewhere nothing is done."""
+    if not os.path.isdir(_SYSTEMD):
+        return
+    ours, mounted = of_process(os.getpid()), mount_points()
+    wanted = [(h, ours[h], os.path.join(mounted[h], "criuctl", "trees")) for h in _KEEPERS if h in ours and h in mounted]
+    for hierarchy, unit, folder in wanted:
+        with suppress(OSError):  # not ours to write: then it ends with the unit
+            os.makedirs(folder, 0o755, exist_ok=True)
+        for pid in pids:
+            with suppress(OSError, NoSuchProcess):
+                if of_process(pid).get(hierarchy) == unit:
+                    with open(os.path.join(folder, "cgroup.procs"), "w") as file:
+                        file.write(str(pid))

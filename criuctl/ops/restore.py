@@ -377,7 +377,7 @@ class _Restore:
         if self.plan.connections:
             self.reporter.step("connections")
         self.connections = handback.HandBack(self.config, self.plan.connections, pids, self.hooks.facts | {"pid": root}).run()
-        self._rejoin_groups(pids)
+        self._rejoin_groups(pids, private)
         self.terminals.replant(self.reader, pids)
         self.hooks.run("post-restore", pid=root, connections=self.connections)
         if self.following is not None:
@@ -390,8 +390,13 @@ class _Restore:
         self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys, pids, self.images)
         self.reporter.step("resume")
 
-    def _rejoin_groups(self, pids: dict[int, int]) -> None:
-        """Back into the control groups that the processes were in, if this is still the same host."""
+    def _rejoin_groups(self, pids: dict[int, int], private: PrivateNamespaces | None) -> None:
+        """Back into the control groups that the processes were in, if this is still the same host; not left in our own unit."""
+        self._rejoin(pids)
+        if not self.holder.needed:
+            cgroups.leave_unit([*([private.init.pid] if private is not None else []), *pids.values()])
+
+    def _rejoin(self, pids: dict[int, int]) -> None:
         if self.manifest.host.boot_id != boot_id() or self.copy:
             return
         wanted = {pids[p.ns_pid]: p.cgroups for p in self.manifest.processes if p.cgroups and p.ns_pid in pids}
