@@ -140,12 +140,22 @@ class Systemd:
         running = self._places.booted.is_dir()
         if running:
             self._control("disable", "--quiet", "--now", timer.name, check=False)
+            self._keep_while_running(service)
         for path in present:
             path.unlink(missing_ok=True)
         if running:
             self._control("daemon-reload")
             self._control("reset-failed", service.name, timer.name, check=False)
         return True
+
+    def _keep_while_running(self, service: Path) -> None:
+        """Of a run under way systemd would forget the settings with the file, and end it after its usual 90 s."""
+        state = self._control("show", "--property=ActiveState", "--value", service.name, check=False).text.strip()
+        if state not in ("activating", "deactivating") or not service.exists():
+            return
+        kept = self._places.booted / service.name
+        kept.unlink(missing_ok=True)
+        write_new(kept, f"{service.read_text()}ExecStopPost=rm -f {_unit_word(str(kept))}\n")
 
     def next_runs(self, triggers: Sequence[Trigger]) -> dict[str, datetime]:
         """When each will be started next, where systemd tells."""

@@ -84,6 +84,8 @@ log = pathlib.Path(sys.argv[1])
 log.open("a").write(" ".join(sys.argv[2:]) + "\\n")
 if "list-timers" in sys.argv:
     print(json.dumps([{"unit": "criuctl-schedule-web.timer", "next": 1800000000000000}]))
+if "show" in sys.argv and (log.parent / "runs").exists():
+    print("activating")
 sys.exit("enable" in sys.argv and (log.parent / "broken").exists())
 """
 
@@ -119,6 +121,17 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return Site(tmp_path, monkeypatch, capsys)
 
 
+def test_a_run_that_outlives_its_schedule_keeps_its_settings(site: Site) -> None:
+    site.boot()
+    site("add", "web", "web", "--every", "1h")
+    service = (site.units / "criuctl-schedule-web.service").read_text()
+    (site.path / "runs").touch()
+    site("remove", "web")
+    kept = site.path / "booted" / "criuctl-schedule-web.service"
+    assert site.files() == []
+    assert kept.read_text() == f'{service}ExecStopPost=rm -f "{kept}"\n'
+
+
 def test_a_systemd_timer(site: Site) -> None:
     site.boot()
     made = site("add", "web", "web", "db", "--at", "Mon..Fri 08:30", "--jitter", "5m", "--deadline", "30m", "--keep-last", "3")
@@ -134,7 +147,7 @@ def test_a_systemd_timer(site: Site) -> None:
     assert site("list") == [made]
     site("remove", "web")
     assert site.files() == []
-    assert site.log.read_text().splitlines()[-3].startswith("disable --quiet --now")
+    assert site.log.read_text().splitlines()[-4].startswith("disable --quiet --now")
     assert site("remove", "web", code=3)["error"]["code"] == "not-found"
 
 
