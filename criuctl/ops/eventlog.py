@@ -64,7 +64,7 @@ class EventLog:
                         file = stack.enter_context(self._open())
                         end = 0
                 number = self._last(file, end)
-                events = [{"seq": number + i, "time": _now(), **body} for i, body in enumerate(bodies, 1)]
+                events = [{"seq": number + i, "time": now(), **body} for i, body in enumerate(bodies, 1)]
                 data = b"".join(json.dumps(e, separators=(",", ":")).encode("ascii") + b"\n" for e in events)
                 _write(file, data, end)
             os.fdatasync(file.fileno())  # not under the lock: whoever comes next need not wait for the disk
@@ -291,5 +291,6 @@ def _events(path: Path) -> list[Event]:
         return []  # it was too old, and was removed just now
 
 
-def _now() -> str:
+def now() -> str:
+    """The time, as events have it."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

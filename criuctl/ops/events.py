@@ -7,8 +7,10 @@ migration) is not one of its own; but what a schedule, maintenance or a supervis
 changed nothing, a dry run say, is no event.
 
 RULE: an event never changes how an operation ends.  One that cannot be written (full disk, no rights) is dropped, and told as a
-warning where the operation has a reporter; its number was not given to it, so the next event has that.  A `kill -9` of criuctl
-leaves no event of what it was at.
+warning where the operation has a reporter; its number was not given to it, so the next event has that.
+
+What `kill -9`, or the end of the host, cut off is told by whoever begins the next operation (`underway`): interrupted, exit code
+137, error ``killed``, with the time when it began.
 
 An event says: seq, time, host, operation, uid, session, session_id, incarnation, epoch (of the lease here), checkpoint, number,
 exit_code (as the command would end), outcome (done, degraded, failed, interrupted), error (its code), seconds, frozen_ms,
@@ -25,14 +27,15 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar, cast
 
 from ..config import Config
 from ..errors import CriuctlError
 from ..report import Reporter
 from ..session.names import valid_name
-from .eventlog import EventLog
+from . import underway
+from .eventlog import EventLog, now
 from .severity import worst
 
 P = ParamSpec("P")
@@ -44,6 +47,7 @@ _COPIED = ("session", "checkpoint", "number", "incarnation", "frozen_ms", "total
 DEGRADED = 11
 BUG = 1
 IN_DOUBT = 12
+KILLED = 128 + signal.SIGKILL
 _NAMES = 50  # sessions that an event on many names
 
 
@@ -71,7 +75,8 @@ def recorded(
             known = _named(about, args, kwargs)  # before: a session that was ended is known no more
             began = time.monotonic()
             try:
-                result = function(*args, **kwargs)
+                with _under_way(config, name, known):
+                    result = function(*args, **kwargs)
             except BaseException as error:
                 _record(config, name, [known | _failure(error)], began, reporter, told)
                 raise
@@ -97,7 +102,8 @@ def recorded_each(
             began = time.monotonic()
             found: list[R] = []
             try:
-                with closing(cast("Generator[R, None, None]", function(*args, **kwargs))) as each:
+                each = cast("Generator[R, None, None]", function(*args, **kwargs))
+                with _under_way(config, operation, known), closing(each):
                     for one in each:
                         found.append(one)
                         yield one
@@ -126,6 +132,18 @@ def record(config: Config, operation: str, facts: Iterable[Facts], *, seconds: f
     from .eventsinks import forward
 
     return forward(config.events, events)
+
+
+@contextmanager
+def _under_way(config: Config, operation: str, known: Facts) -> Iterator[None]:
+    """Tell of what was killed before, and have others tell of this if it is."""
+    facts: Facts = {"operation": operation}
+    with suppress(Exception):
+        for one in underway.cut_off(config.state_dir):
+            record(config, str(one.pop("operation", "")), [one | {"exit_code": KILLED, "error": "killed"}])
+        facts |= {"uid": _uid(), "began": now()} | _session(config, known) | known
+    with underway.noted(config.state_dir, facts):
+        yield
 
 
 def _record(config: Config, name: str, facts: list[Facts], began: float, reporter: Any, told: int) -> None:

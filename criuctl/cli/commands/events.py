@@ -86,8 +86,8 @@ def events(app: App, since: int | None, follow: bool, session: str | None) -> in
     alone; of full files the newest eight are kept, at 4 MiB each. They hold names, numbers and codes, and no message, command
     line, label or secret. `events: journald` or `events: syslog` in the configuration sends them there, too.
 
-    An event that cannot be written (disk full) is left out, which is told as a warning; the operation is not concerned. A criuctl
-    that was killed has written none.
+    An event that cannot be written (disk full) is left out, which is told as a warning; the operation is not concerned. Of a
+    criuctl that was killed (kill -9, power cut) the next operation tells: interrupted, exit code 137, and when it began.
 
     --json prints an array, and with --follow an object a line.
     """

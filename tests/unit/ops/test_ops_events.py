@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,6 +74,35 @@ def test_what_is_cut_off_tells_how_far_it_came(config: Config) -> None:
         (9, "failed", "conflict", ["a"]),
         (130, "interrupted", "interrupted", ["a"]),
     ]
+
+
+def test_what_was_killed_is_told_once_by_the_next(config: Config, tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    ours, theirs = fork.Pipe()
+
+    @events.recorded("dump", events.nothing_more, about=events.target)
+    def killed(_config: Config, _target: str) -> None:
+        theirs.send("under way")
+        signal.pause()
+
+    EventLog(tmp_path).append([{"operation": "first", "exit_code": 0}])
+    process = fork.Process(target=killed, args=(config, "web"), daemon=True)
+    process.start()
+    try:
+        assert ours.poll(60) and ours.recv() == "under way"
+        list(begin(config, "dump", []))
+        assert len(logged(config)) == 2
+    finally:
+        process.kill()
+        process.join(60)
+    (tmp_path / "events.begun.0-0.1.1.1").write_text("")  # of another boot, not written to its end
+    list(begin(config, "dump", []))
+    list(begin(config, "dump", []))
+    found = list(EventLog(tmp_path).read())
+    assert [event["operation"] for event in found] == ["first", "maintenance-begin", "dump", *["maintenance-begin"] * 2]
+    told = {key: found[2][key] for key in ("session", "exit_code", "outcome", "error")}
+    assert told == {"session": "web", "exit_code": 137, "outcome": "interrupted", "error": "killed"}
+    assert found[2]["began"] <= found[1]["time"] and not list(tmp_path.glob("events.begun.*"))
 
 
 def test_what_had_nothing_to_do_is_none(config: Config) -> None:
