@@ -112,6 +112,11 @@ class Sealer:
 
     # -- other domains, in a store that has some -------------------------------------------------------
 
+    @property
+    def divided(self) -> bool:
+        """Whether there may be objects of other domains."""
+        return False
+
     def prepare(self) -> None:
         """Before anything is sealed: see that it can be opened later."""
 

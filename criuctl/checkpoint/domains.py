@@ -52,6 +52,10 @@ class StoreSealer(Sealer):
         self._known: dict[bytes, Sealer] = {}  # replaced, never changed
         self._listed = False
 
+    @property
+    def divided(self) -> bool:
+        return self._writers
+
     def new_pack(self) -> bytes:
         while True:
             name = super().new_pack()

@@ -39,6 +39,9 @@ a collection is safe only while nobody else writes, which is said.  What the sto
 doomed, is told, and is tried again by the next run; where a bucket keeps versions, its own rules decide when the room is free.
 
 A manifest that cannot be read ends the run before anything is removed: nobody knows what it needs.
+
+Packs and segments of write-only hosts (`domains`) are collected like all others, by hosts that have the store's key; such a host
+itself cannot collect.  Why it never relies on a pack whose doom it cannot read is told in `gclists`.
 """
 
 from __future__ import annotations
@@ -407,12 +410,21 @@ class Collection:
         found = gclists.found(self._store, self._sealer, WRITING)
         dead = [entry.name for entry in found if self._now - entry.modified >= ABANDONED]
         clocks = gclists.clocks(self._store, self._now - _SWEEP_AGE)
+        dead += self._doom_for_all()
         pins = self._repository.catalog.idle_pins()
         self._delete_others([*(entry.name for entry in self._stale), *dead, *clocks, *pins])
         try:
             self._store.sweep(max(self._grace, _SWEEP_AGE))
         except StoreDenied as error:
             self._reporter.warning(f"what writers left unfinished stays: {error.message}", error.hint)
+
+    def _doom_for_all(self) -> list[str]:
+        """Put doomed lists anew that write-only hosts cannot read; returns the old ones."""
+        found = gclists.found(self._store, self._sealer, DOOMED) if self._sealer.divided else ()
+        old = [entry for entry in found if not entry.shared]
+        for entry in old:
+            gclists.put(self._store, self._sealer, DOOMED, entry.packs)
+        return [entry.name for entry in old]
 
     def _tell(self, survey: Survey) -> None:
         reporter = self._reporter

@@ -2,6 +2,7 @@
 
 Chunks are read and verified, compressed and sealed anew and put; then index segments tell of the new packs.  Nothing is
 removed here: a copy that is cut off anywhere leaves packs that nobody needs, and the next garbage collection finds them.
+What was sealed in a domain (`domains`) is sealed in it again, so that whoever stored it goes on knowing it.
 Memory is bounded: one pack's buffer and some MiB of plain content.
 """
 
@@ -11,10 +12,11 @@ from typing import TYPE_CHECKING
 
 from ..errors import Damaged, ObjectMissing
 from .codec import Compressor
-from .packs import PackBuilder, PackIndex, object_name
+from .packs import PackBuilder, PackIndex, Place, object_name
 
 if TYPE_CHECKING:
     from ..report import Reporter
+    from ..store import Buffer
     from .repository import Repository
 
 _PACK = 16 << 20
@@ -29,28 +31,36 @@ def copy(repository: Repository, sizes: dict[bytes, int], reporter: Reporter) ->
     compress = Compressor(repository.config.compression)
     buffer = memoryview(bytearray(_PACK))
     builder: PackBuilder | None = None
+    domain = b""
+    contents: dict[bytes, tuple[bytes, bytes]] = {}  # chunk -> pack that it was in, content
+
+    def keep(place: Place, content: Buffer) -> None:
+        contents[place.chunk] = place.pack, bytes(content)
 
     def finish(full: PackBuilder) -> None:
         index, data = full.finish()
         repository.store.put(object_name(index.pack), data)
         made.append(index)
 
-    for batch in _batches(sizes):
+    for batch in _batches(_by_domain(repository, sizes)):
+        contents.clear()
         try:
-            contents = reader.some(batch)
+            reader.fetch(batch, keep)
         except (Damaged, ObjectMissing) as error:
-            contents = {}
+            contents.clear()
             for chunk, size in batch.items():
                 try:
-                    contents.update(reader.some({chunk: size}))
+                    reader.fetch({chunk: size}, keep)
                 except (Damaged, ObjectMissing):
                     failed.add(chunk)
             reporter.warning(f"{len(failed)} chunks cannot be copied: {error.message}", error.hint)
-        for chunk, content in contents.items():
-            if builder is not None and not builder.fits(len(content)):
+        for chunk in filter(contents.__contains__, batch):
+            pack, content = contents[chunk]
+            sealer = repository.sealer.of_pack(pack)
+            if builder is not None and (sealer.domain != domain or not builder.fits(len(content))):
                 finish(builder)
                 builder = None
-            builder = builder or PackBuilder(repository.sealer, buffer)
+            builder, domain = builder or PackBuilder(sealer, buffer), sealer.domain
             codec, payload = compress(content)
             builder.add(chunk, len(content), codec, payload)
     if builder is not None:
@@ -58,6 +68,15 @@ def copy(repository: Repository, sizes: dict[bytes, int], reporter: Reporter) ->
     if made:
         repository.index.publish(made, [])
     return sum(pack.size for pack in made), failed
+
+
+def _by_domain(repository: Repository, sizes: dict[bytes, int]) -> dict[bytes, int]:
+    """The same, what is of one domain together."""
+    if not repository.sealer.divided:
+        return sizes
+    places = repository.index.find(list(sizes), distrusted=True)
+    domains = {chunk: repository.sealer.of_pack(place.pack).domain for chunk, place in places.items()}
+    return {chunk: sizes[chunk] for chunk in sorted(sizes, key=lambda chunk: domains.get(chunk, b""))}
 
 
 def _batches(sizes: dict[bytes, int]) -> list[dict[bytes, int]]:

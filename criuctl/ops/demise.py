@@ -129,7 +129,7 @@ def end_strays(config: Config, record: SessionRecord, known: Iterable[ProcessIde
 
 def candidates(repository: Repository, name: str, session_id: str | None, unreadable: list[DataError]) -> list[CheckpointSummary]:
     """The checkpoints of the session, the newest first; without an id, of the session that was stored last by this name."""
-    found = sorted(repository.list(name, unreadable=unreadable), key=lambda s: s.number, reverse=True)
+    found = sorted(repository.list(name, unreadable=unreadable, hidden=unreadable), key=lambda s: s.number, reverse=True)
     wanted = session_id or (found[0].session_id if found else "")
     return [summary for summary in found if summary.session_id == wanted]
 

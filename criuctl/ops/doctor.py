@@ -305,9 +305,11 @@ def _store(config: Config) -> Iterator[Finding]:
     try:
         repository = Repository.open(store, config)
         repository.preflight_write()
-        others = len(repository.about.slots) - 1
+        others = sum(slot.get("type") != "writer" for slot in repository.about.slots) - 1
         more = f", as {others} more would" if others > 0 else ""
         sealed = f"encrypted, the key opens it{more}" if repository.encrypted else "not encrypted"
+        if repository.write_only:
+            sealed = "encrypted, and this host is write-only: it reads what it has stored itself, and nothing else"
         yield Finding("info", "store", f"the store {store.url} can be written; it is {sealed}")
     except (StoreNotInitialised, NoSuchBucket) as error:
         if config.store.lower().startswith("s3:"):

@@ -54,16 +54,18 @@ class Listing:
 
     checkpoints: list[CheckpointSummary]
     unreadable: list[DataError]
+    hidden: int = 0  # other hosts' ones, which this write-only host must not read
 
 
 def list_checkpoints(config: Config, session: str | None = None) -> Listing:
     """The checkpoints of the store, by session and number; `NoSuchCheckpoint` if `session` has none."""
     unreadable: list[DataError] = []
+    hidden: list[DataError] = []
     with opened(config) as (_, repository):
-        found = repository.list(session, unreadable=unreadable)
-    if session is not None and not found and not unreadable:
+        found = repository.list(session, unreadable=unreadable, hidden=hidden)
+    if session is not None and not found and not unreadable and not hidden:
         raise NoSuchCheckpoint(f"the store holds no checkpoint of a session named {session!r}")
-    return Listing(found, unreadable)
+    return Listing(found, unreadable, len(hidden))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import keys
+from ..checkpoint import keys, writers
+from ..checkpoint.configobject import WRITER
 from ..checkpoint.generations import Changer, Current, Slots, described
 from ..checkpoint.repository import Repository
 from ..config import Config
@@ -29,7 +30,7 @@ class KeyFacts:
     """One key of a store, as far as it may be told."""
 
     fingerprint: str
-    kind: str  # file | passphrase | recovery
+    kind: str  # file | passphrase | recovery | writer: a write-only host, which it does not open the store for
     label: str
     created: str
     used: bool  # it opened the store just now
@@ -51,6 +52,7 @@ class KeyChange:
     removed: list[str] = field(default_factory=list)
     file: str | None = None  # where the new key is
     previous: str | None = None  # where the old key file was put
+    removed_writer: bool = False  # what was removed is a write-only host
     recovery_key: str | None = field(default=None, repr=False)
     warnings: list[str] = field(default_factory=list)
 
@@ -68,11 +70,15 @@ class KeyChange:
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """What shall open the store: a key file (made if it does not exist; None: this host's own), or else a passphrase."""
+    """What shall open the store: a key file (made if it does not exist; None: this host's own), or else a passphrase.
+
+    Or, with `write_only`, what shall let a host add to it: a writer key in `file`.
+    """
 
     file: Path | None = None
     passphrase: bytes | None = field(default=None, repr=False)
     label: str = ""
+    write_only: bool = False
 
 
 class Keyring:
@@ -109,6 +115,8 @@ class Keyring:
     def make(self, new: NewKey) -> tuple[Slot, Path | None, bool]:
         """A slot for a new key, seen to open; the key's file, and whether it was made."""
         label = checked_label(new.label)
+        if new.write_only and new.file is not None:
+            return self._make_writer(new.file, label)
         if new.passphrase is not None:
             if not new.passphrase:
                 raise WrongKey("the passphrase is empty", hint="Give a passphrase of several words.")
@@ -131,6 +139,20 @@ class Keyring:
         slot = described(keys.file_slot(self.master, key, self.id), label)
         self.show(keys.open_by_key([slot], self.id, key, str(path), path))
         return slot, path, made
+
+    def _make_writer(self, path: Path, label: str) -> tuple[Slot, Path, bool]:
+        """The same for a write-only host; what an interrupted run has left in the file is used."""
+        key = writers.enrol(self.master, self.id)
+        try:
+            keys.write_secret(path, key.text())
+            made = True
+        except FileExistsError:
+            key, made = writers.WriterKey.parse(keys.read_secret(path), str(path)), False
+            if key != writers.writer_key(self.master, self.id, key.id):
+                raise Conflict(
+                    f"{path} exists, and is not the key of a write-only host of this store", hint="Name a new file."
+                ) from None
+        return described(key.slot(), label), path, made
 
     def discard(self, path: Path, slot: Slot) -> None:
         """Remove the file of a new key that came to nothing; where that is not certain it stays."""
@@ -206,6 +228,7 @@ class Keyring:
             [keys.slot_fingerprint(slot) for slot in removed],
             str(file) if file is not None else None,
             str(previous) if previous is not None else None,
+            any(slot.get("type") == WRITER for slot in removed),
             warnings=list(self.changer.warnings),
         )
 
@@ -231,6 +254,8 @@ def checked_label(text: str) -> str:
 
 def refuse_known(slots: Slots, slot: Slot) -> None:
     """No key opens a store twice."""
+    if slot["type"] == WRITER and slot["fingerprint"] in map(keys.slot_fingerprint, slots):
+        raise Conflict(f"the write-only host with fingerprint {slot['fingerprint']} has been added already")
     if slot["type"] != "passphrase" and slot["fingerprint"] in map(keys.slot_fingerprint, slots):
         raise Conflict(
             f"the key with fingerprint {slot['fingerprint']} opens the store already",

@@ -130,7 +130,10 @@ def _protected(config: Config, repository: Repository, session: str, decisions: 
         return where
     if not repository.capabilities.conditional_create:
         return {}
-    head = leases.read_head(repository, session)
+    try:
+        head = leases.read_head(repository, session)
+    except Conflict:  # a write-only host cannot see where it lives
+        return {newest.id: "newest of a session that another host may hold"}
     if head is not None and head.state == "held":
         return {newest.id: f"newest of a session that lives on {head.host_name or head.host}"}
     return {}
@@ -145,6 +148,7 @@ def collect(config: Config, *, grace: str | None = None, dry_run: bool = False, 
     """Free what no checkpoint needs; `grace` None is the configuration's."""
     span = seconds(config.gc_grace if grace is None else grace)
     with _opened(config) as repository:
+        repository.need_key("collect garbage")  # what others need it does not know
         return Collection(repository, reporter, grace=span, dry_run=dry_run).run()
 
 

@@ -1,4 +1,4 @@
-"""The keys of a store: which there are, new ones, fewer, others.
+"""The keys of a store: which there are, new ones, fewer, others; and its write-only hosts.
 
 What is changed is which secrets open the store (`criuctl.checkpoint.generations` tells how); the master key, and so every
 pack, stays what it is.

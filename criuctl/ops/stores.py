@@ -29,9 +29,9 @@ class StoreFacts:
     format: int
     created: str
     encrypted: bool
-    key: dict[str, Any]  # kind: file | passphrase | master | none, file, source, fingerprint, slots
+    key: dict[str, Any]  # kind: file | passphrase | recovery | master | writer | none, file, source, fingerprint, slots
     capabilities: dict[str, Any]
-    contents: dict[str, Any] | None = None  # sessions, checkpoints, unreadable, objects, bytes
+    contents: dict[str, Any] | None = None  # sessions, checkpoints, unreadable, hidden, objects, bytes
     exported: str | None = None  # where `store_key` wrote the key
     recovery_key: str | None = field(default=None, repr=False)  # that `store_init` has made
 
@@ -108,7 +108,8 @@ def store_info(config: Config) -> StoreFacts:
     """Describe the configured store and count what it holds."""
     with _opened(config) as repository:
         unreadable: list[Any] = []
-        found = repository.list(unreadable=unreadable)
+        hidden: list[Any] = []
+        found = repository.list(unreadable=unreadable, hidden=hidden)
         objects, sizes = _weigh(repository.store)
         whole, unique = sum(map(plain_bytes, found)), _unique(repository)
         kept = repository.store.keeping()
@@ -116,6 +117,7 @@ def store_info(config: Config) -> StoreFacts:
             "sessions": len({summary.session for summary in found}),
             "checkpoints": len(found),
             "unreadable": len(unreadable),
+            "hidden": len(hidden),
             "objects": objects,
             "bytes": {**sizes, "whole": whole, "unique": unique},
             "ratios": {

@@ -146,7 +146,7 @@ def _protection(repository: Repository, seal: Seal, config: Config) -> dict[str,
         return {"encryption": True, "key_file": Path(key["file"])}
     if key["kind"] == "passphrase":
         return {"encryption": True, "passphrase": keys.find_passphrase(config)[0]}
-    kind = "recovery key" if key["kind"] == "recovery" else "exported master key"
+    kind = {"recovery": "recovery key", "writer": "key of a write-only host"}.get(key["kind"], "exported master key")
     raise UsageError(
         f"the store was opened by its {kind}, which cannot protect a file",
         hint="Choose what opens the file: --key-file FILE or --passphrase.",

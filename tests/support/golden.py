@@ -2,9 +2,9 @@
 
     PYTHONPATH=.:tests python tests/support/golden.py VERSION
 
-writes ``images/golden/VERSION/`` with a store that is not encrypted, one that is, the key file of the latter (committed,
-so it protects nothing), what the stores hold, and the newest checkpoint of each as an exported file.  The content is made
-up; no process's memory is in it.
+writes ``images/golden/VERSION/`` with a store that is not encrypted, one that is, the key file of the latter and those of a
+write-only host that has added to it (committed, so they protect nothing), what the stores hold, and the newest checkpoint of
+each as an exported file.  The content is made up; no process's memory is in it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from criuctl.ops import transfer
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
 from support import checkpoints as kit
+from support.writeonly import enrol, host
 
 FOLDER = Path(__file__).parents[2] / "images" / "golden"
 KEY = "test-key-that-protects-nothing.key"
+WRITER = "writer"  # the folder with the keys of the write-only host
 HOST = "0" * 32
 
 
@@ -67,6 +69,11 @@ def make(version: str) -> None:
                 for content in contents():
                     kit.write(repository, content, session="golden", labels={"made": "by hand"})
                 leases.claim(repository, "golden", "ab" * 16, 2, host=HOST, host_name="golden-host")
+                if key is not None:
+                    enrol(repository, Path(folder) / WRITER, "golden writer")
+                    with host(store, Path(folder) / WRITER) as writer:
+                        kit.write(writer, contents()[1], session="golden", labels={"made": "by a write-only host"})
+                    shutil.copytree(Path(folder) / WRITER / "keys", target / WRITER)
                 expected[name] = [describe(repository, repository.manifest(s)) for s in repository.list()]
             export(config.with_options(store=store.url), target / f"{name}.exported")
             if key is not None:

@@ -39,10 +39,14 @@ key = LazyGroup(
 
     The master key stays what it is. So whoever has opened the store once, or keeps a removed key together with an old
     copy of the store's config (a backup, an older version in a bucket that keeps them), can go on reading what
-    is in the store. To shut somebody out for good, make a new store and export the checkpoints into it.""",
+    is in the store. To shut somebody out for good, make a new store and export the checkpoints into it.
+
+    A write-only host (criuctl key add --write-only) can add checkpoints, and restore those of its own, with no key to
+    anything else: whoever breaks into it can read no other host's.""",
     examples=[
         ("A key on paper, in case all others are lost:", "criuctl key recovery"),
         ("A key for another host:", "criuctl key add --key-file /media/stick/beta.key --label beta"),
+        ("For one that shall not read what others store:", "criuctl key add --write-only /media/stick/web1.key --label web1"),
         ("This host's key file may have been read by somebody:", "criuctl key rotate"),
     ],
     exits=[7, 8, 9],
@@ -71,10 +75,13 @@ def _new(key_file: Path | None, passphrase: bool, passphrase_file: Path | None, 
 
 def _emit(app: App, done: KeyChange, lines: list[str]) -> int:
     """The answer of a change, how many keys there are now, and what went wrong."""
-    count = plural(len(done.keys), "key")
+    hosts = sum(one.kind == "writer" for one in done.keys)
+    opening = len(done.keys) - hosts
+    count = f"{plural(opening, 'key')} now open{'s' if opening == 1 else ''} the store"
+    count += f", and {plural(hosts, 'write-only host')} may add to it." if hosts else "."
     app.emit(
         done.to_dict(),
-        lambda: "\n".join([*lines, f"{count} now open{'s' if len(done.keys) == 1 else ''} the store."]),
+        lambda: "\n".join([*lines, count]),
         lambda: "",
     )
     if not app.json:
@@ -93,12 +100,19 @@ _HONEST = (
 def list_(app: App) -> int:
     """Lists the keys that open the store: fingerprint, kind (file, passphrase, recovery), label, when it was added, and which one
     was used just now. The fingerprint of a passphrase is that of its place in the store, and tells nothing about it.
+    Write-only hosts are listed, too; in JSON their kind is writer.
     """
     from ...ops.storekeys import key_list
 
     found, notes = key_list(app.config)
     rows = [
-        (one.fingerprint, printable(one.kind), printable(one.label), age(one.created), "in use here" if one.used else "")
+        (
+            one.fingerprint,
+            "write-only" if one.kind == "writer" else printable(one.kind),
+            printable(one.label),
+            age(one.created),
+            "in use here" if one.used else "",
+        )
         for one in found
     ]
     app.emit_table(
@@ -118,6 +132,7 @@ def list_(app: App) -> int:
     examples=[
         ("A key for another host, which gets the file:", "criuctl key add --key-file /media/stick/beta.key --label beta"),
         ("A passphrase:", "criuctl key add --passphrase"),
+        ("For a host that shall only add checkpoints:", "criuctl key add --write-only /media/stick/web1.key --label web1"),
         ("A key file for this host, after the recovery key has opened the store:", "CRIUCTL_KEY_FILE=- criuctl key add"),
     ],
     exits=_EXITS,
@@ -129,18 +144,46 @@ def list_(app: App) -> int:
     type=_FILE,
     help="The key in this file, which is made if it does not exist.  [default: this host's, in the configured key_dir]",
 )
+@click.option(
+    "--write-only",
+    metavar="PATH",
+    type=_FILE,
+    help="Make the key of a write-only host in this file; it opens nothing of the others.  [default: a key that opens the store]",
+)
 @_PASSPHRASE
 @_PASSPHRASE_FILE
 @_LABEL
 @pass_app
-def add(app: App, /, key_file: Path | None, passphrase: bool, passphrase_file: Path | None, label: str) -> int:
+def add(
+    app: App,
+    /,
+    key_file: Path | None,
+    write_only: Path | None,
+    passphrase: bool,
+    passphrase_file: Path | None,
+    label: str,
+) -> int:
     """Lets one more key open the store. It is seen to do so before the store is changed.
 
     A new key file is written first, mode 0600; bring it to the key_dir of the host that shall use it, under the name
     STORE-ID.key.
-    """
-    from ...ops.storekeys import key_add
 
+    The file of --write-only goes there, too, on the host that it is for, and nowhere else: each such host has one of its own.
+    That host dumps, snapshots and restores as any other; but it can read only what it has stored itself, while it has the
+    file STORE-ID.WRITER.domain that it makes beside the key at its first dump. list tells how many checkpoints are
+    others'; what needs those says so (exit 8). gc and the key commands are refused there (exit 9). It sees the names of
+    sessions only as far as it can guess them. A session that another host has taken over it does not get back
+    (exit 9), since it cannot read the lease. key remove ends its right to write as far as criuctl there is concerned: if the
+    host was broken into, withdraw its credentials for the store as well, and restore nothing that it has stored since.
+    """
+    from ...ops.storekeys import NewKey, key_add
+
+    if write_only is not None:
+        if key_file is not None or passphrase or passphrase_file is not None:
+            raise click.UsageError("--write-only excludes --key-file, --passphrase and --passphrase-file")
+        done = key_add(app.config, NewKey(write_only, label=label, write_only=True))
+        what = f"The key in {printable(done.file)} ({done.added[0]}) lets a host add to {printable(done.store)}"
+        return _emit(app, done, [f"{what} and read its own.", f"Bring it to that host's key_dir as {done.id}.key."])
     done = key_add(app.config, _new(key_file, passphrase, passphrase_file, label))
     what = f"The key in {printable(done.file)}" if done.file else "The passphrase"
     return _emit(app, done, [f"{what} ({done.added[0]}) opens {printable(done.store)}."])
@@ -171,7 +214,7 @@ def add(app: App, /, key_file: Path | None, passphrase: bool, passphrase_file: P
 )
 @pass_app
 def remove(app: App, /, ref: str, other_key_file: Path | None, other_passphrase_file: Path | None) -> int:
-    """Lets a key open the store no more. No file is removed.
+    """Lets a key open the store no more, or a write-only host add to it. No file is removed.
 
     The last key is never removed, and the one that opened the store only if another one is shown (exit 9). What has the
     store open goes on until it opens it again. A removed key that was kept goes on opening copies of the store from
@@ -184,7 +227,13 @@ def remove(app: App, /, ref: str, other_key_file: Path | None, other_passphrase_
 
     phrase = read_passphrase(other_passphrase_file) if other_passphrase_file is not None else None
     done = key_remove(app.config, ref, other_key_file=other_key_file, other_passphrase=phrase)
-    return _emit(app, done, [f"The key {done.removed[0]} does not open {printable(done.store)} any more.", _HONEST])
+    lines = [f"The key {done.removed[0]} does not open {printable(done.store)} any more.", _HONEST]
+    if done.removed_writer:
+        lines = [
+            f"The write-only host {done.removed[0]} adds nothing to {printable(done.store)} any more, if its criuctl obeys.",
+            "If it was broken into, withdraw its credentials for the store, and restore nothing that it has stored since.",
+        ]
+    return _emit(app, done, lines)
 
 
 @page(

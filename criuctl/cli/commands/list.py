@@ -8,7 +8,7 @@ from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..pages import page
 from ..streams import tell
-from ..text import Column, age, labels, printable, size
+from ..text import Column, age, labels, plural, printable, size
 
 _COLUMNS = (
     Column("checkpoint"),
@@ -38,7 +38,8 @@ def list_(app: App, name: str | None) -> int:
     MEMORY is the memory of the tree at the dump, STORED what this dump added to the store after deduplication and
     compression.
 
-    A checkpoint whose manifest cannot be read is told on standard error, and the exit status is 11.
+    A checkpoint whose manifest cannot be read is told on standard error, and the exit status is 11. A write-only host lists
+    its own checkpoints, and tells on standard error how many there are of others, which it may not read.
     """
     from ...ops.inspect import list_checkpoints
 
@@ -59,4 +60,6 @@ def list_(app: App, name: str | None) -> int:
     app.emit_table(found, _COLUMNS, rows, empty="no checkpoints", brief=lambda: "\n".join(s["id"] for s in found))
     for error in listing.unreadable:
         tell(f"criuctl: warning: {printable(error.message)}")
+    if listing.hidden:
+        tell(f"criuctl: {plural(listing.hidden, 'checkpoint')} of other hosts, which this write-only host may not read")
     return DEGRADED if listing.unreadable else 0

@@ -53,6 +53,8 @@ def _sealed(body: dict[str, Any]) -> str:
         return f"encrypted, opened by the passphrase from {printable(key['source'])}"
     if key["kind"] == "recovery":
         return f"encrypted, opened by the recovery key from {printable(key['source'])}"
+    if key["kind"] == "writer":
+        return f"encrypted, this host is write-only: key in {printable(key['file'])}"
     return f"encrypted, {'exported ' if key['kind'] == 'master' else ''}key in {printable(key['file'])}"
 
 
@@ -137,6 +139,7 @@ def info(app: App) -> int:
 def _described(body: dict[str, Any]) -> str:
     can, taken, ratios = body["capabilities"], body["bytes"], body["ratios"]
     unreadable = f", and {body['unreadable']} that cannot be read" if body["unreadable"] else ""
+    unreadable += f", and {body['hidden']} of other hosts, which this one may not read" if body["hidden"] else ""
     conditional = "conditional: several hosts may write at a time"
     rows = [
         ("store", printable(body["store"])),

@@ -13,11 +13,11 @@ import pytest
 from support import checkpoints as kit
 from support import golden
 
-from criuctl.checkpoint import chunks, codec, index, leases, objects, packs
+from criuctl.checkpoint import chunks, codec, index, leases, objects, packs, writers
 from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.manifest import Manifest
 from criuctl.checkpoint.repository import Repository
-from criuctl.errors import Damaged
+from criuctl.errors import Damaged, DataError
 from criuctl.report import Reporter
 from criuctl.store import archive
 from criuctl.store.local import LocalStore
@@ -32,7 +32,7 @@ def validate(manifest: Any) -> None:
 
 
 def test_there_are_golden_checkpoints() -> None:
-    assert {"1", "1-layers"} <= set(VERSIONS)
+    assert {"1", "1-layers", "1-writers"} <= set(VERSIONS)
 
 
 @pytest.mark.parametrize("kind", ["plain", "encrypted"])
@@ -61,6 +61,24 @@ def test_golden_checkpoints_are_read(tmp_path: Path, version: str, kind: str) ->
         assert Collection(repository, Reporter(), grace=0).run().lost == 0
         for summary in repository.list():
             repository.verify(repository.manifest(summary), Reporter())
+
+
+def test_the_golden_write_only_host_reads_its_own_and_goes_on(tmp_path: Path) -> None:
+    source = golden.FOLDER / "1-writers"
+    shutil.copytree(source / "encrypted", tmp_path / "store")
+    shutil.copytree(source / golden.WRITER, tmp_path / "keys")
+    for file in (tmp_path / "keys").iterdir():
+        file.chmod(0o600)
+    expected = json.loads((source / "expected.json").read_text())["encrypted"]
+    hidden: list[DataError] = []
+    with Repository.open(LocalStore(str(tmp_path / "store")), kit.config(tmp_path)) as repository:
+        (mine,) = repository.list(hidden=hidden)
+        manifest = repository.manifest(mine)
+        assert json.loads(json.dumps(golden.describe(repository, manifest))) == expected[-1] and len(hidden) == len(expected) - 1
+        repository.verify(manifest, Reporter())
+        before = repository.index.pack_sizes()
+        kit.check(repository, kit.write(repository, golden.contents()[1], session="golden"), golden.contents()[1])
+        assert repository.index.pack_sizes() == before  # it knows all that it has stored
 
 
 def test_the_schema_is_one() -> None:
@@ -117,6 +135,7 @@ def test_the_specification_tells_the_sizes_that_the_code_uses() -> None:
         "pack_footer": packs.FOOTER.size,
         "object_header": objects.HEADER.size,
         "segment_pack": index.PACK.size,
+        "writer_domain": writers.WRAPPED.size,
         "list_entry": chunks.ENTRY.size,
         "run": chunks.RUN.size,
         "archive_header": archive.HEADER.size,
@@ -124,3 +143,5 @@ def test_the_specification_tells_the_sizes_that_the_code_uses() -> None:
     }
     for context in codec.CONTEXTS:
         assert f"`{context}`" in text
+    for context in writers.CONTEXTS:
+        assert f'derive_key("{context}"' in text
