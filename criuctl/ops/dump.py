@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint import leases
 from ..checkpoint.manifest import ConnectionRecord, FileRecord, Manifest, PredicateRecord
@@ -52,13 +52,14 @@ from .fencing import Home
 from .holders import DumpedHolder
 from .host import host_id
 from .namespaces import NamespacePlan, plan_entry
-from .precopy import Round
-from .precopy import precopy as store_ahead
 from .preflight import look_at
 from .registry import Registry, SessionRecord, boot_id, exclusive, exclusive_session, forget_stale_locks
 from .standdown import stopping
 from .target import resolve_target
 from .terminals import DumpedTerminals
+
+if TYPE_CHECKING:
+    from .precopy import Round
 
 _GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
 
@@ -176,6 +177,8 @@ def dump(
         try:
             files.store_ahead(work.writer, root.pid, work.binaries)
             if precopy:
+                from .precopy import precopy as store_ahead
+
                 work.rounds = store_ahead(work.writer, root.pid, reporter)
                 if delivery is not None:
                     work.writer.hurry()

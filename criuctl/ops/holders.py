@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.manifest import HolderRecord, Manifest, TerminalRecord
 from ..checkpoint.reader import CheckpointReader
@@ -27,12 +27,12 @@ from ..proc import command, terminalkeeper
 from ..proc.namespaces import ns_pids
 from ..proc.tree import ProcessIdentity, wait_ended
 from ..session import sessions
-from ..session.client import Session
-from ..session.launch import HolderSpec, start_holder
 from ..session.protocol import RESTORES
-from ..session.spawn import Inside
-from ..session.terminal import Pty
 from .registry import SessionRecord
+
+if TYPE_CHECKING:
+    from ..session.client import Session
+    from ..session.terminal import Pty
 
 _STREAM = ("scrollback",)
 _GONE = 10.0  # seconds for a holder that was told to end
@@ -47,6 +47,8 @@ class DumpedHolder:
         state = sessions.state_of(config, session.name)
         if state is None or not state["holder_alive"] or (state["pid"], state["start_time"]) != (root.pid, root.start_time):
             return
+        from ..session.client import Session  # most trees have no holder
+
         connection = Session.connect(session.name, config=config, kind="service", operator="criuctl-dump", role="admin")
         stack.callback(connection.close)
         self._session = connection
@@ -172,6 +174,8 @@ class RestoredHolder:
         self.shown = self._inside(private)
 
     def _connect(self, name: str) -> Session:
+        from ..session.client import Session
+
         return Session.connect(name, config=self._config, kind="service", operator=RESTORES, role="admin")
 
     def _dismiss(self, name: str, holder: ProcessIdentity) -> None:
@@ -181,6 +185,8 @@ class RestoredHolder:
         wait_ended([holder], _GONE)
 
     def _start(self, reader: CheckpointReader) -> None:
+        from ..session.launch import HolderSpec, start_holder
+
         m = self._manifest
         held = m.holder or HolderRecord(command=m.root.argv if m.root is not None else ())
         main = main_terminal(m.terminals)
@@ -217,6 +223,8 @@ class RestoredHolder:
         """Write the folder that the session looks into; what its namespaces must show where."""
         if self._manifest.holder is None:
             return None
+        from ..session.spawn import Inside
+
         inside = Inside.of(self._config.run_dir, self._record.name, private=private)
         restored = {"checkpoint": self._manifest.id, "host": self._manifest.host.name, "created": self._manifest.created}
         inside.write(self._record.name, self._record.id, self._record.incarnation, restored)
