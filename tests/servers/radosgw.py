@@ -22,7 +22,8 @@ _PACKAGES = "the Debian packages radosgw, ceph-osd and ceph-mon"
 _ATTEMPTS = 3  # a port that was free may be taken a moment later
 
 # osd_class_update_on_start and osd_crush_update_on_start start helpers that fail outside an installed cluster and then
-# kill the OSD.  paxos_propose_interval and the small numbers are for a quick start.
+# kill the OSD.  paxos_propose_interval and the small numbers are for a quick start.  A gateway that is killed is forgotten after
+# osd_client_watch_timeout: until then (30 s by default) its successor waits for it to acknowledge every change of a bucket.
 _CONF = """\
 [global]
 fsid = {fsid}
@@ -50,6 +51,8 @@ log_file = {folder}/log/$name.log
 log_to_stderr = false
 crash_dir = {folder}/log
 heartbeat_file =
+osd_client_watch_timeout = 4
+objecter_tick_interval = 0.5
 keyring = {folder}/keyring
 [mon]
 mon_data = {folder}/mon
