@@ -295,10 +295,14 @@ class RestoredHolder:
     def _leave(self) -> None:
         if self._session is None:
             return
+        started: list[ProcessIdentity] = []
         if self._started and not self._adopted:
+            state = sessions.state_of(self._config, self._record.name)
+            started = [ProcessIdentity(**state["holder"])] if state is not None and state["holder_alive"] else []
             with suppress(CriuctlError):
                 self._session.request("shutdown", force=True)
         self._session.leave()
+        wait_ended(started, _GONE)  # the name is free when it is gone
 
 
 def _inner(paused: dict[str, Any] | None) -> dict[str, Any] | None:
