@@ -409,9 +409,10 @@ class _Dump:
 
     def forget_lock(self) -> None:
         """Take down CRIU's lock on the connections: CRIU does so itself, unless it ended the tree or was killed."""
-        if self.lock_table():
+        table = self.lock_table()
+        if table:
             try:
-                netfilter.delete_table(self.lock_table(), self.net_socket)
+                netfilter.delete_table(table, self.net_socket)
             except CriuctlError as error:
                 self.reporter.warning(error.message, error.hint)
 
