@@ -329,7 +329,8 @@ def _why_not(known: Mapping[str, Any]) -> str:
         return f"session {name!r} has ended with exit code {known['exit_code']}"
     if state == "running":
         return f"session {name!r} runs as PID {known['pid']}, without a terminal of criuctl's"
-    return f"session {name!r} is lost: {known.get('reason') or 'its holder ended without a word'}"
+    ended = "its holder ended without a word" if known["created"] else "it ended, and as it had no holder nobody saw how"
+    return f"session {name!r} is lost: {known.get('reason') or ended}"
 
 
 @events.recorded("kill", events.killed, about=events.of_session)

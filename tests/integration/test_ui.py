@@ -381,6 +381,8 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
             expect(page.locator("[data-session=web] .pill")).to_have_text("paused", timeout=PATIENCE)
             operators("kill", "web", "--timeout", 0)
             expect(page.locator("[data-session=web] .pill")).to_contain_text("exited", timeout=PATIENCE)
+            page.goto(f"{served.root}/#/s/web/checkpoints")
+            expect(page.locator("[data-action=restore]")).to_be_visible(timeout=PATIENCE)
             page.evaluate("localStorage.clear()")
             page.reload()
             expect(page.get_by_label("token")).to_be_visible(timeout=PATIENCE)

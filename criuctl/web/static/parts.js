@@ -106,7 +106,11 @@ const ACTIONS = {
     action: "Dump and end it",
     danger: true,
   },
-  restore: { title: "Restore", text: (name) => `${name} is brought back to life on this host.`, action: "Restore" },
+  restore: {
+    title: "Restore",
+    text: (name) => `${name} is brought back to life on this host, as it was when the checkpoint was taken.`,
+    action: "Restore",
+  },
 };
 
 function outcome(action, name, body) {

@@ -60,7 +60,7 @@ export function sessionView(page, name, tab, about) {
     if (LIVES.has(body.state)) {
       if (body.holder) found.push(actionButton(body.state === "paused" ? "resume" : "pause", name));
       found.push(actionButton("snapshot", name), actionButton("dump", name));
-    } else if (body.checkpoint && body.state === "checkpointed" && !body.moved_to) {
+    } else if (body.checkpoint && !body.moved_to) {
       found.push(actionButton("restore", name, { more: { checkpoint: body.checkpoint } }));
     }
     return found;
