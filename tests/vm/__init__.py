@@ -5,12 +5,15 @@ systemd, a power plug and a network cable.  What is done, is done by the command
 from outside, by this machine, which neither host can lie to.
 
     machine.py   one QEMU machine: its power, its cable, commands on it
-    lab.py       two of them, ``alpha`` and ``beta``, made one like the other by scripts/setup
+    base.py      what every lab has: disks, and criuctl by scripts/setup
+    lab.py       two machines, ``alpha`` and ``beta``, made one like the other
     teller.py    the program that moves: it counts, listens, remembers
     outside.py   what is heard of the tellers
     checks.py    what must be so
+    alone.py     one machine, ``sigma``, for ``scripts/vm-test systemd``
+    systemd.py   what must be so on it: timers, units, logins, a reboot, a power cut
     hold.py      criuctl, held at a step
-    result.py    the table, and RESULT.md
+    result.py    the table, RESULT.md and SYSTEMD.md
 
 Nothing in this folder is collected by pytest.
 """

@@ -15,14 +15,22 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from .alone import Alone
+from .base import PROJECT
 from .checks import Checks
-from .lab import PROJECT, Lab
+from .lab import Lab
 from .machine import VmError
 from .outside import Observer
 from .result import Result, Row, today
+from .systemd import SystemdChecks
 
-RESULT = Path(__file__).with_name("RESULT.md")
-CHECKS = [name for name in vars(Checks) if name.startswith(("it_", "the_", "a_", "an_", "pre_", "nothing_"))]
+
+def checks_of(kind: type[Checks] | type[SystemdChecks]) -> list[str]:
+    """The names of its checks, in order; the first sets up."""
+    return [name for name in vars(kind) if name.startswith(("it_", "the_", "a_", "an_", "pre_", "nothing_"))]
+
+
+MIGRATIONS, SYSTEMD = checks_of(Checks), checks_of(SystemdChecks)
 
 
 def run(arguments: argparse.Namespace, result: Result) -> None:
@@ -30,30 +38,32 @@ def run(arguments: argparse.Namespace, result: Result) -> None:
     result.facts |= {"Date": today(), "Commit": commit()}
     result.facts["Processor"] = "KVM" if arguments.kvm else "emulated (QEMU, TCG), one each"
     began = time.monotonic()
+    kind = Alone if arguments.systemd else Lab
     with (
         tempfile.TemporaryDirectory(prefix="criuctl-vm-", dir=arguments.work) as name,
         Observer() as observer,
-        Lab(Path(name), arguments.image, arguments.key, arguments.prepared, kvm=arguments.kvm) as lab,
+        kind(Path(name), arguments.image, arguments.key, arguments.prepared, kvm=arguments.kvm) as lab,
     ):
         seconds = lab.prepare()
         if seconds is not None:
             print(f"scripts/setup on a plain Debian took {seconds:.0f} s; kept for later runs", flush=True)
             result.facts["Set-up on a plain Debian"] = f"{seconds:.0f} s"
         booted = lab.boot()
-        print(f"both machines are up after {booted:.0f} s", flush=True)
-        result.facts["Boot of both"] = f"{booted:.0f} s"
-        checks = Checks(lab, observer, result)
-        for check in [name for name in CHECKS if not arguments.checks or name in (CHECKS[0], *arguments.checks)]:
+        print(f"up after {booted:.0f} s", flush=True)
+        result.facts["Boot" if arguments.systemd else "Boot of both"] = f"{booted:.0f} s"
+        checks = SystemdChecks(lab, observer, result) if isinstance(lab, Alone) else Checks(lab, observer, result)
+        known = SYSTEMD if arguments.systemd else MIGRATIONS
+        for check in [name for name in known if not arguments.checks or name in (known[0], *arguments.checks)]:
             row = one(checks, check)
             result.rows.append(row)
             print(f"{'good' if row.good else 'BAD '} {row.seconds:6.1f} s  {row.name}: {row.seen}", flush=True)
-            if not row.good and check == CHECKS[0]:
+            if not row.good and check == known[0]:
                 break
     result.facts["All of it"] = f"{time.monotonic() - began:.0f} s"
 
 
-def one(checks: Checks, name: str) -> Row:
-    """One check, and both machines up and linked after it, however it ended."""
+def one(checks: Checks | SystemdChecks, name: str) -> Row:
+    """One check, and all machines ready for the next one after it, however it ended."""
     began = time.monotonic()
     words = name.replace("_", " ").replace("pre copy", "pre-copy")
     try:
@@ -61,10 +71,7 @@ def one(checks: Checks, name: str) -> Row:
     except Exception as error:
         good = False
         seen = str(error) if isinstance(error, VmError) else traceback.format_exc()
-        for machine in checks.lab.both:
-            if not machine.powered():
-                checks.reboot(machine)
-            machine.cable(plugged=True)
+        checks.recover()
     return Row(words, good, time.monotonic() - began, seen)
 
 
@@ -81,18 +88,22 @@ def stop(number: int, _frame: FrameType | None) -> NoReturn:
 
 def main(words: Sequence[str] | None = None) -> int:
     """0 if all is good, else 1."""
-    parser = argparse.ArgumentParser(prog="scripts/vm-test", description="Migrations between two real machines (QEMU).")
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help="only these checks, and set-up; RESULT.md is left alone then")
+    parser = argparse.ArgumentParser(prog="scripts/vm-test", description="Checks on real machines (QEMU).")
+    parser.add_argument("checks", nargs="*", metavar="CHECK", help="only these, and set-up; no file is written then")
     parser.add_argument("--list", action="store_true", help="name the checks")
     parser.add_argument("--image", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--prepared", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--key", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, default=Path(os.environ.get("TMPDIR", "/var/tmp")), help=argparse.SUPPRESS)
     arguments = parser.parse_args(words)
+    arguments.systemd = arguments.checks[:1] == ["systemd"]
+    if arguments.systemd:
+        del arguments.checks[0]
+    known = SYSTEMD if arguments.systemd else MIGRATIONS
     if arguments.list:
-        print("\n".join(CHECKS))
+        print("\n".join([*MIGRATIONS, *(f"systemd {name}" for name in SYSTEMD)]))
         return 0
-    if unknown := set(arguments.checks) - set(CHECKS):
+    if unknown := set(arguments.checks) - set(known):
         parser.error(f"there is no check {', '.join(unknown)}; --list names them")
     arguments.kvm = os.environ.get("CRIUCTL_KVM") == "1"
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -106,7 +117,8 @@ def main(words: Sequence[str] | None = None) -> int:
     finally:
         print("\n" + result.table())
         if result.rows and not arguments.checks:
-            result.write(RESULT)
+            file, word = ("SYSTEMD.md", " systemd") if arguments.systemd else ("RESULT.md", "")
+            result.write(Path(__file__).with_name(file), f"scripts/vm-test{word}")
     return 0 if result.good else 1
 
 

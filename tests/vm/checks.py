@@ -58,6 +58,13 @@ class Checks:
         self.lab, self.observer, self.result = lab, observer, result
         self.alpha, self.beta = lab.both
 
+    def recover(self) -> None:
+        """After a check that failed: both machines are up and linked."""
+        for machine in self.lab.both:
+            if not machine.powered():
+                self.reboot(machine)
+            machine.cable(plugged=True)
+
     # -- the parts of checks -------------------------------------------------------------------------------
 
     @contextmanager

@@ -101,6 +101,16 @@ class Machine:
             self._master.wait()
         self._path("ssh").unlink(missing_ok=True)
 
+    def reboot(self) -> None:
+        """As `systemctl reboot` does it, until the machine is off; `power_on` goes on from there."""
+        assert self._qemu is not None
+        self.start("systemctl reboot").communicate(timeout=COMMAND)
+        try:
+            self._qemu.wait(BOOT)
+        except subprocess.TimeoutExpired:
+            raise VmError(f"{self.name} did not shut down in {BOOT:.0f} s; its console: {self._console()}") from None
+        self.pull_plug()
+
     def cable(self, *, plugged: bool) -> None:
         """Of the card to the other machine."""
         self._monitor("set_link", {"name": "cable", "up": plugged})
@@ -111,10 +121,10 @@ class Machine:
 
     # -- commands ------------------------------------------------------------------------------------------
 
-    def start(self, command: str, **pipes: Any) -> subprocess.Popen[str]:
-        """Begin a shell command on it."""
+    def start(self, command: str, *, options: Sequence[str] = (), **pipes: Any) -> subprocess.Popen[str]:
+        """Begin a shell command on it; `options` of ssh come before the usual ones."""
         wanted: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | pipes
-        return subprocess.Popen([*self._ssh(), command], text=True, errors="replace", start_new_session=True, **wanted)
+        return subprocess.Popen([*self._ssh(options), command], text=True, errors="replace", start_new_session=True, **wanted)
 
     def sh(self, command: str, *, timeout: float = COMMAND, check: bool = True) -> str:
         """What a shell command prints; `Failed` if it ends with another code than 0."""
@@ -136,6 +146,11 @@ class Machine:
         out = self.sh(command, timeout=timeout)
         return json.loads(out) if out.strip() else {}
 
+    def login(self, command: str, *, terminal: bool = False) -> subprocess.Popen[str]:
+        """Begin a shell command in a login of its own, with a terminal or not; it is over when the command is."""
+        options = ["-o", "ControlPath=none", *(["-tt"] if terminal else [])]
+        return self.start(command, options=options)
+
     def feed(self, command: str, data: bytes) -> None:
         """Run a shell command that reads this."""
         done = subprocess.run([*self._ssh(), command], input=data, capture_output=True, timeout=COMMAND, check=False)
@@ -146,8 +161,8 @@ class Machine:
         """Put a file there."""
         self.feed(f"umask 77; cat >{shlex.quote(path)} && chmod {mode} {shlex.quote(path)}", text.encode())
 
-    def _ssh(self) -> list[str]:
-        return ["setpriv", "--pdeathsig", "KILL", "ssh", *self._ssh_options(), "-p", str(self._port), "root@127.0.0.1"]
+    def _ssh(self, more: Sequence[str] = ()) -> list[str]:
+        return ["setpriv", "--pdeathsig", "KILL", "ssh", *more, *self._ssh_options(), "-p", str(self._port), "root@127.0.0.1"]
 
     def _ssh_options(self) -> list[str]:
         options = {

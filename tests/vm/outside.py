@@ -50,6 +50,11 @@ class Observer:
             told = self._told.get(name, Told())
             return Told(list(told.numbers), list(told.hosts))
 
+    def forget(self, name: str) -> None:
+        """What it has told until now counts no more."""
+        with self._lock:
+            self._told.pop(name, None)
+
     def wait_heard(self, name: str, host: str, count: int = 5) -> None:
         """Wait until `count` more numbers were told, and on that host."""
         before = len(self.told(name).numbers)

@@ -1,4 +1,4 @@
-"""The outcome of a run: a table for the terminal, and RESULT.md, which is written by it and never by hand."""
+"""The outcome of a run: a table for the terminal, and a file, RESULT.md or SYSTEMD.md, written by it and never by hand."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Result:
         lines = [f"{'good' if r.good else 'BAD '}  {r.name:{width}}  {r.seconds:6.1f} s  {r.seen}" for r in self.rows]
         return "\n".join([*lines, f"{sum(r.good for r in self.rows)} of {len(self.rows)} checks are good"])
 
-    def write(self, path: Path) -> None:
-        """RESULT.md."""
+    def write(self, path: Path, command: str) -> None:
+        """The file that tells of the last run of this command."""
         lines = [
-            "# The last run of scripts/vm-test",
+            f"# The last run of {command}",
             "",
             "Written by the run itself; what is done and why stands in `tests/vm/`.",
             "",

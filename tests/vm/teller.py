@@ -1,6 +1,6 @@
 """Runs on the machines: counts, tells each number to the machine outside, answers over TCP, and remembers its memory.
 
-    teller.py NAME ADDRESS PORT MIB         listens on 7070
+    teller.py NAME ADDRESS PORT MIB [LISTEN]         listens on 7070, or there
 
 Each number goes out in a datagram ``NAME NUMBER HOST``: a copy that runs beside another tells a number twice, one that is lost
 is heard of no more.  MIB of memory are filled at the start and summed up; the first twentieth of it is then rewritten all the
@@ -17,6 +17,7 @@ import time
 import zlib
 
 name, address, port, mib = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+own = int(sys.argv[5]) if len(sys.argv) > 5 else 7070
 heap = bytearray(os.urandom(1 << 20) * mib)
 for start in range(0, len(heap), 4096):  # no two pages are the same
     heap[start : start + 8] = start.to_bytes(8, "little")
@@ -37,7 +38,7 @@ def serve(client: socket.socket) -> None:
 
 def listen() -> None:
     """Take clients for ever."""
-    with socket.create_server(("0.0.0.0", 7070)) as listener:
+    with socket.create_server(("0.0.0.0", own)) as listener:
         while True:
             client, _ = listener.accept()
             threading.Thread(target=serve, args=(client,), daemon=True).start()
