@@ -500,6 +500,19 @@ REFUSED = [
         also=("terminal-outside",),
     ),
     case(
+        "terminal-alias",  # screen with a `sh` in it
+        "m, s = os.openpty(); r, w = os.pipe(); pid = os.fork()\n"
+        "if pid == 0:\n os.close(READY); os.close(m); os.setsid(); fcntl.ioctl(s, 0x540E, 0); os.close(s)\n"
+        " s = os.open('/dev/tty', os.O_RDWR); os.close(w); sleep()\n"
+        "os.close(s); os.close(w); os.read(r, 1); os.close(r)",
+        "terminal-alias",
+    ),
+    case(
+        "many-pipes",
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096)); p = [os.pipe() for _ in range(1025)]",
+        "many-pipes",
+    ),
+    case(
         "terminal-names",
         "m, s = outside(os.openpty); os.close(m); m2, s2 = os.openpty(); r, w = os.pipe()\n"
         "fcntl.ioctl(s, 0x540E, 0); f = os.open('/dev/tty', os.O_RDWR); pid = os.fork()\n"

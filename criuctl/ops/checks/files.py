@@ -23,6 +23,7 @@ _PTS_MAJOR, _USB_SERIAL, _LOW_DENSE_SERIAL = 136, 188, 204
 _PTM_MAJORS = range(128, 136)
 _PIDFD_THREAD = os.O_EXCL
 _GHOST_MAXIMUM = (1 << 32) - 1  # CRIU's limit is an unsigned 32-bit number
+_PIPES = 1024  # CRIU's NR_PIPES_WITH_DATA
 _BLOCK = 512
 _MIB = 1 << 20
 
@@ -46,6 +47,24 @@ def check_descriptors(scene: Scene) -> Iterator[Finding]:
             continue
         told.add(key)
         yield from _descriptor(scene, process, d)
+    yield from _many_pipes(scene)
+
+
+def _many_pipes(scene: Scene) -> Iterator[Finding]:
+    """CRIU keeps account of so many pipes that somebody could read from, and of so many FIFOs."""
+    pipes: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
+    for _process, d in scene.descriptors():
+        if d.kind == "pipe" and d.flags & os.O_ACCMODE != os.O_WRONLY:
+            pipes[d.target.startswith("pipe:")].add((d.device, d.inode))
+    for unnamed, found in pipes.items():
+        if len(found) > _PIPES:
+            yield Finding(
+                "error",
+                "many-pipes",
+                f"the tree has {len(found)} {'pipes' if unnamed else 'FIFOs'} open for reading; CRIU can save {_PIPES}",
+                "Have the program use fewer (sockets are not limited), or end some of its workers before the dump.",
+                pid=scene.root.pid,
+            )
 
 
 def _error(process: Process, d: Descriptor, code: str, text: str, hint: str) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...proc.tty import Terminal, master_index, path_holders
+from ...proc.tty import master_index, path_holders
 from ...report import Finding
 from .scene import Scene
 
@@ -29,14 +29,17 @@ def check_terminals(scene: Scene) -> Iterator[Finding]:
                 f"the terminal {name} controls the tree, though no descriptor of it is open; a restore comes without",
                 pid=scene.root.pid,
             )
-    yield from _several_meanings(scene, outside)
+    if any(t.aliases for t in outside):
+        yield from _several_meanings(scene)
+    else:
+        yield from _aliases_inside(scene)
     yield from _masters_alone(scene)
 
 
-def _several_meanings(scene: Scene, outside: list[Terminal]) -> Iterator[Finding]:
+def _several_meanings(scene: Scene) -> Iterator[Finding]:
     """/dev/tty is one name to CRIU, whatever terminal each process means by it."""
     inside = [t for t in scene.terminals if t.aliases and t.master_inside]
-    if inside and any(t.aliases for t in outside):
+    if inside:
         pid, fd, _dev = inside[0].aliases[0]
         yield Finding(
             "error",
@@ -46,6 +49,29 @@ def _several_meanings(scene: Scene, outside: list[Terminal]) -> Iterator[Finding
             pid=pid,
             fd=fd,
         )
+
+
+def _aliases_inside(scene: Scene) -> Iterator[Finding]:
+    """/dev/tty of a terminal inside the tree: CRIU takes it only from who has that terminal's first descriptor in the tree."""
+    order = {process.pid: n for n, process in enumerate(scene.tree)}
+    for terminal in scene.terminals:
+        if not terminal.master_inside or terminal.hung_up:
+            continue
+        first = min((*terminal.masters, *terminal.holders), key=lambda holder: order[holder[0]])[0]
+        for pid, fd, _dev in terminal.aliases:
+            if pid != first:
+                name = terminal.path or f"/dev/pts/{terminal.index}"
+                yield Finding(
+                    "error",
+                    "terminal-alias",
+                    f"{scene.by_pid[pid]} has its terminal {name} open as /dev/tty, and {scene.by_pid[first]} its other end; "
+                    "CRIU cannot save that of a terminal inside the tree",
+                    "Have the program close /dev/tty, or end it (of the shells, dash keeps it open, bash and zsh do not); or "
+                    "run it on a terminal of criuctl's (`criuctl run`).",
+                    pid=pid,
+                    fd=fd,
+                )
+                break
 
 
 def _masters_alone(scene: Scene) -> Iterator[Finding]:
