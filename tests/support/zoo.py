@@ -115,22 +115,51 @@ class Animal:
     def end(self, timeout: float = 60) -> None:
         """Kill the whole tree, however it forks, and wait until it is gone."""
         deadline = time.monotonic() + timeout
-        known = dict(self.identities())
+        known = self._held_still(min(timeout, 5))
         while known:
             for pid, started in list(known.items()):
-                known |= {p: start_time(p) for p in oracle.tree(pid)} if start_time(pid) == started else {}
+                known |= _below(pid) if start_time(pid) == started else {}
             for pid, started in list(known.items()):
-                if started is None or start_time(pid) != started:
+                if start_time(pid) != started:
                     del known[pid]
                 elif oracle.stat_of(pid)[:1] != ["Z"]:
-                    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-                        os.kill(pid, signal.SIGKILL)
+                    _signal(pid, signal.SIGKILL)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self!r} does not end: {known}")
             time.sleep(0.005)
 
+    def _held_still(self, patience: float) -> dict[int, int | None]:
+        """Stop every process of the tree, and then those that were forked meanwhile: PID and start time of each.
+
+        Who is killed one by one can fork in between, and what nobody has seen yet would be left without a parent.  A process
+        that cannot be stopped (it sleeps where no signal wakes it, or is frozen) cannot fork either, and is waited for briefly.
+        """
+        began = time.monotonic()
+        known: dict[int, int | None] = {}
+        while True:
+            roots = known or dict.fromkeys([self.pid] if self.alive() else [], self.start_time)
+            found = {p: t for pid, started in roots.items() if start_time(pid) == started for p, t in _below(pid).items()}
+            for pid in found.keys() - known.keys():
+                _signal(pid, signal.SIGSTOP)
+            states = {state for pid in found for state, *_ in oracle.turns(pid)} - set("TtZX")
+            enough = time.monotonic() - began > (patience if "R" in states else 0.3)
+            if (not states and found.items() <= known.items()) or enough:
+                return known | found
+            known |= found
+            time.sleep(0.001)
+
     def __repr__(self) -> str:
         return f"<{self.folder.name} {self.pid}>"
+
+
+def _below(pid: int) -> dict[int, int | None]:
+    """PID and start time of a process and of all under it."""
+    return {p: started for p in oracle.tree(pid) if (started := start_time(p)) is not None}
+
+
+def _signal(pid: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+        os.kill(pid, number)
 
 
 class Zoo:
