@@ -63,6 +63,7 @@ class Catalog:
         self._store = store
         self._sealer = sealer
         self._cache = cache
+        self.domains: dict[str, bytes] = {}  # checkpoint -> the domain of the write-only host that has stored it
         self._everything: frozenset[str] | None = None  # what the last listing of all sessions found
 
     def names(self, session: str | None = None) -> dict[str, int]:
@@ -89,6 +90,8 @@ class Catalog:
             except DataError as error:
                 unreadable.append(error)
             else:
+                if outline.domain:
+                    self.domains[summary.id] = outline.domain
                 found.append(summary.with_use(pinned=True) if summary.id in pinned else summary)
         return found
 

@@ -130,6 +130,10 @@ class Sealer:
         """The keys of the domain that the pack of this name is of; errors as `of`."""
         return self
 
+    def author(self, domain: bytes) -> str:
+        """The fingerprint of the write-only host that has made the domain, which was opened before."""
+        raise KeyError(domain)
+
     def of_list(self, name: str, *, shared: bool) -> Sealer:
         """What opens the list of packs `name`, which is sealed for all who may write, if `shared`; errors as `of`."""
         return self.of(b"", name)

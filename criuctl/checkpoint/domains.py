@@ -50,6 +50,7 @@ class StoreSealer(Sealer):
         self._writers = writers
         self._lock = threading.Lock()
         self._known: dict[bytes, Sealer] = {}  # replaced, never changed
+        self._authors: dict[bytes, bytes] = {}  # domain -> writer's id
         self._listed = False
 
     @property
@@ -72,6 +73,11 @@ class StoreSealer(Sealer):
             if domain.owns(pack):
                 return domain
         return self
+
+    def author(self, domain: bytes) -> str:
+        from .writers import writer_key
+
+        return writer_key(self._master, self._id, self._authors[domain]).fingerprint
 
     def of_list(self, name: str, *, shared: bool) -> Sealer:
         if not shared:
@@ -98,6 +104,7 @@ class StoreSealer(Sealer):
         with self._lock:
             self._writers = True
             self._known = {**self._known, domain: opened}
+            self._authors[domain] = writers.author(data)
         return opened
 
     def _learn(self) -> None:
@@ -162,6 +169,9 @@ class WriterSealer(Sealer):
         if not self.owns(pack):
             raise Foreign(f"pack {pack.hex()} was written by another host, and this write-only host has no key for it")
         return self
+
+    def author(self, domain: bytes) -> str:
+        return self._key.fingerprint
 
     def of_list(self, name: str, *, shared: bool) -> Sealer:
         return Sealer(self._key.lists, encrypted=True) if shared else self.of(b"", name)

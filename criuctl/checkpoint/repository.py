@@ -249,6 +249,18 @@ class Repository:
         """
         return self.catalog.resolve(ref)
 
+    def stored_by(self, checkpoint: str) -> dict[str, str] | None:
+        """Fingerprint and label of the write-only host that has stored the checkpoint, which was resolved or listed before.
+
+        None for one that a host with the store's key has stored.  Unlike the name of the host in the manifest this is proved.
+        """
+        domain = self.catalog.domains.get(checkpoint)
+        if domain is None:
+            return None
+        fingerprint = self.sealer.author(domain)
+        labels = [str(s.get("label", "")) for s in self.about.slots if s.get("fingerprint") == fingerprint]
+        return {"fingerprint": fingerprint, "label": next(iter(labels), "")}
+
     def manifest(self, ref: str | CheckpointSummary) -> Manifest:
         """The whole manifest; `Damaged`, `UnsupportedFormat`, `NoSuchCheckpoint`."""
         summary = self.resolve(ref) if isinstance(ref, str) else ref

@@ -168,6 +168,12 @@ def unwrap(master: bytes, store_id: str, name: str, data: bytes) -> bytes:
         raise _broken(name) from None
 
 
+def author(data: bytes) -> bytes:
+    """The id of the writer that has made the object of a domain, which was unwrapped before."""
+    writer: bytes = WRAPPED.unpack(data)[4]
+    return writer
+
+
 def _pair(master: bytes) -> Any:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 

@@ -77,6 +77,7 @@ class Shown:
     maps: dict[int, list[dict[str, Any]]] = field(default_factory=dict)  # by index into manifest.memory
     environments: dict[int, Variables] | None = None  # by the tree's own PIDs
     values: bool = False  # of variables, too
+    writer: dict[str, str] | None = None  # the write-only host that has stored it: fingerprint, label
     predicates: tuple[Verdict, ...] = ()  # what has become of what it requires, as far as no command must be run for it
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,6 +106,7 @@ class Shown:
             "created": m.created,
             "store": self.store,
             "host": machine["name"],
+            "writer": self.writer,
             "machine": {k: v for k, v in machine.items() if k != "name"},
             "labels": body["labels"],
             "pinned": m.pinned,
@@ -166,11 +168,12 @@ def _look(config: Config, ref: str, maps: bool, env: bool, reporter: Reporter) -
             reader = repository.reader(reporter)
             for i, image in enumerate(manifest.memory):
                 found[i] = page_entries(reader.read(image.entries), manifest.host.page_size)
+        writer = repository.stored_by(manifest.id)
         if not env:
-            return Shown(manifest, url, found)
+            return Shown(manifest, url, found, writer=writer)
         from .contents import environments
 
-        return Shown(manifest, url, found, environments=environments(manifest, repository.reader(reporter)))
+        return Shown(manifest, url, found, environments(manifest, repository.reader(reporter)), writer=writer)
 
 
 def page_entries(packed: bytes, page_size: int) -> list[dict[str, Any]]:

@@ -66,6 +66,8 @@ def test_a_write_only_host_stores_what_others_restore_and_reads_its_own(
     second = trip.dump(restored, "--name", "web")
     on("owner")
     third = trip.dump(trip.restore(second, restored), "--name", "web")
+    assert criuctl("show", "web@2")["writer"] == {"label": "web1", "fingerprint": added["added"][0]}
+    assert criuctl("show", "web")["writer"] is None
     kinds = {one["kind"]: one for one in criuctl("key", "list")}
     assert (kinds["writer"]["label"], kinds["writer"]["fingerprint"]) == ("web1", added["added"][0])
     on("writer")

@@ -30,6 +30,12 @@ def _origin(origin: Any) -> Iterator[tuple[str, str]]:
         yield "imported", f"it was {told[0]}@{told[1]} of store {told[2][:12]}"
 
 
+def _writer(told: dict[str, str] | None) -> Iterator[tuple[str, str]]:
+    if told is not None:
+        label = f" {printable(told['label'])}" if told["label"] else ""
+        yield "stored by", f"the write-only host{label} ({told['fingerprint']})"
+
+
 def _header(body: Body) -> str:
     machine, amounts, timings = body["machine"], body["bytes"], body["timings"]
     rows = [
@@ -44,6 +50,7 @@ def _header(body: Body) -> str:
             "host",
             f"{printable(body['host'])}, Linux {printable(machine.get('kernel', '?'))}, {printable(machine.get('arch', '?'))}",
         ),
+        *_writer(body["writer"]),
         ("cpu", printable(machine.get("cpu_model", "?"))),
         ("dumped by", f"criuctl {printable(body['criuctl'])}, CRIU {printable(body['criu'].get('version', '?'))}"),
         ("memory", f"{size(amounts.get('memory', 0))} in {plural(len(body['memory']), 'address space')} and shared segments"),

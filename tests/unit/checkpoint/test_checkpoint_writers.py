@@ -36,7 +36,7 @@ def content(*seeds: int) -> kit.Content:
 class Place:
     """A store with the key's owner and two write-only hosts."""
 
-    def __init__(self, path: Path, *, conditional: bool = True) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self.store = MemoryStore()
         self.early = kit.repository(path, encrypted=True, store=self.store, workers=1)  # opened before there was a writer
@@ -75,6 +75,13 @@ def test_the_keys_owner_reads_everything_and_a_writer_its_own(place: Place) -> N
         assert [(s.session, s.number) for s in reader.list()] == [("db", 1), ("web", 1), ("web", 2), ("web", 3)]
         for summary in (ours, mine, theirs, again):
             kit.check(reader, summary, everything)
+    owner = place.master
+    said = {s.id: owner.stored_by(s.id) for s in owner.list()}
+    assert said[ours.id] is None and [told["label"] for s in (mine, theirs, again) if (told := said[s.id])] == [
+        "one",
+        "two",
+        "one",
+    ]
     unreadable: list[DataError] = []
     hidden: list[DataError] = []
     one = host(place.store, place.path / "one")
