@@ -472,6 +472,7 @@ REFUSED = [
     case("nested-pid-namespace", "assert libc.unshare(0x20000000) == 0; child(lambda: None)", "nested-namespace"),
     case("nested-uts-namespace", "child(lambda: libc.unshare(0x04000000))", "nested-namespace"),
     case("nested-ipc-namespace", "child(lambda: libc.unshare(0x08000000))", "nested-namespace"),
+    case("user-namespace-of-its-own", "again(0x10000000)", "user-namespace", criu=None),
     case("nested-user-namespace", "child(lambda: libc.unshare(0x10000000))", "nested-namespace"),
     case("nested-cgroup-namespace", "child(lambda: libc.unshare(0x02000000))", "nested-namespace"),
     case("time-namespace-of-children", "assert libc.unshare(0x80) == 0", "nested-namespace"),

@@ -31,6 +31,15 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
     that kind in the images; criuctl, which enters those of the root, never has them there.
     """
     home = scene.namespaces.get(scene.root.pid, {})
+    if scene.foreign("user"):
+        # CRIU saves it; but from inside of a new one it may neither mount the /proc of our PID namespace nor copy our mounts.
+        yield Finding(
+            "error",
+            "user-namespace",
+            f"{scene.root} lives in a user namespace of its own, from which CRIU could not bring it back",
+            "Start the program without one: as root, `unshare` and `bwrap` need none; a container without user namespace.",
+            pid=scene.root.pid,
+        )
     for process in scene.tree:
         mine = scene.namespaces.get(process.pid)
         if mine is None:
