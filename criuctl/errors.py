@@ -10,6 +10,8 @@ The exit codes are the contract of the command line; `EXIT_CODES` lists them for
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 EXIT_CODES: dict[int, str] = {
@@ -338,3 +340,19 @@ class CommandFailed(CriuctlError):
     """A helper program ended with an error."""
 
     code = "command-failed"
+
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+def of_the_host(error: OSError) -> PlatformError | None:
+    """What this host does not let criuctl do with its own files, None for what else is a bug: no rights, no room, read-only."""
+    if error.errno in _NO_ROOM:
+        hint = "Free space there, or name other folders in the configuration (state_dir, run_dir, cache_dir)."
+    elif error.errno in _NOT_ALLOWED and error.filename is not None:
+        hint = "Run criuctl as root." if os.geteuid() else "Check owner, mode and mount options."
+    else:
+        return None
+    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file of criuctl's own"
+    return PlatformError(f"{where}: {error.strerror}", hint=hint)

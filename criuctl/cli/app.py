@@ -67,7 +67,7 @@ class App:
         if self.json:
             import json
 
-            write_result(json.dumps(value, indent=2 if sys.stdout.isatty() else None, default=jsonable))
+            write_result(json.dumps(value, indent=2 if _on_terminal() else None, default=jsonable))
             return
         text = brief() if self.quiet and brief is not None else human()
         if text:
@@ -89,7 +89,7 @@ class App:
         lines = list(rows)
         if not lines:
             tell(empty)
-        elif sys.stdout.isatty():
+        elif _on_terminal():
             from .output import print_table
 
             print_table(columns, lines)
@@ -100,3 +100,7 @@ class App:
 
 
 pass_app = click.make_pass_decorator(App, ensure=True)
+
+
+def _on_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()

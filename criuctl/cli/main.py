@@ -9,6 +9,7 @@ Everything below raises; only this module decides what a person reads and which 
   operation under way cleans up (a tree is thawed, a half-restored one removed); what comes after it is
   told but changes nothing, for an interrupted clean-up is what must not happen.  Exit 128+N;
 - a reader of standard output that went away: nothing is said, exit 141, as of SIGPIPE;
+- a file of criuctl's own that this host does not let it read or write: as a `PlatformError`;
 - anything else is a bug: one line of apology, the traceback under -v, exit 1.
 """
 
@@ -27,10 +28,10 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
-from ..errors import CriuctlError, UsageError
+from ..errors import CriuctlError, UsageError, of_the_host
 from .app import App
 from .pages import Entry, LazyGroup
-from .streams import discard, jsonable, reader_gone, tell, write_result
+from .streams import discard, fill_standard_streams, jsonable, reader_gone, tell, write_result
 from .text import printable
 
 PROGRAM = "criuctl"
@@ -191,6 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     instruction = os.environ.get(COMPLETE_VARIABLE)
     if instruction:
         return _complete(instruction)
+    fill_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # Paths and commands are bytes to the kernel; one that is no valid text must not fail a listing.
@@ -224,6 +226,9 @@ def _run(args: list[str], app: App) -> int:
             return _bug(error, app)
         discard(1)
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        told = of_the_host(error)
+        return _bug(error, app) if told is None else _fail(told, app)
     except Exception as error:  # the boundary: whatever else arrives here is a bug by definition
         return _bug(error, app)
 

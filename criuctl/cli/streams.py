@@ -62,6 +62,15 @@ def discard(descriptor: int) -> None:
         os.close(null)
 
 
+def fill_standard_streams() -> None:
+    """What is closed among 0, 1 and 2 leads nowhere; else the next file would get its number, and be written messages into."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # which is given the lowest number that is free: this one
+
+
 def reader_gone() -> bool:
     """Has the reader of standard output gone?  (A broken pipe elsewhere is another matter.)"""
     poll = select.poll()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Conflict, CriuctlError, TimedOut
+from ..errors import Conflict, CriuctlError, TimedOut, of_the_host
 from ..proc import forked
 from ..report import Reporter
 from ..transport.frames import decode_error, encode_error
@@ -109,6 +109,10 @@ def _piece(work: Work, reporter: Reporter, name: str) -> Callable[[], dict[str, 
             return {"done": work(_Named(reporter, name) if name else reporter)}
         except CriuctlError as error:
             return {"error": encode_error(error)}
+        except OSError as error:
+            if (told := of_the_host(error)) is None:
+                raise
+            return {"error": encode_error(told)}
         finally:
             reporter.close()  # ours, of this process: what it has drawn is off the terminal
 

@@ -31,7 +31,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Any, ParamSpec, TypeVar, cast
 
 from ..config import Config
-from ..errors import CriuctlError
+from ..errors import CriuctlError, of_the_host
 from ..report import Reporter
 from ..session.names import valid_name
 from . import underway
@@ -202,6 +202,8 @@ def _failure(error: BaseException) -> Facts:
         return {"exit_code": error.exit_code, "error": error.code}
     if isinstance(error, KeyboardInterrupt | GeneratorExit):  # the latter: who was told of each thing was interrupted
         return {"exit_code": 128 + getattr(error, "number", int(signal.SIGINT)), "error": "interrupted"}
+    if isinstance(error, OSError) and (told := of_the_host(error)) is not None:
+        return _failure(told)
     return {"exit_code": BUG, "error": "bug"}
 
 

@@ -103,6 +103,8 @@ def read(config: Config) -> Record | None:
         return Record(**{**_known(Record, loaded), "items": items})
     except FileNotFoundError:
         return None
+    except PermissionError:
+        raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise Damaged(
             f"{path} cannot be understood: {error}", hint="Remove it when you know which sessions are to be restored by hand."

@@ -5,6 +5,7 @@ Run as a program: the real `criuctl.cli.main.main` over the real group, with a f
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -39,6 +40,10 @@ def fail(app: App, name: str) -> int:
         read, write = os.pipe()
         os.close(read)
         os.write(write, b"x")
+    if name == "denied":
+        raise PermissionError(errno.EACCES, "Permission denied", "/var/lib/criuctl/sessions")
+    if name == "full":
+        raise OSError(errno.ENOSPC, "No space left on device")
     raise ValueError("boom")
 
 
@@ -87,6 +92,18 @@ def tell(app: App) -> int:
 
 
 @page()
+@click.argument("path")
+@pass_app
+def opens(app: App, path: str) -> int:
+    """Opens the file PATH, writes its descriptor into it, and has a result."""
+    with open(path, "w") as file:
+        file.write(str(file.fileno() > 2))
+        file.flush()
+        app.emit({"done": True}, lambda: "done")
+    return 0
+
+
+@page()
 @pass_app
 def degraded(app: App) -> int:
     """Exit 11."""
@@ -95,7 +112,7 @@ def degraded(app: App) -> int:
 
 if __name__ == "__main__":
     program.COMMANDS.update(
-        {name: Entry(f"__main__:{name}", "Misbehave.") for name in ("fail", "wait", "flood", "tell", "degraded")}
+        {name: Entry(f"__main__:{name}", "Misbehave.") for name in ("fail", "wait", "flood", "tell", "opens", "degraded")}
     )
     if os.environ.get("PROVOKE_IGNORE_HUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -7,10 +7,12 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.program import run_program
 
 from criuctl import errors
 
@@ -177,6 +179,28 @@ def test_a_broken_pipe_inside_an_operation_is_not_taken_for_the_reader_of_stdout
     done = provoke("fail", "pipe")
     assert done.returncode == 1
     assert "BrokenPipeError" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("denied", "/var/lib/criuctl/sessions: Permission denied\n  hint: "),
+        ("full", "No space left on device\n  hint: Free space"),
+    ],
+)
+def test_what_the_host_does_not_allow_is_no_bug(provoke: Run, name: str, said: str) -> None:
+    done = provoke("fail", name)
+    assert done.returncode == 13
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize(("closing", "code"), [("2>&-", 0), (">&-", 1), ("<&- >&- 2>&-", 1)])
+def test_closed_streams_are_not_given_to_files(tmp_path: Path, closing: str, code: int) -> None:
+    """The first file that is opened would be standard output, or error, and have messages written into it."""
+    program = (sys.executable, str(Path(__file__).with_name("provoke.py")), "opens", str(tmp_path / "file"))
+    done = run_program(("sh", "-c", f'exec "$@" {closing}', "sh"), *program)
+    assert done.returncode == code  # the result is lost where there is no standard output
+    assert (tmp_path / "file").read_text() == "True"
 
 
 def test_a_result_that_cannot_be_written_is_told(provoke: Run) -> None:
