@@ -28,7 +28,7 @@ EXIT_CODES: dict[int, str] = {
     10: "vetoed by a hook or a policy",
     11: "done, but something optional failed",
     12: "timed out",
-    13: "CRIU or the kernel is missing or too old",
+    13: "CRIU or the kernel is missing or too old, or no rights",
 }
 
 

@@ -155,7 +155,7 @@ class Page(click.Command):
     """A command with a manual page.
 
     `examples` are pairs of what they do and the command line, `exits` the exit codes it can end with beside
-    0, 1 and 2, `see_also` the names of related commands.
+    0, 1, 2 and 13, `see_also` the names of related commands.
     """
 
     context_class = PageContext
@@ -170,7 +170,7 @@ class Page(click.Command):
     ) -> None:
         super().__init__(*args, **attrs)
         self.examples = tuple(examples)
-        self.exits = tuple(sorted({0, 1, 2, *exits}))
+        self.exits = tuple(sorted({0, 1, 2, 13, *exits}))
         self.see_also = tuple(f"criuctl {name}" for name in see_also)
         self.params.extend(global_options())
 
@@ -223,7 +223,7 @@ class LazyGroup(click.Group):
         self.entries = entries
         self.summary = summary
         self.examples = tuple(examples)
-        self.exits = tuple(sorted({0, 1, 2, *exits}))
+        self.exits = tuple(sorted({0, 1, 2, 13, *exits}))
         self.see_also = tuple(f"criuctl {name}" for name in see_also)
         self.params.extend(global_options())
 
