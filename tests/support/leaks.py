@@ -18,6 +18,7 @@ import socket
 import struct
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,14 +36,14 @@ OTHERS_SECONDS = 30.0  # what does not bear our token may belong to a dump of so
 
 @dataclass
 class State:
-    """What is there now; every value is a readable name."""
+    """What is there now; every value is a readable name.  It is taken before any process of the test, and then again."""
 
     processes: dict[tuple[int, int], str] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)
     mounts: set[str] = field(default_factory=set)
     tables: set[str] = field(default_factory=set)
     entries: set[str] = field(default_factory=set)
-    listeners: set[str] = field(default_factory=set)
+    listeners: dict[str, str] = field(default_factory=dict)
 
 
 def processes_of(token: str) -> dict[tuple[int, int], str]:
@@ -97,9 +98,9 @@ def _orphans(token: str) -> dict[tuple[int, int], str]:
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
-        status = status_of(f"/proc/{name}/status")
         lonely = "nsinit" in read(f"/proc/{name}/cmdline") and not read(f"/proc/{name}/task/{name}/children")
-        if (lonely or (status.get("Name") == "criu" and status.get("PPid") == "1")) and not _of_another(int(name), token):
+        criu = read(f"/proc/{name}/comm") == "criu\n" and status_of(f"/proc/{name}/status").get("PPid") == "1"
+        if (lonely or criu) and not _of_another(int(name), token):
             started = start_time(int(name))
             if started is not None:
                 found[int(name), started] = _describe(int(name))
@@ -140,16 +141,45 @@ def _iptables_chains() -> set[str]:
     return {line.split()[0] for line in saved.splitlines() if line.startswith(":CRIU")}
 
 
-def _listeners(token: str) -> set[str]:
-    """Listening TCP sockets of this net namespace that processes of this test hold, or that nobody holds any more."""
-    lines = {}
-    for name in ("tcp", "tcp6"):
-        path = Path(f"/proc/net/{name}")
-        for line in path.read_text().splitlines()[1:] if path.exists() else ():
-            fields = line.split()
-            if fields[3] == "0A":
-                lines[f"socket:[{fields[9]}]"] = f"listening {name} socket on port {int(fields[1].rpartition(':')[2], 16)}"
-    for pid in (name for name in os.listdir("/proc") if name.isdigit()):
+def _listeners() -> dict[str, str]:
+    """Listening TCP sockets of this net namespace: what /proc/PID/fd calls each, and a readable name."""
+    found: dict[str, str] = {}
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        try:
+            asked = _ask_for_listeners(family)
+        except OSError:  # a kernel that answers no such questions has a file to read, which takes it longer
+            path = Path(f"/proc/net/{name}")
+            lines = [line.split() for line in path.read_text().splitlines()[1:]] if path.exists() else []
+            asked = {int(line[9]): int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == "0A"}
+        found |= {f"socket:[{inode}]": f"listening {name} socket on port {port}" for inode, port in asked.items()}
+    return found
+
+
+def _ask_for_listeners(family: int) -> dict[int, int]:
+    """Inode -> port of the listening TCP sockets of a family, asked over netlink."""
+    netlink_sock_diag, sock_diag_by_family, dump_flags, listening = 4, 20, 0x301, 1 << 10
+    found: dict[int, int] = {}
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, netlink_sock_diag) as sock:
+        question = struct.pack("=BBBBI48x", family, socket.IPPROTO_TCP, 0, 0, listening)
+        sock.send(struct.pack("=IHHII", 16 + len(question), sock_diag_by_family, dump_flags, 0, 0) + question)
+        while True:
+            data = sock.recv(1 << 16)
+            at = 0
+            while at < len(data):
+                length, kind = struct.unpack_from("=IH", data, at)
+                if kind == 3:
+                    return found
+                if kind == 2:
+                    raise OSError(-struct.unpack_from("=i", data, at + 16)[0], "sock_diag")
+                found[struct.unpack_from("=I", data, at + 84)[0]] = struct.unpack_from(">H", data, at + 20)[0]
+                at += (length + 3) & ~3
+
+
+def _new_listeners(before: State, now: State, token: str) -> list[str]:
+    """Listening sockets that were not there before, and that processes of this test hold, or nobody any more."""
+    old = set(before.listeners.values())
+    lines = {held: text for held, text in now.listeners.items() if held not in before.listeners and text not in old}
+    for pid in (name for name in os.listdir("/proc") if lines and name.isdigit()):
         if not _mentions(int(pid), token):
             try:
                 held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
@@ -157,12 +187,12 @@ def _listeners(token: str) -> set[str]:
                 continue  # it ended meanwhile; what it held is closed
             for target in held:
                 lines.pop(target, None)
-    return set(lines.values())
+    return sorted(lines.values())
 
 
-def _stopped(token: str) -> set[str]:
+def _stopped(processes: Mapping[tuple[int, int], str]) -> set[str]:
     found = set()
-    for (pid, _), text in processes_of(token).items():
+    for (pid, _), text in processes.items():
         for task in listdir(f"/proc/{pid}/task"):
             if status_of(f"/proc/{pid}/task/{task}/status").get("State", "R")[0] in "Tt":
                 found.add(f"stopped task {task} of {text}")
@@ -175,13 +205,14 @@ def _entries() -> set[str]:
 
 def look(token: str) -> State:
     """The state of the machine, as far as it concerns the test of this token."""
+    ours = processes_of(token)
     return State(
-        processes=processes_of(token) | _orphans(token),
-        stopped=_stopped(token),
+        processes=ours | _orphans(token),
+        stopped=_stopped(ours),
         mounts={line.split(" ", 3)[3] for line in Path("/proc/self/mountinfo").read_text().splitlines()},
         tables={f"nftables table {name}" for name in nft_tables()} | {f"iptables chain {name}" for name in _iptables_chains()},
         entries=_entries(),
-        listeners=_listeners(token),
+        listeners=_listeners(),
     )
 
 
@@ -197,7 +228,7 @@ def leftovers(before: State, token: str, *, allowed: frozenset[str] = frozenset(
         now = look(token)
         found = [text for identity, text in now.processes.items() if identity not in before.processes]
         found += sorted(now.stopped - before.stopped)
-        found += sorted(now.listeners - before.listeners)
+        found += _new_listeners(before, now, token)
         found += [f"mount {text}" for text in sorted(now.mounts - before.mounts) if blame(text)]
         found += [text for text in sorted(now.tables - before.tables) if blame(text)]
         found += [f"entry {text}" for text in sorted(now.entries - before.entries) if blame(text)]
