@@ -91,7 +91,7 @@ def write_state(holder: Holder, ended: bool = False) -> None:
 
 def write_end(holder: Holder) -> None:
     """Which life has ended of itself, so that nobody brings it back; who was killed may be one whom the host has ended."""
-    if holder.exit[1] in (signal.SIGHUP, signal.SIGTERM, signal.SIGKILL):
+    if holder.stopped or holder.exit[1] in (signal.SIGHUP, signal.SIGTERM, signal.SIGKILL):
         return
     with suppress(OSError):  # a full disk must not end a session
         body = {"id": holder.identity.id, "incarnation": holder.identity.incarnation}

@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from .. import __version__
@@ -44,6 +45,7 @@ from .timeline import Timeline
 _MAX_CONNECTIONS = 256
 _REMEMBERED_EVENTS = 1000
 _MAX_LOOKS, _LOOK_PAUSE = 100, 0.02
+_TOGETHER = 100.0  # seconds; systemd waits for 90 s before it kills
 DEFAULT_LINGER = 3600.0  # seconds that a status nobody collected keeps the holder
 
 
@@ -87,6 +89,7 @@ class Holder:
         self.state, self.since = "checkpointed", time.time()
         self.exit: tuple[int | None, int | None] = (None, None)  # code, signal
         self.collected = False
+        self.asked = float("-inf")  # when SIGTERM came
         self.paused_by: dict[str, Any] | None = None
         self.halted = False  # by `halt`, until `resume`
         self.input_offset = 0  # where the output stood when something was typed last
@@ -124,7 +127,12 @@ class Holder:
 
     def watch_term(self) -> None:
         """Be asked to end by SIGTERM."""
-        signal.signal(signal.SIGTERM, lambda number, frame: self.loop.soon(self._on_term))
+
+        def asked(_number: int, _frame: FrameType | None) -> None:
+            self.asked = time.monotonic()  # at once: what ends at the same time is to know of it
+            self.loop.soon(self._on_term)
+
+        signal.signal(signal.SIGTERM, asked)
 
     def listen(self) -> None:
         """Take clients."""
@@ -263,9 +271,15 @@ class Holder:
         reap(self._on_reaped)
 
     def _on_term(self) -> None:
-        """Asked to end: not while there is a session to hold, which ends by its own will or by `kill`."""
-        if self.state in ("exited", "lost"):
+        """Asked to end: not while there is a session to hold, which ends by its own will, by `kill`, or with the host."""
+        waits = self.state == "checkpointed" and not any(_restores(c) for c in self.connections.values())
+        if self.state in ("exited", "lost") or waits:
             self.loop.running = False
+
+    @property
+    def stopped(self) -> bool:
+        """Whether holder and tree were told to end together just now: so a host that goes down ends all that runs on it."""
+        return time.monotonic() - self.asked < _TOGETHER
 
     def _on_reaped(self, pid: int, status: int) -> None:
         if self.tree.root is not None and pid in (self.tree.root.pid, self.init):
@@ -325,7 +339,8 @@ class Holder:
 
     def end_if_done(self) -> None:
         """A session that is over, whose status is collected and whose clients have left, needs no holder."""
-        done = (self.state in ("exited", "lost") and self.collected) or self.moved is not None or self.forsaken
+        over = self.state in ("exited", "lost") and (self.collected or self.stopped)
+        done = over or self.moved is not None or self.forsaken
         if done and not self.connections:
             self.loop.running = False
 

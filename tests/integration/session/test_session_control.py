@@ -17,6 +17,7 @@ from criuctl.proc.tree import ProcessIdentity, children, read_tree
 from criuctl.session.cgroup import SessionGroup
 from criuctl.session.children import SpawnRequest, spawn_plain
 from criuctl.session.client import Event, Session
+from criuctl.session.names import ENDED, state_folder
 from criuctl.session.processes import Tree
 from criuctl.session.sessions import all_states, inside, leftovers
 
@@ -288,6 +289,22 @@ def test_a_program_that_the_holder_starts_for_a_restore_is_its_child(holders: Ho
     assert event["exit_code"] == 6
     with pytest.raises(NotFound, match="no-such"):
         client.request("spawn", argv=["no-such"])
+
+
+def test_a_host_that_goes_down_does_not_wait_for_holders(holders: Holders) -> None:
+    """It tells holder and tree to end; one that is told by its holder to have ended of itself would not be brought back."""
+    graceful = holders.start("sh", "-c", "trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done")
+    holders.connect().wait_match("ready", since="start", timeout=TIMEOUT)
+    for pid in (graceful.holder_pid, graceful.pid):
+        assert pid is not None
+        os.kill(pid, signal.SIGTERM)
+    holders.clients.pop().close()
+    holders.gone(graceful)
+    assert holders.state()["state"] == "exited"
+    assert not (state_folder(holders.config.state_dir, "s") / ENDED).exists()
+    waiting = holders.start("cat", name="stored", spawner="")
+    os.kill(waiting.holder_pid, signal.SIGTERM)
+    holders.gone(waiting)
 
 
 def test_a_holder_that_is_killed_leaves_a_lost_session_that_is_told(holders: Holders) -> None:
