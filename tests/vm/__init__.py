@@ -11,7 +11,7 @@ from outside, by this machine, which neither host can lie to.
     outside.py   what is heard of the tellers
     checks.py    what must be so
     alone.py     one machine, ``sigma``, for ``scripts/vm-test systemd``
-    systemd.py   what must be so on it: timers, units, logins, a reboot, a power cut
+    systemd.py   what must be so on it: timers, units, logins, reboots
     hold.py      criuctl, held at a step
     result.py    the table, RESULT.md and SYSTEMD.md
 

@@ -101,15 +101,17 @@ class Machine:
             self._master.wait()
         self._path("ssh").unlink(missing_ok=True)
 
-    def reboot(self) -> None:
-        """As `systemctl reboot` does it, until the machine is off; `power_on` goes on from there."""
+    def reboot(self) -> float:
+        """As `systemctl reboot` does it, until the machine is off; `power_on` goes on from there.  The seconds that it took."""
         assert self._qemu is not None
+        began = time.monotonic()
         self.start("systemctl reboot").communicate(timeout=COMMAND)
         try:
             self._qemu.wait(BOOT)
         except subprocess.TimeoutExpired:
             raise VmError(f"{self.name} did not shut down in {BOOT:.0f} s; its console: {self._console()}") from None
         self.pull_plug()
+        return time.monotonic() - began
 
     def cable(self, *, plugged: bool) -> None:
         """Of the card to the other machine."""

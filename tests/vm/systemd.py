@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -56,9 +56,10 @@ class SystemdChecks:
         return f"python3 -I /srv/teller.py {name} {GUESTS_CALL_US} {self.observer.port} {MIB} {listen}"
 
     @contextmanager
-    def _session(self, name: str, *options: str, listen: int = 7070) -> Iterator[str]:
+    def _session(self, name: str, *options: str, listen: int = 7070, command: Sequence[str] = ()) -> Iterator[str]:
         """A session that tells numbers."""
-        self.sigma.criuctl("run", "--detach", "--name", name, *options, "--", *self._teller(name, listen).split())
+        argv = command or self._teller(name, listen).split()
+        self.sigma.criuctl("run", "--detach", "--name", name, *options, "--", *argv)
         try:
             self._goes_on(name)
             yield name
@@ -233,7 +234,7 @@ class SystemdChecks:
             refused = self.sigma.sh("criuctl run --detach -- true; echo $?").strip()
             if refused != "9":
                 raise VmError(f"a session that may not begin: exit {refused}")
-            self.sigma.reboot()
+            down = self.sigma.reboot()
             seconds = self.lab.power_on()
             for name in (base, work):
                 self._never_stopped(name)
@@ -255,25 +256,25 @@ class SystemdChecks:
             f"after a boot of {seconds:.0f} s two sessions and a service went on, none lost a number; recover ended with {code}"
         )
 
-    def a_power_cut_brings_all_back(self) -> str:
+    def a_reboot_that_nobody_has_prepared(self) -> str:
         """No maintenance: `recover --all`, and a supervisor that is started at the boot, from the newest checkpoints."""
-        self.sigma.criuctl("recover", "--remove")
+        self.sigma.sh("criuctl recover --remove; true")
         self.sigma.criuctl("recover", "--install", "--all")
-        with self._session("cut") as cut, self._session("held", listen=7071) as held:
-            self.sigma.criuctl("snapshot", cut)
+        orderly = ("sh", "-c", f"trap 'exit 0' TERM; {self._teller('polite')} & wait")  # it ends of itself when it is told to
+        with self._session("polite", command=orderly) as polite, self._session("held", listen=7071) as held:
+            self.sigma.criuctl("snapshot", polite)
             self.sigma.sh(f"systemctl enable --now criuctl-supervise@{held}.service")
             self._stored(held)
-            self.sigma.sh("sync")
-            self.sigma.pull_plug()
-            for name in (cut, held):
+            down = self.sigma.reboot()
+            for name in (polite, held):
                 self.observer.forget(name)
             seconds = self.lab.power_on()
-            for name in (cut, held):
+            for name in (polite, held):
                 self._never_twice(name)
             self.sigma.sh(f"systemctl disable --now criuctl-supervise@{held}.service")
             self._never_twice(held)
         self.sigma.criuctl("recover", "--remove")
-        return f"after a boot of {seconds:.0f} s both went on, one by `recover --all`, one with its supervisor"
+        return f"down in {down:.0f} s, up in {seconds:.0f} s: both went on, one by `recover --all`, one with its supervisor"
 
     def _never_twice(self, name: str) -> None:
         """It goes on, and since it was forgotten nothing was told twice or left out."""
