@@ -252,9 +252,8 @@ class SystemdChecks:
             if lines != list(range(1, len(lines) + 1)) or not self.sigma.sh("pgrep -f '[w]eb.py'; true"):
                 raise VmError(f"the service has written {lines[-40:]}")
             self.sigma.sh("criuctl kill web")
-        return (
-            f"after a boot of {seconds:.0f} s two sessions and a service went on, none lost a number; recover ended with {code}"
-        )
+        times = f"down in {down:.0f} s, up in {seconds:.0f} s"
+        return f"{times}: two sessions and a service went on, none lost a number; recover ended with {code}"
 
     def a_reboot_that_nobody_has_prepared(self) -> str:
         """No maintenance: `recover --all`, and a supervisor that is started at the boot, from the newest checkpoints."""
