@@ -20,6 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from ..proc.folders import make_private
+
 T = TypeVar("T")
 
 _VERSION = 1
@@ -140,7 +142,7 @@ def _damage(error: sqlite3.DatabaseError) -> bool:
 def _prepare(path: Path) -> bool:
     """Make the folder (0700) and the file (0600); False where that is not possible or not safe."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path.parent)
         folder = os.lstat(path.parent)
         if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
             return False

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import Conflict, Damaged, KeyMissing, UnsupportedFormat, WrongKey
+from ..proc.folders import make_private
 from . import recovery
 from .codec import KEY_SIZE, derive
 
@@ -112,7 +113,7 @@ def new_key_file(path: Path) -> KeyText:
 def write_secret(path: Path, text: str) -> None:
     """Write a new file that nobody else can read; `FileExistsError`."""
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(path.parent)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise

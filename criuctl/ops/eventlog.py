@@ -27,6 +27,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
 
+from ..proc.folders import make_private
 from .tally import Tally
 
 LIMIT = 4 << 20  # bytes of one file
@@ -53,7 +54,7 @@ class EventLog:
         """Add an event for each of `bodies`, with number and time, all or none; returns them.  `OSError`."""
         if not bodies:
             return []
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(self.folder)
         with contextlib.ExitStack() as stack:
             with self._locked():
                 file = stack.enter_context(self._open())

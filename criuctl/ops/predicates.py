@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from ..checkpoint.manifest import Manifest, PredicateRecord
 from ..config import Config
 from ..errors import CommandFailed, ConfigError, PreflightRefused, TimedOut, UsageError
+from ..proc.folders import make_private
 from ..report import Finding
 from .retention import seconds
 
@@ -252,7 +253,7 @@ def _key(config: Config, *, make: bool) -> bytes:
             return key
     if not make:
         return b""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path.parent)
     temporary = path.with_name(f".{_KEY}.{os.getpid()}")
     try:
         with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:

@@ -23,6 +23,7 @@ from typing import Any
 from ..config import Config
 from ..errors import Conflict
 from ..proc import netfilter
+from ..proc.folders import make_private
 from ..proc.tree import ProcessIdentity
 from ..session import sessions
 from ..session.names import check_name, valid_name
@@ -157,7 +158,7 @@ class Registry:
 
 def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
     """Write ``NAME.json``, whole or not at all; it is there after a power cut, too, once this returns."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(folder)
     temporary = folder / f".{name}.{os.getpid()}"
     try:
         with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as file:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CommandFailed, Conflict, NotFound, TimedOut
+from ..proc.folders import make_private
 from . import names
 from .sessions import read_state
 
@@ -91,7 +92,7 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
             os.rmdir(present["cgroup"])  # of a holder that was killed; not if somebody is still in it
     try:
         for folder in (run_folder, state_folder):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private(folder)
             os.chmod(folder, 0o700)
     except OSError as error:
         raise CommandFailed(

@@ -65,6 +65,7 @@ class Inside:
         temporary = self.folder / ".session.json"
         body = {"session": name, "id": identifier, "incarnation": incarnation, "restored": dict(restored) if restored else None}
         temporary.write_text(json.dumps(body) + "\n")
+        temporary.chmod(0o644)  # whatever the umask is
         temporary.replace(self.folder / "session.json")
 
 
