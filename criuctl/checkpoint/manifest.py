@@ -82,6 +82,7 @@ class ProcessRecord(Record):
     state: str = ""
     threads: int = 1
     cgroups: dict[str, str] = field(default_factory=dict)  # hierarchy -> path
+    processors: dict[str, str] = field(default_factory=dict)  # thread, by its own number -> those it may run on: "0,3"
 
     def check(self, where: str) -> None:
         for name in ("pid", "ns_pid", "ppid", "pgid", "sid"):

@@ -28,7 +28,7 @@ from ..criu.images import ImageSet
 from ..criu.pages import PageImage
 from ..proc.descriptors import Descriptor
 from ..proc.tree import Process
-from . import cgroups, overlays, surroundings
+from . import cgroups, overlays, processors, surroundings
 from .host import host_info
 from .namespaces import NamespacePlan
 from .registry import SessionRecord
@@ -98,6 +98,7 @@ def describe(
     for image in memory:
         writer.add_bytes(("entries", image.key), image.pack())
     features = [overlays.FEATURE] if any(f.kind == "mapped" and f.data is not None for f in taken.files) else []
+    everywhere = processors.everywhere()
     memory_images = tuple(_memory(image, writer) for image in memory)  # only now: the first one waits for all to be hashed
     return Manifest(
         id=os.urandom(16).hex(),
@@ -108,8 +109,8 @@ def describe(
         host=host_info(),
         criu=surroundings.criu_info(config),
         criuctl=__version__,
-        root=_process(taken.tree[0]),
-        processes=tuple(_process(p) for p in taken.tree),
+        root=_process(taken.tree[0], everywhere),
+        processes=tuple(_process(p, everywhere) for p in taken.tree),
         namespaces=taken.entry.to_dict(),
         images=image_files,
         image_data=writer.stream("images"),
@@ -152,7 +153,7 @@ def _memory(image: PageImage, writer: CheckpointWriter) -> MemoryImage:
     )
 
 
-def _process(p: Process) -> ProcessRecord:
+def _process(p: Process, everywhere: set[int]) -> ProcessRecord:
     return ProcessRecord(
         pid=p.pid,
         ns_pid=p.ns_pid,
@@ -169,4 +170,5 @@ def _process(p: Process) -> ProcessRecord:
         state=p.state,
         threads=p.threads,
         cgroups={} if p.zombie else cgroups.of_process(p.pid),
+        processors={} if p.zombie else processors.bound(p.pid, p.threads, everywhere),
     )

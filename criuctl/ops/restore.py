@@ -48,6 +48,7 @@ from .lazymemory import worthwhile
 from .maintenance import check_open
 from .netlock import ConnectionLock, table_of
 from .plan import RestorePlan, Wishes, make_plan, observe
+from .processors import bind_processors
 from .putback import Applied, Policy
 from .registry import Registry, boot_id, check_name, exclusive_session, forget_stale_locks
 from .terminals import RestoredTerminals
@@ -374,6 +375,7 @@ class _Restore:
         pids = handback.outer_pids(root)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         mend.acknowledge(self.images, pids)
+        bind_processors(self.manifest.processes, pids, self.reporter)
         if self.plan.connections:
             self.reporter.step("connections")
         self.connections = handback.HandBack(self.config, self.plan.connections, pids, self.hooks.facts | {"pid": root}).run()

@@ -30,6 +30,8 @@ libc.prctl(PR_CAPBSET_DROP, CAP_SYS_MODULE, 0, 0, 0)
 libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
 os.setgroups([10, 20, 30])
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+processors = sorted(os.sched_getaffinity(0))
+os.sched_setaffinity(0, processors[:1])
 
 
 class CapHeader(ctypes.Structure):
@@ -77,6 +79,7 @@ def check(found: Check) -> None:
     found.equal("limits", resource.getrlimit(resource.RLIMIT_NOFILE), (300, 600))
     found.equal("stack limit", resource.getrlimit(resource.RLIMIT_STACK), (4 << 20, 16 << 20))
     found.equal("nice", os.getpriority(os.PRIO_PROCESS, 0), 5)
+    found.equal("processors", sorted(os.sched_getaffinity(0)), processors[:1])
     found.equal("policy", os.sched_getscheduler(0), os.SCHED_BATCH)
     with open("/proc/self/comm") as file:
         found.equal("name", file.read(), "it's (a) name\n")

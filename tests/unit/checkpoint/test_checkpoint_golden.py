@@ -74,7 +74,8 @@ def test_the_golden_write_only_host_reads_its_own_and_goes_on(tmp_path: Path) ->
     with Repository.open(LocalStore(str(tmp_path / "store")), kit.config(tmp_path)) as repository:
         (mine,) = repository.list(hidden=hidden)
         manifest = repository.manifest(mine)
-        assert json.loads(json.dumps(golden.describe(repository, manifest))) == expected[-1] and len(hidden) == len(expected) - 1
+        assert json.loads(json.dumps(golden.describe(repository, manifest)))["streams"] == expected[-1]["streams"]
+        assert manifest == Manifest.from_dict(expected[-1]["manifest"]) and len(hidden) == len(expected) - 1
         repository.verify(manifest, Reporter())
         before = repository.index.pack_sizes()
         kit.check(repository, kit.write(repository, golden.contents()[1], session="golden"), golden.contents()[1])
