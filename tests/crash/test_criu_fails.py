@@ -10,9 +10,9 @@ from support import oracle
 from support.aftermath import Aftermath, stopped
 from support.command import Criuctl
 from support.keeper import wait_until
-from support.pauses import paused, steps_of
+from support.pauses import Paused, paused, steps_of
 from support.trip import Trip
-from support.zoo import Zoo
+from support.zoo import Animal, Zoo
 
 pytestmark = pytest.mark.crash
 
@@ -21,14 +21,15 @@ def test_kill_9_of_criu_at_every_step_of_a_dump(zoo: Zoo, criuctl: Criuctl, afte
     """CRIU dies with the tree in its hands: the tree runs on, and criuctl says so with exit 5."""
     first = zoo.launch("counter.py", "1", name="first")
     steps = steps_of(criuctl, "dump", first.pid)
-    inside = steps[steps.index("frozen") : steps.index("commit") + 1]
-    for step in inside:
+    dumps: list[tuple[str, Animal, Paused]] = []
+    for step in steps[steps.index("frozen") : steps.index("commit") + 1]:
         animal = zoo.launch("counter.py", "1", name=f"dump-{step}".replace("#", "-"))
         animal.remember()
         with paused(criuctl, step, "dump", animal.pid, "--name", animal.folder.name) as held:
             held.kill_criu()
-            held.go_on()
-            code = held.command.process.wait(120)
+        dumps.append((step, animal, held))  # it may take a while to be sure that its tree is not about to end
+    for step, animal, held in dumps:
+        code = held.command.process.wait(120)
         if step == "commit":  # the manifest may have been written before anybody noticed
             assert code in (0, 5, 11), held.command.told()
         else:
