@@ -98,6 +98,8 @@ class Sealer:
         """The sealer of the pack whose 16-byte name is `pack`."""
         return PackSealer(keyed_hash(self._packs, pack), self.encrypted)
 
+    selective = False  # whether most objects may be of domains that these keys do not open
+
     def new_pack(self) -> bytes:
         """A name for a new pack: random, but for what tells those who have the domain's keys that it is of this domain."""
         rest = secrets.token_bytes(PACK_NAME_SIZE - _MARK_SIZE)

@@ -130,6 +130,7 @@ class WriterSealer(Sealer):
     """The keys of a write-only host: those of its own domain, once it has one."""
 
     domain = b""
+    selective = True
 
     def __init__(self, key: WriterKey, folder: Path, store: Store) -> None:
         """The domain is kept in `folder`, if there is one; `KeyMissing` when its file cannot be used."""

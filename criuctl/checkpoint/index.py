@@ -23,9 +23,10 @@ import sqlite3
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 
-from ..errors import DataError, Foreign, ObjectMissing
+from ..errors import Damaged, DataError, Foreign, ObjectMissing
 from ..store import Store
 from . import objects
 from .cache import Cache
@@ -137,6 +138,10 @@ class Index:
 
     def read_segment(self, name: str) -> list[PackIndex]:
         """The packs that the segment `name` tells of; `ObjectMissing`, `Damaged`, `UnsupportedFormat`, `Foreign`."""
+        if self._sealer.selective:  # others' may be many and large
+            with suppress(Damaged):
+                start = self._store.get_range(name, 0, objects.DECLARED)
+                self._sealer.of(objects.declared(objects.INDEX, name, start)[2], name)
         data = self._store.get(name)
         found = objects.layout(objects.INDEX, name, data, len(data))
         packs = decode_segment(name, objects.open_body(name, found, data, self._sealer))

@@ -28,6 +28,7 @@ MAX_HEAD = 1 << 20  # plain bytes of a head
 MAX_FEATURES = 1024  # bytes of all feature names
 FIRST_READ = 4096  # bytes within which a head nearly always ends
 _WRITER = "writer:"
+DECLARED = HEADER.size + len(_WRITER) + 2 * PACK_NAME_SIZE  # bytes that every object has, and within which its domain stands
 _BOUND = OVERHEAD + 1024  # a zstd frame is no longer than its content and this
 
 
@@ -81,9 +82,22 @@ def layout(kind: Kind, name: str, start: bytes, size: int) -> Layout:
 
     `size` is that of the whole object.
     """
+    prefix, features, domain = declared(kind, name, start)
+    head, head_size, body, body_size = HEADER.unpack_from(start)[3:]
+    if head_size > MAX_HEAD or body_size > kind.max_body or head > head_size + _BOUND or body > body_size + _BOUND:
+        raise broken(name, "the sizes in its header are not possible")
+    if len(prefix) + head + body != size:
+        raise broken(name, f"it has {size} bytes where its header says {len(prefix) + head + body}")
+    head_start, body_start = len(prefix), len(prefix) + head
+    body_at = slice(body_start, body_start + body)
+    return Layout(prefix, slice(head_start, body_start), head_size, body_at, body_size, features, domain)
+
+
+def declared(kind: Kind, name: str, start: bytes) -> tuple[bytes, frozenset[str], bytes]:
+    """What stands before the head, the features that are required beside a domain's, and the domain; errors as `layout`."""
     if len(start) < HEADER.size:
         raise broken(name, f"it is too short for a {kind.word}")
-    magic, version, words, head, head_size, body, body_size = HEADER.unpack_from(start)
+    magic, version, words = HEADER.unpack_from(start)[:3]
     if magic != kind.magic:
         raise broken(name, f"it is no {kind.word}")
     if version > kind.version or version == 0:
@@ -108,13 +122,7 @@ def layout(kind: Kind, name: str, start: bytes, size: int) -> Layout:
             hint="Use the criuctl that wrote it, or a newer one.",
             object=name,
         )
-    if head_size > MAX_HEAD or body_size > kind.max_body or head > head_size + _BOUND or body > body_size + _BOUND:
-        raise broken(name, "the sizes in its header are not possible")
-    if len(prefix) + head + body != size:
-        raise broken(name, f"it has {size} bytes where its header says {len(prefix) + head + body}")
-    head_start, body_start = len(prefix), len(prefix) + head
-    body_at = slice(body_start, body_start + body)
-    return Layout(prefix, slice(head_start, body_start), head_size, body_at, body_size, features, domain)
+    return prefix, features, domain
 
 
 def _domain(name: str, words: set[str]) -> bytes:
@@ -157,6 +165,7 @@ def _associated(prefix: bytes, name: str, which: bytes) -> bytes:
 
 
 __all__ = [
+    "DECLARED",
     "FIRST_READ",
     "INDEX",
     "LEASE",
@@ -164,6 +173,7 @@ __all__ = [
     "Damaged",
     "Kind",
     "Layout",
+    "declared",
     "encode",
     "layout",
     "open_body",

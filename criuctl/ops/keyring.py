@@ -147,8 +147,13 @@ class Keyring:
             keys.write_secret(path, key.text())
             made = True
         except FileExistsError:
-            key, made = writers.WriterKey.parse(keys.read_secret(path), str(path)), False
-            if key != writers.writer_key(self.master, self.id, key.id):
+            made = False
+            try:
+                key = writers.WriterKey.parse(keys.read_secret(path), str(path))
+                ours = key == writers.writer_key(self.master, self.id, key.id)
+            except WrongKey:
+                ours = False
+            if not ours:
                 raise Conflict(
                     f"{path} exists, and is not the key of a write-only host of this store", hint="Name a new file."
                 ) from None
