@@ -437,7 +437,7 @@ REFUSED = [
     case(
         "message-queue",
         "n = f'/q{os.getpid()}'.encode(); q = libc.mq_open(n, 0o102, 0o600, None); libc.mq_unlink(n)",
-        "mount-namespace",
+        "message-queue",
     ),
     case(
         "watch-of-deleted-in-memory",

@@ -284,6 +284,10 @@ def _foreign_mount(process: Process, d: Descriptor) -> Iterator[Finding]:
             return
     except OSError:
         pass  # no such path here
+    if _is_message_queue(process, d):
+        hint = "Have the program close it before the dump (mq_close); queues of System V are saved, in an IPC namespace."
+        yield _error(process, d, "message-queue", f"{d.target[1:]} is a POSIX message queue, which CRIU cannot save", hint)
+        return
     yield _error(
         process,
         d,
@@ -331,6 +335,22 @@ def _in_root_namespace(scene: Scene, path: str, *, follow: bool) -> os.stat_resu
         return os.stat(prefix + path, follow_symlinks=follow)
     except OSError:
         return None
+
+
+def _is_message_queue(process: Process, d: Descriptor) -> bool:
+    """Whether it is of the kernel's own mount of an mqueue file system; such a file tells its size when it is read."""
+    if d.kind != "file" or d.target.count("/") != 1:
+        return False
+    try:
+        fd = os.open(f"/proc/{process.pid}/fd/{d.fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.read(fd, 6) == b"QSIZE:"
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def _mounted_over(scene: Scene, own: Mount, path: str) -> Mount | None:
