@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..criu import driver
-from ..errors import Conflict, CriuctlError, NoSuchProcess, PreflightRefused, RestoreFailed, Vetoed
+from ..errors import Conflict, CriuctlError, Damaged, NoSuchProcess, ObjectMissing, PreflightRefused, RestoreFailed, Vetoed
 from ..proc.tree import ProcessIdentity, read_tree, wait_ended
 from ..report import Finding
 from .registry import Registry, SessionRecord, boot_id
+
+if TYPE_CHECKING:
+    from ..checkpoint.repository import Repository
 
 _GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
 
@@ -73,6 +77,22 @@ class RestoreResult:
             "hooks": self.hooks,
             "warnings": self.warnings,
         }
+
+
+@contextmanager
+def offering_another(repository: Repository, ref: str, manifest: Manifest | None = None) -> Iterator[None]:
+    """What is damaged or missing is told with the newest checkpoint of the session before it (or that can be read), if any."""
+    try:
+        yield
+    except (Damaged, ObjectMissing) as error:
+        name = manifest.session.name if manifest is not None else ref.partition("@")[0]
+        with suppress(CriuctlError):
+            others = [one for one in repository.list(name) if manifest is None or one.number < manifest.number]
+            for other in others[-1:]:
+                there = f"{other.session}@{other.number}"
+                offer = f"Another checkpoint may be whole: `criuctl verify {there}`, then `criuctl restore {there}`."
+                error.hint = f"{offer} {error.hint}".rstrip()
+        raise
 
 
 def check_not_running(registry: Registry, name: str, *, copy: bool) -> None:

@@ -104,7 +104,9 @@ def restore(
             stack.callback(store.close)
             repository = Repository.open(store, config)
             stack.callback(repository.close)
-        manifest = repository.manifest(ref)
+        with arrival.offering_another(repository, ref):
+            manifest = repository.manifest(ref)
+        stack.enter_context(arrival.offering_another(repository, ref, manifest))
         name = new_name or manifest.session.name
         stack.enter_context(exclusive_session(config, name))
         arrival.check_not_running(registry, name, copy=new_name is not None)
