@@ -2,6 +2,9 @@
 
 It renews what this host holds and nothing else, several times in the time to live, on a connection of its own to the store.
 A store that does not answer is asked again; what another host has taken over is told (`taken`), and the one who works is woken.
+
+With a `SelfFence` the session's holder hears of each beat, and stops the tree when none comes: before anybody may take over, who
+counts the whole time to live, from when a beat was seen, which is after it was begun.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from ..config import Config
 from ..errors import CriuctlError
 from ..store import open_store
 from .host import host_id
+from .selffence import SelfFence, clock
 
 BEATS = 4  # in a time to live
 _LAST = 5.0  # seconds that the last beat may take
@@ -27,8 +31,9 @@ _LAST = 5.0  # seconds that the last beat may take
 class Heartbeat:
     """Renews the lease of one session, between `start` and `stop`."""
 
-    def __init__(self, config: Config, ttl: float, wake: int) -> None:
+    def __init__(self, config: Config, ttl: float, wake: int, fence: SelfFence | None = None) -> None:
         """`ttl` in seconds; `wake` is an eventfd that is written to when the lease is gone."""
+        self._fence = fence
         self._pause = ttl / BEATS
         # No single answer is waited for so long that the lease runs out meanwhile.
         self._config = config.with_options(s3_retries=1, s3_timeout=min(config.s3_timeout, max(1.0, self._pause)))
@@ -52,6 +57,12 @@ class Heartbeat:
             self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
             self._thread.start()
 
+    def check_fence(self) -> None:
+        """`PreflightRefused` if a session that is to be stopped in time cannot be."""
+        if self._fence is not None:
+            with self._lock:
+                self._fence.check()
+
     def hurry(self) -> None:
         """Make the next beat now."""
         self._now.set()
@@ -72,6 +83,8 @@ class Heartbeat:
                 self._config = self._config.with_options(s3_timeout=min(self._config.s3_timeout, _LAST))
                 self._beat(0)
             self._close()
+            if self._fence is not None:
+                self._fence.close()
 
     def _run(self) -> None:
         while True:
@@ -85,15 +98,20 @@ class Heartbeat:
     def _beat(self, ttl: int) -> None:
         if self._session is None:
             return
+        began = clock()
         try:
             head = leases.renew(self._opened(), self._session, host=self._host, ttl=ttl)
         except CriuctlError:
             self._close()
+            if self._fence is not None and self.beaten is None and ttl:
+                self._fence.unknown()
             return
         if head is None or head.session != self._session:
             return
         if head.host == self._host:
             self.beaten = time.monotonic() if head.state == "held" else self.beaten
+            if self._fence is not None and head.state == "held":
+                self._fence.renewed(began) if ttl else self._fence.lifted()
         elif self.beaten is not None and self.taken is None:
             self.taken = head
             os.eventfd_write(self._wake, 1)

@@ -51,6 +51,7 @@ from .prune import prune
 from .recoverer import Loss, Recoverer, holder_of
 from .registry import SessionRecord, exclusive
 from .retention import Rules
+from .selffence import SelfFence, lift
 from .supervision import End, LeaseWatch, Schedule
 from .supervisorpost import TICK, Post, Tell, Wishes
 from .terminalwatch import TerminalWatch
@@ -76,13 +77,15 @@ class Supervisor:
         self._schedule = Schedule(wishes.period, wishes.on_idle, wishes.on_step, wishes.max_loss)
         self._terminal = TerminalWatch(post.config, post.name, wishes.on_idle, wishes.on_step)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._heart = Heartbeat(post.config, wishes.lease, self._wake)
+        self._fence = SelfFence(post.config, post.name, wishes.lease) if wishes.self_fence else None
+        self._heart = Heartbeat(post.config, wishes.lease, self._wake, self._fence)
         self._recoverer = Recoverer(post, self._heart)
         self._loss: Loss | None = None  # what is to be brought back
         self._members: list[ProcessIdentity] = []  # who was in the tree at the last look
         self._own = ""  # the newest checkpoint that was taken here
         self._fresh = False  # it was restored just now
         self._risky = False
+        self._still = False  # it stands still, since the lease could not be renewed
 
     def run(self) -> bool:
         """See `supervise`."""
@@ -108,7 +111,7 @@ class Supervisor:
                 while role != "over":
                     role = plays[role]()
             except KeyboardInterrupt:  # the session runs on
-                post.tell("stopped", runs=post.lives() is not None)
+                post.tell("stopped", runs=post.lives() is not None, still=self._still or None)
             finally:
                 post.service.tell("STOPPING=1")
         return not self._risky
@@ -164,8 +167,9 @@ class Supervisor:
                 if fencing.check(post.config, repository, record) is not None:
                     return self._stand_down(record)
                 if not repository.capabilities.conditional_create:
-                    if post.wishes.standby:
-                        raise PreflightRefused(f"a standby needs a store that gives leases: {leases.UNLEASED}")
+                    if post.wishes.standby or post.wishes.self_fence:
+                        what = "a standby" if post.wishes.standby else "--self-fence"
+                        raise PreflightRefused(f"{what} needs a store that gives leases: {leases.UNLEASED}")
                     if first:
                         post.tell("unleased", text=leases.UNLEASED)
         except (NoSuchBucket, StoreNotInitialised):
@@ -201,9 +205,12 @@ class Supervisor:
         record = post.lives()
         if record is None:
             return "anew"
-        self._loss = None
+        self._loss, self._still = None, False
         self._remember(record)
         self._heart.start(SessionRef(record.name, record.id))
+        self._heart.check_fence()
+        if self._fence is None and self._heart.beaten is not None:
+            lift(post.config, post.name)  # what a supervisor before this one wanted
         self._schedule.begin(time.monotonic(), 0.0 if self._fresh else self._age(record))
         self._fresh = False
         post.tell("home", pid=record.pid, incarnation=record.incarnation)
@@ -224,8 +231,10 @@ class Supervisor:
         poll.register(self._wake, select.POLLIN)
         while True:
             now = time.monotonic()
-            reason = self._schedule.due(now) or self._terminal.look(self._schedule, record.pid, now)
-            wait = self._schedule.wait(now)
+            reason, wait = None, None
+            if not self._stands_still():
+                reason = self._schedule.due(now) or self._terminal.look(self._schedule, record.pid, now)
+                wait = self._schedule.wait(now)
             pause = 0.0 if reason else min(TICK, self._terminal.pause, TICK if wait is None else wait)
             ready = {fd for fd, _events in poll.poll(pause * 1000)}
             self._post.tick()
@@ -238,6 +247,15 @@ class Supervisor:
             if reason and not self._snapshot(record, reason):
                 return self._stand_down(record)
             self._look_at_loss()
+
+    def _stands_still(self) -> bool:
+        """Whether the tree was stopped since the lease could not be renewed; told when that begins and ends."""
+        still = self._fence is not None and self._fence.holds
+        if still != self._still:
+            self._still = still
+            events.record(self._post.config, "self-fence" if still else "self-fence-end", [{"session": self._post.name}])
+            self._post.tell("self-fenced" if still else "goes-on", lease_s=self._post.wishes.lease if still else None)
+        return still
 
     def _age(self, record: SessionRecord) -> float | None:
         """Seconds since the newest checkpoint of this life of the session, None if there is none or the store does not tell."""

@@ -44,6 +44,7 @@ class Wishes:
     backoff: float = 1.0
     max_backoff: float = 300.0
     lease: float = 30.0  # a home that is not heard of for so long is lost
+    self_fence: bool = False  # and stops its session before it is
 
     @property
     def period(self) -> float:

@@ -34,6 +34,7 @@ class Checkpointing:
         self._holder = holder
         self._preparing: Connection | None = None  # whose CRIU is about to seize the tree, or just does
         self._connection: Connection | None = None
+        self._thawed = False  # the tree goes on, and its dump as well
         self._committed = ""  # id of the checkpoint that exists, whatever becomes of the tree
         self._end: tuple[int | None, int | None] | None = None  # how the tree ended meanwhile
         self._uncertain: Timer | None = None
@@ -44,13 +45,18 @@ class Checkpointing:
         """Whether a dump is being made."""
         return self._preparing is not None or self._connection is not None or self._uncertain is not None
 
+    @property
+    def seizing(self) -> bool:
+        """Whether CRIU has the tree in its hands, or is about to."""
+        return (self.active and not self._thawed) or self._bringing is not None
+
     # -- the dump ---------------------------------------------------------------------------------
 
     def prepare(self, connection: Connection) -> dict[str, Any]:
         """CRIU is about to seize the tree: nobody may freeze or thaw it under its hands.  The group that it stands still in."""
         if self.active and connection is not self._preparing:
             raise Refused("busy", "a checkpoint of this session is being made")
-        self._preparing = connection
+        self._preparing, self._thawed = connection, False
         return {"freezer": self._holder.tree.seizable()}
 
     def begin(self, connection: Connection, by: Operator) -> dict[str, Any]:
@@ -61,6 +67,7 @@ class Checkpointing:
         if holder.state not in ("running", "paused"):
             raise Refused("state", f"the session is {holder.state}", state=holder.state)
         self._preparing, self._connection, self._committed, self._end = None, connection, "", None
+        self._thawed = False
         if holder.state == "paused" and holder.tree.group is not None and holder.tree.group.version > 1:
             # CRIU has thawed it, and is done with it but for letting go or killing, which this freezer allows: nobody runs who is
             # let go because CRIU was killed.  Without it they are stopped.
@@ -97,6 +104,7 @@ class Checkpointing:
     def thawed(self, connection: Connection) -> None:
         """The tree goes on, though its checkpoint is not complete yet."""
         self._check(connection)
+        self._thawed = True
         self._holder.master.hold(False)
 
     def done(self, connection: Connection, checkpoint: str, ended: bool) -> None:
@@ -220,6 +228,7 @@ class Checkpointing:
         if paused is not None:
             holder.emit("halted" if paused["halted"] else "paused", by=paused["by"], restored=True)
         holder.set_state("running" if paused is None else "paused")
+        holder.deadman.extend(0)  # this is its home now: also what stood still as a home that was cut off goes on
         holder.master.hold(False)
 
     def settle(self, connection: Connection) -> dict[str, Any]:

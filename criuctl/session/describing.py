@@ -52,6 +52,7 @@ def status(holder: Holder) -> dict[str, Any]:
         "lease": holder.lease(now),
         "paused_by": holder.paused_by,
         "halted": holder.halted,
+        "self_fence": holder.deadman.until is not None,
         "held_input": holder.master.queued if holder.master.held else 0,
         "queued_input": holder.master.queued,
         "input_offset": max(holder.input_offset, holder.log.base),

@@ -70,6 +70,7 @@ class Holder:
         self, identity: Identity, run_folder: Path, state_folder: Path, log: OutputLog, modes: Modes, audit: AuditLog
     ) -> None:
         from .checkpointing import Checkpointing
+        from .deadman import DeadMan
         from .requests import Requests
 
         self.identity, self.run_folder, self.state_folder = identity, run_folder, state_folder
@@ -107,6 +108,7 @@ class Holder:
         self.listener: socket.socket | None = None
         self.leasing = Leasing(self)
         self.checkpointing = Checkpointing(self)
+        self.deadman = DeadMan(self)
         self.requests = Requests(self)
         self._root_fd = -1
         self._looks = 0

@@ -100,6 +100,7 @@ def _state(holder: Holder) -> dict[str, Any]:
         "collected": holder.collected,
         "paused_by": holder.paused_by,
         "halted": holder.halted,
+        "until": holder.deadman.until,
         "checkpoint": holder.checkpoint_id,
         "linger": holder.linger,
         "sequence": holder.sequence,
@@ -160,6 +161,7 @@ def resume(memory: int) -> None:
     _resume_authority(holder, state)
     _resume_tree(holder, state)
     _resume_connections(holder, state)
+    holder.deadman.go_on(state.get("until"))
     holder.emit("reexec", version=__version__)
     if holder.state in ("exited", "lost"):
         holder.loop.after(holder.linger, holder.end_lingering)

@@ -30,6 +30,7 @@ class Steering:
             "halt": ("write", self._halt),
             "kill": ("admin", self._kill),
             "fence": ("admin", self._fence),
+            "self-fence": ("admin", self._self_fence),
             "checkpoint-prepare": ("admin", lambda c, o, m: checkpointing.prepare(c)),
             "checkpoint-begin": ("admin", lambda c, o, m: checkpointing.begin(c, o)),
             "checkpoint-commit": ("admin", lambda c, o, m: checkpointing.commit(c, text(m, "checkpoint"))),
@@ -46,11 +47,11 @@ class Steering:
 
     # -- the tree ---------------------------------------------------------------------------------
 
-    def _needs(self, *states: str) -> None:
+    def _needs(self, *states: str, busy: bool = False) -> None:
         holder = self._holder
         if holder.state not in states:
             raise Refused("state", f"the session is {holder.state}", state=holder.state)
-        if holder.checkpointing.active:
+        if holder.checkpointing.active and not busy:
             raise Refused("busy", "a checkpoint of this session is being made")
 
     def _signal(self, connection: Connection, by: Operator, message: Message) -> Message:
@@ -76,6 +77,8 @@ class Steering:
         self._needs("running", "paused")
         method, count = holder.tree.freeze()
         self._requests.record("pause", by, method=method, processes=count)
+        if holder.deadman.holds:
+            holder.paused_by = by.who()  # it stays so when the lease is renewed
         if holder.state == "running":
             holder.paused_by = by.who()
             holder.emit("paused", by=by.who(), method=method)
@@ -85,6 +88,8 @@ class Steering:
     def _resume(self, connection: Connection, by: Operator, message: Message) -> None:
         holder = self._holder
         self._needs("running", "paused")
+        if holder.deadman.holds:
+            holder.deadman.until = None
         holder.tree.thaw()
         self._requests.record("resume", by)
         holder.halted = False
@@ -113,6 +118,7 @@ class Steering:
         grace = number(message, "grace", 0, 3600, protocol.DEFAULT_GRACE)
         self._needs("running", "paused", "checkpointed", "exited", "lost")
         self._requests.record("kill", by, grace=grace)
+        self._holder.deadman.until = None
         self._holder.emit("killed", by=by.who())
         killing.Kill(self._holder, grace, lambda killed: connection.send({"id": message["id"], "ok": True, "killed": killed}))
         return LATER
@@ -127,6 +133,12 @@ class Steering:
         self._holder.emit("fenced", by=by.who(), **facts)
         self._holder.write_state()
         return answer
+
+    def _self_fence(self, connection: Connection, by: Operator, message: Message) -> Message:
+        """Run for so many seconds more, and then stand still; 0: for ever."""
+        self._needs("running", "paused", busy=True)
+        self._holder.deadman.extend(number(message, "seconds", 0, 1e9, 0))
+        return {"state": self._holder.state}
 
     # -- checkpoints, upgrade, the end ------------------------------------------------------------
 

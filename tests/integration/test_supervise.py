@@ -21,6 +21,9 @@ from support.keeper import Keeper, start_time, wait_until
 from support.operating import Operators
 from support.supervising import COUNTER, PATIENCE, Supervised
 
+from criuctl.config import Config
+from criuctl.session.client import Session
+
 pytestmark = pytest.mark.integration
 
 Homes = Callable[[str], Operators]
@@ -183,3 +186,42 @@ def test_of_two_standbys_one_takes_over_and_the_old_home_is_fenced(homes: Homes)
     wait_until(lambda: start_time(stale) != began, PATIENCE, "the stale copy is reaped")
     assert others[loser].events("recovered") == [] and others[loser].command.process.poll() is None
     assert start_time(others[winner].wait("home")["pid"]) is not None
+
+
+def test_a_home_that_is_cut_off_stands_still(homes: Homes) -> None:
+    """Until it has renewed its lease, also when its supervisor is killed; or until a person has it go on."""
+    a = homes("a")
+    out = counting(a)
+    a("snapshot", "web")
+    store, road = a.store, a.home.path / "road"
+    road.symlink_to(store)
+    a.store = road
+    watch = supervise(a, "--every", "1h", "--self-fence")
+    pid = watch.wait("home")["pid"]
+
+    def is_in(state: str) -> Callable[[], bool]:
+        return lambda: a("status", "web")["state"] == state
+
+    road.unlink()
+    wait_until(is_in("paused"), PATIENCE, "it stands still")
+    assert watch.wait("self-fenced")["lease_s"] == 2
+    status, size = a("status", "web"), out.stat().st_size
+    assert (status["paused_by"]["name"], status["self_fence"], watch.events("snapshot")) == ("self-fence", True, [])
+    road.symlink_to(store)
+    watch.wait("goes-on")
+    wait_until(lambda: out.stat().st_size > size, PATIENCE, "it counts on")
+    watch.stop(signal.SIGKILL)
+    wait_until(is_in("paused"), PATIENCE, "its holder knows that nobody renews the lease any more")
+    # The next supervisor has the lease, and does not want that.
+    again = supervise(a, "--every", "1h")
+    assert again.wait("home")["pid"] == pid and a("status", "web")["self_fence"] is False
+    wait_until(is_in("running"), PATIENCE, "it goes on")
+    with Session.connect("web", config=Config(run_dir=str(a.home.run)), kind="service", role="admin") as session:
+        session.request("self-fence", seconds=0.01)
+        wait_until(is_in("paused"), PATIENCE, "the time is over")
+    a("resume", "web")
+    size = out.stat().st_size
+    wait_until(lambda: out.stat().st_size > size, PATIENCE, "it counts on")
+    told = [event["operation"] for event in a("events", "--session", "web")]
+    assert [name for name in told if name.startswith("self-fence")][:2] == ["self-fence", "self-fence-end"]
+    assert "supervise" in told  # the one that was killed

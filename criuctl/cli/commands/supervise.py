@@ -27,6 +27,12 @@ def _recovered(event: Mapping[str, Any]) -> str:
     return f"recovered{place} from {event['session']}@{event['number']} after {event['recovered_ms'] / 1000:.1f} s{lost}"
 
 
+def _left(event: Mapping[str, Any]) -> str:
+    if not event["runs"]:
+        return ""
+    return "; the session stands still until its lease can be renewed" if event.get("still") else "; the session runs on"
+
+
 _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "started": lambda e: f"supervised from now on, as {'home' if e['role'] == 'recover' else e['role']}",
     "unleased": lambda e: e["text"],
@@ -46,9 +52,13 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "gave-up": lambda e: e["error"]["message"],
     "lease-expired": lambda e: f"nothing was heard of host {e['host']} for {e['silent_s']:g} s",
     "overtaken": lambda e: f"not restored here: {e['error']['message']}",
+    "self-fenced": lambda e: (
+        f"the lease of {e['lease_s']:g} s cannot be renewed; the session stands still, lest another host has it"
+    ),
+    "goes-on": lambda _e: "the lease is renewed, the session goes on",
     "fenced": lambda e: f"{e.get('text') or 'taken over'}; the copy here: {e['done']}",
     "store-failed": lambda e: f"the store cannot be asked: {e['error']['message']}",
-    "stopped": lambda e: "supervised no more; the session runs on" if e["runs"] else "supervised no more",
+    "stopped": lambda e: f"supervised no more{_left(e)}",
 }
 
 
@@ -121,6 +131,11 @@ def event_line(event: Mapping[str, Any]) -> str:
     metavar="SPAN",
     help="Others take the session over when this host is not heard of for SPAN.",
 )
+@click.option(
+    "--self-fence",
+    is_flag=True,
+    help="Stop the session while this host cannot renew its lease, before others may take it over.  [default: it runs on]",
+)
 @pass_app
 def supervise(
     app: App,
@@ -138,6 +153,7 @@ def supervise(
     backoff: str,
     max_backoff: str,
     lease: str,
+    self_fence: bool,
 ) -> int:
     """Keeps a session alive, in the foreground, for a service manager: takes snapshots of it while it runs, and restores
     it from the newest good one when it was killed, when its host has been started again, or when it ended as
@@ -148,7 +164,11 @@ def supervise(
     when a standby has seen no change of it for --lease, by its own clock, it takes the session over and restores it;
     of several one does. The old home, when it is back, ends its copy and stands by. This needs a store with conditional
     writes (local folders and most S3 servers have them), and files and addresses that the other host has, too. A
-    home that is only cut off goes on running until it reaches the store again.
+    home that is only cut off goes on running until it reaches the store again, unless --self-fence is given: then it
+    stands still, as by criuctl pause, once three quarters of --lease have passed without a renewal, also when this
+    command was killed, and goes on when the lease is renewed. So it never runs at two places; but each outage of the store
+    that is longer stops it, and no host at all may run it then. criuctl resume lets it go on all the same. A host
+    that was suspended or frozen itself stops it as soon as it runs again.
 
     A session that was dumped, killed or migrated by a command is over for its supervisor (exit 0), and so is one that
     ended as --restart does not bring back. SIGTERM ends the supervisor and leaves the session running, with a lease
@@ -190,6 +210,7 @@ def supervise(
         backoff=span(backoff),
         max_backoff=span(max_backoff),
         lease=span(lease),
+        self_fence=self_fence,
     )
     if app.verbose:
         with app.reporting() as reporter:
