@@ -279,6 +279,13 @@ DUMPABLE = [
     ),
     case("pseudo-terminal-inside", "m, s = os.openpty()"),
     case(
+        "pseudo-terminal-inside-with-followers",
+        "m, s = os.openpty(); r, w = os.pipe(); pid = os.fork()\n"
+        "if pid == 0:\n os.close(READY); os.setsid(); fcntl.ioctl(s, 0x540E, 0); os.fork(); os.close(w); sleep()\n"
+        "os.close(w); os.read(r, 1)",
+        also=("terminal-followers",),
+    ),
+    case(
         "pseudo-terminal-master",
         "m, s = outside(os.openpty); os.close(s)",
         also=("terminal-slave-outside",),

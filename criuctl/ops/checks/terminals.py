@@ -33,6 +33,7 @@ def check_terminals(scene: Scene) -> Iterator[Finding]:
         yield from _several_meanings(scene)
     else:
         yield from _aliases_inside(scene)
+    yield from _followers(scene)
     yield from _masters_alone(scene)
 
 
@@ -72,6 +73,21 @@ def _aliases_inside(scene: Scene) -> Iterator[Finding]:
                     fd=fd,
                 )
                 break
+
+
+def _followers(scene: Scene) -> Iterator[Finding]:
+    """Who is in a session on a terminal inside the tree and does not lead it: CRIU makes that terminal when they are there."""
+    for terminal in scene.terminals:
+        others = [pid for pid in terminal.controls if pid != terminal.session_leader]
+        if terminal.master_inside and not terminal.hung_up and others:
+            yield Finding(
+                "info",
+                "terminal-followers",
+                f"{len(others)} process(es) on {terminal.path or f'/dev/pts/{terminal.index}'}, a terminal inside the tree, come "
+                "back without it as controlling terminal: descriptors and ^C work, /dev/tty does not; what the leader starts "
+                "later has it",
+                pid=others[0],
+            )
 
 
 def _masters_alone(scene: Scene) -> Iterator[Finding]:
