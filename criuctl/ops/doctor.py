@@ -52,7 +52,7 @@ _LOW_MEMORY = 256 << 20
 
 def doctor(config: Config) -> list[Finding]:
     """All findings about this host, errors first."""
-    return _ask(config, (_rights, _criu, _hooks, _kernel, _programs, _memory, _folders, _configuration, _clock, _store))
+    return _ask(config, (_rights, _criu, _hooks, _kernel, _programs, _memory, _folders, _configuration, _named, _clock, _store))
 
 
 def readiness(config: Config) -> list[Finding]:
@@ -285,6 +285,28 @@ def _configuration(config: Config) -> Iterator[Finding]:
     number = len(parse(config).rules)
     if number:
         yield Finding("info", "connection-rules", f"{number} connection rules; else connections are: {config.connections}")
+
+
+def _named(config: Config) -> Iterator[Finding]:
+    """What of the configuration is read only when it is needed, which may be at night, by cron."""
+    from ..session.keyboard import DetachKey
+    from ..transport.ssh import Host
+    from . import predicates, retention, trees
+
+    readers: list[tuple[str, Callable[[], object]]] = [
+        ("", lambda: trees.trees(config)),
+        ("", lambda: retention.policies(config.retention)),
+        ("predicates: ", lambda: predicates.configured(config)),
+        ("gc_grace: ", lambda: retention.seconds(config.gc_grace)),
+        ("detach_key: ", lambda: config.detach_key and DetachKey(config.detach_key)),
+    ]
+    readers += [("", lambda name=name: Host.parse(name, config)) for name in config.hosts]  # type: ignore[misc]
+    for where, read in readers:
+        try:
+            read()
+        except CriuctlError as error:
+            message = error.message if error.message.startswith(where) else where + error.message
+            yield Finding("error", error.code, message, error.hint)
 
 
 def _clock(_config: Config) -> Iterator[Finding]:

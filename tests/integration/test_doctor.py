@@ -54,6 +54,23 @@ def test_this_host_is_ready(config: Config, tmp_path: Path) -> None:
     assert levels == sorted(levels)
 
 
+def test_what_is_read_when_it_is_needed_is_looked_at(config: Config) -> None:
+    bad = replace(
+        config,
+        trees={"web": {"unit": "nginx", "port": 80}},
+        retention={"*": {"keep_lst": 3}},
+        predicates={"db": ("nope:x",)},
+        gc_grace="soon",
+        detach_key="Q-Q-Q",
+        hosts={"good": {"url": "ssh://root@good"}, "bad": {"command": "criuctl"}},
+    )
+    assert _errors(doctor(config)) == []
+    said = [text for _, text in _errors(doctor(bad))]
+    wanted = ["'port'", "'keep_lst'", "'nope:x'", "gc_grace: 'soon'", "detach_key: ", "hosts: bad: url is missing"]
+    assert [part for part in wanted if not any(part in text for text in said)] == []
+    assert len(said) == len(wanted)
+
+
 def test_connection_rules_are_read(config: Config) -> None:
     good = replace(config, connection_rules=(("rules: connection_rules[1]", {"policy": "keep"}),))
     assert _told(doctor(good), "connection-rules").text.startswith("1 connection rule")
