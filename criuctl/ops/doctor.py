@@ -296,7 +296,7 @@ def _named(config: Config) -> Iterator[Finding]:
     readers: list[tuple[str, Callable[[], object]]] = [
         ("", lambda: trees.trees(config)),
         ("", lambda: retention.policies(config.retention)),
-        ("predicates: ", lambda: predicates.configured(config)),
+        ("", lambda: predicates.configured(config)),
         ("gc_grace: ", lambda: retention.seconds(config.gc_grace)),
         ("detach_key: ", lambda: config.detach_key and DetachKey(config.detach_key)),
     ]
