@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import stat
@@ -28,6 +29,9 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
+# The tests themselves stay: to look through them for garbage again and again would take minutes of a whole run.
+gc.disable()  # until they are collected
+
 pytest_plugins = ["servers.fixtures", "support.hosts"]  # radosgw_server and rclone_server are there once for the whole session
 
 
@@ -35,7 +39,11 @@ _AHEAD = pytest.StashKey[linting.Check]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """In a long run, what `scripts/lint` has to say is found out meanwhile."""
+    """What was collected stays for good.  In a long run, what `scripts/lint` has to say is found out meanwhile."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(700, 10, 100)
+    gc.enable()
     wanted = any(item.nodeid.endswith(f"test_lint[{linting.AHEAD}]") for item in session.items)
     if wanted and len(session.items) > 500 and not session.config.option.collectonly:
         session.config.stash[_AHEAD] = linting.Check(linting.AHEAD, patient=True)
