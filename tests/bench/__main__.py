@@ -91,6 +91,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--scattered", action="store_true", help="of case migrate: the pages that change are all over [in a row]")
     parser.add_argument("--sessions", type=int, metavar="N", default=200, help="how many idle, of case sessions [200]")
     parser.add_argument("--flood", type=parse_size, metavar="SIZE", default=256 << 20, help="output that is printed there [256M]")
+    parser.add_argument("--watch", type=float, metavar="S", default=5.0, help="seconds in which the idle ones are watched [5]")
     parser.add_argument(
         "--simulated", type=_simulated, metavar="N,N", default=[10_000, 1_000_000], help="checkpoints and chunks of case store"
     )
@@ -153,7 +154,7 @@ def _places(options: argparse.Namespace, disk: Path, largest: int, stack: ExitSt
 def _run(options: argparse.Namespace, bench: cases.Bench) -> Iterator[Section]:
     sizes = options.sizes or [50 << 20, 1 << 30]
     if "sessions" in options.case:
-        yield from sessions.sessions(bench, options.sessions, options.flood)
+        yield from sessions.sessions(bench, options.sessions, options.flood, options.watch)
     if "migrate" in options.case:
         yield from migrations.migrations(bench, sizes[-1], scattered=options.scattered)
     if "store" in options.case:

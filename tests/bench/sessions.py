@@ -32,15 +32,15 @@ IDLE_PERCENT = Bound(1.0)
 _KEYS = (b"Q", b"X", b"Z")
 _ECHOES = 200  # keys a round
 _THINKING = 0.005  # seconds between two keys
-_SETTLE, _WATCH = 1.0, 5.0
+_SETTLE = 1.0
 
 
-def sessions(bench: Bench, number: int, flood: int) -> Iterator[Section]:
-    """All of it; `number` sessions idle, `flood` bytes are printed."""
+def sessions(bench: Bench, number: int, flood: int, watch: float) -> Iterator[Section]:
+    """All of it; `number` sessions idle and are watched for `watch` seconds, `flood` bytes are printed."""
     with _Hosts(bench) as hosts:
         yield from _attached(bench, hosts, flood)
     with _Hosts(bench) as hosts:
-        yield _idling(bench, hosts, number)
+        yield _idling(bench, hosts, number, watch)
 
 
 class _Hosts(ExitStack):
@@ -102,7 +102,7 @@ def _note_memory(section: Section, when: str, held: Mapping[str, Sequence[int]])
         section.row(f"Pss, with the session's init, {when}", "MiB").add(name, pss / 1024)
 
 
-def _idling(bench: Bench, hosts: _Hosts, number: int) -> Section:
+def _idling(bench: Bench, hosts: _Hosts, number: int, watch: float) -> Section:
     """Detached sessions in which nothing happens."""
     section = Section(f"{number} idle sessions", {"case": "sessions", "what": "idle", "sessions": number})
     bench.say(f"sessions: starting {number} of each")
@@ -115,7 +115,7 @@ def _idling(bench: Bench, hosts: _Hosts, number: int) -> Section:
         time.sleep(_SETTLE)
     before = {name: (_used(pids), _switches(pids), time.monotonic()) for name, pids in held.items()}
     with waiting():
-        time.sleep(_WATCH)
+        time.sleep(watch)
     for name, pids in held.items():
         used, switches, since = before[name]
         seconds = time.monotonic() - since

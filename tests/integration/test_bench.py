@@ -90,7 +90,7 @@ def test_a_way_that_fails_is_told(tmp_path: Path) -> None:
 
 def test_sessions(tmp_path: Path) -> None:
     """Every way holds sessions and shows what they print; nothing of them stays."""
-    bench = _bench(tmp_path, "sessions", "--sessions", "2", "--flood", "2M", "--runs", "1", "--json")
+    bench = _bench(tmp_path, "sessions", "--sessions", "2", "--flood", "2M", "--watch", "1", "--runs", "1", "--json")
     out, err = bench.communicate(timeout=200)
     assert (bench.returncode, _left(tmp_path)) == (0, []), err
     sections = {section["what"]: {row["what"]: row for row in section["rows"]} for section in json.loads(out)["sections"]}
