@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import Conflict, InvalidName, NoSuchProcess, NotFound, SessionGone, TimedOut, UsageError
+from ..errors import Conflict, InvalidName, NoSuchProcess, NotFound, SessionGone, UsageError
 from ..proc.tree import ProcessIdentity
 from ..session import names
 from ..session.sessions import all_states, inside, state_of
@@ -31,8 +28,6 @@ if TYPE_CHECKING:
     from ..session.client import Session
 
 SPAWNER = "criuctl.session.spawn:spawn_session"
-_LOOK = 0.02  # seconds between two looks at processes that are to end
-_KILL_PATIENCE = 20.0  # seconds that processes may take to end of SIGKILL
 _MAX_COPIES = 1000  # names that are tried for one command
 
 
@@ -178,7 +173,7 @@ def sessions(config: Config) -> list[dict[str, Any]]:
     """Every session that this host knows, by name; nobody is asked, so nothing can hang."""
     states = {state["session"]: state for state in all_states(config)}
     records = {record.name: record for record in Registry(config).all()}
-    return [_known(states.get(name), records.get(name)) for name in sorted(states.keys() | records.keys())]
+    return [known_of(states.get(name), records.get(name)) for name in sorted(states.keys() | records.keys())]
 
 
 def describe(config: Config, name: str) -> dict[str, Any]:
@@ -190,7 +185,7 @@ def describe(config: Config, name: str) -> dict[str, Any]:
         state, record = state_of(config, name), Registry(config).get(name)
         if state is None and record is None:
             raise NotFound(f"no session {name!r} is known to this host", hint="`criuctl ls` shows those that are.") from None
-        return _known(state, record)
+        return known_of(state, record)
 
 
 def ended(config: Config, name: str) -> bool:
@@ -220,7 +215,7 @@ def when(seconds: float | None) -> str | None:
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _known(state: Mapping[str, Any] | None, record: SessionRecord | None) -> dict[str, Any]:
+def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> dict[str, Any]:
     """From what was left behind: the state file where it is of the same, or of a later, life than the record."""
     if state is not None and not state["holder_alive"] and record is not None:
         if record.alive() or (record.state == "checkpointed" and state["state"] != "lost" and record.updated >= state["since"]):
@@ -312,14 +307,15 @@ def connect(
         state, record = state_of(config, name), Registry(config).get(name)
         if state is None and record is None:
             raise SessionGone(f"no session {name!r} is known to this host") from error
-        known = _known(state, record)
+        known = known_of(state, record)
         if known["moved_to"]:
             hint = f"`criuctl attach {known['moved_to']}`"
-            raise SessionGone(_why_not(known), hint=hint, moved_to=known["moved_to"], home=known["home"]) from error
-        raise SessionGone(_why_not(known), hint=error.hint) from error
+            raise SessionGone(why_not(known), hint=hint, moved_to=known["moved_to"], home=known["home"]) from error
+        raise SessionGone(why_not(known), hint=error.hint) from error
 
 
-def _why_not(known: Mapping[str, Any]) -> str:
+def why_not(known: Mapping[str, Any]) -> str:
+    """Why nobody can be talked to, in words."""
     name, state = known["session"], known["state"]
     if known["moved_to"]:
         return f"session {name!r} has moved to {known['home']}"
@@ -331,89 +327,6 @@ def _why_not(known: Mapping[str, Any]) -> str:
         return f"session {name!r} runs as PID {known['pid']}, without a terminal of criuctl's"
     ended = "its holder ended without a word" if known["created"] else "it ended, and as it had no holder nobody saw how"
     return f"session {name!r} is lost: {known.get('reason') or ended}"
-
-
-@events.recorded("kill", events.killed, about=events.of_session)
-def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
-    """End every process of a session and make sure of it; whatever knows it here forgets that it runs."""
-    try:
-        session = connect(config, name, role="admin")
-    except SessionGone:
-        killed = _end_tree(config, name, grace)
-        return {"session": name, "state": "exited", "killed": killed, "leases_kept": _forget(config, name)}
-    with session:
-        was = session.hello["status"]["state"]
-        if was in ("exited", "lost"):
-            killed = 0
-        else:
-            killed = session.kill(grace)
-        ended = session.wait_exit(_KILL_PATIENCE)
-    body = {"session": name, "state": "exited", "killed": killed, "exit_code": ended["exit_code"]}
-    return body | {"leases_kept": _forget(config, name)}
-
-
-def _end_tree(config: Config, name: str, grace: float) -> int:
-    """End a session that has no holder: SIGTERM to its processes, SIGKILL after `grace` seconds; how many there were."""
-    from ..session.cgroup import existing
-    from ..session.processes import Tree
-
-    state, record = state_of(config, name), Registry(config).get(name)
-    if state is None and record is None:
-        raise SessionGone(f"no session {name!r} is known to this host")
-    known = _known(state, record)
-    # Without a holder its group still stands still, if it did: who is frozen by version 1 dies of nothing.
-    tree = Tree(existing(state["cgroup"]) if state is not None and state.get("cgroup") and _is_of(state, record) else None)
-    if record is not None and record.alive():
-        tree.root = record.identity
-    elif state is not None and state.get("pid") and state.get("boot_id") == boot_id():
-        tree.root = ProcessIdentity(state["pid"], state["start_time"])  # its holder is gone, it may live
-    if tree.root is None or not tree.root.alive():
-        raise SessionGone(_why_not(known))
-    hard = time.monotonic() + grace
-    tree.stopped = _stopped_init(tree.root)
-    seen = set(tree.members())
-    tree.signal(signal.SIGTERM if grace else signal.SIGKILL, seen)
-    tree.thaw()
-    while members := tree.members():
-        seen.update(members)
-        if time.monotonic() >= hard:
-            tree.signal(signal.SIGKILL, members)
-        if time.monotonic() >= hard + _KILL_PATIENCE:
-            left = ", ".join(str(member.pid) for member in members)
-            raise TimedOut(f"session {name!r}: processes survive SIGKILL: PID {left}", hint="They are stuck in the kernel.")
-        time.sleep(_LOOK)
-    if tree.group is not None:
-        tree.group.remove()
-    return len(seen)
-
-
-def _stopped_init(root: ProcessIdentity) -> list[ProcessIdentity]:
-    """PID 1 of the tree's namespaces, if a pause without a freezer has stopped it with the tree: it would never reap that."""
-    from ..proc.namespaces import is_namespace_init
-    from ..proc.tree import read_process
-
-    with suppress(NoSuchProcess):
-        parent = read_process(root.pid).ppid
-        if parent > 1 and (above := read_process(parent)).state == "T" and is_namespace_init(parent):
-            return [above.identity]
-    return []
-
-
-def _is_of(state: Mapping[str, Any], record: SessionRecord | None) -> bool:
-    """Whether a state file tells of this life of the session."""
-    return state.get("boot_id") == boot_id() and (record is None or state["id"] == record.id)
-
-
-def _forget(config: Config, name: str) -> list[str]:
-    """Nobody takes this session for one that lives here, or that is to come back here; stores that could not be told."""
-    registry = Registry(config)
-    record = registry.get(name)
-    registry.forget(name)
-    if record is None or not record.leases:
-        return []
-    from . import fencing  # stores are slow to import, and a session that was never stored needs none
-
-    return fencing.give_back(config, record)
 
 
 def _umask() -> int:

@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pyte
-from pyte import charsets, graphics, modes
-from pyte.screens import Char, wcwidth
+from pyte import charsets, modes
+from pyte.screens import Char
+
+from .cells import plain, position, rendition, styled, text_of
 
 HISTORY = 2000  # lines of scrollback that are kept
 _MAX_CARRY = 64 << 10  # a sequence longer than this is none
-_BLANK = Char(" ")
 
 _TOKEN = re.compile(
     r"(?P<text>[^\x00-\x1f\x7f-\x9f]+)"
@@ -286,12 +287,12 @@ class Screen(pyte.Screen):
 
     def text(self) -> list[str]:
         """The lines of the screen as text, without blanks at their ends."""
-        return [_plain(self.buffer[y], self.columns) for y in range(self.lines)]
+        return [plain(self.buffer[y], self.columns) for y in range(self.lines)]
 
     def scrollback(self, *, ansi: bool = False) -> list[str]:
         """The lines that have left the screen at its top, oldest first, then those of the (main) screen that are not empty."""
         buffer = self.buffer if self.main is None else self.main[0]
-        render = _styled if ansi else _plain
+        render = styled if ansi else plain
         shown = [render(buffer[y], self.columns) for y in range(self.lines)]
         while shown and not shown[-1]:
             shown.pop()
@@ -299,7 +300,7 @@ class Screen(pyte.Screen):
 
     def ansi(self) -> list[str]:
         """The lines of the screen with colours and attributes."""
-        return [_styled(self.buffer[y], self.columns) for y in range(self.lines)]
+        return [styled(self.buffer[y], self.columns) for y in range(self.lines)]
 
     def redraw(self, rows: int, columns: int, *, history: bool = False) -> bytes:
         """What makes a reset terminal of this size show it; with `history`, the scrollback goes into the terminal's own."""
@@ -308,11 +309,11 @@ class Screen(pyte.Screen):
         if history and self.history:
             kept = list(self.history)
             out.append("\x1b[H\x1b[2J")
-            out += [f"{_styled(line, width)}\r\n" for line in kept]
+            out += [f"{styled(line, width)}\r\n" for line in kept]
             out.append("\r\n" * min(rows - 1, len(kept) + rows))  # the last of them leave the screen too
         if self.main is not None:
             out += self._cells(self.main[0], rows, width)
-            out.append(_position(self.main[1], rows, columns))
+            out.append(position(self.main[1], rows, columns))
             out.append("\x1b[?1049h")
         out += self._cells(self.buffer, rows, width)
         out += self._states(rows, columns)
@@ -322,7 +323,7 @@ class Screen(pyte.Screen):
         yield "\x1b[m\x1b[H\x1b[2J"
         first = max(0, min(self.lines - rows, self.cursor.y - rows + 1))  # a smaller terminal shows where the cursor is
         for y in range(first, min(self.lines, first + rows)):
-            line = _styled(buffer[y], width)
+            line = styled(buffer[y], width)
             if line:
                 yield f"\x1b[{y - first + 1};1H{line}"
 
@@ -355,7 +356,7 @@ class Screen(pyte.Screen):
             if x and self.buffer[self.cursor.y][x].data == "":  # a wide one
                 x -= 1
             last = self.buffer[self.cursor.y][x]
-            yield f"\x1b[{y + 1};{x + 1}H{_rendition(last)}{_text(self.buffer[self.cursor.y], x, self.columns) or ' '}"
+            yield f"\x1b[{y + 1};{x + 1}H{rendition(last)}{text_of(self.buffer[self.cursor.y], x, self.columns) or ' '}"
         else:
             yield f"\x1b[{y + 1};{x + 1}H"
         if _DECOM in self.mode:  # after it positions count from the margin, and setting it moves the cursor
@@ -363,21 +364,9 @@ class Screen(pyte.Screen):
             yield f"\x1b[?6h\x1b[{max(1, y - top + 1)};{x + 1}H"
         if _DECAWM not in self.mode:
             yield "\x1b[?7l"
-        yield _rendition(self.cursor.attrs)
+        yield rendition(self.cursor.attrs)
         if self.cursor.hidden:
             yield "\x1b[?25l"
-
-
-_FOREGROUND = {name: number for table in (graphics.FG_ANSI, graphics.FG_AIXTERM) for number, name in table.items()}
-_BACKGROUND = {name: number for table in (graphics.BG_ANSI, graphics.BG_AIXTERM) for number, name in table.items()}
-_ATTRIBUTES = (
-    ("bold", 1),
-    ("italics", 3),
-    ("underscore", 4),
-    ("blink", 5),
-    ("reverse", 7),
-    ("strikethrough", 9),
-)
 
 
 def _unfinished(rest: str) -> bool:
@@ -407,57 +396,3 @@ def _renditions(args: str) -> list[int]:
         elif words[0] == "4":
             numbers.append(24 if words[1] == "0" else 4)
     return numbers
-
-
-def _plain(line: Mapping[int, Char], columns: int) -> str:
-    last = max((x for x in line if x < columns), default=-1)
-    return "".join(_text(line, x, columns) for x in range(last + 1)).rstrip(" ")
-
-
-def _text(line: Mapping[int, Char], x: int, columns: int) -> str:
-    """What cell `x` shows; half of a wide character, whose other half was overwritten, shows nothing."""
-    data = line[x].data
-    if _stub(data):
-        return data if x and _wide(line[x - 1].data) else " "
-    if _wide(data) and (x + 1 >= columns or not _stub(line[x + 1].data)):
-        return " "
-    return data
-
-
-def _stub(data: str) -> bool:
-    """Whether this is the second half of a wide character, perhaps with an accent."""
-    return data == "" or (data > "\x7f" and wcwidth(data[0]) == 0)
-
-
-def _wide(data: str) -> bool:
-    return data > "\u10ff" and wcwidth(data[0]) == 2
-
-
-def _styled(line: Mapping[int, Char], columns: int) -> str:
-    """One line with its renditions, from the default to the default; erased cells with a colour count."""
-    last = max((x for x, char in line.items() if x < columns and char != _BLANK), default=-1)
-    out, now = [], _BLANK
-    for x in range(last + 1):
-        char = line[x]
-        if char[1:] != now[1:]:
-            out.append(_rendition(char))
-            now = char
-        out.append(_text(line, x, columns))
-    if now[1:] != _BLANK[1:]:
-        out.append("\x1b[m")
-    return "".join(out)
-
-
-def _rendition(char: Char) -> str:
-    codes = ["0", *(str(code) for name, code in _ATTRIBUTES if getattr(char, name))]
-    for colour, names, extended in ((char.fg, _FOREGROUND, 38), (char.bg, _BACKGROUND, 48)):
-        if colour in names:
-            if colour != "default":
-                codes.append(str(names[colour]))
-        else:
-            codes.append(f"{extended};2;{int(colour[0:2], 16)};{int(colour[2:4], 16)};{int(colour[4:6], 16)}")
-    return f"\x1b[{';'.join(codes)}m"
-
-
-def _position(cursor: Any, rows: int, columns: int) -> str:
-    return f"\x1b[{min(cursor.y, rows - 1) + 1};{min(cursor.x, columns - 1) + 1}H"

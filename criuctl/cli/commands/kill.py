@@ -27,7 +27,7 @@ def kill(app: App, name: str, timeout: float) -> int:
     A paused session is resumed to hear the signal. For a session that is checkpointed nobody waits any more; its
     checkpoints stay in the store, and any host that shares it may restore them: the session's lease is given back.
     """
-    from ...ops.sessions import kill as end
+    from ...ops.ending import kill as end
 
     body = end(app.config, name, timeout)
     count = body["killed"]

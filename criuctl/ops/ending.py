@@ -1,0 +1,107 @@
+"""Ending a session for good: every process of it, and what says here that it lives.
+
+Its holder does it where there is one.  Where there is none (its holder was killed, or it never had a terminal of criuctl's) its
+processes are found and ended from here.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from ..config import Config
+from ..errors import NoSuchProcess, SessionGone, TimedOut
+from ..proc.tree import ProcessIdentity
+from ..session.sessions import state_of
+from . import events
+from .registry import Registry, SessionRecord, boot_id
+from .sessions import connect, known_of, why_not
+
+_LOOK = 0.02  # seconds between two looks at processes that are to end
+_KILL_PATIENCE = 20.0  # seconds that processes may take to end of SIGKILL
+
+
+@events.recorded("kill", events.killed, about=events.of_session)
+def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
+    """End every process of a session and make sure of it; whatever knows it here forgets that it runs."""
+    try:
+        session = connect(config, name, role="admin")
+    except SessionGone:
+        killed = _end_tree(config, name, grace)
+        return {"session": name, "state": "exited", "killed": killed, "leases_kept": _forget(config, name)}
+    with session:
+        was = session.hello["status"]["state"]
+        if was in ("exited", "lost"):
+            killed = 0
+        else:
+            killed = session.kill(grace)
+        ended = session.wait_exit(_KILL_PATIENCE)
+    body = {"session": name, "state": "exited", "killed": killed, "exit_code": ended["exit_code"]}
+    return body | {"leases_kept": _forget(config, name)}
+
+
+def _end_tree(config: Config, name: str, grace: float) -> int:
+    """End a session that has no holder: SIGTERM to its processes, SIGKILL after `grace` seconds; how many there were."""
+    from ..session.cgroup import existing
+    from ..session.processes import Tree
+
+    state, record = state_of(config, name), Registry(config).get(name)
+    if state is None and record is None:
+        raise SessionGone(f"no session {name!r} is known to this host")
+    known = known_of(state, record)
+    # Without a holder its group still stands still, if it did: who is frozen by version 1 dies of nothing.
+    tree = Tree(existing(state["cgroup"]) if state is not None and state.get("cgroup") and _is_of(state, record) else None)
+    if record is not None and record.alive():
+        tree.root = record.identity
+    elif state is not None and state.get("pid") and state.get("boot_id") == boot_id():
+        tree.root = ProcessIdentity(state["pid"], state["start_time"])  # its holder is gone, it may live
+    if tree.root is None or not tree.root.alive():
+        raise SessionGone(why_not(known))
+    hard = time.monotonic() + grace
+    tree.stopped = _stopped_init(tree.root)
+    seen = set(tree.members())
+    tree.signal(signal.SIGTERM if grace else signal.SIGKILL, seen)
+    tree.thaw()
+    while members := tree.members():
+        seen.update(members)
+        if time.monotonic() >= hard:
+            tree.signal(signal.SIGKILL, members)
+        if time.monotonic() >= hard + _KILL_PATIENCE:
+            left = ", ".join(str(member.pid) for member in members)
+            raise TimedOut(f"session {name!r}: processes survive SIGKILL: PID {left}", hint="They are stuck in the kernel.")
+        time.sleep(_LOOK)
+    if tree.group is not None:
+        tree.group.remove()
+    return len(seen)
+
+
+def _stopped_init(root: ProcessIdentity) -> list[ProcessIdentity]:
+    """PID 1 of the tree's namespaces, if a pause without a freezer has stopped it with the tree: it would never reap that."""
+    from ..proc.namespaces import is_namespace_init
+    from ..proc.tree import read_process
+
+    with suppress(NoSuchProcess):
+        parent = read_process(root.pid).ppid
+        if parent > 1 and (above := read_process(parent)).state == "T" and is_namespace_init(parent):
+            return [above.identity]
+    return []
+
+
+def _is_of(state: Mapping[str, Any], record: SessionRecord | None) -> bool:
+    """Whether a state file tells of this life of the session."""
+    return state.get("boot_id") == boot_id() and (record is None or state["id"] == record.id)
+
+
+def _forget(config: Config, name: str) -> list[str]:
+    """Nobody takes this session for one that lives here, or that is to come back here; stores that could not be told."""
+    registry = Registry(config)
+    record = registry.get(name)
+    registry.forget(name)
+    if record is None or not record.leases:
+        return []
+    from . import fencing  # stores are slow to import, and a session that was never stored needs none
+
+    return fencing.give_back(config, record)
