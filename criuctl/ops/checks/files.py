@@ -27,6 +27,11 @@ _PIPES = 1024  # CRIU's NR_PIPES_WITH_DATA
 _BLOCK = 512
 _MIB = 1 << 20
 
+IO_URING_HINT = (
+    "Have the program do without: io_uring off in its configuration, for Node.js UV_USE_IO_URING=0, for MariaDB "
+    "innodb_use_native_aio=OFF."
+)
+
 _WHY = {
     "[userfaultfd]": "Have the program end its use of it (a garbage collector or a virtual machine's migration).",
     "[perf_event]": "Have the program stop measuring, or end the profiler inside the tree.",
@@ -86,7 +91,7 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
             d,
             "io-uring",
             "an io_uring is open; CRIU cannot save its queues",
-            "Have the program use epoll instead: io_uring off in its configuration, for Node.js UV_USE_IO_URING=0.",
+            IO_URING_HINT,
         )
     elif d.target.startswith("anon_inode:"):
         yield from _anonymous(scene, process, d)

@@ -10,6 +10,7 @@ from ...errors import NoSuchProcess
 from ...proc.mappings import Mapping, vm_flags
 from ...proc.tree import Process
 from ...report import Finding
+from .files import IO_URING_HINT
 from .scene import Scene
 
 _DEV_ZERO = os.makedev(1, 5)
@@ -48,7 +49,7 @@ def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Findi
     elif path.startswith("anon_inode:"):
         what = path.removeprefix("anon_inode:")
         code = "io-uring" if what == "[io_uring]" else "mapping-kind"
-        hint = _IO_URING_HINT if code == "io-uring" else "Have the program end its use of it before the dump."
+        hint = IO_URING_HINT if code == "io-uring" else "Have the program end its use of it before the dump."
         yield Finding("error", code, f"{process} has memory of {what} mapped, which CRIU cannot save", hint, pid=process.pid)
     elif path == "/secretmem":
         yield Finding(
@@ -78,7 +79,6 @@ def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Findi
             )
 
 
-_IO_URING_HINT = "Have the program use epoll instead: io_uring off in its configuration, for Node.js UV_USE_IO_URING=0."
 
 
 def _device_behind(pid: int, mapping: Mapping) -> int | None:
