@@ -172,6 +172,8 @@ def teller(app: App, wanted: str) -> Callable[[Item], int]:
             if not app.json:
                 tries = f", after {plural(item.tries, 'try', 'tries')}" if item.tries else ""
                 tell_failure(f"{item.session}: {item.state}{tries}", error)
+                if item.state == "given-up":
+                    tell("  `criuctl maintenance end --again` tries it anew, --abandon forgets it")
             return error.exit_code
         if not app.json and not app.quiet:
             checkpoint = f", checkpoint {item.checkpoint[:12]}" if item.checkpoint else ""
@@ -186,7 +188,7 @@ def teller(app: App, wanted: str) -> Callable[[Item], int]:
 def _forgotten(app: App) -> Callable[[Item], int]:
     def told(item: Item) -> int:
         if not app.json and not app.quiet:
-            write_result(f"{printable(item.session)}: {item.state}, checkpoint {item.checkpoint[:12] or '-'}")
+            write_result(f"{printable(item.session)}: forgotten; it was {item.state}, checkpoint {item.checkpoint[:12] or '-'}")
         return 0
 
     return told
