@@ -79,8 +79,6 @@ def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Findi
             )
 
 
-
-
 def _device_behind(pid: int, mapping: Mapping) -> int | None:
     """The device number if the mapping is one of a device, else None."""
     try:
