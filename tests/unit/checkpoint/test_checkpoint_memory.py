@@ -60,7 +60,7 @@ print(json.dumps({"rss_kib": int(high.split()[1])}))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mib", [1024])
+@pytest.mark.parametrize("mib", [640])  # twice dumped, once restored: far more than the ceiling
 def test_memory_is_bounded(mib: int) -> None:
     root = Path(__file__).parents[3]
     folder = Path(tempfile.mkdtemp(prefix="criuctl-rss-", dir="/dev/shm"))
