@@ -47,7 +47,8 @@ class SystemdChecks:
         """After a check that failed: the machine is up, and nothing of the check runs on."""
         if not self.sigma.powered():
             self.lab.power_on()
-        self.sigma.sh("criuctl maintenance end --abandon; true")
+        tidy = ["criuctl schedule remove minutely", "systemctl stop 'criuctl-supervise@*'", "criuctl maintenance end --abandon"]
+        self.sigma.sh(f"{'; '.join(tidy)}; systemctl reset-failed; true")
         self._kill_all()
 
     # -- the parts of checks -------------------------------------------------------------------------------
@@ -159,7 +160,7 @@ class SystemdChecks:
                 return bool(row["last"])
 
             wait_for(ran, PATIENCE, "the timer has called it")
-            told = self._journal(f"CRIUCTL_SESSION={name}", "CRIUCTL_OPERATION=snapshot", f"_SYSTEMD_UNIT={service}")
+            told = self._journal(f"CRIUCTL_SESSION={name}", "CRIUCTL_OPERATION=snapshot")
             if not told or "done" not in told[0]:
                 raise VmError(f"the journal has {told}")
             wait_for(lambda: self._show(service, "ActiveState") == ["inactive"], PATIENCE, "the run is over")
@@ -207,7 +208,7 @@ class SystemdChecks:
             self.sigma.sh(f"systemctl start {unit}")
             self._stored(name)
             self.sigma.sh(f"kill -9 $(cat $(find /sys/fs/cgroup/system.slice/criuctl-{name}-*.scope -name cgroup.procs))")
-            wait_for(lambda: self._journal(f"_SYSTEMD_UNIT={unit}", "CRIUCTL_OPERATION=restore"), PATIENCE, "it is restored")
+            wait_for(lambda: self._journal(f"CRIUCTL_SESSION={name}", "CRIUCTL_OPERATION=restore"), PATIENCE, "it is restored")
             again = self._went_back(name)
             self.sigma.sh(f"systemctl kill --kill-whom=main --signal=KILL {unit}")
             wait_for(
