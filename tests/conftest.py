@@ -32,7 +32,11 @@ settings.load_profile("suite")
 # The tests themselves stay: to look through them for garbage again and again would take minutes of a whole run.
 gc.disable()  # until they are collected
 
-pytest_plugins = ["servers.fixtures", "support.hosts"]  # radosgw_server and rclone_server are there once for the whole session
+pytest_plugins = [
+    "servers.fixtures",
+    "support.homes",
+    "support.hosts",
+]  # radosgw_server and rclone_server are there once for the whole session
 
 
 _AHEAD = pytest.StashKey[linting.Check]()

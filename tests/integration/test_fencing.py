@@ -6,8 +6,7 @@ Two homes on this machine: each has a name in the leases, state and run folders 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,34 +14,12 @@ from servers.common import free_ports
 from servers.radosgw import RadosGateway
 from support import oracle
 from support.command import Criuctl, Home
-from support.keeper import Keeper
+from support.homes import Homes
 from support.operating import Operators
 from support.pauses import paused
 from support.zoo import Animal, Zoo
 
 pytestmark = pytest.mark.integration
-
-Homes = Callable[[str], Operators]
-
-
-@pytest.fixture
-def homes(keeper: Keeper, home: Home) -> Iterator[Homes]:
-    """Makes homes by name; their sessions are ended before the leak guard looks."""
-    made: list[Operators] = []
-
-    def make(name: str) -> Operators:
-        own = replace(home, path=home.path / name, run=home.run / name)
-        for folder in (own.path, own.run):
-            folder.mkdir(mode=0o700)
-        operators = Operators(keeper, own)
-        operators.store = home.path / "store"
-        operators.extra |= {"CRIUCTL_HOST_ID": name, "CRIUCTL_KEY_DIR": str(home.path / "keys")}
-        made.append(operators)
-        return operators
-
-    yield make
-    for operators in made:
-        operators.close()
 
 
 def taken_over(old: Criuctl, new: Criuctl, animal: Animal, zoo: Zoo) -> Animal:

@@ -9,15 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support import oracle
-from support.command import Home
+from support.homes import Homes
 from support.hooking import HookFolder
-from support.keeper import Keeper, start_time, wait_until
+from support.keeper import start_time, wait_until
 from support.operating import Operators
 from support.supervising import COUNTER, PATIENCE, Supervised
 
@@ -26,32 +25,7 @@ from criuctl.session.client import Session
 
 pytestmark = pytest.mark.integration
 
-Homes = Callable[[str], Operators]
 QUICK = ("--backoff", "0.01s", "--lease", "2s")
-
-
-@pytest.fixture
-def homes(keeper: Keeper, home: Home) -> Iterator[Homes]:
-    """Makes homes by name; their supervisors, and then their sessions, are ended before the leak guard looks."""
-    made: list[Operators] = []
-
-    def make(name: str) -> Operators:
-        own = replace(home, path=home.path / name, run=home.run / name)
-        for folder in (own.path, own.run):
-            folder.mkdir(mode=0o700)
-        operators = Operators(keeper, own)
-        operators.store = home.path / "store"
-        operators.extra |= {"CRIUCTL_HOST_ID": name, "CRIUCTL_KEY_DIR": str(home.path / "keys")}
-        made.append(operators)
-        return operators
-
-    yield make
-    for operators in made:
-        for running in operators.running:
-            running.kill(signal.SIGTERM)
-            running.wait(PATIENCE)
-    for operators in made:
-        operators.close()
 
 
 def supervise(operators: Operators, *options: str) -> Supervised:
