@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 from support import oracle
 from support.command import Criuctl, Home
+from support.keeper import wait_until
 from support.trip import Trip
 from support.zoo import Zoo
 
@@ -43,6 +45,19 @@ def test_a_tree_that_is_pid_1_of_its_namespace(zoo: Zoo, trip: Trip) -> None:
     assert restored.answer["inner_pid"] == 1
     restored.ask()
     trip.restore(trip.dump(restored), restored, ignore=(*oracle.NEW_NAMESPACE, *OUTPUT)).ask()
+
+
+def test_a_chroot_that_came_into_a_pid_namespace(zoo: Zoo, trip: Trip) -> None:
+    """It sees no /proc, but its mount namespace has one: it can be dumped from there, again and again."""
+    code = "import os, time; os.chroot('.'); fd = os.open('/n', os.O_CREAT | os.O_WRONLY); n = 0\n"
+    code += "while True: n += 1; os.pwrite(fd, b'%09d' % n, 0); time.sleep(0.02)"
+    animal = zoo.launch([sys.executable, "-S", "-c", code], name="jail", quiet=False)
+    counter = animal.folder / "n"
+    wait_until(lambda: counter.exists() and counter.read_text(), 60, "it counts")
+    for _ in range(2):
+        animal = trip.restore(trip.dump(animal), animal, "--pids", "private", equal=False)
+        before = counter.read_text()
+        wait_until(lambda before=before: counter.read_text() > before, 60, "it counts on")
 
 
 def test_a_session_led_from_outside_the_pid_namespace(zoo: Zoo, criuctl: Criuctl) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ...errors import NoSuchProcess
 from ...proc.namespaces import for_children
-from ...proc.procfs import read_text
+from ...proc.procfs import all_pids, read_text
 from ...report import Finding
 from ...session.sessions import all_states
 from .scene import Scene
@@ -68,13 +68,25 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
             )
 
 
+def _at_top(scene: Scene) -> int:
+    """A process that sees the root's mount namespace as CRIU will: not from inside a chroot."""
+    wanted = scene.namespaces[scene.root.pid]["mnt"]
+    for pid in (scene.root.pid, *all_pids()):
+        try:
+            if os.readlink(f"/proc/{pid}/root") == "/" and os.stat(f"/proc/{pid}/ns/mnt").st_ino == wanted:
+                return pid
+        except OSError:
+            continue
+    return scene.root.pid
+
+
 def check_proc_mount(scene: Scene) -> Iterator[Finding]:
     """CRIU, inside of the tree's PID and mount namespaces, needs the /proc that belongs to them."""
     if not scene.entered("pid"):
         return
     root = scene.root
     try:
-        shown = os.stat(f"/proc/{root.pid}/root/proc/1/ns/pid").st_ino
+        shown = os.stat(f"/proc/{_at_top(scene)}/root/proc/1/ns/pid").st_ino
     except OSError:
         shown = 0
     if shown != scene.namespaces[root.pid].get("pid"):
