@@ -33,6 +33,7 @@ SALT_SIZE = 16
 OVERHEAD = SALT_SIZE + TAG_SIZE  # of a sealed block
 PACK_NAME_SIZE = 16
 _MARK_SIZE = 6  # bytes of the name of a domain's pack that tell whose it is
+_CHUNK_MARK_SIZE = 8  # of the id of a domain's chunk
 
 RAW, ZSTD = 0, 1  # how a record's or block's content is compressed
 _WORTH = 0.97  # compressed content is kept when it is below this part of the plain size
@@ -87,8 +88,12 @@ class Sealer:
         self.config_key = derive(master, _CONFIG)
 
     def chunk_id(self, content: Buffer) -> bytes:
-        """The id of a chunk."""
-        return self._hash(content, key=self.chunk_key).digest()
+        """The id of a chunk; in a domain it tells those who have the keys that it is of this domain."""
+        digest: bytes = self._hash(content, key=self.chunk_key).digest()
+        if not self.domain:
+            return digest
+        body = digest[:-_CHUNK_MARK_SIZE]
+        return body + self._mark(body, _CHUNK_MARK_SIZE)
 
     def token(self, name: str) -> str:
         """What stands for `name` in the names of objects: 32 hex digits that tell nothing without the key."""
@@ -103,14 +108,19 @@ class Sealer:
     def new_pack(self) -> bytes:
         """A name for a new pack: random, but for what tells those who have the domain's keys that it is of this domain."""
         rest = secrets.token_bytes(PACK_NAME_SIZE - _MARK_SIZE)
-        return (self._mark(rest) if self.domain else secrets.token_bytes(_MARK_SIZE)) + rest
+        return (self._mark(rest, _MARK_SIZE) if self.domain else secrets.token_bytes(_MARK_SIZE)) + rest
 
     def owns(self, pack: bytes) -> bool:
         """Whether the pack of this name is of a write-only host's domain, and this is it."""
-        return bool(self.domain) and self._mark(pack[_MARK_SIZE:]) == pack[:_MARK_SIZE]
+        return bool(self.domain) and self._mark(pack[_MARK_SIZE:], _MARK_SIZE) == pack[:_MARK_SIZE]
 
-    def _mark(self, rest: bytes) -> bytes:
-        return keyed_hash(self._packs, rest)[:_MARK_SIZE]
+    def owns_chunk(self, chunk: bytes) -> bool:
+        """The same for the chunk with this id."""
+        body = chunk[:-_CHUNK_MARK_SIZE]
+        return bool(self.domain) and self._mark(body, _CHUNK_MARK_SIZE) == chunk[-_CHUNK_MARK_SIZE:]
+
+    def _mark(self, rest: bytes, size: int) -> bytes:
+        return keyed_hash(self._packs, rest)[:size]
 
     # -- other domains, in a store that has some -------------------------------------------------------
 

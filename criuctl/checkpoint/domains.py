@@ -5,6 +5,7 @@ master key that the host has made.  Which domain an object is of, it tells itsel
 
 - segments, manifests and leases by a required feature, ``writer:<the domain's id>``, so older versions refuse them by name;
 - a pack by its name, to those who have the domain's keys: its first bytes are a keyed hash of the others (`Sealer.owns`);
+- a chunk by its id, in the same way (`Sealer.owns_chunk`): what is said to be in a domain's pack is a chunk of that domain;
 - lists of packs (`gclists`) are of no domain: in a store that has writers they are sealed by the lists key, for all.
 
 No index tells of domains, and chunk ids of different domains have nothing to do with each other: so a write-only host

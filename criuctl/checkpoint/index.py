@@ -12,8 +12,8 @@ What the index says is a hint that is always checked: chunks are verified when r
 shares with older ones are seen to be there before it is committed.  A pack that was found missing or damaged
 is *distrusted*: its chunks count as unknown, so that the next dump stores them again.
 
-A segment is sealed in the domain of its packs (`domains`), and may tell of no others.  A write-only host keeps the names of the
-segments that it cannot read, as of empty ones.
+A segment is sealed in the domain of its packs (`domains`), and may tell of no others, nor of others' chunks.  A write-only host
+keeps the names of the segments that it cannot read, as of empty ones.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..store import Store
 from . import objects
 from .cache import Cache
 from .codec import Sealer, broken
-from .packs import ENTRY, NAME_SIZE, PackIndex, Place, object_name, pack_of
+from .packs import ENTRY, NAME_SIZE, PackIndex, Place, check_writer, object_name, pack_of
 
 PREFIX = "index/"
 PACK = struct.Struct(f"<{NAME_SIZE}sII")
@@ -145,8 +145,8 @@ class Index:
         data = self._store.get(name)
         found = objects.layout(objects.INDEX, name, data, len(data))
         packs = decode_segment(name, objects.open_body(name, found, data, self._sealer))
-        if found.domain and not all(map(self._sealer.of(found.domain, name).owns, (pack.pack for pack in packs))):
-            raise broken(name, "it tells of packs that its writer has not made")
+        for pack in packs if found.domain else ():
+            check_writer(pack, self._sealer.of(found.domain, name), name)
         return packs
 
     def publish(self, packs: Sequence[PackIndex], published: list[str]) -> None:

@@ -79,6 +79,15 @@ class PackIndex:
                 raise broken(where, f"it tells of an impossible record in pack {self.pack.hex()}")
 
 
+def check_writer(index: PackIndex, sealer: Sealer, where: str) -> None:
+    """`Damaged` unless pack and chunks are of the domain that `sealer` is of; the store's own keys may tell of anything.
+
+    Chunk ids stand in packs for all to see: no write-only host shall say of another's chunk that it is in a pack of its own.
+    """
+    if sealer.domain and not (sealer.owns(index.pack) and all(sealer.owns_chunk(chunk) for chunk, *_ in index)):
+        raise broken(where, "it tells of packs or chunks that its writer has not made")
+
+
 class PackBuilder:
     """Fills `buffer` with one pack after the other; used by one thread at a time."""
 
@@ -178,7 +187,7 @@ def read_index(store: Store, name: str, size: int, sealer: Sealer) -> PackIndex:
     pack = pack_of(name)
     if pack is None or not HEADER.size + FOOTER.size <= size <= MAX_PACK:
         raise broken(name, "it is no pack")
-    seal = sealer.of_pack(pack).pack(pack)
+    own = sealer.of_pack(pack)
     magic, version, flags, zero, inner = HEADER.unpack(store.get_range(name, 0, HEADER.size))
     if magic != MAGIC:
         raise broken(name, "it is no pack")
@@ -195,12 +204,13 @@ def read_index(store: Store, name: str, size: int, sealer: Sealer) -> PackIndex:
     if offset < HEADER.size or offset + stored != size - FOOTER.size or stored != count * ENTRY.size + TAG_SIZE:
         raise broken(name, "the sizes in its footer are not possible")
     try:
-        entries = seal.open_index(store.get_range(name, offset, stored), footer)
+        entries = own.pack(pack).open_index(store.get_range(name, offset, stored), footer)
     except SealBroken:
         raise broken(name, "the seal of its index does not fit") from None
     found = PackIndex(pack, size, entries)
     found.check(name)
+    check_writer(found, own, name)
     return found
 
 
-__all__ = ["PackBuilder", "PackIndex", "Place", "object_name", "open_record", "pack_of", "read_index"]
+__all__ = ["PackBuilder", "PackIndex", "Place", "check_writer", "object_name", "open_record", "pack_of", "read_index"]

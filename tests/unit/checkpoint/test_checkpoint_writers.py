@@ -13,12 +13,13 @@ import pytest
 from support import checkpoints as kit
 from support.writeonly import enrol, host
 
-from criuctl.checkpoint import configobject, gc, gclists, keys, leases, objects, packs, writers
+from criuctl.checkpoint import codec, configobject, gc, gclists, keys, leases, objects, packs, writers
 from criuctl.checkpoint.codec import SealBroken, Sealer, derive
 from criuctl.checkpoint.domains import StoreSealer, WriterSealer
 from criuctl.checkpoint.gc import Collection
+from criuctl.checkpoint.index import encode_segments
 from criuctl.checkpoint.manifest import CheckpointSummary
-from criuctl.checkpoint.packs import pack_of
+from criuctl.checkpoint.packs import PackBuilder, pack_of
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Conflict, Damaged, DataError, Foreign, KeyMissing, UnsupportedFormat, WrongKey
 from criuctl.report import Reporter
@@ -191,23 +192,31 @@ def test_a_domain_that_nobody_enrolled_has_made_is_refused(place: Place) -> None
         collect(place.master)
 
 
-def test_a_writer_cannot_tell_of_packs_that_it_has_not_made(place: Place) -> None:
-    ours = kit.write(place.master)
-    kit.write(place.one)
-    told = next(
-        p
-        for s in place.store.list("index/")
-        for p in place.master.index.read_segment(s.name)
-        if not place.one.sealer.owns(p.pack)
-    )
-    from criuctl.checkpoint.index import encode_segments
-
-    (body,) = encode_segments([told])
-    name = "index/" + "ab" * 16
-    place.store.put(name, objects.encode(objects.INDEX, name, b"", body, place.one.sealer))
+def test_a_writer_cannot_tell_of_what_it_has_not_made(place: Place) -> None:
+    """Neither of others' packs, nor that others' chunks are in its own: their ids stand in packs for all to see."""
+    ours = kit.write(place.master, content(1))
+    mine = kit.write(place.one, content(2))
+    told = {p.pack: p for s in place.store.list("index/") for p in place.master.index.read_segment(s.name)}
+    (theirs,) = (index for pack, index in told.items() if not place.one.sealer.owns(pack))
+    builder = PackBuilder(place.one.sealer, memoryview(bytearray(1 << 20)))
+    for chunk, *_places in theirs:
+        builder.add(chunk, 5, codec.RAW, b"false")
+    lie, data = builder.finish()
+    place.store.put(packs.object_name(lie.pack), data)
+    for index in (theirs, lie):
+        (body,) = encode_segments([index])
+        name = "index/" + index.pack.hex()
+        place.store.put(name, objects.encode(objects.INDEX, name, b"", body, place.one.sealer))
+        with pytest.raises(Damaged, match="its writer has not made"):
+            place.master.index.read_segment(name)
     with pytest.raises(Damaged, match="its writer has not made"):
-        place.master.index.read_segment(name)
-    assert place.master.resolve("web@1") == ours
+        packs.read_index(place.store, packs.object_name(lie.pack), lie.size, place.master.sealer)
+    owner = place.master
+    again = kit.write(owner, content(1))
+    assert {pack for pack in owner.index.pack_sizes() if pack == lie.pack} == set()
+    assert collect(place.master).lost == 0
+    for summary, wanted in ((ours, content(1)), (again, content(1)), (mine, content(2))):
+        assert place.master.reader(Reporter()).read(place.master.manifest(summary).memory[0].data) == wanted.memory
 
 
 @pytest.mark.parametrize("early", [False, True])
