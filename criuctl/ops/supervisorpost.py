@@ -31,7 +31,7 @@ _WELL = 120.0  # seconds without a tick, outside of any operation, after which t
 class Wishes:
     """How to look after it; spans of time in seconds, 0 is none."""
 
-    every: float = 0.0
+    every: float | None = None  # not said: as the others need it
     on_idle: float = 0.0
     on_step: bool = False
     max_loss: float = 0.0
@@ -49,10 +49,12 @@ class Wishes:
     @property
     def period(self) -> float:
         """Seconds between two snapshots."""
-        return period(self.every, terminal=bool(self.on_idle or self.on_step), max_loss=self.max_loss)
+        return period(self.every or 0.0, terminal=bool(self.on_idle or self.on_step), max_loss=self.max_loss)
 
     def check(self) -> None:
-        """`UsageError` for what makes no sense together."""
+        """`UsageError` for what makes no sense, alone or together."""
+        if self.every is not None and self.every <= 0:
+            raise UsageError("a snapshot every 0 s is not possible", hint="Leave --every out, or give a span such as 60s.")
         if self.max_loss and not 0 < self.period <= self.max_loss:
             raise UsageError(f"a snapshot every {self.period:g} s cannot keep the loss below {self.max_loss:g} s")
 

@@ -197,7 +197,7 @@ def supervise(
             discard(1)
 
     wishes = Wishes(
-        every=span(every),
+        every=span(every) if every is not None else None,
         on_idle=span(on_idle),
         on_step=on_step,
         max_loss=span(max_loss),

@@ -98,6 +98,8 @@ def test_periods() -> None:
     Wishes(every=5, max_loss=5).check()
     with pytest.raises(UsageError, match="every 60 s cannot keep the loss below 30 s"):
         Wishes(every=60, max_loss=30).check()
+    with pytest.raises(UsageError, match="every 0 s"):
+        Wishes(every=0).check()
 
 
 @given(st.integers(1, 8), st.lists(st.tuples(st.sampled_from(["failed", "soon", "late"]), spans), max_size=30))
