@@ -47,7 +47,11 @@ class SystemdChecks:
         """After a check that failed: the machine is up, and nothing of the check runs on."""
         if not self.sigma.powered():
             self.lab.power_on()
-        tidy = ["criuctl schedule remove minutely", "systemctl stop 'criuctl-supervise@*'", "criuctl maintenance end --abandon"]
+        tidy = [
+            "criuctl schedule remove minutely",
+            "systemctl stop web 'criuctl-supervise@*'",
+            "criuctl maintenance end --abandon",
+        ]
         self.sigma.sh(f"{'; '.join(tidy)}; systemctl reset-failed; true")
         self._kill_all()
 
@@ -169,10 +173,16 @@ class SystemdChecks:
             self.sigma.sh(f"systemctl stop {service}")
             self._never_stopped(name)
             self.sigma.sh(f"systemctl reset-failed {service}; systemctl start --no-block {service}")
-            self.sigma.criuctl("schedule", "remove", "minutely")
-            state, patience = self._show(service, "ActiveState", "TimeoutStartUSec")
-            if (state, patience) != ("activating", "infinity"):
-                raise VmError(f"the run that outlives its schedule: {state}, ended by systemd after {patience}")
+            main = f"systemctl kill --kill-whom=main {service} --signal="
+            wait_for(lambda: self._show(service, "MainPID") != ["0"], PATIENCE, "a run is under way")
+            self.sigma.sh(f"{main}STOP")  # lest it is over before it is looked at
+            try:
+                self.sigma.criuctl("schedule", "remove", "minutely")
+                state, patience = self._show(service, "ActiveState", "TimeoutStartUSec")
+                if (state, patience) != ("activating", "infinity"):
+                    raise VmError(f"the run that outlives its schedule: {state}, ended by systemd after {patience}")
+            finally:
+                self.sigma.sh(f"{main}CONT; true")
             wait_for(lambda: self._show(service, "ActiveState") != ["activating"], PATIENCE, "the last run is over")
             left = self.sigma.sh(f"find /etc/systemd /run/systemd -name 'criuctl-schedule*'; systemctl is-failed {service}; true")
             if left.split() != ["inactive"]:
@@ -186,7 +196,7 @@ class SystemdChecks:
         """One that the configuration names by its unit: snapshot, dump, restore."""
         self.sigma.sh("systemctl start web")
         number = "tail -n 1 /var/log/web"
-        wait_for(lambda: self.sigma.sh(number).strip(), PATIENCE, "the service writes")
+        wait_for(lambda: self.sigma.sh(f"{number} 2>/dev/null; true").strip(), PATIENCE, "the service writes")
         (taken,) = self.sigma.criuctl("snapshot", "--label", "tier=web")
         if self._show("web.service", "ActiveState") != ["active"]:
             raise VmError("the snapshot has ended the service")
