@@ -41,7 +41,9 @@ from ..errors import (
     Foreign,
     ObjectExists,
     ObjectMissing,
+    StoreDenied,
     StoreError,
+    StoreFull,
     StoreUnreachable,
 )
 from . import objects
@@ -90,12 +92,13 @@ class Head(Record):
 class Claim:
     """A session claimed for this host; give it back with `release` unless the restore succeeded (`keep`)."""
 
-    def __init__(self, repository: Repository, head: Head, *, leased: bool, taken: Head | None = None) -> None:
+    def __init__(self, repository: Repository, head: Head, *, leased: bool, taken: Head | None = None, refused: str = "") -> None:
         self._repository = repository
         self.head = head
         self._taken = taken  # the record of the host that it was taken from
         self.leased = leased
-        self.warning = "" if leased else UNLEASED
+        self.refused = refused  # why the store takes no lease at all; "" if it does, or knows none
+        self.warning = "" if leased else refused or UNLEASED
         self._done = False
 
     def keep(self) -> None:
@@ -173,11 +176,13 @@ def claim(
     above: int = 0,
     ttl: int = 0,
     instead_of: Head | None = None,
+    copy: bool = False,
 ) -> Claim:
     """Make this host (`host` is its id) the session's home, with an epoch above `above`; `Conflict` says who holds it.
 
     What `host` holds itself is taken over; with `take_over`, a person's decision, what any host holds; with `instead_of`,
     a lease that has run out, that one and no other.  The new lease runs out after `ttl` milliseconds, unless it is renewed.
+    A `copy`, whose name is new, does without a lease where the store takes no more writes: a backup that is only read.
     """
     leased = repository.capabilities.conditional_create
     ref = SessionRef(session, session_id)
@@ -207,7 +212,14 @@ def claim(
         )
         if not leased:
             return Claim(repository, head, leased=False)
-        if put_record(repository, head) and _in_force(repository, head):
+        try:
+            won = put_record(repository, head)
+        except (StoreDenied, StoreFull) as error:
+            if not copy:
+                raise
+            why = f"the store takes no lease for session {session!r}, so another host may use that name, too: {error.message}"
+            return Claim(repository, head, leased=False, refused=why)
+        if won and _in_force(repository, head):
             _clear(repository, head)
             taken = current if current is not None and current.state == "held" and current.host != host else None
             return Claim(repository, head, leased=True, taken=taken)

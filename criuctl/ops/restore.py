@@ -163,10 +163,13 @@ def restore(
             take_over=take_over,
             instead_of=instead_of,
             ttl=ttl,
+            copy=new_name is not None,
         )
         stack.callback(claim.release_unless_kept)
         if claim.warning:
             reporter.step("unleased", why=claim.warning)
+        if claim.refused:
+            reporter.warning(claim.refused)
 
         reporter.step("pages")
         if lazy is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,25 @@ def test_a_copy_beside_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> N
     assert third.ask()["counter"] == 1
     assert criuctl("restore", told["checkpoint"], "--as", "second", check=False)["exit_code"] == 9
     assert copy.ask()["counter"] == 2
+
+
+def test_a_copy_from_a_store_that_takes_no_writes(zoo: Zoo, trip: Trip, criuctl: Criuctl, tmp_path: Path) -> None:
+    """A backup that is mounted read-only gives no lease: a copy comes without one, and says so; the session itself stays away."""
+    original = zoo.launch("counter.py")
+    store = tmp_path / "backup"
+    criuctl("store", "init", "--store", store)
+    told = trip.dump(original, "--name", "first", "--store", store)
+    subprocess.run(["mount", "--bind", str(store), str(store)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(store)], check=True)
+        refused = criuctl("restore", "first", "--store", store, check=False)
+        assert (refused["exit_code"], refused["error"]["code"]) == (7, "store-denied")
+        copy = trip.restore(told, original, "--as", "second", "--store", str(store))
+        (warning,) = (text for text in copy.answer["warnings"] if "takes no lease" in text)
+        assert "Read-only file system" in warning
+        assert copy.ask()["counter"] == 1
+    finally:
+        subprocess.run(["umount", str(store)], check=True)
 
 
 def test_a_copy_does_not_wait_for_the_locks_of_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
