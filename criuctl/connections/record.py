@@ -44,6 +44,7 @@ class Look:
 
     connections: list[Connection]
     owners: dict[int, str] = field(default_factory=dict)  # inode of a peer -> "PID (command)"; "" for nobody that we see
+    tcp: bool = True  # it holds TCP connections, or may: a descriptor that is on its way over a unix socket is not seen
 
     @property
     def external(self) -> list[Connection]:
@@ -75,7 +76,7 @@ def look(
             extra = borrower.details(s) if external and details else {}
             record = _record(s, external, inner, listening, owners.get(s.peer_inode, "") if external else "", extra)
             made.append(Connection(record, s))
-    return Look(made, owners)
+    return Look(made, owners, any(map(_maybe_tcp, every)))
 
 
 def _wanted(s: TreeSocket) -> bool:
@@ -83,6 +84,14 @@ def _wanted(s: TreeSocket) -> bool:
     if kernel.family == "unix":
         return _external(s)
     return kernel.family in _FAMILIES and (kernel.connected or kernel.listening or _bound(s))
+
+
+def _maybe_tcp(s: TreeSocket) -> bool:
+    """Whether it is a TCP connection, or has messages waiting, which may carry the descriptor of one."""
+    kernel = s.socket
+    if kernel.family == "unix":
+        return kernel.rqueue > 0
+    return kernel.protocol in ("tcp", "mptcp") and kernel.connected
 
 
 def _bound(s: TreeSocket) -> bool:

@@ -38,10 +38,16 @@ _PROBE_TCP_ONLY = "tcp"  # what a peer speaks whom nobody understands
 Seen = tuple[list[Process], dict[int, list[Descriptor]]]  # a tree, and what each of its living processes has open
 
 
-class NotIdle(CriuctlError):
-    """A connection that was to be waited for was busy at the very moment of the freeze; there is time to try again."""
+class FreezeAgain(CriuctlError):
+    """The frozen tree was not what its dump was prepared for: nothing has been taken of it, and it is to be frozen once more."""
 
     exit_code = 5
+    code = "freeze-again"
+
+
+class NotIdle(FreezeAgain):
+    """A connection that was to be waited for was busy at the very moment of the freeze; there is time to try again."""
+
     code = "not-idle"
 
 
@@ -65,6 +71,7 @@ class Survey:
         self.wish = wish
         self.drain = drain
         self.ending = ending
+        self.shield = True  # whether CRIU has TCP connections to lock in the firewall, or may have
         self._addresses: dict[str, frozenset[str]] = {}
         self._spoken: dict[str, str] = {}  # peer -> application protocol, as probed
         self._before: Look | None = None
@@ -87,6 +94,7 @@ class Survey:
         `seen` is the tree, if somebody has just looked at it.
         """
         tree, found = self._seen(root, details=False, seen=seen)
+        self.shield = found.tcp
         self._resolve()
         self._probe(found, tree)
         wanted = set()
@@ -183,8 +191,11 @@ class Survey:
     # -- when the tree is frozen
 
     def frozen(self, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> Look:
-        """The connections of the frozen tree as the manifest gets them.  `Vetoed`, as in `ahead`; `NotIdle`: try again later."""
+        """The connections of the frozen tree as the manifest gets them.  `Vetoed`, as in `ahead`; `FreezeAgain`."""
         found = look(tree, opened, before=self._before)
+        if found.tcp and not self.shield:
+            self.shield = True
+            raise FreezeAgain("a TCP connection has been made since the first look, which is to be locked")
         self._probe(found, tree)  # of connections that are newer than the first look
         decided = [self._decided(c, tree) for c in found.connections]
         for record, _decision in decided:

@@ -211,6 +211,10 @@ class ImageSet:
         """(local, peer) of every TCP connection that CRIU will restore."""
         return [(s.local, s.peer) for s in self._connected()]
 
+    def streams(self) -> list[str]:
+        """The images of TCP connections that CRIU has saved, queues and all."""
+        return [name for name in self.names() if name.startswith("tcp-stream-")]
+
     def closed_by_peer(self) -> list[OpenSocket]:
         """TCP connections that CRIU will restore with the other end closed."""
         return [s for s in self._connected() if s.entry.state == TCP_CLOSE_WAIT]

@@ -28,6 +28,7 @@ class DumpOptions:
     external_mounts: bool = False  # CRIU saves the mount namespace, with every mount coming from outside again
     timeout: int = 30  # seconds that freezing may take
     freezer: int | None = None  # descriptor of the control group by which the tree is frozen already
+    shield: bool = True  # lock TCP connections in the firewall as they are saved; a tree that has none needs no table
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,8 @@ def dump_options(images: str, page_socket: int, options: DumpOptions) -> Any:
     opts.tcp_skip_in_flight = True  # connections that wait to be accepted: lost, not refused; the preflight warns
     opts.ghost_limit = _GHOST_MAXIMUM  # deleted files that are still open, however large; the preflight tells of them
     opts.shell_job = options.shell_job
+    if not options.shield:
+        opts.network_lock = schema.rpc().SKIP
     opts.ps.fd = page_socket
     opts.ps.port = 0
     opts.timeout = options.timeout

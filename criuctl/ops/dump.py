@@ -29,7 +29,7 @@ from ..checkpoint.repository import Repository
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
 from ..connections.farewell import Farewell
-from ..connections.survey import NotIdle, Survey
+from ..connections.survey import FreezeAgain, Survey
 from ..criu import binary, driver
 from ..criu.images import ImageSet
 from ..criu.options import DumpOptions
@@ -124,7 +124,8 @@ def dump(
         external = surroundings.external_files(scene.living, scene.opened)
         terminals = DumpedTerminals(root.pid, scene.living, scene.opened, stack)
         with suppress(CriuctlError):  # early, beside the opening of the store; what is wrong with it is told at the freeze
-            dumper.ask(dump_options(config, entry, root.pid, [*external, *terminals.external], leave_running))
+            names = [*external, *terminals.external]
+            dumper.ask(dump_options(config, entry, root.pid, names, leave_running, shield=survey.shield))
         if delivery is None:
             reporter.step("connect", store=config.store)
             store = open_store(config.store, config)
@@ -273,7 +274,7 @@ class _Dump:
                     with self.holder.prepared() as freezer:
                         self.dumper.dump(self._options(freezer), self.writer, steps)
                     break
-                except NotIdle as error:  # nothing has been taken of the tree yet, and it runs again
+                except FreezeAgain as error:  # nothing has been taken of the tree yet, and it runs again
                     self.holder.unprepare()
                     self.reporter.step("thawed", why=error.message)
         assert self.manifest is not None  # commit ran, or the driver raised
@@ -285,9 +286,8 @@ class _Dump:
         return self.manifest
 
     def _options(self, freezer: int | None) -> DumpOptions:
-        return dump_options(
-            self.config, self.entry, self.root, [*self.external, *self.terminals.external], self.leave_running, freezer
-        )
+        names = [*self.external, *self.terminals.external]
+        return dump_options(self.config, self.entry, self.root, names, self.leave_running, freezer, shield=self.survey.shield)
 
     def frozen(self) -> driver.Frozen:
         """Every task is stopped: what /proc says now is what the images will say."""
@@ -356,6 +356,8 @@ class _Dump:
 
     def _describe(self, memory: list[PageImage]) -> Manifest:
         images = ImageSet(self.folder)
+        if not self.survey.shield and images.streams():  # one came to light that no look shows: what arrives now would be lost
+            raise DumpFailed("CRIU has met a TCP connection that was not locked; the tree runs on", hint="Dump it again.")
         links = remaps.collect(images, self.writer, self.root, self.entry)
         file_records = self.collected.result()
         self.kept = any(c.policy == "keep" and c.external and c.protocol == "tcp" for c in self.connections)
@@ -404,7 +406,7 @@ class _Dump:
 
     def lock_table(self) -> str:
         """The firewall table in which CRIU has locked the tree's connections."""
-        run_id = driver.run_id(self.folder)
+        run_id = driver.run_id(self.folder) if self.survey.shield else None
         return netfilter.criu_table(run_id) if run_id is not None else ""
 
     def forget_lock(self) -> None:

@@ -50,7 +50,14 @@ def session_for(registry: Registry, target: Target, name: str | None) -> Session
 
 
 def dump_options(
-    config: Config, entry: NamespacePlan, root: int, external: list[str], leave_running: bool, freezer: int | None = None
+    config: Config,
+    entry: NamespacePlan,
+    root: int,
+    external: list[str],
+    leave_running: bool,
+    freezer: int | None = None,
+    *,
+    shield: bool,
 ) -> DumpOptions:
     """What CRIU is asked for."""
     return DumpOptions(
@@ -61,6 +68,7 @@ def dump_options(
         external_mounts=entry.is_init,
         timeout=config.criu_timeout,
         freezer=freezer,
+        shield=shield,
     )
 
 
