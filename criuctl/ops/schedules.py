@@ -1,7 +1,7 @@
 """Snapshots by schedule: definitions, and one run of one of them.
 
 A definition is ``STATE_DIR/schedules/NAME.json``; what starts it (`timers`) only names it, and `run` reads it each time.
-The last run's result lies beside it in ``NAME.last.json`` (no schedule's name has a dot).
+The last run's result, or who is at it, lies beside it in ``NAME.last.json`` (no schedule's name has a dot).
 
 A run is the snapshots of its sessions and configured trees, some at a time, and then, where the definition has keep rules, a
 prune of the sessions that were dumped.  Two runs of a schedule never overlap: the second ends at once with `Conflict`, for the
@@ -11,9 +11,11 @@ first one's checkpoints are as new as its own would be.  How that, the jitter an
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,10 +23,11 @@ from typing import Any
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, InvalidName, NotFound, PlatformError, UsageError
+from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..session.names import check_name
 from . import batch, events, timers
-from .registry import exclusive, write_record
+from .registry import boot_id, exclusive, write_record
 from .retention import Rules
 from .snapshot import SnapshotOutcome, snapshot
 from .subjects import chosen
@@ -169,9 +172,20 @@ def listed(config: Config) -> list[dict[str, Any]]:
         missing = [str(path) for path in files if not path.exists()]
         at = following.get(schedule.name) if not missing else None
         body = schedule.to_dict() | {"files": [str(path) for path in files], "missing": missing}
-        body |= {"next": _iso(at) if at else None, "last": _read(folder / f"{schedule.name}.last.json")}
+        body |= {"next": _iso(at) if at else None, "last": _last(folder, schedule.name)}
         rows.append(body)
     return rows
+
+
+def _last(folder: Path, name: str) -> dict[str, Any] | None:
+    """How the last run ended; one that does not tell and whose process is gone was killed."""
+    told = _read(folder / f"{name}.last.json")
+    if not told or (process := told.pop("process", None)) is None:
+        return told
+    boot, pid, start = process
+    if boot != boot_id() or not ProcessIdentity(pid, start).alive():
+        told["result"] = "killed"
+    return told
 
 
 @events.recorded("schedule-remove", events.nothing_more, about=events.of_schedule)
@@ -223,6 +237,12 @@ class Ran:
             "error": self.error.to_dict() if self.error else None,
         }
 
+    def beginning(self) -> dict[str, Any]:
+        """What ``schedule list`` tells of it until it has ended."""
+        me = ProcessIdentity.of(os.getpid())
+        body = self.summary(0) | {"ended": None, "result": "running", "exit_code": None}
+        return body | {"process": [boot_id(), me.pid, me.start_time]}
+
     def summary(self, code: int, interrupted: bool = False) -> dict[str, Any]:
         """What ``schedule list`` tells of it later."""
         failed = [
@@ -263,6 +283,8 @@ def run(
     with batch.alone(f"schedule/{schedule.name}/{config.state_dir}", busy):
         batch.spread(schedule.jitter if delay else 0)
         ran = Ran(schedule.name, _now())
+        with suppress(OSError, CriuctlError):  # it can only not be told while it runs
+            _record(config, ran.beginning(), schedule.name)
         try:
             _take(config, schedule, ran, reporter, told)
             ran.ended = _now()

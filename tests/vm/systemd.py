@@ -159,9 +159,10 @@ class SystemdChecks:
 
             def ran() -> bool:
                 (row,) = self.sigma.criuctl("schedule", "list")
-                if row["missing"] or (row["last"] or {}).get("result", "ok") != "ok":
+                result: str = (row["last"] or {}).get("result", "running")
+                if row["missing"] or result not in ("running", "ok"):
                     raise VmError(f"the schedule is {row}")
-                return bool(row["last"])
+                return result == "ok"
 
             wait_for(ran, PATIENCE, "the timer has called it")
             told = self._journal(f"CRIUCTL_SESSION={name}", "CRIUCTL_OPERATION=snapshot")

@@ -165,20 +165,29 @@ def list_(app: App) -> int:
     """Lists this host's schedules: of what, when, the next run, how long ago the last one was and how it ended, and where
     it is written. A schedule whose unit or crontab has been removed by hand is told.
 
-    In JSON, last has began, ended, result (ok, warnings, failed, interrupted), exit_code, stored, pruned and failed.
+    In JSON, last has began, ended, result (ok, warnings, failed, interrupted, running, killed), exit_code, stored, pruned and
+    failed. A run that was killed could not tell when it ended, and may have stored more.
     """
     from ...ops.schedules import listed
 
     found = listed(app.config)
     rows = []
     for body in found:
-        last = body["last"]
-        ended = f"{last['result']} ({last['exit_code']}), {age(last['ended'])}" if last else "-"
         where = f"MISSING: {', '.join(body['missing'])}" if body["missing"] else body["files"][-1]
-        rows.append([printable(body["name"]), _what(body), _when(body), _moment(body["next"]), ended, printable(where)])
+        rows.append(
+            [printable(body["name"]), _what(body), _when(body), _moment(body["next"]), _ended(body["last"]), printable(where)]
+        )
     columns = [Column("name"), Column("what"), Column("when"), Column("next"), Column("last"), Column("where")]
     app.emit_table(found, columns, rows, empty="there are no schedules", brief=lambda: "\n".join(b["name"] for b in found))
     return 0
+
+
+def _ended(last: dict[str, Any] | None) -> str:
+    if not last:
+        return "-"
+    if not last["ended"]:
+        return f"{last['result']}, began {age(last['began'])}"
+    return f"{last['result']} ({last['exit_code']}), {age(last['ended'])}"
 
 
 def _what(body: dict[str, Any]) -> str:

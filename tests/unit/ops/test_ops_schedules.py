@@ -17,7 +17,8 @@ from criuctl.cli.main import main
 from criuctl.errors import UsageError
 from criuctl.ops import batch, calendars, schedules, snapshot, timers
 from criuctl.ops.eventlog import EventLog
-from criuctl.ops.registry import exclusive
+from criuctl.ops.registry import boot_id, exclusive, write_record
+from criuctl.proc.tree import ProcessIdentity
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,11 @@ class Site:
     def __call__(self, *args: str, code: int = 0) -> Any:
         assert main(["--json", "schedule", *args]) == code, self._capsys.readouterr()
         return json.loads(self._capsys.readouterr().out)
+
+    def table(self) -> str:
+        """The list as a person sees it."""
+        assert main(["schedule", "list"]) == 0
+        return self._capsys.readouterr().out
 
     def files(self) -> list[str]:
         folders = (self.units, self.cron, self.path / "state_dir" / "schedules")
@@ -250,6 +256,29 @@ def test_a_second_run_at_the_same_time_is_a_conflict(site: Site) -> None:
     with exclusive(f"schedule/web/{site.path}/state_dir", "busy"):
         assert "runs already" in site("run", "web", code=9)["error"]["message"]
     assert site("list")[0]["last"] is None
+
+
+def test_a_run_that_was_killed_is_told(site: Site) -> None:
+    """Nobody is left to write down how it ended: the list says so, not what became of the run before."""
+    site("add", "web", "--all", "--every", "1h")
+    site("run", "web")
+    before = schedules.Ran("web", "2026-01-02T03:04:05+00:00").beginning()
+    ended = ProcessIdentity(before["process"][1], before["process"][2] + 1)  # another process has its PID by now
+    for process, result in ((before["process"], "running"), ([boot_id(), ended.pid, ended.start_time], "killed")):
+        write_record(site.path / "state_dir" / "schedules", "web.last", before | {"process": process})
+        (row,) = site("list")
+        assert row["last"] == {
+            "began": "2026-01-02T03:04:05+00:00",
+            "ended": None,
+            "result": result,
+            "exit_code": None,
+            "stored": 0,
+            "pruned": None,
+            "failed": [],
+        }
+        assert f"{result}, began " in site.table()
+    site("run", "web")
+    assert site("list")[0]["last"]["result"] == "ok"
 
 
 class _OnceUnderWay:
