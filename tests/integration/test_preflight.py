@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from support.obstacles import DUMPABLE, REFUSED, Case, running
 from criuctl.config import Config
 from criuctl.criu import binary
 from criuctl.errors import NoSuchProcess
+from criuctl.ops.checks import scene
 from criuctl.ops.preflight import check_tree
 from criuctl.ops.target import Target
 from criuctl.proc import command, tty
@@ -143,6 +145,13 @@ def test_other_end_of_unix_connection_is_named(tmp_path: Path) -> None:
         (finding,) = [f for f in _findings(program.pid) if f.code == "unix-peer-outside"]
         assert str(program.outer) in finding.text
         assert f"{tmp_path}/s" in finding.text
+
+
+def test_a_process_that_reads_a_disk_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One look may meet any process in a moment of uninterruptible sleep; it is told of when it stays there."""
+    monkeypatch.setattr(scene, "read_tree", lambda root: [replace(process, state="D") for process in read_tree(root)])
+    with running("child(lambda: None)", tmp_path) as program:
+        assert [f.code for f in _findings(program.pid) if f.code == "uninterruptible"] == []
 
 
 def test_tree_that_is_gone_is_a_finding(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 
 from ...errors import NoSuchProcess
@@ -12,6 +13,7 @@ from ...report import Finding
 from .scene import CAP_SYS_RESOURCE, Scene
 
 _SIGTRAP_BIT = 1 << 4
+_LOOKS, _LOOK = 10, 0.01  # how often, and seconds between, to look whether a process wakes up
 
 
 def check_processes(scene: Scene) -> Iterator[Finding]:
@@ -30,7 +32,7 @@ def check_processes(scene: Scene) -> Iterator[Finding]:
         if process.zombie:
             continue
         yield from _threads(scene, process)
-        if process.state == "D":
+        if process.state == "D" and _stays(process):
             yield Finding(
                 "warning",
                 "uninterruptible",
@@ -89,6 +91,15 @@ def _thread_ids(pid: int) -> list[str]:
         return os.listdir(f"/proc/{pid}/task")
     except OSError:
         return []
+
+
+def _stays(process: Process) -> bool:
+    """Whether it still sleeps so a little later: whoever reads a disk does so for moments, which a freeze waits out."""
+    for _ in range(_LOOKS):
+        time.sleep(_LOOK)
+        if process.identity.state() != "D":
+            return False
+    return True
 
 
 def _wait_channel(pid: int) -> str:
