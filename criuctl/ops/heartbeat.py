@@ -19,7 +19,6 @@ from ..checkpoint.leases import Head
 from ..checkpoint.manifest import SessionRef
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..errors import CriuctlError
 from ..store import open_store
 from .host import host_id
 from .selffence import SelfFence, clock
@@ -101,7 +100,7 @@ class Heartbeat:
         began = clock()
         try:
             head = leases.renew(self._opened(), self._session, host=self._host, ttl=ttl)
-        except CriuctlError:
+        except Exception:  # whatever it is, a heart that stops beating would lose the lease in silence: the next beat tries again
             self._close()
             if self._fence is not None and self.beaten is None and ttl:
                 self._fence.unknown()
@@ -126,5 +125,5 @@ class Heartbeat:
 
     def _close(self) -> None:
         self._repository = None
-        with suppress(CriuctlError):
+        with suppress(Exception):
             self._stack.close()
