@@ -149,13 +149,17 @@ class Systemd:
         return True
 
     def _keep_while_running(self, service: Path) -> None:
-        """Of a run under way systemd would forget the settings with the file, and end it after its usual 90 s."""
+        """Of a run under way systemd would forget the settings with the file, and end it after its usual 90 s.
+
+        Should it fail, the journal and the hooks tell; nothing of a schedule that is gone stays among the failed units.
+        """
         state = self._control("show", "--property=ActiveState", "--value", service.name, check=False).text.strip()
         if state not in ("activating", "deactivating") or not service.exists():
             return
         kept = self._places.booted / service.name
         kept.unlink(missing_ok=True)
-        write_new(kept, f"{service.read_text()}ExecStopPost=rm -f {_unit_word(str(kept))}\n")
+        text = service.read_text().replace("[Unit]\n", "[Unit]\nCollectMode=inactive-or-failed\n", 1)
+        write_new(kept, f"{text}ExecStopPost=rm -f {_unit_word(str(kept))}\n")
 
     def next_runs(self, triggers: Sequence[Trigger]) -> dict[str, datetime]:
         """When each will be started next, where systemd tells."""

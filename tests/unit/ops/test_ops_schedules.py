@@ -130,12 +130,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_a_run_that_outlives_its_schedule_keeps_its_settings(site: Site) -> None:
     site.boot()
     site("add", "web", "web", "--every", "1h")
-    service = (site.units / "criuctl-schedule-web.service").read_text()
+    service = (site.units / "criuctl-schedule-web.service").read_text().splitlines()
     (site.path / "runs").touch()
     site("remove", "web")
     kept = site.path / "booted" / "criuctl-schedule-web.service"
     assert site.files() == []
-    assert kept.read_text() == f'{service}ExecStopPost=rm -f "{kept}"\n'
+    lines = kept.read_text().splitlines()
+    unit = lines.index("[Unit]")
+    assert lines.pop(unit + 1) == "CollectMode=inactive-or-failed"
+    assert lines == [*service, f'ExecStopPost=rm -f "{kept}"']
 
 
 def test_a_systemd_timer(site: Site) -> None:
