@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 
+from ...config import Config
+from ...criu import binary
+from ...errors import PlatformError
 from ...proc.descriptors import Descriptor
 from ...proc.tree import Process
 from ...report import Finding
 from .scene import Mount, Scene
 
-# CRIU: criu/files.c, dump_one_file().  BPF maps of two types are saved, if CRIU was built for it.
+# CRIU: criu/files.c, dump_one_file().  BPF maps of two types are saved, if CRIU was built for it (`_saves_bpf_maps`).
 _ANONYMOUS = frozenset({"eventfd", "epoll", "inotify", "fanotify", "signalfd", "timerfd", "pidfd"})
 _BPF_MAP_TYPES = frozenset({1, 2})  # hash, array
 _TIMER_CLOCKS = frozenset({0, 1, 7})  # realtime, monotonic, boottime
@@ -36,7 +40,8 @@ _WHY = {
     "[userfaultfd]": "Have the program end its use of it (a garbage collector or a virtual machine's migration).",
     "[perf_event]": "Have the program stop measuring, or end the profiler inside the tree.",
     "bpf-prog": "Have the program unload its BPF program, or dump the processes that hold none.",
-    "bpf-map": "Have the program close its BPF maps before the dump.",
+    "bpf-map": "Have the program close its BPF maps before the dump; hash and array maps are saved by a CRIU that was built "
+    "with libbpf, which Debian's was not.",
     "[landlock-ruleset]": "Have the program close the ruleset after use; a sandbox already entered does not need it.",
     "kvm-vm": "A virtual machine is saved with its own tools (`virsh save`, QEMU's savevm).",
     "kvm-vcpu:0": "A virtual machine is saved with its own tools (`virsh save`, QEMU's savevm).",
@@ -188,7 +193,9 @@ def _anonymous(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findin
                 f"the pidfd stands for process {scene.command_of(pid)}, which is not part of the tree",
                 "Have the program close it, or dump a tree that holds both.",
             )
-    elif d.kind not in _ANONYMOUS and not (what == "bpf-map" and _field(d, "map_type") in _BPF_MAP_TYPES):
+    elif d.kind not in _ANONYMOUS and not (
+        what == "bpf-map" and _field(d, "map_type") in _BPF_MAP_TYPES and _saves_bpf_maps(scene.config)
+    ):
         yield _error(
             process,
             d,
@@ -196,6 +203,18 @@ def _anonymous(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findin
             f"{what} is open, which CRIU cannot save",
             _WHY.get(what, "Have the program close it before the dump."),
         )
+
+
+def _saves_bpf_maps(config: Config) -> bool:
+    """Whether CRIU was built with libbpf: then its program names that library among those it needs.
+
+    What is no ELF program (a script that starts one) cannot be told; CRIU itself answers then.
+    """
+    try:
+        program = Path(binary.find(config).argv[-1]).read_bytes()
+    except (PlatformError, OSError):
+        return True  # no CRIU is another finding
+    return not program.startswith(b"\x7fELF") or b"libbpf" in program
 
 
 def _watched(d: Descriptor) -> Iterator[tuple[int, int]]:
