@@ -42,7 +42,9 @@ _WHY = {
     "bpf-prog": "Have the program unload its BPF program, or dump the processes that hold none.",
     "bpf-map": "Have the program close its BPF maps before the dump; hash and array maps are saved by a CRIU that was built "
     "with libbpf, which Debian's was not.",
-    "[landlock-ruleset]": "Have the program close the ruleset after use; a sandbox already entered does not need it.",
+    # CRIU knows nothing of Landlock, and no file of /proc tells who lives in a domain: this is the one place to say so.
+    "[landlock-ruleset]": "Have the program close the ruleset after use. Mind that the sandbox it has entered with it is not "
+    "restored, and that nothing tells: the program runs unconfined after a restore, until it confines itself anew.",
     "kvm-vm": "A virtual machine is saved with its own tools (`virsh save`, QEMU's savevm).",
     "kvm-vcpu:0": "A virtual machine is saved with its own tools (`virsh save`, QEMU's savevm).",
 }
