@@ -44,7 +44,7 @@ from ..proc.sockdiag import socket_inside
 from ..proc.tree import Process, ProcessIdentity, read_tree, wait_ended
 from ..report import Reporter
 from ..store import open_store
-from . import events, files, hooking, insidereport, overlays, predicates, remaps, surroundings
+from . import events, files, hooking, insidereport, interrupted, overlays, predicates, remaps, surroundings
 from .delivery import Delivery
 from .describe import DumpResult, Taken, describe
 from .dumping import dump_options, explain, handlers_restored, ignore_signals, session_for
@@ -313,11 +313,20 @@ class _Dump:
 
     def commit(self, memory: list[PageImage]) -> None:
         """Inside post-dump: all pages and images are there.  Returning lets CRIU end (or thaw) the tree."""
+        try:
+            self._commit(memory)
+        except BaseException:
+            if not self.let_go:
+                interrupted.restart_living(ImageSet(self.folder), self.tree, self.reporter)
+            raise
+
+    def _commit(self, memory: list[PageImage]) -> None:
         self.reporter.step("collect")
         self.manifest = self._describe(memory)
         if self.leave_running:
             self.writer.hashed()
             self.terminals.back()
+            interrupted.restart_living(ImageSet(self.folder), self.tree, self.reporter)
             self.frozen_ms = (time.monotonic() - self.frozen_at) * 1000
             return
         self.frozen_ms = (time.monotonic() - self.frozen_at) * 1000

@@ -5,9 +5,6 @@ word of complaint:
 
 - A periodic timerfd whose last expiry was not read yet comes back disarmed, and its event loop hangs.  Mended
   in the images: armed to expire at once.
-- A thread that waited in poll or nanosleep when it was frozen gets EINTR, though no signal came: programs that
-  never expected one (``tail -F``) end.  Mended in the images: the call is entered again, a sleep for what was
-  left of it.
 - POSIX locks on a file that the process has also mapped are gone: the restorer closes a descriptor of the file
   after it has set them.  Mended in post-restore, by having the process itself set them once more.
 - A daemon whose session leader is long dead is adopted by whoever is the subreaper *around* the tree, because
@@ -17,19 +14,19 @@ word of complaint:
   and the kernel may put the acknowledgement off until the firewall lock is down.  Then it meets nobody, or a listener,
   and is answered by a reset.  Mended in post-restore: acknowledged at once, while the lock drops it.
 
-The two before that run a system call inside the process (`criuctl.proc.inject`).  What could not be mended is told.
+The two before that run a system call inside the process (`criuctl.proc.inject`).  What could not be mended is told.  System
+calls that the freeze has interrupted: see `criuctl.ops.interrupted`.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 import struct
 from collections.abc import Mapping
 from typing import Any
 
-from ..criu.images import ImageSet, read, write
+from ..criu.images import ImageSet, read
 from ..errors import CriuctlError
 from ..proc import inject
 from ..proc.syscalls import borrow_socket
@@ -40,9 +37,6 @@ _F_SETLK = 6
 _FLOCK = struct.Struct("=hhxxxxqqixxxx")  # l_type, l_whence, l_start, l_len, l_pid on 64-bit Linux
 _BELOW_STACK = 4096  # far below the red zone, well inside the stack's mapping
 _ARM_NOW = 1  # nanosecond
-_MINUS_EINTR = (1 << 64) - errno.EINTR
-_POLL, _NANOSLEEP, _CLOCK_NANOSLEEP, _SYSCALL_LENGTH = 7, 35, 230, 2  # x86-64
-_NATIVE = 1  # not a 32-bit process, whose calls have other numbers
 
 
 def arm_timers(images: ImageSet) -> None:
@@ -59,31 +53,6 @@ def arm_timers(images: ImageSet) -> None:
 
 def _disarmed(timer: Any) -> bool:
     return bool(timer.ticks and (timer.isec or timer.insec) and not timer.vsec and not timer.vnsec)
-
-
-def restart_calls(images: ImageSet) -> None:
-    """Threads whose interrupted system call CRIU turned into EINTR: back at the call, as the kernel would have them."""
-    for name in images.names():
-        if not name.startswith("core-"):
-            continue
-        messages = read(images.folder, name, "CORE")
-        if messages and messages[0].HasField("thread_info") and _restart(messages[0].thread_info.gpregs):
-            write(images.folder, name, "CORE", messages)
-
-
-def _restart(registers: Any) -> bool:
-    """Step back onto the ``syscall`` instruction, if the thread was in a call that is known to be entered again."""
-    if registers.ax != _MINUS_EINTR or registers.mode != _NATIVE:
-        return False
-    if registers.orig_ax == _NANOSLEEP and registers.si:
-        registers.di = registers.si  # the kernel has stored there how long is left
-    elif registers.orig_ax == _CLOCK_NANOSLEEP and registers.r10:
-        registers.dx = registers.r10
-    elif registers.orig_ax != _POLL:
-        return False
-    registers.ax = registers.orig_ax
-    registers.ip -= _SYSCALL_LENGTH
-    return True
 
 
 def posix_locks(images: ImageSet) -> list[Any]:

@@ -36,7 +36,21 @@ from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..store import open_store
-from . import arrival, cgroups, events, handback, hooking, insidereport, materialise, mend, moves, overlays, predicates, remaps
+from . import (
+    arrival,
+    cgroups,
+    events,
+    handback,
+    hooking,
+    insidereport,
+    interrupted,
+    materialise,
+    mend,
+    moves,
+    overlays,
+    predicates,
+    remaps,
+)
 from .arrival import RestoreResult
 from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
@@ -332,7 +346,7 @@ class _Restore:
             self.reporter.step("restore")
             options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), inherit=inherit, root=on)
             mend.arm_timers(self.images)
-            mend.restart_calls(self.images)
+            interrupted.restart_saved(self.images)
             space = private.pid_namespace if private is not None else None
             early = EarlyTasks(self.inner_root, self.terminals.controlling(), mend.needs_subreaper(self.images), space)
             if early.terminals or early.subreaper:

@@ -11,10 +11,12 @@ Only x86-64 is known here; elsewhere `call` raises `PlatformError` and the calle
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from ..errors import PlatformError
 
@@ -27,6 +29,7 @@ WNOTHREAD = 0x20000000  # only who is traced by this very thread
 SYSCALL_STOP = 5 | 0x80  # the stop signal at the entry and the exit of a system call
 _MAX_STEPS = 64  # group stops and signals that may come between
 
+_PTRACE, _BELOW_STACK = 101, 4096  # far below the red zone, well inside the stack's mapping
 PRCTL, FCNTL, OPEN, CLOSE, IOCTL = 157, 72, 2, 3, 16
 TIOCSCTTY = 0x540E
 PR_SET_CHILD_SUBREAPER = 36
@@ -113,25 +116,67 @@ def result(pid: int) -> int:
 
 def call(pid: int, number: int, *arguments: int) -> int:
     """Run one system call in the stopped process and return its result (negative: an errno)."""
+    with calling(pid) as run:
+        return run(number, *arguments)
+
+
+@contextmanager
+def calling(pid: int) -> Iterator[Callable[..., int]]:
+    """The same for several calls; the registers are put back at the end.  `BlockingIOError`: it is in no system call."""
     saved = _Registers()
     _ptrace(_GETREGS, pid, 0, saved)
     site = saved.rip - 2
     word = _ptrace(_PEEKTEXT, pid, site) & 0xFFFF
     if word.to_bytes(2, "little") != _SYSCALL:
-        raise OSError(11, f"PID {pid} is not in a system call")
-    changed = _Registers.from_buffer_copy(saved)
-    changed.rip, changed.rax, changed.orig_rax = site, number, ctypes.c_ulonglong(-1).value
-    for name, value in zip(("rdi", "rsi", "rdx", "r10", "r8", "r9"), arguments, strict=False):
-        setattr(changed, name, value & 0xFFFFFFFFFFFFFFFF)
-    try:
-        _ptrace(_SETREGS, pid, 0, changed)
+        raise OSError(errno.EAGAIN, f"PID {pid} is not in a system call")
+    registers = _Registers.from_buffer_copy(saved)
+
+    def run(number: int, *arguments: int) -> int:
+        registers.rip, registers.rax, registers.orig_rax = site, number, ctypes.c_ulonglong(-1).value
+        for name, value in zip(("rdi", "rsi", "rdx", "r10", "r8", "r9"), arguments, strict=False):
+            setattr(registers, name, value & 0xFFFFFFFFFFFFFFFF)
+        _ptrace(_SETREGS, pid, 0, registers)
         _ptrace(_SINGLESTEP, pid)
         _wait_stop(pid)
-        after = _Registers()
-        _ptrace(_GETREGS, pid, 0, after)
-        return ctypes.c_longlong(after.rax).value
+        _ptrace(_GETREGS, pid, 0, registers)
+        return ctypes.c_longlong(registers.rax).value
+
+    try:
+        yield run
     finally:
         _ptrace(_SETREGS, pid, 0, saved)
+
+
+def set_traced(tracer: int, threads: Mapping[int, Any], result: int) -> None:
+    """Have the stopped `tracer` put threads that it traces back onto their system calls.
+
+    They are known by their numbers in the tracer's PID namespace; of each there are ``ip, ax, di, dx`` as attributes.  Nothing
+    is done to a thread whose call has not ended with `result`.  `BlockingIOError`: the tracer is in no system call itself.
+    """
+    size = ctypes.sizeof(_Registers)
+    address = (stack_pointer(tracer) - _BELOW_STACK) & ~0xF
+    memory = os.open(f"/proc/{tracer}/mem", os.O_RDWR | os.O_CLOEXEC)
+    try:
+        saved = os.pread(memory, size, address)
+        try:
+            with calling(tracer) as run:
+                for tid, wanted in threads.items():
+                    _checked(run(_PTRACE, _GETREGS, tid, 0, address), tid)
+                    registers = _Registers.from_buffer_copy(os.pread(memory, size, address))
+                    if registers.rax == result:
+                        registers.rip, registers.rax, registers.orig_rax = wanted.ip, wanted.ax, ctypes.c_ulonglong(-1).value
+                        registers.rdi, registers.rdx = wanted.di, wanted.dx
+                        os.pwrite(memory, registers, address)
+                        _checked(run(_PTRACE, _SETREGS, tid, 0, address), tid)
+        finally:
+            os.pwrite(memory, saved, address)
+    finally:
+        os.close(memory)
+
+
+def _checked(result: int, tid: int) -> None:
+    if result < 0:
+        raise OSError(-result, f"thread {tid}: {os.strerror(-result)}")
 
 
 def write_memory(pid: int, address: int, data: bytes) -> None:

@@ -1,0 +1,81 @@
+"""A freeze is not noticed by what waits: no system call ends with EINTR for it, in a copy or in a tree that runs on."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+
+import pytest
+from support import oracle
+from support.command import Criuctl
+from support.hooking import HookFolder
+from support.keeper import wait_until
+from support.trip import Trip
+from support.zoo import Animal, Zoo
+
+pytestmark = pytest.mark.integration
+
+
+def finishes(animal: Animal) -> None:
+    """Every call returns what it waited for."""
+    (animal.folder / "finish").touch()
+    animal.ask()
+
+
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_there_and_back(pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    animal = zoo.launch("waiting.py")
+    for _ in range(2):
+        # Not the same to the byte: the kernel has stored what was left of a sleep.
+        animal = trip.restore(trip.dump(animal), animal, "--pids", pids, equal=False)
+        animal.ask()
+        criuctl("dump", animal.pid, "--leave-running")
+        animal.ask()
+    finishes(animal)
+
+
+def test_left_running(zoo: Zoo, criuctl: Criuctl) -> None:
+    animal = zoo.launch("waiting.py")
+    for _ in range(3):
+        criuctl("dump", animal.pid, "--leave-running")
+        animal.ask()
+    finishes(animal)
+
+
+@pytest.mark.parametrize("leave_running", [True, False])
+def test_a_dump_that_is_refused_at_its_end(leave_running: bool, zoo: Zoo, criuctl: Criuctl) -> None:
+    """CRIU has done its work in the tree by then."""
+    HookFolder(criuctl.home.path / "hooks").sh("post-dump", "no", "exit 10")
+    animal = zoo.launch("waiting.py")
+    refused = criuctl("dump", animal.pid, *(["--leave-running"] if leave_running else []), check=False)
+    assert refused["exit_code"] == 10
+    animal.ask()
+    finishes(animal)
+
+
+def test_a_signal_that_waits_interrupts_all_the_same(zoo: Zoo, trip: Trip) -> None:
+    """It came while the process was stopped: its handler may be what ends the wait."""
+    animal = zoo.launch("interruptible.py")
+    returns = animal.folder / "returns"
+    os.kill(animal.pid, signal.SIGSTOP)
+    wait_until(lambda: oracle.stat_of(animal.pid)[0] == "T", 60, "it is stopped")
+    os.kill(animal.pid, signal.SIGUSR2)
+    copy = trip.restore(trip.dump(animal), animal, equal=False)
+    assert returns.read_text() == ""
+    os.kill(copy.pid, signal.SIGCONT)
+    wait_until(returns.read_text, 60, "poll has returned")
+    assert returns.read_text() == f"-1 {errno.EINTR}\n"
+
+
+def test_tail_follows_through_snapshots(zoo: Zoo, criuctl: Criuctl) -> None:
+    """``tail -F`` ends when its wait for inotify is interrupted."""
+    log = zoo.home / "followed"
+    log.write_text("0\n")
+    animal = zoo.launch(["tail", "-n", "+1", "-F", str(log)], name="tail", quiet=False)
+    for number in range(3):
+        wait_until(lambda number=number: animal.output().endswith(f"{number}\n"), 60, "tail has seen it")
+        criuctl("dump", animal.pid, "--leave-running")
+        with log.open("a") as file:
+            file.write(f"{number + 1}\n")
+    wait_until(lambda: animal.output() == "0\n1\n2\n3\n", 60, "tail goes on")
