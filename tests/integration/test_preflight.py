@@ -122,6 +122,22 @@ def test_shared_descriptor_is_told_once(tmp_path: Path) -> None:
         assert [f.code for f in _findings(program.pid) if f.level == "error"] == ["device"]
 
 
+def _obstacles(pid: int) -> list[Finding]:
+    return [f for f in _findings(pid) if f.level == "error"]
+
+
+def test_time_namespace_names_the_child_that_can_be_dumped(tmp_path: Path) -> None:
+    text = "assert libc.unshare(0x80) == 0; pid = child(lambda: None); open(TMP + '/pid', 'w').write(str(pid))"
+    with running(text, tmp_path) as program:
+        inner = int((tmp_path / "pid").read_text())
+        outer = next(f for f in _obstacles(program.pid) if f.pid == program.pid)
+        assert f"PID {inner}" in outer.hint
+        found = _findings(inner)
+        assert not [f for f in found if f.level == "error"]
+        dumped, log = _ask_criu(inner, found, tmp_path)
+        assert dumped, log[-3000:]
+
+
 def test_descriptor_and_process_are_named(tmp_path: Path) -> None:
     text = "def run():\n global r, w\n r, w = os.pipe2(os.O_DIRECT)\npid = child(run); open(TMP + '/pid', 'w').write(str(pid))"
     with running(text, tmp_path) as program:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ...errors import NoSuchProcess
 from ...proc.namespaces import for_children
 from ...proc.procfs import all_pids, read_text
+from ...proc.tree import Process
 from ...report import Finding
 from ...session.sessions import all_states
 from .scene import Scene
@@ -54,18 +55,31 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
                 "Dump the tree that is inside by itself: name its first process.",
                 pid=process.pid,
             )
-        try:
-            later = for_children(process.pid, "time") if "time" in mine else None
-        except NoSuchProcess:
-            continue
-        if later is not None and later != mine["time"]:
-            yield Finding(
-                "error",
-                "nested-namespace",
-                f"the children of {process} would be born in another time namespace; CRIU cannot save that",
-                "It comes from `unshare --time` without a fork; start the program with `unshare --time --fork`.",
-                pid=process.pid,
-            )
+        yield from _time_of_children(scene, process)
+
+
+def _time_of_children(scene: Scene, process: Process) -> Iterator[Finding]:
+    """A process that has called unshare(CLONE_NEWTIME): it stays outside, and only its children are born inside."""
+    mine = scene.namespaces.get(process.pid, {}).get("time")
+    if mine is None:
+        return
+    try:
+        later = for_children(process.pid, "time")
+    except NoSuchProcess:
+        return
+    if later is None or later == mine:
+        return
+    born = [p for p in scene.tree if p.ppid == process.pid and scene.namespaces.get(p.pid, {}).get("time") == later]
+    hint = "Start the program that is to be dumped as its child (`unshare --time --fork PROGRAM`), and dump that one."
+    if born:
+        hint = f"Dump its child, which is inside: {' or '.join(f'PID {p}' for p in born)}."
+    yield Finding(
+        "error",
+        "nested-namespace",
+        f"the children of {process} are born in another time namespace; CRIU cannot save that",
+        hint,
+        pid=process.pid,
+    )
 
 
 def _at_top(scene: Scene) -> int:
