@@ -126,6 +126,20 @@ def _obstacles(pid: int) -> list[Finding]:
     return [f for f in _findings(pid) if f.level == "error"]
 
 
+def test_tree_inside_is_told_once_by_its_first_process(tmp_path: Path) -> None:
+    text = (
+        "def inner():\n libc.unshare(0x0C000000); [child(lambda: child(lambda: None)) for _ in range(2)]\n"
+        "pid = child(inner); open(TMP + '/pid', 'w').write(str(pid))"
+    )
+    with running(text, tmp_path) as program:
+        inner = int((tmp_path / "pid").read_text())
+        (finding,) = _obstacles(program.pid)
+        assert (finding.code, finding.pid) == ("nested-namespace", inner)
+        assert "IPC and UTS" in str(finding)
+        assert f"PID {inner}" in finding.hint
+        assert not _obstacles(inner), "what the hint says can be done"
+
+
 def test_time_namespace_names_the_child_that_can_be_dumped(tmp_path: Path) -> None:
     text = "assert libc.unshare(0x80) == 0; pid = child(lambda: None); open(TMP + '/pid', 'w').write(str(pid))"
     with running(text, tmp_path) as program:

@@ -41,21 +41,30 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
             "Start the program without one: as root, `unshare` and `bwrap` need none; a container without user namespace.",
             pid=scene.root.pid,
         )
+    inside: set[int] = set()  # the first process of each tree that is inside by itself, and everything below it
     for process in scene.tree:
         mine = scene.namespaces.get(process.pid)
-        if mine is None:
-            continue
-        for kind, inode in sorted(mine.items()):
-            if inode == home.get(kind):
-                continue
+        if process.ppid in inside:
+            inside.add(process.pid)  # it is of that tree, which is told once
+        elif mine is not None and (others := sorted(kind for kind in mine if mine[kind] != home.get(kind))):
+            inside.add(process.pid)
+            words = [_WORDS[kind] for kind in others]
             yield Finding(
                 "error",
                 "nested-namespace",
-                f"{process} is in another {_WORDS[kind]} namespace than the root {scene.root}; CRIU saves only one per tree",
-                "Dump the tree that is inside by itself: name its first process.",
+                f"{process} is in {_listed(words)} than the root {scene.root}; CRIU saves only one of a kind per tree",
+                f"Dump the tree that is inside by itself: name its first process, PID {process.pid}.",
                 pid=process.pid,
             )
+    for process in scene.tree:
         yield from _time_of_children(scene, process)
+
+
+def _listed(words: list[str]) -> str:
+    """``another PID namespace``, or ``other IPC, PID and mount namespaces``."""
+    if len(words) == 1:
+        return f"another {words[0]} namespace"
+    return f"other {', '.join(words[:-1])} and {words[-1]} namespaces"
 
 
 def _time_of_children(scene: Scene, process: Process) -> Iterator[Finding]:
