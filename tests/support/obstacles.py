@@ -317,6 +317,16 @@ DUMPABLE = [
     ),
     case("deleted-named-pipe", "os.mkfifo(TMP + '/f'); f = os.open(TMP + '/f', os.O_RDWR); os.unlink(TMP + '/f')"),
     case("deleted-unix-socket", "s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s'); s.listen(); os.unlink(TMP + '/s')"),
+    case(
+        "unix-relative-name",
+        "os.mkdir(TMP + '/d'); os.chdir(TMP + '/d'); s = [socket.socket(socket.AF_UNIX) for _ in range(3)]\n"
+        "s[0].bind('a'); s[1].bind('./b'); s[2].bind('e'); os.unlink('e'); os.chdir('/')\n"
+        "os.rename(TMP + '/d', TMP + '/f')",
+    ),
+    case(
+        "unix-renamed",
+        "s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s.tmp'); s.listen(); os.rename(TMP + '/s.tmp', TMP + '/s')",
+    ),
     case("proc-of-a-dead", "pid = child(lambda: None); f = os.open(f'/proc/{pid}', 0); os.kill(pid, 9); os.waitpid(pid, 0)"),
     case("proc-of-another", "f = os.open('/proc/1/stat', 0)"),
     case(
@@ -418,6 +428,19 @@ REFUSED = [
         "unix-closed-not-accepted",
         "s, c = unaccepted()\nc.close()",
         "unix-not-accepted",
+    ),
+    case(
+        "unix-relative-renamed", "os.chdir(TMP); s = socket.socket(socket.AF_UNIX); s.bind('a'); os.rename('a', 'b')", "unix-name"
+    ),
+    case(
+        "unix-relative-roundabout",
+        "os.mkdir(TMP + '/d'); os.chdir(TMP + '/d'); s = socket.socket(socket.AF_UNIX); s.bind('../d/a')",
+        "unix-name",
+    ),
+    case(
+        "unix-relative-roundabout-deleted",
+        "os.mkdir(TMP + '/d'); os.chdir(TMP + '/d'); s = socket.socket(socket.AF_UNIX); s.bind('../d/a'); os.unlink('a')",
+        "unix-name",
     ),
     case("credentials-unread", "a, b = socket.socketpair(); b.setsockopt(1, 16, 1); a.send(b'x')", "unix-credentials"),
     case(

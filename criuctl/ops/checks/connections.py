@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from ...errors import NoSuchProcess
 from ...proc.procfs import reading
+from ...proc.socketfiles import bound_file
 from ...proc.sockets import Peer, TreeSocket, outside_holders
 from ...proc.syscalls import borrow_socket
 from ...report import Finding
@@ -153,6 +154,8 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
     if not kernel.listed:
         yield _foreign_namespace(s)
         return
+    if kernel.name and not kernel.name.startswith(("/", "@")):
+        yield from _relative_name(s)
     if s.where is Peer.OUTSIDE:
         yield from _unix_outside(scene, s, owners.get(s.peer_inode or kernel.peer_inode))
     elif s.where is Peer.NONE and kernel.state == "established" and kernel.type != "dgram" and not kernel.shutdown:
@@ -184,6 +187,19 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
             "unix-credentials",
             "messages with credentials (SO_PASSCRED) wait to be read; CRIU cannot save those",
             _TRANSIENT,
+        )
+
+
+def _relative_name(s: TreeSocket) -> Iterator[Finding]:
+    """CRIU splits the path of the file into a folder to go to and the name to bind there, so it must end with that name."""
+    name = s.socket.name
+    file = bound_file(s.pid, s.fd, deleted=True)
+    if file is not None and not file.endswith("/" + name.removeprefix("./")):
+        yield _error(
+            s,
+            "unix-name",
+            f"the unix socket was bound to {name} and its file is {file} now, which CRIU cannot save",
+            "Have the program bind it by its full path.",
         )
 
 
