@@ -24,6 +24,7 @@ from .client import Answer, Event, Output, Session
 from .keyboard import DetachKey, is_report
 from .notices import checkpointed_text, restored_text, still_text
 from .ownterminal import LEAVE_ALTERNATE, RESET, Terminal, fields_of
+from .queries import Unasked
 from .redraw import AlternateScreen, replay
 from .wayback import Connect, Follow, Moved, Wayback
 
@@ -71,6 +72,7 @@ class Attachment:
         self._key = DetachKey(detach_key)
         self._position = 0  # offset of the next byte that we need
         self._alternate = AlternateScreen()
+        self._unasked = Unasked(0)
         self._lease: dict[str, Any] | None = None
         self._state = "running"
         self._typed = bytearray()  # not sent yet
@@ -135,7 +137,7 @@ class Attachment:
 
     def _attach(self, start: int) -> None:
         """Have output pushed from `start`; with the write lease if it is to be had."""
-        arguments: dict[str, Any] = {"from": start}
+        arguments: dict[str, Any] = {"from": start, "answers": self._terminal.is_terminal and self._terminal.keyboard}
         if not self._read_only:
             arguments["write"] = True
             if self._terminal.size is not None:
@@ -143,6 +145,7 @@ class Attachment:
         answer = self.session.request("attach", **arguments)
         self._lease = answer["lease"]
         self._position = answer["offset"]
+        self._unasked = Unasked(answer["end"])
         self._state = answer["state"]
         if self._state in ("exited", "lost"):
             self._finish_output()  # that event was before our time
@@ -230,7 +233,7 @@ class Attachment:
         if isinstance(message, Output):
             self._position = message.end
             self._alternate.watch(message.data)
-            self._terminal.put(message.data)
+            self._terminal.put(self._unasked.feed(message.offset, message.data))
             if self._redraw_at is not None and self._gap:
                 self._redraw_at = time.monotonic() + _QUIET
         elif isinstance(message, Event):

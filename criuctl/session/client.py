@@ -145,13 +145,20 @@ class Session(Wire):
 
     # -- output -----------------------------------------------------------------------------------
 
-    def attach(self, start: int | str = "now", *, size: tuple[int, int] | None = None, write: bool = False) -> dict[str, Any]:
-        """Have output pushed from `start` on (offset, "start", "now", -N); it comes by `receive` or `stream`."""
+    def attach(
+        self, start: int | str = "now", *, size: tuple[int, int] | None = None, write: bool = False, answers: bool | None = None
+    ) -> dict[str, Any]:
+        """Have output pushed from `start` on (offset, "start", "now", -N); it comes by `receive` or `stream`.
+
+        `answers`: whether it is shown to a terminal whose answers to queries are sent as input; None: it is, for a human.
+        """
         arguments: dict[str, Any] = {"from": start}
         if size is not None:
             arguments["size"] = {"rows": size[0], "cols": size[1]}
         if write:
             arguments["write"] = True
+        if answers is not None:
+            arguments["answers"] = answers
         return self.request("attach", **arguments)
 
     def detach(self) -> int:

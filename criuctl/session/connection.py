@@ -50,6 +50,7 @@ class Connection:
     decoder: protocol.Decoder = field(default_factory=protocol.Decoder)
     operator: Operator | None = None
     position: int | None = None  # of the attached output
+    answers: bool = False  # a terminal is shown that output, and what it says is typed
     subscribed: bool = False
     closing: bool = False  # close when all is sent
     dead: bool = False
@@ -213,6 +214,7 @@ class Connection:
             "held": base64.b64encode(self.decoder.held).decode(),
             "operator": self.operator.id if self.operator is not None else "",
             "position": self.position,
+            "answers": self.answers,
             "subscribed": self.subscribed,
             "out": base64.b64encode(self.out).decode(),
             "events": [[anchor, base64.b64encode(frame).decode()] for anchor, frame in self.events],
@@ -225,6 +227,7 @@ class Connection:
         self.decoder.feed(base64.b64decode(state["held"]))
         self.operator = operators.get(state["operator"])
         self.position, self.subscribed = state["position"], state["subscribed"]
+        self.answers = state.get("answers", False)
         self.out += base64.b64decode(state["out"])
         self.events.extend((anchor, base64.b64decode(frame)) for anchor, frame in state["events"])
         self.transfers.extend(Transfer(*values) for values in state["transfers"])

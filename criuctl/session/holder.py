@@ -40,6 +40,7 @@ from .loop import HANGUP, READ, WRITE, Loop
 from .master import Chunk, Master
 from .modes import Modes
 from .processes import Tree, exit_code, reap
+from .queries import TERMINAL, Queries
 from .timeline import Timeline
 
 _MAX_CONNECTIONS = 256
@@ -110,6 +111,8 @@ class Holder:
         self.checkpointing = Checkpointing(self)
         self.deadman = DeadMan(self)
         self.requests = Requests(self)
+        self.queries = Queries(self)
+        self.master.on_released = self.queries.go_on
         self._root_fd = -1
         self._looks = 0
         self._wake: tuple[int, int] = (-1, -1)
@@ -241,6 +244,7 @@ class Holder:
     # -- the terminal -----------------------------------------------------------------------------
 
     def _on_output(self) -> None:
+        self.queries.came()
         for connection in list(self.connections.values()):
             if connection.position is not None and not connection.blocked and not connection.dead:
                 connection.pump()
@@ -249,6 +253,8 @@ class Holder:
             self.answer_waits()
 
     def _on_input_begun(self, chunk: Chunk, hidden: bool) -> None:
+        if chunk.kind == TERMINAL:
+            return  # nobody typed it
         facts: dict[str, Any] = {"offset": chunk.offset, "bytes": len(chunk.data)}
         if hidden:
             facts["hidden"] = True
@@ -257,6 +263,8 @@ class Holder:
         self.audit.write("input", chunk.who, self.identity.incarnation, **facts)
 
     def _on_input_written(self, chunk: Chunk) -> None:
+        if chunk.kind == TERMINAL:
+            self.loop.soon(self.queries.go_on)
         connection = self.connections.get(chunk.connection)
         if chunk.request and not chunk.answered and connection is not None:
             connection.send({"id": chunk.request, "ok": True, "offset": chunk.offset, "sequence": self.audit.sequence})

@@ -58,6 +58,7 @@ class Master:
         self.on_begun: Callable[[Chunk, bool], None] = lambda chunk, hidden: None
         self.on_written: Callable[[Chunk], None] = lambda chunk: None
         self.on_broken: Callable[[], None] = lambda: None
+        self.on_released: Callable[[], None] = lambda: None
 
     # -- the terminal -----------------------------------------------------------------------------
 
@@ -160,6 +161,7 @@ class Master:
         self.held = held
         if not held:
             self.write()
+            self.on_released()
 
     def drop(self, unless: Callable[[Chunk], bool]) -> list[Chunk]:
         """Forget queued input except what is to stay; returns what was dropped."""

@@ -1,4 +1,4 @@
-"""What the programs of a session have asked of the terminal: enough to redraw and to reset a client's.
+"""What the programs of a session have asked of the terminal: enough to redraw and to reset a client's, and to answer queries.
 
 The holder does not emulate a terminal (clients do, from the log); it only watches for the few sequences that
 switch modes.  One compiled expression runs over the output as it lies in the log; text without escapes costs a
@@ -15,12 +15,12 @@ _MAX_CARRY = 512  # a title longer than this is not a title
 _SMALL = 4096  # bytes that may be copied to be joined with what was carried over
 _SEQUENCE = re.compile(
     rb"\x1b(?:"
-    rb"\[(?:\?([0-9;]{1,64})([hl])|(!p)|([23])J)"  # DECSET and DECRST, DECSTR, ED
+    rb"\[(?:\?([0-9;]{1,64})([hl])|(!p)|([23])J|(\??6n|5n|>?0?c))"  # DECSET and DECRST, DECSTR, ED; DSR and DA, which are queries
     rb"|(c)|([=>])"  # RIS, DECKPAM and DECKPNM
     rb"|\][02];([^\x07\x1b\x00]{0,400})(?:\x07|\x1b\\)"  # title
     rb")"
 )
-_BEGINNING = re.compile(rb"\x1b(?:\[(?:\?[0-9;]{0,64}|!|[23])?|\][02]?(?:;[^\x07\x1b\x00]{0,400}\x1b?)?)?\Z")
+_BEGINNING = re.compile(rb"\x1b(?:\[(?:\?[0-9;]{0,64}|!|[02356]|>0?)?|\][02]?(?:;[^\x07\x1b\x00]{0,400}\x1b?)?)?\Z")
 _MOUSE = frozenset((9, 1000, 1001, 1002, 1003, 1005, 1006, 1015, 1016))
 _ALTERNATE = frozenset((47, 1047, 1049))
 
@@ -39,6 +39,7 @@ class Modes:
     title: str = ""
     alternate_since: int | None = None
     cleared_at: int | None = None
+    asked: list[tuple[int, str]] = field(default_factory=list)  # queries without an answer: offset behind it, what
     carry: bytes = b""  # the beginning of a sequence at the end of what was fed last
 
     def feed(self, data: memoryview, offset: int) -> None:
@@ -78,7 +79,7 @@ class Modes:
         return modes
 
     def _apply(self, match: re.Match[bytes], offset: int) -> None:
-        numbers, switch, soft_reset, erase, reset, keypad, title = match.groups()
+        numbers, switch, soft_reset, erase, query, reset, keypad, title = match.groups()
         if numbers is not None:
             for number in numbers.split(b";"):
                 if number:
@@ -86,12 +87,14 @@ class Modes:
         elif erase is not None:
             if erase == b"2":
                 self.cleared_at = offset + match.start()
+        elif query is not None:
+            self.asked.append((offset + match.end(), query.decode()))
         elif keypad is not None:
             self.keypad = keypad == b"="
         elif title is not None:
             self.title = title.decode(errors="replace")
         elif reset is not None:
-            self.__init__(cleared_at=offset + match.start())  # type: ignore[misc]
+            self.__init__(cleared_at=offset + match.start(), asked=self.asked)  # type: ignore[misc]
         elif soft_reset is not None:
             self.keypad = self.cursor_keys = False
             self.cursor_visible = True

@@ -124,6 +124,7 @@ class Observing:
             holder.collected = True
         connection.subscribed = True
         connection.position = position
+        connection.answers = boolean(message, "answers") if "answers" in message else by.kind == "human"
         holder.loop.soon(connection.pump)  # behind the answer
         master = holder.master
         place = {"offset": position, "base": holder.log.base, "end": holder.log.end, "modes": holder.modes.to_dict()}

@@ -13,15 +13,20 @@ _ON = (b"\x1b[?1049h", b"\x1b[?1047h", b"\x1b[?47h")
 _OFF = (b"\x1b[?1049l", b"\x1b[?1047l", b"\x1b[?47l", b"\x1bc")
 
 
+def beginning(base: int, end: int, since: int | None) -> int:
+    """From where on the log is to be replayed for the screen at `end`; a full-screen program began at `since`."""
+    start = max(base, end - REPLAY)
+    if since is not None and base <= since < start:
+        start = since if end - since <= _REPLAY_MAX else max(base, end - _REPLAY_MAX)
+    return start
+
+
 def replay(session: Session, status: dict[str, Any]) -> Any:
     """The screen that the log shows, as far back as is needed; its ``end`` is the offset behind what it has seen."""
     from .screen import Screen
 
-    end, base, modes = status["offset"], status["base"], status["modes"]
-    start = max(base, end - REPLAY)
-    since = modes.get("alternate_since")
-    if since is not None and base <= since < start:
-        start = since if end - since <= _REPLAY_MAX else max(base, end - _REPLAY_MAX)
+    end, since = status["offset"], status["modes"].get("alternate_since")
+    start = beginning(status["base"], end, since)
     output = session.read(start, end)
     screen = Screen(status["cols"], status["rows"])
     data = output.data

@@ -166,6 +166,7 @@ def resume(memory: int) -> None:
     if holder.state in ("exited", "lost"):
         holder.loop.after(holder.linger, holder.end_lingering)
     holder.loop.soon(holder.answer_waits)
+    holder.loop.soon(holder.queries.go_on)
     holder.run()
 
 

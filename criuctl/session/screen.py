@@ -285,6 +285,11 @@ class Screen(pyte.Screen):
         """Whether the alternate screen is shown."""
         return self.main is not None
 
+    def cursor_report(self) -> tuple[int, int]:
+        """Row and column as a terminal tells them: from 1 on, in origin mode from the margin on, never beyond the last column."""
+        top = self.margins.top if _DECOM in self.mode and self.margins is not None else 0
+        return self.cursor.y - top + 1, min(self.cursor.x, self.columns - 1) + 1
+
     def text(self) -> list[str]:
         """The lines of the screen as text, without blanks at their ends."""
         return [plain(self.buffer[y], self.columns) for y in range(self.lines)]

@@ -9,6 +9,7 @@ from . import helpers, killing, protocol
 from .connection import Connection
 from .lease import Operator, Refused
 from .processes import signal_foreground
+from .queries import TERMINAL
 from .values import LATER, Message, Operations, boolean, integer, number, one_of, text
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ class Steering:
         holder = self._holder
         answer = self._pause(connection, by, message)
         holder.halted = True
-        dropped = holder.master.drop(lambda chunk: chunk.kind == "human")
+        dropped = holder.master.drop(lambda chunk: chunk.kind in ("human", TERMINAL))
         self._requests.refuse_dropped(dropped)
         count = sum(len(chunk.data) - chunk.at for chunk in dropped)
         writer = holder.authority.operators.get(holder.authority.holder)
