@@ -44,7 +44,7 @@ from ..proc.sockdiag import socket_inside
 from ..proc.tree import Process, ProcessIdentity, read_tree, wait_ended
 from ..report import Reporter
 from ..store import open_store
-from . import events, files, hooking, insidereport, interrupted, overlays, predicates, remaps, surroundings
+from . import events, files, hooking, insidereport, interrupted, overlays, predicates, remaps, socketnames, surroundings
 from .delivery import Delivery
 from .describe import DumpResult, Taken, describe
 from .dumping import dump_options, explain, handlers_restored, ignore_signals, session_for
@@ -367,6 +367,7 @@ class _Dump:
         images = ImageSet(self.folder)
         if not self.survey.shield and images.streams():  # one came to light that no look shows: what arrives now would be lost
             raise DumpFailed("CRIU has met a TCP connection that was not locked; the tree runs on", hint="Dump it again.")
+        socketnames.follow_renamed(images, self.tree, self.reporter)
         links = remaps.collect(images, self.writer, self.root, self.entry)
         file_records = self.collected.result()
         self.kept = any(c.policy == "keep" and c.external and c.protocol == "tcp" for c in self.connections)
