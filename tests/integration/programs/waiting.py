@@ -51,7 +51,7 @@ byte = ctypes.create_string_buffer(1)
 alarm = ctypes.c_uint64(1 << (signal.SIGALRM - 1))
 span = Span(LONG, 0)
 until = Span(int(time.clock_gettime(time.CLOCK_MONOTONIC)) + LONG, 0)
-CALLS = {
+CALLS: dict[str, Callable[[], int]] = {
     "poll": call(7, polled, 1, LONG * 1000),
     "epoll_wait": call(232, epoll.fileno(), events, 1, -1),
     "nanosleep": call(35, ctypes.byref(span), ctypes.byref(left)),
