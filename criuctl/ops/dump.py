@@ -366,7 +366,10 @@ class _Dump:
     def _describe(self, memory: list[PageImage]) -> Manifest:
         images = ImageSet(self.folder)
         if not self.survey.shield and images.streams():  # one came to light that no look shows: what arrives now would be lost
-            raise DumpFailed("CRIU has met a TCP connection that was not locked; the tree runs on", hint="Dump it again.")
+            raise DumpFailed(
+                "CRIU has met a TCP connection that was not locked; the tree runs on",
+                hint="Its descriptor must be on its way over a unix socket: dump again when the program has received it.",
+            )
         socketnames.follow_renamed(images, self.tree, self.reporter)
         links = remaps.collect(images, self.writer, self.root, self.entry)
         file_records = self.collected.result()

@@ -3,7 +3,8 @@
 Some state can only be set by the process itself: whether it adopts orphans, its POSIX file locks.  CRIU loses
 a few of these; while a restored tree waits at a stage of CRIU's, each of its threads sits in a system call
 (a futex wait), so the instruction just before its program counter is a ``syscall``: that one is run again with
-our number and arguments, and everything is put back.  CRIU retries the interrupted wait.
+our number and arguments, and everything is put back.  CRIU retries the interrupted wait.  The registers of a thread can
+only be set by who traces it: when that is CRIU, waiting for us in a system call, CRIU is made to (`set_traced`).
 
 Only x86-64 is known here; elsewhere `call` raises `PlatformError` and the caller reports what is lost.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...errors import NoSuchProcess
 from ...proc.procfs import read_text
@@ -18,6 +18,7 @@ _LOOKS, _LOOK = 10, 0.01  # how often, and seconds between, to look whether a pr
 
 def check_processes(scene: Scene) -> Iterator[Finding]:
     """Every process by itself."""
+    stuck = _stuck(scene.tree)
     may_raise_limits = scene.own_capabilities >> CAP_SYS_RESOURCE & 1
     for process in scene.tree:
         if process.state in "ZXx" and process.threads > 1:
@@ -32,7 +33,7 @@ def check_processes(scene: Scene) -> Iterator[Finding]:
         if process.zombie:
             continue
         yield from _threads(scene, process)
-        if process.state == "D" and _stays(process):
+        if process.pid in stuck:
             yield Finding(
                 "warning",
                 "uninterruptible",
@@ -93,13 +94,14 @@ def _thread_ids(pid: int) -> list[str]:
         return []
 
 
-def _stays(process: Process) -> bool:
-    """Whether it still sleeps so a little later: whoever reads a disk does so for moments, which a freeze waits out."""
+def _stuck(tree: Sequence[Process]) -> set[int]:
+    """Who sleeps uninterruptibly and still does a little later: reading a disk takes moments, which a freeze waits out."""
+    found = [process for process in tree if process.state == "D"]
     for _ in range(_LOOKS):
-        time.sleep(_LOOK)
-        if process.identity.state() != "D":
-            return False
-    return True
+        if found:
+            time.sleep(_LOOK)
+        found = [process for process in found if process.identity.state() == "D"]
+    return {process.pid for process in found}
 
 
 def _wait_channel(pid: int) -> str:
