@@ -40,9 +40,11 @@ def _publish(config: Config, root: int, identity: Mapping[str, Any], connections
     sweep(config)
     folder = _folder(config)
     for each in (folder.parent, folder):
-        if not each.exists():
+        try:
             each.mkdir(parents=True)
-            each.chmod(0o755)  # whatever the umask is
+        except FileExistsError:  # another restore may be making it at this moment
+            continue
+        each.chmod(0o755)  # whatever the umask is
     process = ProcessIdentity.of(root)
     body = {
         **identity,

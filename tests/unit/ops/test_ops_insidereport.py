@@ -1,0 +1,26 @@
+"""The report that a restored tree finds of itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from criuctl.config import Config
+from criuctl.ops import insidereport
+from criuctl.report import Reporter
+
+
+def test_two_restores_make_the_folder_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has not seen it yet, and comes too late to make it, goes on."""
+    monkeypatch.setattr(Path, "exists", lambda _path, **_options: False)
+    reporter = Reporter()
+    config = Config().with_options(run_dir=str(tmp_path / "run"))
+    for name in ("one", "other"):
+        insidereport.publish(config, os.getpid(), {"session": name}, [], reporter)
+    assert reporter.warnings == []
+    (file,) = (path for path in (tmp_path / "run").rglob("*.json"))
+    assert json.loads(file.read_text())["session"] == "other"
+    assert file.parent.stat().st_mode & 0o777 == 0o755
