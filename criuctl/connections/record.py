@@ -87,11 +87,14 @@ def _wanted(s: TreeSocket) -> bool:
 
 
 def _maybe_tcp(s: TreeSocket) -> bool:
-    """Whether it is a TCP connection, or has messages waiting, which may carry the descriptor of one."""
+    """Whether it is a TCP connection, or was one, or has messages waiting, which may carry the descriptor of one.
+
+    What a connection that is over has queued is saved as of any other, and the kernel tells only its holder that it had a peer.
+    """
     kernel = s.socket
     if kernel.family == "unix":
         return kernel.rqueue > 0
-    return kernel.protocol in ("tcp", "mptcp") and kernel.connected
+    return kernel.protocol in ("tcp", "mptcp") and not kernel.listening
 
 
 def _bound(s: TreeSocket) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from . import schema
 
 LOG_NAME = "criu.log"
+CONFIG_NAME = "criu.conf"
 LOG_LEVEL = 3  # "info": names the descriptor that an error is about; "debug" would log every page run
 _GHOST_MAXIMUM = (1 << 32) - 1  # the option is an unsigned 32-bit number
 
@@ -28,6 +29,7 @@ class DumpOptions:
     external_mounts: bool = False  # CRIU saves the mount namespace, with every mount coming from outside again
     timeout: int = 30  # seconds that freezing may take
     freezer: int | None = None  # descriptor of the control group by which the tree is frozen already
+    leased: bool = False  # somebody has a write lease on a file (F_SETLEASE): CRIU may not open it, as it does for a build-id
     shield: bool = True  # lock TCP connections in the firewall as they are saved; a tree that has none needs no table
 
 
@@ -73,12 +75,19 @@ def dump_options(images: str, page_socket: int, options: DumpOptions) -> Any:
     opts.ps.fd = page_socket
     opts.ps.port = 0
     opts.timeout = options.timeout
+    if settings(options):
+        opts.config_file = f"{images}/{CONFIG_NAME}"
     opts.external.extend(options.external)
     if options.freezer is not None:
         # CRIU seizes what stands still there, thaws the group when all are in its hands, and freezes it before it lets go.
         opts.freeze_cgroup = f"/proc/self/fd/{options.freezer}"
     _external_mounts(opts, options.external_mounts)
     return opts
+
+
+def settings(options: DumpOptions) -> str:
+    """What can be asked of CRIU in a file only, which is to lie among the images; "" for nothing."""
+    return "file-validation filesize\n" if options.leased else ""
 
 
 def _external_mounts(opts: Any, wanted: bool) -> None:

@@ -122,10 +122,11 @@ def dump(
         dumper = driver.Dumper(binary.find(config), folder, entry.prefix)
         stack.callback(dumper.close)
         external = surroundings.external_files(scene.living, scene.opened)
+        leased = any(d.leased for held in scene.opened.values() for d in held)
         terminals = DumpedTerminals(root.pid, scene.living, scene.opened, stack)
         with suppress(CriuctlError):  # early, beside the opening of the store; what is wrong with it is told at the freeze
             names = [*external, *terminals.external]
-            dumper.ask(dump_options(config, entry, root.pid, names, leave_running, shield=survey.shield))
+            dumper.ask(dump_options(config, entry, root.pid, names, leave_running, leased=leased, shield=survey.shield))
         if delivery is None:
             reporter.step("connect", store=config.store)
             store = open_store(config.store, config)
@@ -161,6 +162,7 @@ def dump(
             began=began,
             entry=entry,
             external=external,
+            leased=leased,
             terminals=terminals,
             holder=DumpedHolder(config, session, root, stack),
             net=net,
@@ -235,6 +237,7 @@ class _Dump:
     began: float
     entry: NamespacePlan
     external: dict[str, Descriptor]
+    leased: bool
     terminals: DumpedTerminals
     holder: DumpedHolder
     net: int  # descriptor of the tree's net namespace
@@ -287,7 +290,8 @@ class _Dump:
 
     def _options(self, freezer: int | None) -> DumpOptions:
         names = [*self.external, *self.terminals.external]
-        return dump_options(self.config, self.entry, self.root, names, self.leave_running, freezer, shield=self.survey.shield)
+        asked = {"leased": self.leased, "shield": self.survey.shield}
+        return dump_options(self.config, self.entry, self.root, names, self.leave_running, freezer, **asked)
 
     def frozen(self) -> driver.Frozen:
         """Every task is stopped: what /proc says now is what the images will say."""

@@ -57,6 +57,7 @@ def dump_options(
     leave_running: bool,
     freezer: int | None = None,
     *,
+    leased: bool,
     shield: bool,
 ) -> DumpOptions:
     """What CRIU is asked for."""
@@ -68,6 +69,7 @@ def dump_options(
         external_mounts=entry.is_init,
         timeout=config.criu_timeout,
         freezer=freezer,
+        leased=leased,
         shield=shield,
     )
 

@@ -17,6 +17,8 @@ What to do with the records on restore is decided in `criuctl.ops.putback`.
 from __future__ import annotations
 
 import base64
+import errno
+import fcntl
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,6 +33,7 @@ from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
 from ..errors import NoSuchProcess, NotFound, PreflightRefused
 from ..proc.descriptors import Descriptor, descriptors
+from ..proc.syscalls import pidfd_getfd
 from ..proc.tree import mappings, read_tree
 from ..report import Reporter
 from .overlays import Binaries
@@ -67,6 +70,7 @@ class _Open:
     holders: list[tuple[int, int]] = field(default_factory=list)
     mapped: bool = False
     executable: bool = False  # mapped as code
+    leased: tuple[int, int] | None = None  # process and descriptor with a write lease (F_SETLEASE) on it
 
 
 def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, int], _Open]:
@@ -79,6 +83,8 @@ def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, in
                 continue
             entry = found.setdefault((d.device, d.inode), _Open(d.target, f"/proc/{pid}/fd/{d.fd}"))
             entry.holders.append((pid, d.fd))
+            if d.leased:
+                entry.leased = (pid, d.fd)
             if d.writable:
                 entry.kind = "written"
                 entry.source = f"/proc/{pid}/fd/{d.fd}"
@@ -123,11 +129,13 @@ def collect(
     """Record (and where wanted store) the files of a frozen tree."""
     records: list[FileRecord] = []
     carried: dict[tuple[int, int], FileRecord] = {}
+    found_open = open_files(opened)
+    leased = {key: entry.leased for key, entry in found_open.items() if entry.leased is not None}
     for wanted in with_files:
-        for record, identity in _carry(writer, wanted, root_pid, reporter):
+        for record, identity in _carry(writer, wanted, root_pid, leased, reporter):
             records.append(record)
             carried.setdefault(identity, record)
-    for (device, inode), entry in open_files(opened).items():
+    for (device, inode), entry in found_open.items():
         if (device, inode) in carried:
             known = carried[device, inode]
             records[records.index(known)] = known.with_use(holders=tuple(entry.holders), append=entry.append, kind=known.kind)
@@ -145,9 +153,11 @@ def store_ahead(writer: CheckpointWriter, root: int, binaries: Binaries) -> None
     with suppress(NoSuchProcess, PreflightRefused):  # one that has ended meanwhile: then all is stored later
         opened = {process.pid: descriptors(process.pid) for process in read_tree(root) if not process.zombie}
         for entry in open_files(opened).values():
+            if not entry.mapped or entry.kind == "written" or entry.leased is not None:
+                continue
             with suppress(OSError), open(entry.source, "rb", buffering=0) as file:
                 size = os.fstat(file.fileno()).st_size
-                if entry.mapped and entry.kind != "written" and binaries.travels(entry.path, size, executable=entry.executable):
+                if binaries.travels(entry.path, size, executable=entry.executable):
                     _send_ahead(writer, file)
 
 
@@ -165,7 +175,7 @@ def _send_ahead(writer: CheckpointWriter, file: FileIO) -> None:
 
 def _record(writer: CheckpointWriter, config: Config, entry: _Open, binaries: Binaries, reporter: Reporter) -> FileRecord | None:
     try:
-        fd = os.open(entry.source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        fd = _open_contents(entry.source, entry.leased, os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         if entry.kind == "written":
             reporter.warning(f"{entry.path}: its contents could not be recorded: {error.strerror}")
@@ -193,6 +203,26 @@ def _record(writer: CheckpointWriter, config: Config, entry: _Open, binaries: Bi
         )
     finally:
         os.close(fd)
+
+
+def _open_contents(path: str, leased: tuple[int, int] | None, flags: int) -> int:
+    """A descriptor from which a file can be read.
+
+    To open a file breaks the write lease that somebody has on it: the kernel sends the program a signal, which ends one that
+    expects none.  So the program's own descriptor is borrowed; EACCES where that is for writing only.
+    """
+    if leased is None:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+    pid, fd = leased
+    pidfd = os.pidfd_open(pid)
+    try:
+        borrowed = pidfd_getfd(pidfd, fd)
+    finally:
+        os.close(pidfd)
+    if fcntl.fcntl(borrowed, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY:
+        os.close(borrowed)
+        raise OSError(errno.EACCES, f"PID {pid} has a lease on it, which reading would break")
+    return borrowed
 
 
 def _store(writer: CheckpointWriter, path: str, fd: int, size: int, reporter: Reporter) -> tuple[str, StreamRef]:
@@ -237,7 +267,11 @@ def resolve_carried(paths: Iterable[str], root_pid: int) -> list[str]:
 
 
 def _carry(
-    writer: CheckpointWriter, wanted: str, root_pid: int, reporter: Reporter
+    writer: CheckpointWriter,
+    wanted: str,
+    root_pid: int,
+    leased: Mapping[tuple[int, int], tuple[int, int]],
+    reporter: Reporter,
 ) -> Iterator[tuple[FileRecord, tuple[int, int]]]:
     """The records of a file, or of a folder and everything below it on the same file system."""
     view = Path(f"/proc/{root_pid}/root")
@@ -258,7 +292,7 @@ def _carry(
         elif stat.S_ISLNK(status.st_mode):
             record = record.with_use(target=os.readlink(real))
         elif stat.S_ISREG(status.st_mode):
-            fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = _open_contents(real, leased.get(identity), os.O_NOFOLLOW)
             try:
                 hashed, data = _store(writer, path, fd, status.st_size, reporter)
                 record = record.with_use(digest=hashed, data=data)

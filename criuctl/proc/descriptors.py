@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 from .procfs import read_raw, reading
@@ -78,6 +79,11 @@ class Descriptor:
     def writable(self) -> bool:
         """Opened for writing."""
         return self.flags & os.O_ACCMODE in (os.O_WRONLY, os.O_RDWR) and not self.flags & os.O_PATH
+
+    @property
+    def leased(self) -> bool:
+        """Whether there is a write lease on it (fcntl F_SETLEASE), which whoever opens the file breaks."""
+        return any(line.startswith("lock:") and "LEASE" in line and "WRITE" in line for line in self.extra)
 
 
 def descriptors(pid: int) -> list[Descriptor]:
@@ -153,6 +159,19 @@ def is_tty(rdev: int) -> bool:
     return os.major(rdev) in TTY_MAJORS and (os.major(rdev), os.minor(rdev)) not in _MISC_TTYLESS
 
 
+@lru_cache(maxsize=1)
+def _shared_memory() -> int:
+    """The device of memory that has no name: memfds, and anonymous shared memory that was opened by ``/proc/PID/map_files``."""
+    try:
+        fd = os.memfd_create("criuctl", os.MFD_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        return os.fstat(fd).st_dev
+    finally:
+        os.close(fd)
+
+
 def _kind(target: str, status: os.stat_result) -> Kind:
     mode = status.st_mode
     if target.startswith("anon_inode:"):
@@ -171,7 +190,7 @@ def _kind(target: str, status: os.stat_result) -> Kind:
     if stat.S_ISLNK(mode):
         return "symlink"
     if stat.S_ISREG(mode):
-        if target.startswith("/memfd:"):
+        if target.startswith("/memfd:") or status.st_dev == _shared_memory():
             return "memfd"
         if target.startswith("/"):
             return "file"

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.command import Criuctl
 from support.keeper import wait_until
 from support.trip import Trip
 from support.zoo import Animal, Zoo
@@ -28,6 +29,7 @@ QUIET = {
     "locks.py": (),
     "memory.py": (),
     "nowhere.py": (),
+    "over.py": (),
     "queues.py": (),
     "rights.py": (),
     "settings.py": (),
@@ -143,6 +145,23 @@ def test_a_tree_below_a_shell(zoo: Zoo, trip: Trip) -> None:
     child.ask()
     child.end()
     wait_until(lambda: not restored.alive(), 60, "the shell sees its job end")
+
+
+def test_a_lease_is_not_broken(zoo: Zoo, criuctl: Criuctl) -> None:
+    """No file is opened that nobody else may have open; what its own descriptor does not let us read is told."""
+    animal = zoo.launch("leases.py")
+    told = criuctl("dump", animal.pid, "--leave-running")
+    assert [w for w in told["warnings"] if "lease" in w and "/written:" in w]
+    animal.ask()
+    told = criuctl("dump", animal.pid, "--with-files", animal.folder / "both")
+    assert told["bytes"]["files"] == (animal.folder / "both").stat().st_size
+    (animal.folder / "both").unlink()
+    zoo.adopt(criuctl("restore", told["checkpoint"])["pid"], animal).ask()
+
+
+def test_shared_memory_that_is_open_as_a_file(zoo: Zoo, trip: Trip) -> None:
+    """CRIU restores it as a memfd, which is called otherwise and has seals."""
+    trip.round(zoo.launch("nameless.py"), ignore=("*/seals", "*/target", "*/maps/*"))
 
 
 def test_outside_a_lock_is_felt(zoo: Zoo, trip: Trip) -> None:

@@ -1,0 +1,29 @@
+"""Files with leases (fcntl F_SETLEASE), as file servers hold them: whoever opens one of them breaks it, and ends the program."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+from animal import Check, path, serve
+
+WANTED = {"read": (os.O_RDONLY, fcntl.F_RDLCK), "both": (os.O_RDWR, fcntl.F_WRLCK), "written": (os.O_WRONLY, fcntl.F_WRLCK)}
+CONTENT = b"nobody else has this open\n"
+
+files = {}
+for name, (mode, kind) in WANTED.items():
+    with open(path(name), "wb") as file:
+        file.write(CONTENT)
+    files[name] = os.open(path(name), mode)
+    fcntl.fcntl(
+        files[name], fcntl.F_SETLEASE, kind
+    )  # the signal that it is to be given up ends a program that does not expect it
+
+
+def check(found: Check) -> None:
+    for name, (_mode, kind) in WANTED.items():
+        found.equal(f"lease of {name}", fcntl.fcntl(files[name], fcntl.F_GETLEASE), kind)
+    found.equal("contents", os.pread(files["both"], 100, 0), CONTENT)
+
+
+serve(check)
