@@ -39,7 +39,7 @@ class RestoreOptions:
 
     shell_job: bool = False
     lazy: bool = False
-    manage_cgroups: bool = False  # CRIU mounts a yard for it in its images folder, which a detached tmpfs does not allow
+    groups: str | None = None  # folder of control group hierarchies in which CRIU makes the tree's groups, those that are gone
     inherit: Mapping[str, int] = field(default_factory=dict)  # key -> descriptor
     root: str | None = None  # mount point on which CRIU builds a saved mount namespace
 
@@ -104,7 +104,9 @@ def restore_options(images: str, options: RestoreOptions) -> Any:
     opts.lazy_pages = options.lazy
     # Pages are punched out of the tmpfs as they are placed: the peak is one copy of the memory, not two.
     opts.auto_dedup = True
-    opts.manage_cgroups_mode = rpc.SOFT if options.manage_cgroups else rpc.IGNORE
+    opts.manage_cgroups_mode = rpc.IGNORE if options.groups is None else rpc.SOFT
+    if options.groups is not None:
+        opts.cgroup_yard = options.groups
     for key, fd in options.inherit.items():
         opts.inherit_fd.add(key=key, fd=fd)
     if options.root is not None:

@@ -19,6 +19,7 @@ from ..errors import PlatformError
 
 # Kind of image (the name of its magic number) -> generated module and message.
 _MESSAGES = {
+    "CGROUP": ("cgroup_pb2", "cgroup_entry"),
     "CORE": ("core_pb2", "core_entry"),
     "FDINFO": ("fdinfo_pb2", "fdinfo_entry"),
     "FILES": ("fdinfo_pb2", "file_entry"),

@@ -1,8 +1,7 @@
 """Control groups: which a process is in, and putting a restored one back into them.
 
-CRIU could do this, but only by mounting every hierarchy inside its images folder, which our detached tmpfs does
-not allow.  Putting a process into a group that exists is one write; groups that are gone are not made anew:
-limits without their owner (systemd, a container runtime) are worth nothing.
+Putting a process into a group that exists is one write.  Groups that are gone are made anew by CRIU (`groupyard`), but for
+those of systemd, for whom a group without a unit is nothing.
 
 Where systemd runs, whoever restores is in a unit, a login's or a service's, and whatever is in it may end with it.  A session
 does not: its holder has a scope of its own.  What comes back without a holder is let out of the unit by `leave_unit`.
@@ -30,14 +29,16 @@ def of_process(pid: int) -> dict[str, str]:
     return found
 
 
-def mount_points() -> dict[str, str]:
-    """Hierarchy -> where it is mounted here."""
+def mount_points(*, whole: bool = False) -> dict[str, str]:
+    """Hierarchy -> where it is mounted here; `whole`: from its root on."""
     found: dict[str, str] = {}
     with open("/proc/self/mountinfo") as file:
         for line in file:
             fields, _, rest = line.partition(" - ")
             kind, _source, options = rest.split()[:3]
-            where = fields.split()[4]
+            root, where = fields.split()[3:5]
+            if whole and root != "/":
+                continue
             if kind == "cgroup2":
                 found.setdefault("", where)
             elif kind == "cgroup":
@@ -45,6 +46,21 @@ def mount_points() -> dict[str, str]:
                 names += [o for o in options.split(",") if o.startswith("name=")]
                 found.setdefault(",".join(names), where)
     return found
+
+
+def gone(groups: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Those of these groups (hierarchy, path) that are not there."""
+    mounted = mount_points(whole=True)
+    return [
+        (hierarchy, path)
+        for hierarchy, path in groups
+        if path != "/" and not (hierarchy in mounted and os.path.isdir(os.path.join(mounted[hierarchy], path.lstrip("/"))))
+    ]
+
+
+def has_owner(group: tuple[str, str]) -> bool:
+    """Whether it is of somebody who makes his groups himself: systemd's, or criuctl's own."""
+    return os.path.isdir(_SYSTEMD) or any(part == "criuctl" or part.startswith("criuctl-") for part in group[1].split("/"))
 
 
 def put_back(wanted: Mapping[int, Mapping[str, str]]) -> list[str]:

@@ -40,6 +40,7 @@ from . import (
     arrival,
     cgroups,
     events,
+    groupyard,
     handback,
     hooking,
     insidereport,
@@ -341,10 +342,11 @@ class _Restore:
             if plan.pids == "init":
                 on = arrival.mount_point()
                 prefix += [*arrival.PRIVATE_ROOT, on]
+            groups = self._groups_anew(stack)
             stack.callback(lambda: arrival.kill_tree(self.placed))
             inherit = self._open_external(stack) | self.terminals.open(stack)
             self.reporter.step("restore")
-            options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), inherit=inherit, root=on)
+            options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), groups=groups, inherit=inherit, root=on)
             mend.arm_timers(self.images)
             interrupted.restart_saved(self.images)
             space = private.pid_namespace if private is not None else None
@@ -411,6 +413,22 @@ class _Restore:
         self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys, pids, self.images)
         self.reporter.step("resume")
 
+    def _groups_anew(self, stack: ExitStack) -> str | None:
+        """Where CRIU makes those control groups of the tree that are gone, if it is to make any."""
+        if not self._at_home or self.plan.pids != "same" or self.holder.needed:
+            return None
+        yard = stack.enter_context(groupyard.remade(self.images, [p.cgroups for p in self.manifest.processes]))
+        if yard is None:
+            return None
+        if yard.made:
+            self.reporter.warning(f"control groups that were gone are made again as they were: {', '.join(yard.made)}")
+        return yard.path
+
+    @property
+    def _at_home(self) -> bool:
+        """Whether the tree comes back as itself, to the host from which it went and that has not been started anew since."""
+        return self.manifest.host.boot_id == boot_id() and not self.copy
+
     def _rejoin_groups(self, pids: dict[int, int], private: PrivateNamespaces | None) -> None:
         """Back into the control groups that the processes were in, if this is still the same host; not left in our own unit."""
         self._rejoin(pids)
@@ -418,7 +436,7 @@ class _Restore:
             cgroups.leave_unit([*([private.init.pid] if private is not None else []), *pids.values()])
 
     def _rejoin(self, pids: dict[int, int]) -> None:
-        if self.manifest.host.boot_id != boot_id() or self.copy:
+        if not self._at_home:
             return
         wanted = {pids[p.ns_pid]: p.cgroups for p in self.manifest.processes if p.cgroups and p.ns_pid in pids}
         missing = cgroups.put_back(wanted)

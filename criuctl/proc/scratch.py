@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterable
 from types import TracebackType
 
 from ..errors import PlatformError
@@ -18,7 +19,7 @@ from ..errors import PlatformError
 # The same numbers on every architecture: system calls newer than 5.0 share one table.
 _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 430, 431, 432
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
-_FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 1, 6
+_FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
 _NODEV = 0x4
 _MOUNT_ATTR = 0x2 | _NODEV | 0x8  # nosuid, nodev, noexec
 
@@ -30,10 +31,30 @@ def _call(number: int, *arguments: object) -> int:
     if result < 0:
         code = ctypes.get_errno()
         raise PlatformError(
-            f"a private tmpfs cannot be made: {os.strerror(code)}",
+            f"a private mount cannot be made: {os.strerror(code)}",
             hint="criuctl needs root (CAP_SYS_ADMIN) and Linux 5.2 or newer.",
         )
     return result
+
+
+def detached_mount(kind: str, settings: Iterable[tuple[str, str | None]], attributes: int = _MOUNT_ATTR) -> int:
+    """A descriptor of the root of a new mount of the file system `kind` that is attached nowhere; a setting of None is a flag."""
+    context = _call(_SYS_FSOPEN, ctypes.c_char_p(kind.encode()), ctypes.c_uint(_FSOPEN_CLOEXEC))
+    try:
+        for key, value in settings:
+            told = (_FSCONFIG_SET_FLAG, None) if value is None else (_FSCONFIG_SET_STRING, ctypes.c_char_p(value.encode()))
+            _call(
+                _SYS_FSCONFIG,
+                ctypes.c_int(context),
+                ctypes.c_uint(told[0]),
+                ctypes.c_char_p(key.encode()),
+                told[1],
+                ctypes.c_int(0),
+            )
+        _call(_SYS_FSCONFIG, ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_CMD_CREATE), None, None, ctypes.c_int(0))
+        return _call(_SYS_FSMOUNT, ctypes.c_int(context), ctypes.c_uint(_FSMOUNT_CLOEXEC), ctypes.c_uint(attributes))
+    finally:
+        os.close(context)
 
 
 class Scratch:
@@ -43,22 +64,8 @@ class Scratch:
     """
 
     def __init__(self, size: str = "90%", *, source: str = "none", executable: bool = False) -> None:
-        context = _call(_SYS_FSOPEN, ctypes.c_char_p(b"tmpfs"), ctypes.c_uint(_FSOPEN_CLOEXEC))
-        try:
-            for key, value in (("source", source), ("mode", "0700"), ("size", size)):
-                _call(
-                    _SYS_FSCONFIG,
-                    ctypes.c_int(context),
-                    ctypes.c_uint(_FSCONFIG_SET_STRING),
-                    ctypes.c_char_p(key.encode()),
-                    ctypes.c_char_p(value.encode()),
-                    ctypes.c_int(0),
-                )
-            _call(_SYS_FSCONFIG, ctypes.c_int(context), ctypes.c_uint(_FSCONFIG_CMD_CREATE), None, None, ctypes.c_int(0))
-            attributes = _NODEV if executable else _MOUNT_ATTR
-            self.fd = _call(_SYS_FSMOUNT, ctypes.c_int(context), ctypes.c_uint(_FSMOUNT_CLOEXEC), ctypes.c_uint(attributes))
-        finally:
-            os.close(context)
+        settings = (("source", source), ("mode", "0700"), ("size", size))
+        self.fd = detached_mount("tmpfs", settings, _NODEV if executable else _MOUNT_ATTR)
 
     @property
     def path(self) -> str:

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support import groups
+from support import groups, oracle
+from support.command import Criuctl
+from support.hooking import HookFolder
 from support.trip import Trip
-from support.zoo import Zoo
+from support.zoo import Animal, Zoo
 
 from criuctl.ops.cgroups import mount_points, of_process
 
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.integration
 def group() -> Iterator[tuple[str, Path]]:
     """A new group in some hierarchy of this host: (hierarchy, folder)."""
     hierarchy, mounted = next((h, Path(m)) for h, m in sorted(mount_points().items(), reverse=True) if "cpuset" not in h)
-    folder = mounted / f"criuctl-test-{secrets.token_hex(4)}"
+    folder = mounted / f"made-by-a-test-{secrets.token_hex(4)}"
     folder.mkdir()
     yield hierarchy, folder
     if folder.exists():
@@ -31,21 +33,75 @@ def group() -> Iterator[tuple[str, Path]]:
 def test_back_into_its_group(group: tuple[str, Path], zoo: Zoo, trip: Trip) -> None:
     hierarchy, folder = group
     animal = zoo.launch("counter.py", "1")
-    for pid in animal.identities():
-        (folder / "cgroup.procs").write_text(str(pid[0]))
+    moved_into(folder, animal)
     restored = trip.round(animal)
     assert of_process(restored.pid)[hierarchy] == f"/{folder.name}"
     assert of_process(os.getpid())[hierarchy] != f"/{folder.name}"
     restored.end()
 
 
-def test_the_group_is_gone(group: tuple[str, Path], zoo: Zoo, trip: Trip) -> None:
+def moved_into(folder: Path, animal: Animal) -> None:
+    for pid, _started in animal.identities():
+        (folder / "cgroup.procs").write_text(str(pid))
+
+
+def test_a_group_that_is_gone_is_made_again(group: tuple[str, Path], zoo: Zoo, trip: Trip) -> None:
+    """With its settings, and the groups below it, though nobody was in there."""
+    hierarchy, folder = group
+    setting = folder / "pids.max"
+    if setting.exists():
+        setting.write_text("99")
+    (folder / "empty").mkdir()
+    animal = zoo.launch("counter.py", "1")
+    moved_into(folder, animal)
+    told = trip.dump(animal)
+    (folder / "empty").rmdir()
+    groups.remove(folder)
+    restored = trip.restore(told, animal)
+    assert of_process(restored.pid)[hierarchy] == f"/{folder.name}"
+    assert any(folder.name in warning for warning in restored.answer["warnings"])
+    assert (folder / "empty").is_dir()
+    assert not setting.exists() or setting.read_text().strip() == "99"
+    restored.ask()
+    again = trip.dump(restored)
+    restored = trip.restore(again, restored)
+    assert not restored.answer["warnings"]
+    restored.end()
+    (folder / "empty").rmdir()
+
+
+def test_what_was_made_goes_with_a_restore_that_fails(group: tuple[str, Path], zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     _hierarchy, folder = group
     animal = zoo.launch("counter.py", "1")
-    for pid in animal.identities():
-        (folder / "cgroup.procs").write_text(str(pid[0]))
+    moved_into(folder, animal)
     told = trip.dump(animal)
     groups.remove(folder)
-    restored = trip.restore(told, animal, ignore=("*/cgroup*",))
+    HookFolder(criuctl.home.path / "hooks").sh("post-restore", "veto", f"ls -d {folder} > {criuctl.home.path}/seen; exit 1")
+    failed = criuctl("restore", told["checkpoint"], check=False)
+    assert failed["error"]["code"] == "vetoed", failed
+    assert (criuctl.home.path / "seen").read_text().strip() == str(folder)  # CRIU had made it
+    assert not folder.exists()
+
+
+def test_a_group_that_is_gone_elsewhere(group: tuple[str, Path], zoo: Zoo, trip: Trip) -> None:
+    """A tree with PIDs of its own has the groups of whoever restores it."""
+    _hierarchy, folder = group
+    animal = zoo.launch("counter.py", "1")
+    moved_into(folder, animal)
+    told = trip.dump(animal)
+    groups.remove(folder)
+    restored = trip.restore(told, animal, "--pids", "private", ignore=("*/cgroup*", *oracle.NEW_NAMESPACE))
     assert any(folder.name in warning for warning in restored.answer["warnings"])
+    assert not folder.exists()
     restored.ask()
+
+
+def test_a_cgroup_namespace(group: tuple[str, Path], zoo: Zoo, trip: Trip) -> None:
+    hierarchy, folder = group
+    move = f'echo $$ > {folder}/cgroup.procs; exec unshare --cgroup -- "$@"'
+    animal = zoo.launch("counter.py", "1", prefix=["sh", "-c", move, "sh"], ignore=["*/namespaces/cgroup"])
+    restored = trip.round(animal)
+    assert of_process(restored.pid)[hierarchy] == f"/{folder.name}"
+    namespaces = {os.readlink(f"/proc/{pid}/ns/cgroup") for pid, _ in restored.identities()}
+    assert len(namespaces) == 1 and os.readlink("/proc/self/ns/cgroup") not in namespaces
+    restored.end()
