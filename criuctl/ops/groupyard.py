@@ -35,7 +35,6 @@ class GroupYard:
 
     def __init__(self, images: ImageSet) -> None:
         self._folder = images.folder
-        self._places: dict[str, str] = {}  # hierarchy, as the yard calls it -> where that is
         self._new: list[str] = []  # groups that are not there yet, each after those that hold it
 
     @property
