@@ -5,8 +5,8 @@ detached tmpfs does not allow, and what it mounts would outlive a ``kill -9``.  
 hierarchy is mounted here, or to a detached mount of one that is mounted nowhere, which goes with its descriptor.
 
 Only where the groups are still somebody's to make: on the host and in the boot of the dump, for a tree that comes back as
-itself, and not below systemd or criuctl, who make their groups themselves.  Else the tree stays in criuctl's own, and in that boot
-it is told (`cgroups.put_back`).
+itself, and not below systemd or criuctl, who make their groups themselves.  Else the tree stays in criuctl's own, which is told
+in that boot (`cgroups.put_back`).  A ``kill -9`` of criuctl in the middle leaves what was made, groups without processes.
 
 The same way a tree gets its cgroup namespace back, whose root is the group that its root process was in when it was made.
 """
