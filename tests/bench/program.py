@@ -6,7 +6,6 @@ import mmap
 import os
 import shutil
 import signal
-import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,7 +49,8 @@ class Tree:
         self._path = folder / f"control-{time.monotonic_ns()}"
         self._path.write_bytes(bytes(CONTROL_WORDS * 8))
         with self._path.open("r+b") as file:
-            self._map = mmap.mmap(file.fileno(), 0)
+            # Words are written whole: struct.pack_into writes zeros first, and a tree that reads its deadline just then ends.
+            self._words = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
         self._command = 1  # the tree answers this one when its memory is filled
         self._set(COMMAND, self._command)
         self._seed = 1
@@ -66,10 +66,10 @@ class Tree:
     # -- words --
 
     def _get(self, word: int) -> int:
-        return int(struct.unpack_from("<Q", self._map, word * 8)[0])
+        return self._words[word]
 
     def _set(self, word: int, value: int) -> None:
-        struct.pack_into("<Q", self._map, word * 8, value)
+        self._words[word] = value
 
     def _slot(self, number: int, word: int) -> int:
         return self._get(SLOTS + number * SLOT_WORDS + word)
