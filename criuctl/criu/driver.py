@@ -26,7 +26,7 @@ from functools import partial
 from ..errors import CriuctlError
 from ..proc.command import Starter
 from .binary import CriuBinary
-from .options import CONFIG_NAME, LOG_NAME, DumpOptions, RestoreOptions, dump_options, restore_options, settings
+from .options import CONFIG_NAME, LOG_NAME, DumpOptions, RestoreOptions, config_text, dump_options, restore_options
 from .pages import B, PageGuard, PageImage, PageReceiver, PageSink, socket_pair
 from .rpc import CriuGone, CriuRefused
 
@@ -102,9 +102,9 @@ class Dumper:
             self._pages, theirs = socket_pair()
             freezer = [options.freezer] if options.freezer is not None else []
             fds = [self._folder, theirs.fileno(), *freezer]
-            if settings(options):
+            if config_text(options):
                 with open(os.open(CONFIG_NAME, _NEW, 0o600, dir_fd=self._folder), "w") as file:
-                    file.write(settings(options))
+                    file.write(config_text(options))
             with theirs:  # CRIU holds its own copy; the stream must end when CRIU does
                 self._swrk = stack.enter_context(self._criu.swrk(enter=self._enter, pass_fds=fds))
                 self._swrk.ask("DUMP", dump_options(folder_path(self._folder), theirs.fileno(), options))

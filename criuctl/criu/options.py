@@ -75,7 +75,7 @@ def dump_options(images: str, page_socket: int, options: DumpOptions) -> Any:
     opts.ps.fd = page_socket
     opts.ps.port = 0
     opts.timeout = options.timeout
-    if settings(options):
+    if config_text(options):
         opts.config_file = f"{images}/{CONFIG_NAME}"
     opts.external.extend(options.external)
     if options.freezer is not None:
@@ -85,7 +85,7 @@ def dump_options(images: str, page_socket: int, options: DumpOptions) -> Any:
     return opts
 
 
-def settings(options: DumpOptions) -> str:
+def config_text(options: DumpOptions) -> str:
     """What can be asked of CRIU in a file only, which is to lie among the images; "" for nothing."""
     return "file-validation filesize\n" if options.leased else ""
 

@@ -15,9 +15,8 @@ for name, (mode, kind) in WANTED.items():
     with open(path(name), "wb") as file:
         file.write(CONTENT)
     files[name] = os.open(path(name), mode)
-    fcntl.fcntl(
-        files[name], fcntl.F_SETLEASE, kind
-    )  # the signal that it is to be given up ends a program that does not expect it
+    # The signal that it is to be given up ends a program that does not expect it.
+    fcntl.fcntl(files[name], fcntl.F_SETLEASE, kind)
 
 
 def check(found: Check) -> None:
