@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -162,6 +162,23 @@ class Layout:
                 raise damaged("a stream", "has a run that is in no chunk")
             found.append(Extent(*chunks[number], skip, length))
         return found
+
+
+def cut(parts: Iterable[Extent], lengths: Iterable[int]) -> Iterator[list[Extent]]:
+    """The parts of a stream, which come in order, as runs of these lengths (bytes)."""
+    following = iter(parts)
+    rest: Extent | None = None  # of a part that was cut
+    for length in lengths:
+        run = []
+        while length:
+            part = rest or next(following)
+            rest = None
+            if part.length > length:
+                rest = part._replace(skip=part.skip + length, length=part.length - length)
+                part = part._replace(length=length)
+            run.append(part)
+            length -= part.length
+        yield run
 
 
 def missing_chunk(name: bytes) -> Damaged:

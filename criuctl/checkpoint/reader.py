@@ -41,7 +41,7 @@ _MAX_LIST = 1 << 30  # bytes of one stream's list of chunks
 
 ALIGNMENT = 4096  # bytes of a block, from which stores can read best
 
-Target = tuple[int, int, int, int]  # descriptor, offset; the part of a chunk that belongs there: its first byte, bytes
+Target = tuple[int, int, int, int]  # where to, offset there; the part of a chunk that belongs there: its first byte, bytes
 Sink = Callable[["Place", "Buffer"], None]
 
 
@@ -67,6 +67,24 @@ def plan_spans(places: Iterable[Place], limit: int) -> list[Span]:
     if run:
         spans.append(Span(run[0].pack, run[0].offset, run[-1].end, tuple(run)))
     return spans
+
+
+class Targets:
+    """Which parts of chunks belong where: in files, by their descriptors, or whatever else has a number and offsets."""
+
+    def __init__(self) -> None:
+        self.of: dict[bytes, list[Target]] = {}  # by chunk
+        self.sizes: dict[bytes, int] = {}  # plain bytes of the chunks
+        self.ends: dict[int, int] = {}  # of what comes to each: the offset behind it
+
+    def add(self, where: int, offset: int, parts: Iterable[Extent]) -> None:
+        """These parts, one behind the other, belong to `where` at `offset`; `Damaged`."""
+        for chunk, size, skip, length in parts:
+            self.of.setdefault(chunk, []).append((where, offset, skip, length))
+            if self.sizes.setdefault(chunk, size) != size:
+                raise Damaged(f"chunk {chunk.hex()[:16]} is said to have two sizes", chunk=chunk.hex())
+            offset += length
+        self.ends[where] = max(self.ends.get(where, 0), offset)
 
 
 class CheckpointReader:
@@ -118,37 +136,33 @@ class CheckpointReader:
         return got
 
     def write_to(self, placements: Iterable[tuple[StreamRef, int, int]]) -> None:
-        """Write each stream to its descriptor at its offset; each chunk is verified before a byte of it is written.
+        """Write each stream to its descriptor at its offset, as `write` does."""
+        targets = Targets()
+        for ref, fd, offset in placements:
+            targets.add(fd, offset, self.extents(ref))
+        self.write(targets)
+
+    def write(self, targets: Targets) -> None:
+        """Write all to where it belongs; each chunk is verified before a byte of it is written.
 
         Zeros are left out where a file has no data yet, so that sparse files and memory stay sparse.
 
         Raises `Damaged` or `ObjectMissing` naming the object, store errors, and `OSError` from writing.
         """
-        targets: dict[bytes, list[Target]] = {}
-        sizes: dict[bytes, int] = {}
-        ends: dict[int, int] = {}
-        empty: set[int] = set()  # files without any data: zeros need not be written there
-        for ref, fd, offset in placements:
-            if fd not in ends and os.fstat(fd).st_blocks == 0:
-                empty.add(fd)
-            ends[fd] = max(ends.get(fd, 0), offset + ref.size)
-            for chunk, size, skip, length in self.extents(ref):
-                targets.setdefault(chunk, []).append((fd, offset, skip, length))
-                if sizes.setdefault(chunk, size) != size:
-                    raise Damaged(f"chunk {chunk.hex()[:16]} is said to have two sizes", chunk=chunk.hex())
-                offset += length
+        # Files without any data: zeros need not be written there.
+        empty = {fd for fd in targets.ends if os.fstat(fd).st_blocks == 0}
 
         def write(place: Place, content: Buffer) -> None:
-            zeros = place.stored < _ZEROS_STORED and bytes(content).count(0) == place.plain
+            zeros = only_zeros(place, content)
             view = memoryview(content)
-            for fd, offset, skip, length in targets[place.chunk]:
+            for fd, offset, skip, length in targets.of[place.chunk]:
                 if not (zeros and fd in empty):
-                    _write(fd, view[skip : skip + length], offset)
+                    write_at(fd, view[skip : skip + length], offset)
 
-        self.fetch(sizes, write)
+        self.fetch(targets.sizes, write)
         for fd in empty:
-            if os.fstat(fd).st_size < ends[fd]:
-                os.ftruncate(fd, ends[fd])
+            if os.fstat(fd).st_size < targets.ends[fd]:
+                os.ftruncate(fd, targets.ends[fd])
 
     def verify(self, streams: Iterable[StreamRef]) -> int:
         """Read and check every chunk of these streams; returns their plain bytes.
@@ -328,7 +342,13 @@ class _Job:
         self._reporter.progress("read", self._done, self._total)
 
 
-def _write(fd: int, view: memoryview, offset: int) -> None:
+def only_zeros(place: Place, content: Buffer) -> bool:
+    """Whether a chunk is nothing but zeros."""
+    return place.stored < _ZEROS_STORED and bytes(content).count(0) == place.plain
+
+
+def write_at(fd: int, view: memoryview, offset: int) -> None:
+    """Write all of `view` at `offset`; `OSError`."""
     while view:
         count = os.pwrite(fd, view, offset)
         view = view[count:]

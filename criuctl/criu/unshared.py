@@ -21,17 +21,14 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .images import read, write
+from .direct import Task, plain
+from .images import write
 from .pages import PAGE, PagemapEntry
 
 WORTHWHILE = 256  # pages of a mapping, from which on it is looked at
 _STRIDE = 64  # pages of which one is compared
 _FEWEST, _MOST = 16, 256  # that are compared of a mapping
 _SCATTER = 2654435761  # lets what is compared lie anywhere in its stride
-
-_PRIVATE_ANONYMOUS, _NORESERVE = 0x22, 0x4000  # MAP_
-_WRITABLE = 2  # PROT_
-_REGULAR, _HEAP, _ANON_PRIVATE = 1 << 0, 1 << 5, 1 << 9  # CRIU's VMA_
 
 
 class TaskPages:
@@ -74,23 +71,21 @@ class TaskPages:
             yield runs[-1][0] + (place - before) * PAGE
 
 
-def part(folder: int, tasks: Mapping[int, TaskPages]) -> int:
+def part(folder: int, tree: Sequence[Task], tasks: Mapping[int, TaskPages]) -> int:
     """Cut the mappings in the images in `folder` that are not shared with a parent; how many.  `tasks` are by CRIU's PID."""
     parts = 0
-    names = set(os.listdir(folder))
     cuts: dict[int, dict[tuple[int, int], bool]] = {}  # of each process: its mappings, and whether they are cut
     programs: dict[int, int] = {}
-    for task in read(folder, "pstree.img", "PSTREE"):  # parents come before their children
-        name = f"mm-{task.pid}.img"
-        if task.pid not in tasks or name not in names:
+    for task in tree:
+        if task.pid not in tasks:
             continue
-        memory = read(folder, name, "MM")[0]
+        memory = task.memory
         programs[task.pid] = memory.exe_file_id
         related = programs.get(task.ppid) == memory.exe_file_id  # else CRIU does not look for what they share
         above = cuts.get(task.ppid, {}) if related else {}
         own = cuts[task.pid] = {}
         for vma in memory.vmas:
-            if _may_be_cut(vma):
+            if plain(vma) and vma.end - vma.start >= WORTHWHILE * PAGE:
                 own[vma.start, vma.end] = False
                 cut = above.get((vma.start, vma.end))
                 if cut is not None:
@@ -99,18 +94,8 @@ def part(folder: int, tasks: Mapping[int, TaskPages]) -> int:
         if any(own.values()):
             parts += sum(own.values())
             _cut(memory, own)
-            write(folder, name, "MM", [memory])
+            write(folder, f"mm-{task.pid}.img", "MM", [memory])
     return parts
-
-
-def _may_be_cut(vma: Any) -> bool:
-    """Whether it is plain memory, and enough of it."""
-    return (
-        vma.end - vma.start >= WORTHWHILE * PAGE
-        and vma.flags & ~_NORESERVE == _PRIVATE_ANONYMOUS
-        and vma.status & ~_HEAP == _REGULAR | _ANON_PRIVATE
-        and bool(vma.prot & _WRITABLE)
-    )
 
 
 def _share(child: TaskPages, parent: TaskPages, start: int, end: int) -> bool:

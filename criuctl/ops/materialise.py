@@ -9,15 +9,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from ..checkpoint.chunks import StreamRef
+from ..checkpoint.chunks import cut
 from ..checkpoint.gathered import Gathered
 from ..checkpoint.manifest import Manifest, MemoryImage
-from ..checkpoint.reader import CheckpointReader
-from ..criu import unshared
+from ..checkpoint.reader import CheckpointReader, Targets
+from ..criu import direct, unshared
 from ..criu.images import valid_name
 from ..criu.lazy import LazyImage
-from ..criu.pages import PE_LAZY, ImageKey, PagemapEntry, unpack_entries, window_sizes, write_pagemap
+from ..criu.pages import PAGE, PE_LAZY, ImageKey, PagemapEntry, unpack_entries, window_sizes, write_pagemap
 from ..errors import Damaged
+from .filling import Filling
 from .lazymemory import StoredPages
 
 _SMALL = 1024  # pages of a run that is small
@@ -55,26 +56,44 @@ def _pages_file(folder: int, number: int) -> int:
     return os.open(f"pages-{number}.img", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
 
 
-def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> None:
+def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Filling:
     """The memory: for each image CRIU's pagemap, and its pages, decoded and verified in parallel.
 
-    CRIU's images are in the folder already; those of processes that share no memory with their parents are fitted to that.
+    What can be put straight into the processes is left out: the `Filling` does that.  CRIU's images are in the folder
+    already; those of processes that share no memory with their parents are fitted to that.
     """
-    placements: list[tuple[StreamRef, int, int]] = []
-    tasks: dict[int, unshared.TaskPages] = {}
+    filling = Filling(reader)
+    targets = Targets()
+    files: dict[int, unshared.TaskPages] = {}
+    fds: list[int] = []
+    images = list(_page_maps(manifest, reader))
+    tree = direct.tasks(folder)
+    divided = direct.divide(folder, tree, {image.id: entries for image, entries in images if image.kind == "task"})
     try:
-        for number, (image, entries) in enumerate(_page_maps(manifest, reader), start=1):
-            write_pagemap(folder, ImageKey(image.kind, image.id), number, entries)
-            fd = _pages_file(folder, number)
-            placements.append((image.data, fd, 0))
+        for number, (image, entries) in enumerate(images, start=1):
+            runs = divided.get(image.id) if image.kind == "task" else None
+            if runs is None:
+                runs = [(entry, False) for entry in entries]
+            fds.append(_pages_file(folder, number))
+            kept, offset = [], 0
+            parts = cut(reader.extents(image.data), (run.pages * PAGE for run, _directly in runs))
+            for (run, directly), extents in zip(runs, parts, strict=True):
+                if directly:
+                    filling.add(image.id, run.vaddr, extents)
+                else:
+                    kept.append(run)
+                    targets.add(fds[-1], offset, extents)
+                    offset += run.pages * PAGE
+            write_pagemap(folder, ImageKey(image.kind, image.id), number, kept)
             if image.kind == "task":
-                tasks[image.id] = unshared.TaskPages(fd, entries)
-        reader.write_to(placements)
-        if len(tasks) > 1:
-            unshared.part(folder, tasks)
+                files[image.id] = unshared.TaskPages(fds[-1], kept)
+        reader.write(targets)
+        if len(files) > 1:
+            unshared.part(folder, tree, files)
     finally:
-        for _data, fd, _offset in placements:
+        for fd in fds:
             os.close(fd)
+    return filling
 
 
 def lazy_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> dict[int, LazyImage]:

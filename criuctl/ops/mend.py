@@ -10,26 +10,31 @@ word of complaint:
 - A daemon whose session leader is long dead is adopted by whoever is the subreaper *around* the tree, because
   the tree's own subreaper gets that role back too late.  Mended by giving the root its role as soon as it
   exists (`criuctl.ops.earlytasks`).
+- Timer descriptors run on while a restored tree waits for its memory and its connections, and one that was set to an
+  absolute time comes up to a second early.  Mended last of all: each is wound up anew, to what it had left at the dump.
 - A connection that its peer had closed before the dump may be reset: CRIU lets its socket see the peer's FIN again,
   and the kernel may put the acknowledgement off until the firewall lock is down.  Then it meets nobody, or a listener,
   and is answered by a reset.  Mended in post-restore: acknowledged at once, while the lock drops it.
 
-The two before that run a system call inside the process (`criuctl.proc.inject`).  What could not be mended is told.  System
+The second and the third run a system call inside the process (`criuctl.proc.inject`).  What could not be mended is told.  System
 calls that the freeze has interrupted: see `criuctl.ops.interrupted`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
+import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from ..criu.images import ImageSet, read
 from ..errors import CriuctlError
 from ..proc import inject
-from ..proc.syscalls import borrow_socket
+from ..proc.syscalls import borrow_socket, pidfd_getfd, timerfd_settime
 from ..report import Reporter
 
 _FL_POSIX = 1
@@ -37,6 +42,9 @@ _F_SETLK = 6
 _FLOCK = struct.Struct("=hhxxxxqqixxxx")  # l_type, l_whence, l_start, l_len, l_pid on 64-bit Linux
 _BELOW_STACK = 4096  # far below the red zone, well inside the stack's mapping
 _ARM_NOW = 1  # nanosecond
+_SECOND = 10**9  # nanoseconds
+_ABSOLUTE = 1  # TFD_TIMER_ABSTIME
+_SET_TICKS = 0x40085400  # TFD_IOC_SET_TICKS
 
 
 def arm_timers(images: ImageSet) -> None:
@@ -53,6 +61,33 @@ def arm_timers(images: ImageSet) -> None:
 
 def _disarmed(timer: Any) -> bool:
     return bool(timer.ticks and (timer.isec or timer.insec) and not timer.vsec and not timer.vnsec)
+
+
+def wind_timers(images: ImageSet, pids: Mapping[int, int], reporter: Reporter) -> None:
+    """Let every timer descriptor that runs have from now on what it had left at the dump; `pids` are the tree's PIDs -> ours."""
+    running = {e.id: e.tfd for e in images.files() if e.HasField("tfd") and (e.tfd.vsec or e.tfd.vnsec)}
+    if not running:
+        return
+    holders = images.holders()
+    for number, timer in running.items():
+        for pid, fd in holders.get(number, [])[:1]:
+            try:
+                _wind(pids[pid], fd, timer)
+            except (OSError, KeyError) as error:
+                reporter.warning(f"PID {pid}: descriptor {fd}, a timer, could not be wound up: {error}")
+
+
+def _wind(pid: int, fd: int, timer: Any) -> None:
+    left = timer.vsec * _SECOND + timer.vnsec
+    now = time.clock_gettime_ns(timer.clockid) if timer.settime_flags & _ABSOLUTE else 0
+    with ExitStack() as stack:
+        pidfd = os.pidfd_open(pid)
+        stack.callback(os.close, pidfd)
+        borrowed = pidfd_getfd(pidfd, fd)
+        stack.callback(os.close, borrowed)
+        timerfd_settime(borrowed, timer.settime_flags, now + left, timer.isec * _SECOND + timer.insec)
+        if timer.ticks:  # expiries that nobody has read
+            fcntl.ioctl(borrowed, _SET_TICKS, struct.pack("Q", timer.ticks))
 
 
 def posix_locks(images: ImageSet) -> list[Any]:

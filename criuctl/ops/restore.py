@@ -57,6 +57,7 @@ from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
 from .fencing import with_lease
 from .filelocks import locked_elsewhere
+from .filling import Filling
 from .holders import RestoredHolder
 from .host import host_id
 from .lazymemory import worthwhile
@@ -190,8 +191,10 @@ def restore(
         if lazy is None:
             lazy = feeder is not None and worthwhile(manifest.memory, reader)
         pages = materialise.lazy_pages(manifest, reader, folder) if lazy else {}
+        filling = None
         if not lazy:
-            materialise.write_pages(manifest, reader, folder)
+            filling = materialise.write_pages(manifest, reader, folder)
+            stack.callback(filling.stop)
         if lazy and feeder is not None:
             feeder.load(manifest, folder)
         if scratch.free_bytes() == 0:
@@ -232,6 +235,7 @@ def restore(
             copy=copy,
             held=held,
             feeder=feeder,
+            filling=filling,
         )
         try:
             root = work.run(criu)
@@ -288,6 +292,7 @@ class _Restore:
     copy: bool = False  # beside a live original
     held: Callable[[list[dict[str, Any]]], None] | None = None
     feeder: Feeder | None = None
+    filling: Filling | None = None  # pages of an eager restore that CRIU does not bring
     inner_root: int = 0  # the root's PID as the tree sees it
     connections: list[dict[str, Any]] = field(default_factory=list)
     aside: list[tuple[str, str]] = field(default_factory=list)
@@ -360,6 +365,8 @@ class _Restore:
                     if self.feeder is None
                     else stack.enter_context(self.feeder.pages(criu, prefix))
                 )
+            if self.filling is not None:
+                self.filling.begin()
             start = self.holder.starter if private is None else None
             driver.restore(
                 criu,
@@ -394,6 +401,9 @@ class _Restore:
         if self.early is not None and (bereft := self.early.stop()):
             self.reporter.warning(f"sessions {sorted(bereft)}: only their leaders have their controlling terminal")
         pids = handback.outer_pids(root)
+        if self.filling is not None:
+            self.reporter.step("memory")
+            self.filling.finish(pids)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         mend.acknowledge(self.images, pids)
         bind_processors(self.manifest.processes, pids, self.reporter)
@@ -407,6 +417,7 @@ class _Restore:
             self.following.watched()
         if self.held is not None:
             self.held(self.connections)
+        mend.wind_timers(self.images, pids, self.reporter)
         self.register(root)
         if self.following is not None:
             self.following.about_to_run()

@@ -9,6 +9,7 @@ import ctypes
 import mmap
 import os
 import socket
+import struct
 import sys
 
 _SYS_PIDFD_GETFD = 438  # the same number on every architecture: it is newer than their unification
@@ -95,6 +96,12 @@ def is_child_subreaper() -> bool:
 def address_of(buffer: bytearray | memoryview | mmap.mmap) -> int:
     """Where this writable memory of ours begins."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+def timerfd_settime(fd: int, flags: int, value: int, interval: int) -> None:
+    """Arm a timer descriptor (nanoseconds; TFD_TIMER_... flags, absolute times on this process's clocks)."""
+    new = struct.pack("qqqq", *divmod(interval, 10**9), *divmod(value, 10**9))
+    _checked(_c().timerfd_settime(fd, flags, new, None))
 
 
 def disconnect(fd: int) -> None:

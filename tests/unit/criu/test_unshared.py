@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criuctl.criu import images, schema, unshared
+from criuctl.criu import direct, images, schema, unshared
 from criuctl.criu.pages import PAGE, PagemapEntry
 from criuctl.criu.unshared import WORTHWHILE, TaskPages
 
@@ -145,7 +145,7 @@ A, B, C = (bytes([byte]) * WORTHWHILE for byte in b"abc")
 def test_what_is_not_shared_is_cut(tree: Tree, contents: tuple[bytes, bytes, bytes], areas: tuple[Any, Any, Any]) -> None:
     for pid, content in zip((ROOT, CHILD, GRANDCHILD), contents, strict=True):
         tree.task(pid, content)
-    assert unshared.part(tree.folder, tree.tasks) == sum(area == CUT for area in areas)
+    assert unshared.part(tree.folder, direct.tasks(tree.folder), tree.tasks) == sum(area == CUT for area in areas)
     assert tuple(tree.areas(pid) for pid in (ROOT, CHILD, GRANDCHILD)) == areas
 
 
@@ -165,7 +165,7 @@ def test_other_mappings_are_left_alone(tree: Tree, child: dict[str, Any]) -> Non
     tree.task(ROOT, A)
     tree.task(CHILD, B[: WORTHWHILE - 1], **child)
     before = tree.areas(CHILD)
-    assert unshared.part(tree.folder, tree.tasks) == 0
+    assert unshared.part(tree.folder, direct.tasks(tree.folder), tree.tasks) == 0
     assert tree.areas(CHILD) == before
 
 
@@ -174,4 +174,4 @@ def test_a_process_without_memory(tree: Tree) -> None:
     tree.task(ROOT, A)
     tree.task(GRANDCHILD, B)
     tree.tasks[CHILD] = tree.tasks[ROOT]
-    assert unshared.part(tree.folder, tree.tasks) == 0
+    assert unshared.part(tree.folder, direct.tasks(tree.folder), tree.tasks) == 0
