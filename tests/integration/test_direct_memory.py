@@ -1,0 +1,39 @@
+"""Memory that is put straight into restored processes, and the time that this takes, which their timers do not see."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from support.command import Criuctl
+from support.hooking import HookFolder
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_there_and_back(pids: str, zoo: Zoo, trip: Trip) -> None:
+    """Next to memory that goes another way: read-only, locked, shared with a child since a fork."""
+    animal = zoo.launch("patches.py")
+    for _ in range(3):
+        animal = trip.restore(trip.dump(animal), animal, "--pids", pids)
+        animal.ask()
+        animal.ask()
+
+
+def test_timers_stand_still_while_a_tree_is_put_together(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    HookFolder(criuctl.home.path / "hooks").sh("post-restore", "slow", "sleep 4")
+    animal = zoo.launch("timers.py")
+    before, asked = animal.ask(), time.monotonic()
+    told = trip.dump(animal)
+    ran = time.monotonic() - asked  # at most, before it was frozen
+    animal = trip.restore(told, animal)
+    resumed = time.monotonic()
+    after = animal.ask()
+    ran += time.monotonic() - resumed
+    names = {"relative", "periodic", "absolute", "absolute, real time"}
+    assert names <= set(before)
+    for name in names:
+        assert before[name] - ran - 1 < after[name] < before[name], (name, before, after, ran)
