@@ -79,6 +79,8 @@ def divide(
         if any(direct for _run, direct in cut):
             kept = _kernels(folder, task)
             cut = list(_cut(entries[task.pid], _joined(_without(areas, kept))))
+        if cut and all(direct for _run, direct in cut):
+            cut[0] = cut[0][0], False  # CRIU relies on there being one
         divided[task.pid] = cut
     return divided
 

@@ -90,6 +90,12 @@ def test_plain_memory_goes_directly(kit: Images) -> None:
     assert kit.divide({ROOT: entries}) == {ROOT: [(entries[0], True), (entries[1], False), (entries[2], True)]}
 
 
+def test_something_is_left_to_criu(kit: Images) -> None:
+    """It looks at the first run of a page map without asking whether there is one."""
+    vma(kit.memories[ROOT], 0, 1000)
+    assert kit.divide({ROOT: [run(0, 100), run(200, 100)]}) == {ROOT: [(run(0, 100), False), (run(200, 100), True)]}
+
+
 @pytest.mark.parametrize("flags", [PE_PRESENT, PE_LAZY, PE_PARENT | PE_LAZY])
 def test_what_criu_would_not_let_follow_does_not(flags: int, kit: Images) -> None:
     vma(kit.memories[ROOT], 0, 1000)
@@ -126,9 +132,9 @@ def test_what_a_parent_and_its_child_may_share_does_not(kit: Images) -> None:
     vma(kit.memories[ROOT], 200, 100)
     vma(kit.memories[CHILD], 200, 200)
     both = [run(0, 100), run(200, 100)]
-    divided = kit.divide({ROOT: both, CHILD: both, STRANGER: [run(0, 100)]})
+    divided = kit.divide({ROOT: both, CHILD: both, STRANGER: [run(0, 100), run(300, 1)]})
     assert divided[ROOT] == divided[CHILD] == [(both[0], False), (both[1], True)]
-    assert divided[STRANGER] == [(run(0, 100), True)]
+    assert divided[STRANGER] == [(run(0, 100), True), (run(300, 1), False)]
 
 
 @pytest.mark.parametrize("thread", [ROOT, ROOT + 100])
