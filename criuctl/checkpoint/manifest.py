@@ -262,7 +262,7 @@ class ConnectionRecord(Record):
     tcp: dict[str, Any] = field(default_factory=dict)  # details of TCP_INFO
     host: str = ""  # the name under which a rule knows the peer
     peer_process: str = ""  # unix and loopback: "PID (command)" behind the other end, where it is local
-    application: str = ""  # application protocol: postgresql, redis, tcp, or the name of a hook
+    application: str = ""  # application protocol: postgresql, redis, journal, tcp, or the name of a hook
     session: dict[str, Any] = field(default_factory=dict)  # what that protocol found the peer to hold for us
     reason: str = ""  # why the policy is another one than was wished
     ended: bool = False  # the dump ended it along with the tree, so it can only be made anew

@@ -23,6 +23,7 @@ Dial = tuple[Callable[[], socket.socket], tuple[str, int] | str]
 POSTGRESQL_PORT, REDIS_PORT = 5432, 6379
 PROBE_SECONDS = 1.0  # for all questions to one peer
 _MOST_PROBES = 16  # at the same time
+_JOURNAL_PATH = re.compile(r"/run/systemd/journal(\.[^/]+)?/stdout")
 _POSTGRESQL_PATH = re.compile(r".*/\.s\.PGSQL\.\d+")
 _COMMAND = re.compile(r"\d+ \((.*)\)", re.DOTALL)
 _PROGRAMS = {
@@ -38,7 +39,7 @@ _REDIS_ANSWERS = (b"+PONG", b"-NOAUTH", b"-DENIED", b"-NOPERM", b"-LOADING", b"-
 
 
 def by_appearance(record: ConnectionRecord) -> str:
-    """``postgresql``, ``redis``, or "" when it cannot be told by looking."""
+    """``postgresql``, ``redis``, ``journal``, or "" when it cannot be told by looking."""
     if record.type != "stream":
         return ""
     found = _COMMAND.fullmatch(record.peer_process)
@@ -47,6 +48,8 @@ def by_appearance(record: ConnectionRecord) -> str:
     if record.family == "unix":
         if _POSTGRESQL_PATH.fullmatch(record.peer):
             return "postgresql"
+        if _JOURNAL_PATH.fullmatch(record.peer):
+            return "journal"
         return "redis" if "redis" in record.peer.rpartition("/")[2] else ""
     port = record.peer.rpartition(":")[2]
     return {str(POSTGRESQL_PORT): "postgresql", str(REDIS_PORT): "redis"}.get(port, "")

@@ -29,6 +29,8 @@ POLICIES = get_args(ConnectionPolicy)
 TRANSPORTS = frozenset({"tcp", "udp", "unix"})
 FALLBACKS = ("hangup", "refuse")
 DEADLINE = 30.0  # seconds in which a connection must be back, unless a rule says else
+JOURNAL = "journal"  # the application protocol of what services print
+_JOURNAL_DEADLINE = 5.0  # where journald runs, it is there at once
 _RULE_KEYS = ("match", "policy", "application", "secret", "options", "on_failure", "deadline", "drain")
 _MATCH_KEYS = ("peer", "local", "port", "host", "protocol", "process", "direction", "path")
 _SECRET_KEYS = ("env", "file", "command")
@@ -82,7 +84,7 @@ class Decision:
     """What is to become of one connection."""
 
     policy: str  # keep | reconnect | hangup | refuse
-    application: str = ""  # with policy reconnect: postgresql, redis, tcp, or the name of a hook; "" is not known yet
+    application: str = ""  # with policy reconnect: postgresql, redis, journal, tcp, or the name of a hook; "" is not known yet
     settings: Settings = field(default_factory=Settings)
     on_failure: str = "hangup"  # hangup | refuse: what a reconnect that cannot be done becomes
     deadline: float = DEADLINE  # seconds a reconnect may take
@@ -110,7 +112,8 @@ def decide(
     """
     rule, host = find(record, rules, commands or {}, addresses or {})
     policy = wish or (rule.policy if rule else "") or record.policy or _default(record, rules)
-    decided = Decision(policy, record.application, host=host or record.host)
+    deadline = _JOURNAL_DEADLINE if record.application == JOURNAL else DEADLINE
+    decided = Decision(policy, record.application, deadline=deadline, host=host or record.host)
     if rule is not None:
         decided = replace(
             decided,
@@ -130,13 +133,18 @@ def decide(
 
 def _default(record: ConnectionRecord, rules: Rules) -> str:
     # Nothing of a datagram socket lives in another kernel: connected to the same address it is what it was.
-    return "keep" if record.type == "dgram" else rules.default
+    if record.type == "dgram":
+        return "keep"
+    # Nor of a service's to the journal; without it, it ends as soon as it prints something, or nobody reads that.
+    return "reconnect" if record.application == JOURNAL else rules.default
 
 
 def _possible(record: ConnectionRecord, decided: Decision, *, asked: bool) -> Decision:
     """The nearest to `decided` that there is for such a connection."""
     if record.type == "dgram":
         return replace(decided, policy="keep") if decided.policy == "reconnect" else decided
+    if decided.policy == "keep" and record.application == JOURNAL:
+        decided = replace(decided, policy="reconnect")
     if decided.policy == "keep" and record.family == "unix":
         return _instead(decided, "the other half of a unix connection cannot be kept: it is closed when the tree ends")
     if decided.policy != "reconnect":

@@ -48,6 +48,7 @@ BUILT_IN = (
     Hook("frozen", "terminals", "built-in", about="records what the terminals' line disciplines hold"),
     Hook(RECONNECT, "postgresql", "built-in", about="logs in again and sets the session up as it was"),
     Hook(RECONNECT, "redis", "built-in", about="authenticates again and restores the connection's state"),
+    Hook(RECONNECT, "journal", "built-in", about="tells systemd's journal again whose lines these are"),
     Hook(RECONNECT, "tcp", "built-in", about="connects, optionally with a preamble"),
 )
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..connections.protocols import BUILT_IN
-from ..connections.rules import Decision, decide
+from ..connections.rules import JOURNAL, Decision, decide
 from ..report import Finding
 
 if TYPE_CHECKING:
@@ -107,6 +107,8 @@ def _here(record: ConnectionRecord, decided: Decision, facts: HostFacts, *, aske
         return replace(decided, policy="hangup", reason=_HALF_CLOSED[record.state])
     if record.family == "unix" and not record.peer:
         return replace(decided, policy="hangup", reason="its peer has no name to connect to")
+    if decided.application == JOURNAL and record.peer in facts.missing_peers:
+        return replace(decided, policy="hangup", reason="there is no journal here")
     return replace(decided, application=decided.application or "tcp")
 
 

@@ -94,5 +94,5 @@ class Filling:
             except OSError as error:
                 raise RestoreFailed(
                     f"PID {inner}: its memory at {vaddr:#x} cannot be written: {error.strerror}",
-                    hint="The kernel kills processes for which there is no memory: see how much is free, and their control group's limit.",
+                    hint="The kernel ends processes for which it has no memory: see what is free, and their group's limit.",
                 ) from error

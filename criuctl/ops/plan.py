@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..checkpoint.manifest import Manifest
-from ..connections.rules import Rules, endpoint
+from ..connections.rules import JOURNAL, Rules, endpoint
 from ..proc.dialling import spelled
 from ..proc.sockdiag import socket_inside, sockets
 from ..proc.tree import ProcessIdentity, wait_gone
@@ -61,7 +61,7 @@ class HostFacts:
     files: tuple[Judgement, ...]
     findings: tuple[Finding, ...] = ()
     open_pairs: frozenset[tuple[str, str]] = frozenset()  # (local, peer) of connections that are open here
-    missing_peers: frozenset[str] = frozenset()  # paths of unix datagram sockets that are not there
+    missing_peers: frozenset[str] = frozenset()  # paths of unix datagram sockets, and of journals, that are not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +170,13 @@ def _known_user(uid: int) -> bool:
 
 
 def _missing_peers(manifest: Manifest, net: tuple[NetMode, str]) -> frozenset[str]:
-    """Names of unix datagram peers that CRIU could not connect to.
+    """Names of unix datagram peers that CRIU could not connect to, and of journals.
 
     A name that is relative to wherever its server was is one of them.  What a tree with a root or a network of its own sees
     is not known before it is there: nothing of that is missing.
     """
-    wanted = {c.peer for c in manifest.connections if c.external and c.family == "unix" and c.type == "dgram" and c.peer}
+    unix = [c for c in manifest.connections if c.external and c.family == "unix" and c.peer]
+    wanted = {c.peer for c in unix if c.type == "dgram" or c.application == JOURNAL}
     missing = {name for name in wanted if not name.startswith(("/", "@"))}
     own_root = manifest.namespaces.get("mnt", {}).get("mode", "host") != "host"
     for name in wanted - missing:
@@ -184,8 +185,9 @@ def _missing_peers(manifest: Manifest, net: tuple[NetMode, str]) -> frozenset[st
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect(spelled(name) or name)
-            except OSError:
-                missing.add(name)
+            except OSError as error:
+                if error.errno != errno.EPROTOTYPE:  # a stream socket, on which somebody listens
+                    missing.add(name)
     return frozenset(missing)
 
 

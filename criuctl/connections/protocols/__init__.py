@@ -6,7 +6,7 @@ from importlib import import_module
 
 from .base import ApplicationProtocol
 
-BUILT_IN = ("postgresql", "redis", "tcp")
+BUILT_IN = ("postgresql", "redis", "journal", "tcp")
 
 
 def find(name: str) -> ApplicationProtocol | None:

@@ -27,6 +27,9 @@ from criuctl.connections.detect import by_appearance, probe
         ("/var/run/postgresql/.s.PGSQL.5433", "unix", "", "postgresql"),
         ("/run/redis/redis-server.sock", "unix", "", "redis"),
         ("/run/redis/other.sock", "unix", "", ""),
+        ("/run/systemd/journal/stdout", "unix", "", "journal"),
+        ("/run/systemd/journal.web/stdout", "unix", "", "journal"),
+        ("/run/systemd/journal/socket", "unix", "", ""),
         ("", "unix", "", ""),
     ],
 )

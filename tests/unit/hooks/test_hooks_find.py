@@ -56,7 +56,7 @@ def test_what_is_built_in_is_listed_first(hooks: HookFolder, config: Config) -> 
     assert [(h.name, h.origin) for h in all_hooks(config, "frozen")][-1] == ("aaa", "configured")
     listed = {(h.phase, h.name) for h in all_hooks(config) if h.origin == "built-in"}
     wanted = {("frozen", "connections"), ("frozen", "terminals")}
-    assert listed == wanted | {("reconnect", name) for name in ("postgresql", "redis", "tcp")}
+    assert listed == wanted | {("reconnect", name) for name in ("postgresql", "redis", "journal", "tcp")}
 
 
 def test_what_ships_is_found_in_the_checkout() -> None:

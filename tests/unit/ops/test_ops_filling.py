@@ -28,7 +28,7 @@ INNER = 7  # what the images call the process
 
 
 class Process:
-    """A process with `SIZE` bytes of memory at `address`, the first of which are "stay"; `content` is what it had when it ended."""
+    """A process with `SIZE` bytes of memory at `address`, which begin with "stay"; `content` is what it had when it ended."""
 
     def __init__(self) -> None:
         memory = mmap.mmap(-1, SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -138,7 +138,7 @@ def test_memory_that_is_not_there(stored: Stored) -> None:
         for run in stored.runs(4 * WINDOW):
             filling.add(INNER, PAGE, run)
         filling.begin()
-        with pytest.raises(RestoreFailed, match="PID 7: its memory at 0x.*cannot be written"):
+        with pytest.raises(RestoreFailed, match=r"PID 7: its memory at 0x.*cannot be written"):
             filling.finish({INNER: process.pid})
     assert no_threads()
 

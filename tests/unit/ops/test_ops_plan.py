@@ -111,6 +111,7 @@ def test_policies(recorded: str, wished: str | None, here: bool, policy: str, er
 UDP = CONNECTION.with_use(type="dgram", protocol="udp", peer="10.0.0.9:53")
 LOG = ConnectionRecord(pid=100, fd=6, family="unix", type="dgram", peer="/run/log", external=True)
 BUS = ConnectionRecord(pid=100, fd=7, family="unix", type="stream", state="established", peer="/run/bus", external=True)
+JOURNAL = BUS.with_use(peer="/run/systemd/journal/stdout", application="journal", policy="reconnect")
 HERE = frozenset({CONNECTION.local})
 OPEN = frozenset({(CONNECTION.local, CONNECTION.peer), (UDP.local, UDP.peer)})
 
@@ -126,6 +127,8 @@ OPEN = frozenset({(CONNECTION.local, CONNECTION.peer), (UDP.local, UDP.peer)})
         (LOG, None, {"missing_peers": frozenset({"/run/log"})}, "reconnect", "cannot connect", []),
         (LOG.with_use(peer=""), None, {}, "hangup", "no name", []),
         (BUS, "keep", {}, "hangup", "cannot be kept", []),
+        (JOURNAL, None, {}, "reconnect", "", []),
+        (JOURNAL, None, {"missing_peers": frozenset({JOURNAL.peer})}, "hangup", "no journal here", []),
         (BUS, "reconnect", {}, "reconnect", "", []),
         (BUS.with_use(peer=""), "reconnect", {}, "hangup", "no name", []),
         (CONNECTION.with_use(state="close-wait"), "reconnect", {}, "hangup", "closed", []),

@@ -1,0 +1,92 @@
+"""systemd's journal: what a service prints goes over a unix stream, on whose other end journald was told once whose it is.
+
+Seven lines at the beginning say it: identifier, unit, priority, whether lines begin with a level, and whether to pass them
+on to syslog, the kernel's log and the console (systemd's ``connect_logger_as`` and ``journald-stream.c``).  journald never
+answers, and the reading side is shut.  So nothing of the connection is lost with it: it is connected again, told the same,
+and what the program prints is found under the same unit.  The process that each line is of, journald learns from the kernel.
+
+What systemd said of the identifier and the priority cannot be asked for.  They are taken to be its defaults: the command of
+the process that holds the connection, and 30 (daemon.info).  The options `identifier` and `priority` of a rule say otherwise.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from ...checkpoint.manifest import ConnectionRecord
+from ...errors import NoSuchProcess
+from ...proc.procfs import read_text
+from .base import CannotRebuild, PeerAway, Settings
+
+_PRIORITY = 30  # facility daemon, level info
+_MOST = 191
+_KNOWN = ("identifier", "priority")
+
+
+class Journal:
+    """The protocol `journal`; stateless."""
+
+    name = "journal"
+    any_time = True  # what was printed and not read yet, journald reads when the program is gone
+
+    def inspect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+        """See `base.ApplicationProtocol`; all that is asked is /proc."""
+        _options(settings.options)
+        try:
+            return {"identifier": _text(record.pid, "comm"), "unit": unit_of(_text(record.pid, "cgroup"))}
+        except NoSuchProcess as error:
+            raise CannotRebuild(error.message) from error
+
+    def reconnect(self, sock: socket.socket, record: ConnectionRecord, settings: Settings, deadline: float) -> dict[str, Any]:
+        """See `base.ApplicationProtocol`."""
+        identifier, priority = _options(settings.options)
+        session = record.session
+        told = {
+            "identifier": identifier or str(session.get("identifier", "")) or _text(settings.process, "comm"),
+            "unit": str(session.get("unit", "")),
+        }
+        lines = [told["identifier"], told["unit"], str(priority), "1", "0", "0", "0"]
+        if any("\n" in line for line in lines):
+            raise CannotRebuild("the identifier or the unit for the journal has more than one line")
+        header = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")
+        try:
+            sent = sock.send(header, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError as error:
+            raise PeerAway(f"{record.peer} takes nothing: {error.strerror}") from error
+        if sent != len(header):
+            raise CannotRebuild(f"{record.peer} has taken a part of what it is told only")
+        sock.shutdown(socket.SHUT_RD)
+        return told
+
+
+PROTOCOL = Journal()
+
+
+def unit_of(groups: str) -> str:
+    """The unit of a process with these control groups (``/proc/PID/cgroup``); "" for none."""
+    for line in groups.splitlines():
+        _number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers in ("", "name=systemd"):
+            units = [part for part in path.split("/") if part.endswith((".service", ".scope"))]
+            if units:
+                return units[-1]
+    return ""
+
+
+def _text(pid: int, name: str) -> str:
+    return read_text(pid, name).rstrip("\n")
+
+
+def _options(options: Mapping[str, Any]) -> tuple[str, int]:
+    for key in options:
+        if key not in _KNOWN:
+            raise CannotRebuild(f"journal knows no option {key}, which the rule has", hint="It knows identifier and priority.")
+    identifier, priority = options.get("identifier", ""), options.get("priority", _PRIORITY)
+    if not isinstance(identifier, str):
+        raise CannotRebuild("the rule's option identifier must be text")
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= _MOST:
+        raise CannotRebuild(f"the rule's option priority must be a number from 0 to {_MOST}: facility * 8 + level")
+    return identifier, priority

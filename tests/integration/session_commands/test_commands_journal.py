@@ -1,0 +1,114 @@
+"""A service's connection to the journal: what it prints after a restore is found where it was before."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from support.booted import Booted, available
+from support.command import Home
+from support.keeper import Keeper, wait_until
+from support.operating import TIMEOUT, Operators
+
+pytestmark = [pytest.mark.integration, pytest.mark.skipif(not available(), reason="no systemd or no cgroup2 here")]
+
+_SOCKET = """[Unit]
+DefaultDependencies=no
+[Socket]
+ListenStream=/run/systemd/journal/stdout
+ListenDatagram=/run/systemd/journal/socket
+PassCredentials=yes
+"""
+_SERVICE = """[Unit]
+DefaultDependencies=no
+[Service]
+Type=notify
+ExecStart=/usr/lib/systemd/systemd-journald
+Sockets=systemd-journald.socket
+StandardOutput=null
+"""
+_PROGRAM = """
+import itertools, sys, time
+for number in itertools.count():
+    print("out", number, flush=True)
+    print("err", number, file=sys.stderr, flush=True)
+    time.sleep(0.05)
+"""
+
+
+class Service:
+    """A service that prints, under a systemd with a journal."""
+
+    def __init__(self, booted: Booted, operators: Operators) -> None:
+        self.booted, self.operators = booted, operators
+        units = operators.home.path / "units"
+        (units / "systemd-journald.socket").write_text(_SOCKET)
+        (units / "systemd-journald.service").write_text(_SERVICE)
+        booted.run("systemctl", "daemon-reload")
+        booted.run("systemctl", "start", "systemd-journald.socket", "systemd-journald.service")
+        program = [sys.executable, "-c", _PROGRAM]
+        booted.run("systemd-run", "--quiet", "--unit=web", "--property=DefaultDependencies=no", *program)
+        self.pid = int(booted.run("systemctl", "show", "--property=MainPID", "--value", "web"))
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What the journal has of the unit."""
+        told = self.booted.run("journalctl", "--no-pager", "-o", "json", "-u", "web", "_TRANSPORT=stdout", check=False)
+        return [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+
+    def prints(self, pid: int) -> list[dict[str, Any]]:
+        """The lines since now, when there are some of both streams."""
+        before = len(self.lines())
+
+        def some() -> list[dict[str, Any]]:
+            new = [line for line in self.lines()[before:] if line["_PID"] == str(pid)]
+            return new if {line["MESSAGE"][:3] for line in new} >= {"out", "err"} else []
+
+        return wait_until(some, TIMEOUT, "it is in the journal")
+
+
+@pytest.fixture
+def service(keeper: Keeper, home: Home, operators: Operators) -> Iterator[Service]:
+    booted = Booted(keeper, home)
+    operators.prefix = booted.prefix
+    yield Service(booted, operators)
+    booted.close()
+    operators.prefix = []
+
+
+def _numbers(lines: list[dict[str, Any]], stream: str) -> list[int]:
+    return [int(line["MESSAGE"][4:]) for line in lines if line["MESSAGE"].startswith(stream)]
+
+
+@pytest.mark.parametrize("options", [[], ["--connections", "keep"]])
+def test_it_goes_on_where_it_was(options: list[str], service: Service) -> None:
+    before = service.prints(service.pid)[0]
+    told = service.operators("dump", str(service.pid), "--name", "web", *options)
+    assert told["warnings"] == []
+    restored = service.operators("restore", "web")
+    (report,) = [c for c in restored["connections"] if c["application"] == "journal"]
+    assert (report["policy"], report["outcome"], report["reason"]) == ("reconnect", "reconnected", ""), report
+    after = service.prints(restored["pid"])[-1]
+    for key in ("SYSLOG_IDENTIFIER", "PRIORITY", "SYSLOG_FACILITY", "_SYSTEMD_UNIT", "_COMM"):
+        assert after.get(key) == before.get(key), (key, before, after)
+    lines = service.lines()
+    for stream in ("out", "err"):  # not a line is missing, none is there twice
+        assert _numbers(lines, stream) == list(range(len(_numbers(lines, stream))))
+    service.operators("kill", "web")
+
+
+def test_hung_up_if_so_wished(service: Service) -> None:
+    service.operators("dump", str(service.pid), "--name", "web", "--connections", "hangup")
+    restored = service.operators("restore", "web")
+    assert [c["outcome"] for c in restored["connections"]] == ["hangup"]
+
+
+def test_where_there_is_no_journal(service: Service) -> None:
+    """Seen before anything is started, and told."""
+    service.operators("dump", str(service.pid), "--name", "web")
+    service.booted.run("systemctl", "stop", "systemd-journald.socket", "systemd-journald.service")
+    restored = service.operators("restore", "web")
+    assert [(c["outcome"], c["reason"]) for c in restored["connections"]] == [("hangup", "there is no journal here")]
+    assert any("there is no journal here" in warning for warning in restored["warnings"])
