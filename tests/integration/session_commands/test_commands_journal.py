@@ -66,7 +66,8 @@ class Service:
             new = [line for line in self.lines()[before:] if line["_PID"] == str(pid)]
             return new if {line["MESSAGE"][:3] for line in new} >= {"out", "err"} else []
 
-        return wait_until(some, TIMEOUT, "it is in the journal")
+        found: list[dict[str, Any]] = wait_until(some, TIMEOUT, "it is in the journal")
+        return found
 
 
 @pytest.fixture
