@@ -19,6 +19,7 @@ from .checks.host import check_host
 from .checks.memory import check_mappings, check_programs
 from .checks.processes import check_processes
 from .checks.scene import Scene, collect
+from .checks.services import check_service
 from .checks.spaces import check_freezer, check_namespaces, check_proc_mount
 from .checks.terminals import check_terminals
 from .target import Target
@@ -37,6 +38,7 @@ CHECKS: tuple[Check, ...] = (
     check_terminals,
     check_mappings,
     check_programs,
+    check_service,
 )
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}

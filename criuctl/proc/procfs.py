@@ -86,3 +86,20 @@ def available_memory() -> int:
 def all_pids() -> list[int]:
     """Every PID that this procfs shows, ascending."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def unit_of(pid: int) -> str:
+    """The systemd unit (a service or a scope) that a process is of, by its control group; "" for none."""
+    return unit_in(read_text(pid, "cgroup"))
+
+
+def unit_in(groups: str) -> str:
+    """The same, from what ``/proc/PID/cgroup`` says."""
+    for line in groups.splitlines():
+        _number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers in ("", "name=systemd"):
+            units = [part for part in path.split("/") if part.endswith((".service", ".scope"))]
+            if units:
+                return units[-1]
+    return ""

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...checkpoint.manifest import ConnectionRecord
 from ...errors import NoSuchProcess
-from ...proc.procfs import read_text
+from ...proc.procfs import read_text, unit_of
 from .base import CannotRebuild, PeerAway, Settings
 
 _PRIORITY = 30  # facility daemon, level info
@@ -35,7 +35,7 @@ class Journal:
         """See `base.ApplicationProtocol`; all that is asked is /proc."""
         _options(settings.options)
         try:
-            return {"identifier": _text(record.pid, "comm"), "unit": unit_of(_text(record.pid, "cgroup"))}
+            return {"identifier": _text(record.pid, "comm"), "unit": unit_of(record.pid)}
         except NoSuchProcess as error:
             raise CannotRebuild(error.message) from error
 
@@ -62,18 +62,6 @@ class Journal:
 
 
 PROTOCOL = Journal()
-
-
-def unit_of(groups: str) -> str:
-    """The unit of a process with these control groups (``/proc/PID/cgroup``); "" for none."""
-    for line in groups.splitlines():
-        _number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers in ("", "name=systemd"):
-            units = [part for part in path.split("/") if part.endswith((".service", ".scope"))]
-            if units:
-                return units[-1]
-    return ""
 
 
 def _text(pid: int, name: str) -> str:

@@ -1,4 +1,4 @@
-"""A service's connection to the journal: what it prints after a restore is found where it was before."""
+"""Services under systemd: what is printed after a restore is in the journal; being started anew is warned of."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ for number in itertools.count():
 class Service:
     """A service that prints, under a systemd with a journal."""
 
-    def __init__(self, booted: Booted, operators: Operators) -> None:
+    def __init__(self, booted: Booted, operators: Operators, restart: str) -> None:
         self.booted, self.operators = booted, operators
         units = operators.home.path / "units"
         (units / "systemd-journald.socket").write_text(_SOCKET)
@@ -50,7 +50,9 @@ class Service:
         booted.run("systemctl", "daemon-reload")
         booted.run("systemctl", "start", "systemd-journald.socket", "systemd-journald.service")
         program = [sys.executable, "-c", _PROGRAM]
-        booted.run("systemd-run", "--quiet", "--unit=web", "--property=DefaultDependencies=no", *program)
+        booted.run(
+            "systemd-run", "--quiet", "--unit=web", "--property=DefaultDependencies=no", f"--property=Restart={restart}", *program
+        )
         self.pid = int(booted.run("systemctl", "show", "--property=MainPID", "--value", "web"))
 
     def lines(self) -> list[dict[str, Any]]:
@@ -71,10 +73,10 @@ class Service:
 
 
 @pytest.fixture
-def service(keeper: Keeper, home: Home, operators: Operators) -> Iterator[Service]:
+def service(request: pytest.FixtureRequest, keeper: Keeper, home: Home, operators: Operators) -> Iterator[Service]:
     booted = Booted(keeper, home)
     operators.prefix = booted.prefix
-    yield Service(booted, operators)
+    yield Service(booted, operators, getattr(request, "param", "no"))
     booted.close()
     operators.prefix = []
 
@@ -113,3 +115,14 @@ def test_where_there_is_no_journal(service: Service) -> None:
     restored = service.operators("restore", "web")
     assert [(c["outcome"], c["reason"]) for c in restored["connections"]] == [("hangup", "there is no journal here")]
     assert any("there is no journal here" in warning for warning in restored["warnings"])
+
+
+@pytest.mark.parametrize("service", ["on-failure"], indirect=True)
+def test_a_service_that_is_started_anew(service: Service) -> None:
+    """Two of it would run after the restore; a snapshot ends nothing."""
+    checked = service.operators("check", str(service.pid))
+    (finding,) = [f for f in checked["findings"] if f["code"] == "started-again"]
+    assert finding["level"] == "warning" and "web.service has Restart=on-failure" in finding["text"], finding
+    assert service.operators("dump", str(service.pid), "--leave-running")["warnings"] == []
+    (warning,) = service.operators("dump", str(service.pid))["warnings"]
+    assert "Restart=on-failure" in warning

@@ -12,8 +12,9 @@ import pytest
 
 from criuctl.checkpoint.manifest import ConnectionRecord
 from criuctl.connections.protocols.base import CannotRebuild, PeerAway, Settings
-from criuctl.connections.protocols.journal import PROTOCOL, unit_of
+from criuctl.connections.protocols.journal import PROTOCOL
 from criuctl.connections.rules import Rules, decide
+from criuctl.proc.procfs import unit_in
 
 SESSION = {"identifier": "web", "unit": "web.service"}
 RECORD = ConnectionRecord(
@@ -42,7 +43,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     ],
 )
 def test_the_unit_is_told_by_the_control_group(groups: str, unit: str) -> None:
-    assert unit_of(groups) == unit
+    assert unit_in(groups) == unit
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_what_is_recorded(pair: tuple[socket.socket, socket.socket]) -> None:
     found = PROTOCOL.inspect(pair[0], RECORD, Settings(), 0.0)
     assert found == {
         "identifier": Path("/proc/self/comm").read_text().strip(),
-        "unit": unit_of(Path("/proc/self/cgroup").read_text()),
+        "unit": unit_in(Path("/proc/self/cgroup").read_text()),
     }
 
 
