@@ -16,6 +16,7 @@ from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..criu import driver
 from ..errors import Conflict, CriuctlError, Damaged, NoSuchProcess, ObjectMissing, PreflightRefused, RestoreFailed, Vetoed
+from ..proc.mounts import read_mounts
 from ..proc.tree import ProcessIdentity, read_tree, wait_ended
 from ..report import Finding
 from .registry import Registry, SessionRecord, boot_id
@@ -35,8 +36,7 @@ _MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp") 
 
 def mount_point() -> str:
     """A folder to mount the root on, with nothing mounted in it."""
-    with open("/proc/self/mountinfo") as file:
-        mounted = [line.split()[4] for line in file]
+    mounted = [mount.point for mount in read_mounts()]
     for folder in _MOUNT_POINTS:
         if os.path.isdir(folder) and not any(m == folder or m.startswith(f"{folder}/") for m in mounted):
             return folder

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from ..errors import NoSuchProcess
-from ..proc.procfs import read_text
+from ..proc.mounts import read_mounts
+from ..proc.procfs import read_lines
 
 _SYSTEMD = "/run/systemd/system"
 _KEEPERS = ("", "name=systemd")  # hierarchies in which systemd keeps its units
@@ -23,7 +24,7 @@ _KEEPERS = ("", "name=systemd")  # hierarchies in which systemd keeps its units
 def of_process(pid: int) -> dict[str, str]:
     """Hierarchy (its controllers or name; "" is version 2) -> path of the group that `pid` is in."""
     found = {}
-    for line in read_text(pid, "cgroup").splitlines():
+    for line in read_lines(pid, "cgroup"):
         _number, hierarchy, path = line.split(":", 2)
         found[hierarchy] = path
     return found
@@ -32,19 +33,15 @@ def of_process(pid: int) -> dict[str, str]:
 def mount_points(*, whole: bool = False) -> dict[str, str]:
     """Hierarchy -> where it is mounted here; `whole`: from its root on."""
     found: dict[str, str] = {}
-    with open("/proc/self/mountinfo") as file:
-        for line in file:
-            fields, _, rest = line.partition(" - ")
-            kind, _source, options = rest.split()[:3]
-            root, where = fields.split()[3:5]
-            if whole and root != "/":
-                continue
-            if kind == "cgroup2":
-                found.setdefault("", where)
-            elif kind == "cgroup":
-                names = [o for o in options.split(",") if o not in ("rw", "ro", "xattr", "clone_children") and "=" not in o]
-                names += [o for o in options.split(",") if o.startswith("name=")]
-                found.setdefault(",".join(names), where)
+    for mount in read_mounts():
+        if whole and mount.root != "/":
+            continue
+        if mount.kind == "cgroup2":
+            found.setdefault("", mount.point)
+        elif mount.kind == "cgroup":
+            names = [o for o in mount.settings if o not in ("rw", "ro", "xattr", "clone_children") and "=" not in o]
+            names += [o for o in mount.settings if o.startswith("name=")]
+            found.setdefault(",".join(names), mount.point)
     return found
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from ..criu.images import ImageSet, read, write
 from ..errors import CriuctlError
 from ..proc import inject
-from ..proc.procfs import read_text
+from ..proc.procfs import read_lines
 from ..proc.tree import Process
 from ..report import Reporter
 
@@ -151,4 +151,4 @@ def _numbers(tid: int) -> list[int]:
 
 
 def _status(tid: int, key: str) -> list[str]:
-    return next(line.split()[1:] for line in read_text(tid, "status").splitlines() if line.startswith(f"{key}:"))
+    return next(line.split()[1:] for line in read_lines(tid, "status") if line.startswith(f"{key}:"))

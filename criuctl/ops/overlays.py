@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from ..checkpoint.chunks import StreamRef
 from ..checkpoint.manifest import FileRecord
 from ..checkpoint.reader import CheckpointReader
 from ..errors import RestoreFailed
-from ..proc.procfs import read_text
+from ..proc.mounts import read_mounts
 from ..proc.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -50,10 +49,7 @@ class Binaries:
     def __init__(self, root_pid: int, *, wanted: bool) -> None:
         """`wanted`: all of them, else only those that came along themselves."""
         self._wanted = wanted
-        self._mounts = [
-            (_unescaped(head.split()[4]), tail.split()[1] == SOURCE)
-            for head, _, tail in (line.partition(" - ") for line in read_text(root_pid, "mountinfo").splitlines())
-        ]
+        self._mounts = [(mount.point, mount.source == SOURCE) for mount in read_mounts(root_pid)]
         self.any = wanted or any(ours for _, ours in self._mounts)
 
     def travels(self, path: str, size: int, *, executable: bool) -> bool:
@@ -64,10 +60,6 @@ class Binaries:
             return True
         holds = [(len(point), number, ours) for number, (point, ours) in enumerate(self._mounts) if _below(path, point)]
         return max(holds, default=(0, 0, False))[2]
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
 def _below(path: str, point: str) -> bool:
@@ -168,14 +160,7 @@ def _fill(scratch: Scratch, judgements: Sequence[Judgement], reader: CheckpointR
 
 def _overlay_devices() -> set[int]:
     """``st_dev`` of every overlay that is mounted here."""
-    found = set()
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            head, _, tail = line.partition(" - ")
-            if tail.startswith("overlay "):
-                major, _, minor = head.split()[2].partition(":")
-                found.add(os.makedev(int(major), int(minor)))
-    return found
+    return {mount.device for mount in read_mounts() if mount.kind == "overlay"}
 
 
 def _write(folder: str, places: dict[str, FileRecord], reader: CheckpointReader) -> None:

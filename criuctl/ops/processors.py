@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from ..checkpoint.manifest import ProcessRecord
 from ..errors import CriuctlError
-from ..proc.procfs import read_text
+from ..proc.procfs import read_lines
 from ..report import Reporter
 
 _INIT = 1
@@ -59,7 +59,7 @@ def bind_processors(records: Iterable[ProcessRecord], pids: Mapping[int, int], r
 def _inner(pid: int, tid: int) -> str:
     """The thread's number in its own PID namespace."""
     with suppress(CriuctlError):
-        for line in read_text(pid, f"task/{tid}/status").splitlines():
+        for line in read_lines(pid, f"task/{tid}/status"):
             if line.startswith("NSpid:"):
                 return line.split()[-1]
     return str(tid)

@@ -16,6 +16,7 @@ from ..criu import binary
 from ..criu.pages import PageGuard
 from ..proc.descriptors import Descriptor
 from ..proc.mappings import each_mapping
+from ..proc.mounts import read_mounts
 from ..proc.tree import Process, read_process
 
 
@@ -37,9 +38,8 @@ def needs_shell_job(root: int) -> bool:
     return process.sid != process.pid or process.pgid != process.pid
 
 
-def _mounts(pid: int | str) -> set[int]:
-    with open(f"/proc/{pid}/mountinfo") as file:
-        return {int(line.split(maxsplit=1)[0]) for line in file}
+def _mounts(pid: int | None = None) -> set[int]:
+    return {mount.id for mount in read_mounts(pid)}
 
 
 def external_files(tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> dict[str, Descriptor]:
@@ -49,7 +49,7 @@ def external_files(tree: Sequence[Process], opened: Mapping[int, Sequence[Descri
     """
     found: dict[str, Descriptor] = {}
     # Ours is read from our own side: a chrooted process is shown only the mounts below its root.
-    known: dict[int, set[int]] = {os.stat("/proc/self/ns/mnt").st_ino: _mounts("self")}
+    known: dict[int, set[int]] = {os.stat("/proc/self/ns/mnt").st_ino: _mounts()}
     for process in tree:
         try:
             namespace = os.stat(f"/proc/{process.pid}/ns/mnt").st_ino

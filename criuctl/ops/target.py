@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..errors import InvalidName, NoSuchProcess, NotFound, PreflightRefused, UsageError
+from ..proc.mounts import read_mounts
 from ..proc.procfs import read_raw, read_text
 from ..proc.tree import Process, ProcessIdentity, read_process
 
@@ -117,24 +118,19 @@ class _Hierarchy:
     """One mounted control group hierarchy."""
 
     mount: str
-    options: str  # v1: its controllers or name; v2: ""
+    options: tuple[str, ...]  # v1: its controllers or name, among others
     unified: bool
 
     @property
     def is_systemd(self) -> bool:
         """Whether systemd keeps its units in it."""
-        return self.unified or "name=systemd" in self.options.split(",")
+        return self.unified or "name=systemd" in self.options
 
 
 def _hierarchies() -> list[_Hierarchy]:
     """Every hierarchy that is mounted here, those that systemd uses first."""
-    found = []
-    for line in os.fsdecode(read_raw("/proc/self/mountinfo")).splitlines():
-        fields = line.split(" ")
-        kind, options = fields[fields.index("-") + 1], fields[-1]
-        if kind in ("cgroup", "cgroup2"):
-            mount = fields[4].encode().decode("unicode_escape")
-            found.append(_Hierarchy(mount, "" if kind == "cgroup2" else options, kind == "cgroup2"))
+    groups = [mount for mount in read_mounts() if mount.kind in ("cgroup", "cgroup2")]
+    found = [_Hierarchy(mount.point, mount.settings, mount.kind == "cgroup2") for mount in groups]
     return sorted(found, key=lambda h: (not h.is_systemd, not h.unified, h.mount))
 
 

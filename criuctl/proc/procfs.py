@@ -71,6 +71,16 @@ def read_text(pid: int, name: str) -> str:
     return os.fsdecode(read_bytes(pid, name))
 
 
+def read_lines(pid: int, name: str) -> list[str]:
+    """The lines of ``/proc/PID/name``."""
+    return text_lines(read_text(pid, name))
+
+
+def text_lines(text: str) -> list[str]:
+    """Lines as the kernel writes them: names may hold every other character at which Python cuts lines."""
+    return text.removesuffix("\n").split("\n") if text else []
+
+
 def read_link(pid: int, name: str) -> str:
     """Where the link ``/proc/PID/name`` points."""
     with reading(pid):
@@ -95,7 +105,7 @@ def unit_of(pid: int) -> str:
 
 def unit_in(groups: str) -> str:
     """The same, from what ``/proc/PID/cgroup`` says."""
-    for line in groups.splitlines():
+    for line in text_lines(groups):
         _number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers in ("", "name=systemd"):

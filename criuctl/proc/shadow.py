@@ -19,7 +19,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import select
 import signal
 import stat
@@ -32,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ..errors import PlatformError, TimedOut
+from .mounts import read_mounts
 from .syscalls import unshare
 
 Work = Callable[[], dict[str, Any]]
@@ -228,21 +228,16 @@ def _enter() -> list[str]:
 def _visible() -> list[_Mount]:
     """The mounts that a path leads to, parents first; the descriptors are the caller's."""
     found = []
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        lines = file.read().splitlines()
-    for line in lines:
-        head, _, tail = line.partition(" - ")
-        words, rest = head.split(" "), tail.split(" ")
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[4])
+    for mount in read_mounts():
         try:
-            fd = os.open(point, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
+            fd = os.open(mount.point, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             continue  # under another mount
-        if _mount_id(fd) != int(words[0]):
+        if _mount_id(fd) != mount.id:
             os.close(fd)
             continue
-        options = {*words[5].split(","), *(rest[2].split(",") if len(rest) > 2 else ())}
-        found.append(_Mount(point, rest[0], sum(flag for word, flag in _FLAGS.items() if word in options), fd))
+        options = {*mount.options, *mount.settings}
+        found.append(_Mount(mount.point, mount.kind, sum(flag for word, flag in _FLAGS.items() if word in options), fd))
     return sorted(found, key=lambda mount: 0 if mount.point == "/" else 1 + mount.point.count("/"))
 
 

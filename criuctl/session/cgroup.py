@@ -13,6 +13,8 @@ import select
 import time
 from contextlib import suppress
 
+from ..proc.mounts import read_mounts
+
 _ROOT = "/sys/fs/cgroup"
 _FREEZE_SECONDS = 1.0
 
@@ -128,14 +130,11 @@ def create(name: str) -> SessionGroup | None:
 
 def _hierarchies() -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
-    with open("/proc/self/mountinfo") as file:
-        for line in file:
-            fields, _, rest = line.partition(" - ")
-            where, (kind, _source, options) = fields.split()[4], rest.split()[:3]
-            if kind == "cgroup2":
-                found.append((where, 2))
-            elif kind == "cgroup" and "freezer" in options.split(","):
-                found.append((where, 1))
+    for mount in read_mounts():
+        if mount.kind == "cgroup2":
+            found.append((mount.point, 2))
+        elif mount.kind == "cgroup" and "freezer" in mount.settings:
+            found.append((mount.point, 1))
     return sorted(found, key=lambda entry: -entry[1])
 
 

@@ -11,9 +11,10 @@ from ...config import Config
 from ...criu import binary
 from ...errors import PlatformError
 from ...proc.descriptors import Descriptor
+from ...proc.mounts import Mount
 from ...proc.tree import Process
 from ...report import Finding
-from .scene import Mount, Scene
+from .scene import Scene
 
 # CRIU: criu/files.c, dump_one_file().  BPF maps of two types are saved, if CRIU was built for it (`_saves_bpf_maps`).
 _ANONYMOUS = frozenset({"eventfd", "epoll", "inotify", "fanotify", "signalfd", "timerfd", "pidfd"})
@@ -290,7 +291,7 @@ def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
             process,
             d,
             "path-hidden",
-            f"{d.target} is another file now than the one that is open" + (f": {over.path} was mounted over it" if over else ""),
+            f"{d.target} is another file now than the one that is open" + (f": {over.point} was mounted over it" if over else ""),
             "Unmount what hides it, or have the program open the file anew." if over else "Have the program open the file anew.",
         )
 
@@ -381,9 +382,9 @@ def _is_message_queue(process: Process, d: Descriptor) -> bool:
 
 def _mounted_over(scene: Scene, own: Mount, path: str) -> Mount | None:
     """The mount that lies between the file's own mount and its path."""
-    above = [m for m in scene.mounts.values() if m.id != own.id and (path == m.path or path.startswith(m.path.rstrip("/") + "/"))]
-    above = [m for m in above if len(m.path) >= len(own.path)]
-    return max(above, key=lambda m: (len(m.path), m.id), default=None)
+    others = [m for m in scene.mounts.values() if m.id != own.id and len(m.point) >= len(own.point)]
+    above = [m for m in others if path == m.point or path.startswith(m.point.rstrip("/") + "/")]
+    return max(above, key=lambda m: (len(m.point), m.id), default=None)
 
 
 def check_program_mounts(scene: Scene) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from ...errors import NoSuchProcess
-from ...proc.procfs import read_text
+from ...proc.procfs import read_lines, read_text
 from ...proc.tree import Process
 from ...report import Finding
 from .scene import CAP_SYS_RESOURCE, Scene
@@ -61,7 +61,7 @@ def _threads(scene: Scene, process: Process) -> Iterator[Finding]:
     threads = [str(pid)] if process.threads == 1 else _thread_ids(pid)
     for tid in threads:
         try:
-            status = dict(line.split(":\t", 1) for line in read_text(pid, f"task/{tid}/status").splitlines() if ":\t" in line)
+            status = dict(line.split(":\t", 1) for line in read_lines(pid, f"task/{tid}/status") if ":\t" in line)
         except NoSuchProcess:
             continue
         tracer = int(status.get("TracerPid", "0"))
@@ -139,7 +139,7 @@ def _sessions(scene: Scene) -> Iterator[Finding]:
 
 def _inner_session(pid: int) -> int | None:
     try:
-        for line in read_text(pid, "status").splitlines():
+        for line in read_lines(pid, "status"):
             if line.startswith("NSsid:"):
                 return int(line.split()[-1])
     except NoSuchProcess:

@@ -15,6 +15,7 @@ from ...config import Config
 from ...errors import NoSuchProcess
 from ...proc.descriptors import Descriptor, descriptors
 from ...proc.mappings import Mapping, mappings
+from ...proc.mounts import Mount, read_mounts
 from ...proc.namespaces import namespaces
 from ...proc.procfs import read_link, read_text
 from ...proc.sockets import TreeSocket, tree_sockets
@@ -25,16 +26,6 @@ ENTERED = ("mnt", "pid", "net")
 """The namespaces that criuctl starts CRIU in, when they are not its own; the rest CRIU saves with the tree."""
 
 CAP_SYS_RESOURCE = 24
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """One line of mountinfo."""
-
-    id: int
-    device: int  # st_dev
-    path: str
-    kind: str
 
 
 @dataclass
@@ -116,25 +107,19 @@ class Scene:
             if namespace is None or namespace in seen:
                 continue
             try:
-                text = self._mountinfo(process.pid, namespace)
+                inside = self._mounts_of(process.pid, namespace)
             except NoSuchProcess:
                 continue
-            if text is None:
-                continue
-            seen.add(namespace)
-            for line in text.splitlines():
-                fields = line.split(" ")
-                major, _, minor = fields[2].partition(":")
-                mount = Mount(int(fields[0]), os.makedev(int(major), int(minor)), fields[4], fields[fields.index("-") + 1])
-                found[mount.id] = mount
+            if inside is not None:
+                seen.add(namespace)
+                found.update((mount.id, mount) for mount in inside)
         return found, seen
 
-    def _mountinfo(self, pid: int, namespace: int) -> str | None:
+    def _mounts_of(self, pid: int, namespace: int) -> list[Mount] | None:
         """The mounts of a whole namespace; None from inside a chroot, which sees only a part of them."""
         if namespace == self.own_namespaces.get("mnt"):
-            with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as own:
-                return own.read()
-        return read_text(pid, "mountinfo") if read_link(pid, "root") == "/" else None
+            return read_mounts()
+        return read_mounts(pid) if read_link(pid, "root") == "/" else None
 
     def knows_mounts_of(self, pid: int) -> bool:
         """Whether `mounts` has all mounts that the namespace of this process has."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ...errors import NoSuchProcess
 from ...proc.namespaces import for_children
-from ...proc.procfs import all_pids, read_text
+from ...proc.procfs import all_pids, read_lines
 from ...proc.tree import Process
 from ...report import Finding
 from ...session.sessions import all_states
@@ -128,7 +128,7 @@ def check_freezer(scene: Scene) -> Iterator[Finding]:
     told: set[str] = set()
     for process in scene.tree:
         try:
-            lines = read_text(process.pid, "cgroup").splitlines()
+            lines = read_lines(process.pid, "cgroup")
         except NoSuchProcess:
             continue
         for line in lines:
@@ -165,7 +165,7 @@ def _frozen(scene: Scene, path: str, *, unified: bool) -> str:
     for mount in scene.mounts.values():
         if mount.kind != kind:
             continue
-        file = os.path.join(f"{mount.path}{path}".rstrip("/"), "cgroup.events" if unified else "freezer.state")
+        file = os.path.join(f"{mount.point}{path}".rstrip("/"), "cgroup.events" if unified else "freezer.state")
         try:
             with open(file, encoding="ascii") as state:
                 text = state.read()
