@@ -12,6 +12,7 @@ naming the object; the first error stops all threads.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -351,5 +352,7 @@ def write_at(fd: int, view: memoryview, offset: int) -> None:
     """Write all of `view` at `offset`; `OSError`."""
     while view:
         count = os.pwrite(fd, view, offset)
+        if not count:  # the memory of a process that has ended
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         view = view[count:]
         offset += count

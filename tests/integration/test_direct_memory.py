@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
 from support.command import Criuctl
 from support.hooking import HookFolder
+from support.keeper import wait_until
+from support.pauses import paused
 from support.trip import Trip
 from support.zoo import Zoo
 
@@ -37,3 +41,16 @@ def test_timers_stand_still_while_a_tree_is_put_together(zoo: Zoo, trip: Trip, c
     assert names <= set(before)
     for name in names:
         assert before[name] - ran - 1 < after[name] < before[name], (name, before, after, ran)
+
+
+def test_a_process_that_ends_before_its_memory_is_there(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """A clean failure, and the checkpoint can still be restored."""
+    animal = zoo.launch("patches.py")
+    told = trip.dump(animal)
+    with paused(criuctl, "memory", "restore", told["checkpoint"], "--pids", "same") as held:
+        os.kill(animal.pid, signal.SIGKILL)
+        held.go_on()
+        assert held.command.process.wait(60) == 6, held.command.told()
+        held.wait_settled()
+    wait_until(lambda: not os.path.exists(f"/proc/{animal.pid}"), 60, "nothing of it is left")
+    trip.restore(told, animal, "--pids", "same").ask()

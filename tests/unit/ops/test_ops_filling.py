@@ -8,13 +8,14 @@ import os
 import random
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support import checkpoints as kit
 
 from criuctl.checkpoint.chunks import Extent, cut
-from criuctl.checkpoint.reader import CheckpointReader
+from criuctl.checkpoint.reader import CheckpointReader, write_at
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Damaged, RestoreFailed
 from criuctl.ops.filling import Filling
@@ -51,7 +52,8 @@ class Process:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        os.write(self._ask, b"x")
+        with suppress(BrokenPipeError):  # it was killed
+            os.write(self._ask, b"x")
         self.content = b"".join(iter(lambda: os.read(self._reading, 1 << 20), b""))
         os.close(self._ask)
         os.close(self._reading)
@@ -129,6 +131,30 @@ def test_a_process_that_is_not_there(stored: Stored) -> None:
             filling.finish({INNER + 1: process.pid})
         filling.stop()
     assert no_threads()
+
+
+def test_a_process_that_has_ended(stored: Stored) -> None:
+    """Its memory takes nothing and says nothing."""
+    with Process() as process:
+        os.kill(process.pid, 9)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        filling = Filling(stored.reader)
+        for run in stored.runs(4 * WINDOW):
+            filling.add(INNER, process.address, run)
+        filling.begin()
+        with pytest.raises(RestoreFailed, match=r"PID 7: its memory .*No such process"):
+            filling.finish({INNER: process.pid})
+        filling.stop()
+    assert no_threads()
+
+
+def test_a_process_that_ends_meanwhile() -> None:
+    with Process() as process, open(f"/proc/{process.pid}/mem", "r+b", buffering=0) as memory:
+        write_at(memory.fileno(), memoryview(b"some"), process.address)
+        os.kill(process.pid, 9)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(ProcessLookupError):
+            write_at(memory.fileno(), memoryview(b"more"), process.address)
 
 
 def test_memory_that_is_not_there(stored: Stored) -> None:
