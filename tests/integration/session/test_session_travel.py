@@ -195,7 +195,7 @@ PROGRAMS: dict[str, tuple[tuple[str, ...], Callable[[Desk], None], Callable[[Des
     "top": (("top", "-d", "100"), top, top_goes_on),
     "password": (("python3", "-I", "-S", "-c", PASSWORD), password, password_goes_on),
     "raw": (("python3", "-I", "-S", "-c", RAW), raw, raw_goes_on),
-    "tmux": (("tmux", "-L", "TOKEN", "-f", "/dev/null", "new-session", "bash --norc --noprofile"), tmux, tmux_goes_on),
+    "tmux": (("tmux", "-S", "FOLDER/tmux", "-f", "/dev/null", "new-session", "bash --norc --noprofile"), tmux, tmux_goes_on),
 }
 
 
@@ -205,7 +205,7 @@ def test_real_programs_go_on_where_they_were(travel: Travel, name: str) -> None:
     if shutil.which(argv[0]) is None:
         pytest.skip(f"{argv[0]} is not installed")
     home = travel.criuctl.home
-    words = [word.replace("FOLDER", str(home.path)).replace("TOKEN", home.token) for word in argv]
+    words = [word.replace("FOLDER", str(home.path)) for word in argv]
     desk = travel.start(*words)
     before(desk)
     offset = desk.client.status()["offset"]
