@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.messages import filled
 
 from criuctl.criu import direct, images, schema
 from criuctl.criu.direct import LEAST
@@ -19,16 +20,6 @@ BASE = 0x10000000
 USUAL = PE_LAZY | PE_PRESENT
 ROOT, CHILD, STRANGER = 10, 11, 12
 PLAIN = {"flags": 0x22, "status": 0x201, "prot": 3}
-
-
-def filled(message: Any, **values: Any) -> Any:
-    """With every required number 0 that is not given."""
-    for field in message.DESCRIPTOR.fields:
-        if field.name in values:
-            setattr(message, field.name, values[field.name])
-        elif field.is_required if hasattr(field, "is_required") else field.label == field.LABEL_REQUIRED:
-            setattr(message, field.name, 0)
-    return message
 
 
 def vma(memory: Any, start: int, pages: int, **values: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.messages import filled
 
 from criuctl.criu import direct, images, schema, unshared
 from criuctl.criu.pages import PAGE, PagemapEntry
@@ -65,16 +66,6 @@ def test_a_page_is_found_by_its_address(gaps: list[tuple[int, int]]) -> None:
 
 
 # -- images -----------------------------------------------------------------------------------------
-
-
-def filled(message: Any, **values: Any) -> Any:
-    """With every required number 0 that is not given."""
-    for field in message.DESCRIPTOR.fields:
-        if field.name in values:
-            setattr(message, field.name, values[field.name])
-        elif field.is_required if hasattr(field, "is_required") else field.label == field.LABEL_REQUIRED:
-            setattr(message, field.name, 0)
-    return message
 
 
 class Tree:
