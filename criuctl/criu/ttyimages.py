@@ -101,10 +101,16 @@ def sessions(images: ImageSet) -> dict[int, int]:
 
 
 def lead_session(images: ImageSet) -> None:
-    """Make the root the leader of its session, whose leader was outside the tree, and of its group if that was."""
+    """If the root's session was led from outside the tree, make the root its leader, and that of its own group.
+
+    Else it would come back into criuctl's own session, which has no number in a PID namespace of the tree's: from there it
+    could not be dumped again.
+    """
     entries = read(images.folder, "pstree.img", "PSTREE")
     root = entries[0]
     session, group = root.sid, root.pgid
+    if any(entry.pid == session for entry in entries):
+        return
     for entry in entries:
         if entry.sid == session:
             entry.sid = root.pid

@@ -178,9 +178,7 @@ class RestoredTerminals:
         self._inside = [t for t in manifest.terminals if t.master == "inside" and t.input is not None]
         self.ptys: list[tuple[TerminalRecord, Pty]] = []
         self._files = ttyimages.external_files(images) if self.records else []
-        self._led = any(t.led_outside and t.holders for t in self.records)
-        if self._led:
-            ttyimages.lead_session(images)
+        ttyimages.lead_session(images)
 
     def open(self, stack: ExitStack) -> dict[str, int]:
         """Make the terminals; returns what CRIU inherits: key -> descriptor, closed with `stack`."""

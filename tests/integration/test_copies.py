@@ -183,3 +183,15 @@ def test_several_at_once(zoo: Zoo, criuctl: Criuctl) -> None:
     for animal in animals:
         assert animal.differences(animal) == []
         animal.ask()
+
+
+@pytest.mark.parametrize("pids", ["auto", "private"])
+def test_what_a_script_started_becomes_a_session_of_its_own(pids: str, zoo: Zoo, trip: Trip) -> None:
+    """Its session's leader lives on outside: no number of it is needed, and wherever it comes back it can be dumped again."""
+    animal = zoo.launch("counter.py", "1", new_session=False)
+    assert os.getsid(animal.pid) != animal.pid
+    for _ in range(3):
+        animal = trip.restore(trip.dump(animal), animal, "--pids", pids, equal=False)
+        assert animal.answer["pids"] == pids.replace("auto", "same")
+        assert os.getsid(animal.pid) == os.getpgid(animal.pid) == animal.pid
+        animal.ask()
