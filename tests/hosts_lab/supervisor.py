@@ -115,6 +115,7 @@ class Supervisor:
         if made.pid:
             os.kill(made.pid, signal.SIGKILL)  # our child, not reaped: the PID is still its own
             os.waitpid(made.pid, 0)
+        _unplug(f"port-{name}")
         for group in made.groups:
             _remove_group(group)
 
@@ -152,6 +153,20 @@ def _try_close(fd: int) -> None:
 
 def _ip(*lines: str) -> None:
     subprocess.run(["ip", "-batch", "-"], input="\n".join(lines).encode(), check=True, timeout=60)
+
+
+def _unplug(port: str) -> None:
+    """Remove a port: the kernel does that too, but some time after the host's end, and one that comes in its place needs the name."""
+    try:
+        if port in _ports():
+            _ip(f"link delete {port}")
+    except subprocess.CalledProcessError:
+        if port in _ports():
+            raise  # it was not the kernel that had come first
+
+
+def _ports() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
 
 
 def _make_groups(name: str) -> list[Path]:
