@@ -112,10 +112,16 @@ class MemoryImage(Record):
     pages: int
     entries: StreamRef  # packed <QII vaddr, pages, flags>
     data: StreamRef  # its present pages in order, at most 256 KiB of address space in a chunk
+    own: tuple[tuple[int, int], ...] = ()  # addresses (first, behind the last) of what it shares with no other task, where known
 
     def check(self, where: str) -> None:
         check_range(self.id, 0, (1 << 56) - 1, f"{where}.id")
         check_range(self.pages, 0, _MAX_PAGES, f"{where}.pages")
+        last = 0
+        for low, high in self.own:
+            if not last <= low < high or low % 4096 or high % 4096:
+                raise damaged(f"{where}.own", "is not a list of ascending areas of whole pages")
+            last = high
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ What goes that way:
 
 - pages that CRIU itself would let follow later (``PE_LAZY``: private, anonymous, not locked, not in use as the stack),
 - in writable mappings: no right to write elsewhere is needed,
-- that no parent or child of the same program has at the same place: there CRIU finds out what they share
-  (see `criuctl.criu.unshared`),
+- that no parent or child of the same program has at the same place, or of which no page was theirs as well when they were
+  dumped; of the rest CRIU finds out what they share (see `criuctl.criu.unshared`),
 - in runs of 256 KiB at least.
 
 What the kernel writes into a process before it runs must not be overwritten: the pages of restartable sequences (rseq), in
@@ -20,7 +20,9 @@ which it tells each thread its processor, are left to CRIU, which loads them bef
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from .images import read
@@ -65,16 +67,22 @@ def plain(vma: Any) -> bool:
 
 
 def divide(
-    folder: int, tree: Sequence[Task], entries: Mapping[int, Sequence[PagemapEntry]]
+    folder: int, tree: Sequence[Task], entries: Mapping[int, Sequence[PagemapEntry]], known: Mapping[int, Sequence[Range]]
 ) -> dict[int, list[tuple[PagemapEntry, bool]]]:
-    """The runs of each task in order, cut where that is needed, and whether each is put into the process directly."""
+    """The runs of each task in order, cut where that is needed, and whether each is put into the process directly.
+
+    `known` are the ascending parts of its memory that a task is known to share with nobody.
+    """
     family = _family(tree)
     divided = {}
     for task in tree:
         if task.pid not in entries:
             continue
-        own = [(vma.start, vma.end) for vma in task.memory.vmas if plain(vma)]
-        areas = [area for area in own if area not in family[task.pid]]
+        areas: list[Range] = []
+        for vma in task.memory.vmas:
+            if plain(vma):
+                area = vma.start, vma.end
+                areas += _within(known.get(task.pid, ()), *area) if area in family[task.pid] else [area]
         cut = list(_cut(entries[task.pid], _joined(areas)))
         if any(direct for _run, direct in cut):
             kept = _kernels(folder, task)
@@ -111,6 +119,15 @@ def _kernels(folder: int, task: Task) -> set[int]:
             last = area.rseq_abi_pointer + max(area.rseq_abi_size, 1) - 1
             pages |= {area.rseq_abi_pointer // PAGE * PAGE, last // PAGE * PAGE}
     return pages
+
+
+def _within(ranges: Sequence[Range], start: int, end: int) -> Iterator[Range]:
+    """What of these ascending ranges lies between two addresses."""
+    for number in range(bisect_right(ranges, start, key=itemgetter(1)), len(ranges)):
+        low, high = ranges[number]
+        if low >= end:
+            return
+        yield max(low, start), min(high, end)
 
 
 def _without(areas: Iterable[Range], pages: set[int]) -> Iterator[Range]:

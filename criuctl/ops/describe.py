@@ -80,6 +80,7 @@ class Taken:
     links: Sequence[LinkRecord]
     external: Mapping[str, Descriptor]  # CRIU's key -> what it could not reach by path
     entry: NamespacePlan
+    own: Mapping[int, Sequence[tuple[int, int]]]  # see `ownmemory`
     terminals: Sequence[TerminalRecord] = ()
     holder: HolderRecord | None = None
 
@@ -99,7 +100,9 @@ def describe(
         writer.add_bytes(("entries", image.key), image.pack())
     features = [overlays.FEATURE] if any(f.kind == "mapped" and f.data is not None for f in taken.files) else []
     everywhere = processors.everywhere()
-    memory_images = tuple(_memory(image, writer) for image in memory)  # only now: the first one waits for all to be hashed
+    memory_images = tuple(
+        _memory(image, writer, taken.own) for image in memory
+    )  # only now: the first one waits for all to be hashed
     return Manifest(
         id=os.urandom(16).hex(),
         session=SessionRef(session.name, session.id),
@@ -143,13 +146,14 @@ def _add_images(images: ImageSet, writer: CheckpointWriter) -> Iterator[ImageFil
         yield ImageFile(name, size)
 
 
-def _memory(image: PageImage, writer: CheckpointWriter) -> MemoryImage:
+def _memory(image: PageImage, writer: CheckpointWriter, own: Mapping[int, Sequence[tuple[int, int]]]) -> MemoryImage:
     return MemoryImage(
         kind=image.key.kind,
         id=image.key.id,
         pages=image.pages,
         entries=writer.stream(("entries", image.key)),
         data=writer.stream(image.key),
+        own=tuple(own.get(image.key.id, ())) if image.key.kind == "task" else (),
     )
 
 

@@ -44,7 +44,19 @@ from ..proc.sockdiag import socket_inside
 from ..proc.tree import Process, ProcessIdentity, read_tree, wait_ended
 from ..report import Reporter
 from ..store import open_store
-from . import events, files, hooking, insidereport, interrupted, overlays, predicates, remaps, socketnames, surroundings
+from . import (
+    events,
+    files,
+    hooking,
+    insidereport,
+    interrupted,
+    overlays,
+    ownmemory,
+    predicates,
+    remaps,
+    socketnames,
+    surroundings,
+)
 from .delivery import Delivery
 from .describe import DumpResult, Taken, describe
 from .dumping import dump_options, explain, handlers_restored, ignore_signals, session_for
@@ -252,6 +264,7 @@ class _Dump:
     opened: dict[int, list[Descriptor]] = field(default_factory=dict)
     helper: ThreadPoolExecutor = field(init=False)
     collected: Future[list[FileRecord]] = field(init=False)
+    own: Future[dict[int, list[tuple[int, int]]]] = field(init=False)
     connections: list[ConnectionRecord] = field(default_factory=list)
     required: tuple[PredicateRecord, ...] = ()
     frozen_at: float = 0.0
@@ -303,7 +316,8 @@ class _Dump:
         self.opened = {p.pid: descriptors(p.pid) for p in self.tree if not p.zombie}
         # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
         looked = self.survey.frozen(self.tree, self.opened)
-        self.collected = self.helper.submit(self._collect)  # beside CRIU's own work
+        self.own = self.helper.submit(ownmemory.own_memory, self.tree)  # beside CRIU's own work, as the files
+        self.collected = self.helper.submit(self._collect)
         if not self.leave_running:
             self.farewell.hold(looked.external)
         self.connections = [c.record for c in looked.connections]
@@ -380,7 +394,9 @@ class _Dump:
         self.kept = any(c.policy == "keep" and c.external and c.protocol == "tcp" for c in self.connections)
         holder = self.holder.begin(self.writer)
         typed = self.terminals.take(self.tree, self.opened, self.writer)
-        taken = Taken(self.tree, file_records, self.connections, links, self.external, self.entry, typed, holder)
+        taken = Taken(
+            self.tree, file_records, self.connections, links, self.external, self.entry, self.own.result(), typed, holder
+        )
         made = describe(self.config, self.session, self.labels, taken, images, memory, self.writer)
         return predicates.with_required(made, self.required)
 

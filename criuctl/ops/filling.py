@@ -18,6 +18,7 @@ from ..checkpoint.chunks import Extent
 from ..checkpoint.packs import Place
 from ..checkpoint.reader import CheckpointReader, Targets, only_zeros, write_at
 from ..errors import RestoreFailed
+from ..proc.limits import room_for_descriptors
 from ..store import Buffer
 
 
@@ -51,6 +52,7 @@ class Filling:
             return
         with ExitStack() as stack:
             memories = {}
+            stack.enter_context(room_for_descriptors(len(self._targets.ends)))
             for inner in self._targets.ends:
                 try:
                     memories[inner] = os.open(f"/proc/{pids[inner]}/mem", os.O_RDWR | os.O_CLOEXEC)

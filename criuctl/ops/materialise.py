@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 from ..checkpoint.chunks import cut
 from ..checkpoint.gathered import Gathered
@@ -18,6 +19,7 @@ from ..criu.images import valid_name
 from ..criu.lazy import LazyImage
 from ..criu.pages import PAGE, PE_LAZY, ImageKey, PagemapEntry, unpack_entries, window_sizes, write_pagemap
 from ..errors import Damaged
+from ..proc.limits import room_for_descriptors
 from .filling import Filling
 from .lazymemory import StoredPages
 
@@ -65,16 +67,19 @@ def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Fi
     filling = Filling(reader)
     targets = Targets()
     files: dict[int, unshared.TaskPages] = {}
-    fds: list[int] = []
     images = list(_page_maps(manifest, reader))
     tree = direct.tasks(folder)
-    divided = direct.divide(folder, tree, {image.id: entries for image, entries in images if image.kind == "task"})
-    try:
+    tasks = [(image, entries) for image, entries in images if image.kind == "task"]
+    own = {image.id: image.own for image, _entries in tasks}
+    divided = direct.divide(folder, tree, {image.id: entries for image, entries in tasks}, own)
+    with ExitStack() as stack:
+        stack.enter_context(room_for_descriptors(len(images)))
         for number, (image, entries) in enumerate(images, start=1):
             runs = divided.get(image.id) if image.kind == "task" else None
             if runs is None:
                 runs = [(entry, False) for entry in entries]
-            fds.append(_pages_file(folder, number))
+            fd = _pages_file(folder, number)
+            stack.callback(os.close, fd)
             kept, offset = [], 0
             parts = cut(reader.extents(image.data), (run.pages * PAGE for run, _directly in runs))
             for (run, directly), extents in zip(runs, parts, strict=True):
@@ -82,17 +87,14 @@ def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Fi
                     filling.add(image.id, run.vaddr, extents)
                 else:
                     kept.append(run)
-                    targets.add(fds[-1], offset, extents)
+                    targets.add(fd, offset, extents)
                     offset += run.pages * PAGE
             write_pagemap(folder, ImageKey(image.kind, image.id), number, kept)
             if image.kind == "task":
-                files[image.id] = unshared.TaskPages(fds[-1], kept)
+                files[image.id] = unshared.TaskPages(fd, kept)
         reader.write(targets)
         if len(files) > 1:
             unshared.part(folder, tree, files)
-    finally:
-        for fd in fds:
-            os.close(fd)
     return filling
 
 

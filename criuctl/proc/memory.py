@@ -45,6 +45,9 @@ _PIECE = 1 << 30  # bytes of address space whose pagemap is read at once
 _THERE = bytes(b & 0xC0 != 0 and not b & 0x24 for b in range(256))
 _DIRTY = bytes((b & 0x80) >> 6 for b in range(256))  # the byte below: soft-dirty is its highest bit
 _RUNS = re.compile(b"\1+|\3+")
+# There, and not said to be mapped by this process alone (0x01; never said of what is swapped out).
+_OTHERS = bytes(b & 0xC0 != 0 and not b & 0x01 for b in range(256))
+_OWN = re.compile(b"\0+")
 _FRAME = (1 << 55) - 1
 
 
@@ -95,6 +98,12 @@ class TaskMemory:
     def frames(self, start: int, end: int) -> bytes:
         """The pagemap entries of this range: two processes that share its page frames have the same ones."""
         return os.pread(self._pagemap, (end - start) // PAGE * ENTRY_SIZE, start // PAGE * ENTRY_SIZE)
+
+    def own(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """The parts of this range in which no page is one that another process may have as well, since a fork."""
+        for at in range(start, end, _PIECE):
+            for found in _OWN.finditer(self.frames(at, min(at + _PIECE, end))[7::8].translate(_OTHERS)):
+                yield at + found.start() * PAGE, at + found.end() * PAGE
 
     def read(self, pieces: Sequence[tuple[int, int]], target: memoryview) -> int:
         """Read these ranges, one behind the other, into `target`; the bytes up to the first page that cannot be read."""

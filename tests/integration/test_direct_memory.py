@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 
@@ -25,6 +26,29 @@ def test_there_and_back(pids: str, zoo: Zoo, trip: Trip) -> None:
         animal = trip.restore(trip.dump(animal), animal, "--pids", pids)
         animal.ask()
         animal.ask()
+
+
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_what_forked_workers_share_stays_shared(pids: str, zoo: Zoo, trip: Trip) -> None:
+    """And what is their own goes straight into them."""
+    animal = zoo.launch("pool.py")
+    for _ in range(3):
+        told = trip.dump(animal)
+        animal = trip.restore(told, animal, "--pids", pids)
+        animal.ask()
+
+
+def test_more_processes_than_descriptors(zoo: Zoo, trip: Trip) -> None:
+    """The limit that criuctl is started with does not bound the trees that it can take care of."""
+    animal = zoo.launch("crowd.py")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        told = trip.dump(animal)
+        animal = trip.restore(told, animal)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    animal.ask()
 
 
 def test_timers_stand_still_while_a_tree_is_put_together(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:

@@ -43,6 +43,12 @@ def streams(draw: st.DrawFn) -> StreamRef:
 
 
 @st.composite
+def areas(draw: st.DrawFn) -> tuple[tuple[int, int], ...]:
+    borders = sorted(draw(st.sets(st.integers(0, 1 << 35), max_size=6)))
+    return tuple((low << 12, high << 12) for low, high in zip(borders[::2], borders[1::2], strict=False))
+
+
+@st.composite
 def manifests(draw: st.DrawFn) -> Manifest:
     names = draw(st.lists(st.from_regex(r"[a-z]{1,8}\.img", fullmatch=True), unique=True, max_size=3))
     images = tuple(ImageFile(name, draw(small)) for name in names)
@@ -64,7 +70,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
         images=images,
         image_data=StreamRef(total, b"", StreamRef(36, ENTRY.pack(bytes(32), 36))),
         memory=tuple(
-            MemoryImage("task", n, draw(number), draw(streams()), draw(streams())) for n in range(draw(st.integers(0, 2)))
+            MemoryImage("task", n, draw(number), draw(streams()), draw(streams()), draw(areas()))
+            for n in range(draw(st.integers(0, 2)))
         ),
         connections=tuple(
             draw(st.lists(st.builds(ConnectionRecord, pid=number, fd=number, holders=pairs, local=text), max_size=2))
@@ -164,6 +171,12 @@ def nested(depth: int) -> Any:
         (("memory", 0, "data"), {"size": 1, "list": {"size": 35, "chunks": [["00" * 32, 35]]}}),
         (("memory", 0, "data"), {"size": -1, "chunks": []}),
         (("memory", 0, "data"), []),
+        (("memory", 0, "own"), [[8192, 4096]]),
+        (("memory", 0, "own"), [[8192, 8192]]),
+        (("memory", 0, "own"), [[0, 4095]]),
+        (("memory", 0, "own"), [[0, 8192], [4096, 12288]]),
+        (("memory", 0, "own"), [[-4096, 4096]]),
+        (("memory", 0, "own"), [[0, 4096, 8192]]),
         (("timings",), {"x": float("inf")}),
         (("criu",), nested(60)),
         (("image_data",), {"size": 0, "chunks": []}),

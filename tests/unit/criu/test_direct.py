@@ -61,11 +61,13 @@ class Images:
             core.thread_core.rseq_entry.signature = 1
         images.write(self.folder, f"core-{thread}.img", "CORE", [core])
 
-    def divide(self, entries: Mapping[int, Sequence[PagemapEntry]]) -> dict[int, list[tuple[PagemapEntry, bool]]]:
+    def divide(
+        self, entries: Mapping[int, Sequence[PagemapEntry]], own: Mapping[int, Sequence[tuple[int, int]]] | None = None
+    ) -> dict[int, list[tuple[PagemapEntry, bool]]]:
         for pid, memory in self.memories.items():
             if memory.vmas:
                 images.write(self.folder, f"mm-{pid}.img", "MM", [memory])
-        return direct.divide(self.folder, direct.tasks(self.folder), entries)
+        return direct.divide(self.folder, direct.tasks(self.folder), entries, own or {})
 
 
 @pytest.fixture
@@ -126,6 +128,20 @@ def test_what_a_parent_and_its_child_may_share_does_not(kit: Images) -> None:
     divided = kit.divide({ROOT: both, CHILD: both, STRANGER: [run(0, 100), run(300, 1)]})
     assert divided[ROOT] == divided[CHILD] == [(both[0], False), (both[1], True)]
     assert divided[STRANGER] == [(run(0, 100), True), (run(300, 1), False)]
+
+
+def test_what_a_task_is_known_to_share_with_nobody_does(kit: Images) -> None:
+    """Of mappings that are plain memory alone, and what is too little stays where it was."""
+    for pid in (ROOT, CHILD):
+        vma(kit.memories[pid], 0, 100)
+        vma(kit.memories[pid], 200, 300)
+        vma(kit.memories[pid], 600, 100, flags=0x2022)
+    entries = [run(0, 100), run(200, 300), run(600, 100)]
+    own = [(at(0), at(LEAST - 1)), (at(90), at(300)), (at(310), at(500)), (at(600), at(700))]
+    divided = kit.divide({ROOT: entries, CHILD: entries}, {CHILD: own})
+    assert divided[ROOT] == [(entry, False) for entry in entries]
+    expected = [(run(0, 100), False), (run(200, 100), True), (run(300, 10), False), (run(310, 190), True), (entries[2], False)]
+    assert divided[CHILD] == expected
 
 
 @pytest.mark.parametrize("thread", [ROOT, ROOT + 100])

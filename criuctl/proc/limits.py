@@ -1,0 +1,27 @@
+"""This process's own limits."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_OTHERS = 256  # descriptors that all else may need
+
+
+@contextmanager
+def room_for_descriptors(count: int) -> Iterator[None]:
+    """While inside, `count` descriptors may be opened besides what is open, as far as the hard limit lets them.
+
+    Not for longer: programs that are started get the limit too, and some of them go by it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHERS
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
