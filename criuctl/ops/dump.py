@@ -14,6 +14,7 @@ A dump with a `Delivery` goes to another host, and `commit` returns only after t
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import time
@@ -30,7 +31,7 @@ from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
 from ..connections.farewell import Farewell
 from ..connections.survey import FreezeAgain, Survey
-from ..criu import binary, driver
+from ..criu import binary, driver, schema
 from ..criu.images import ImageSet
 from ..criu.options import DumpOptions
 from ..criu.pages import PageImage
@@ -286,6 +287,7 @@ class _Dump:
             while True:
                 self.survey.wait(self.root)
                 self.reporter.step("freeze")
+                self.helper.submit(_load_libraries)
                 try:
                     with self.holder.prepared() as freezer:
                         self.dumper.dump(self._options(freezer), self.writer, steps)
@@ -450,6 +452,13 @@ class _Dump:
                 netfilter.delete_table(table, self.net_socket)
             except CriuctlError as error:
                 self.reporter.warning(error.message, error.hint)
+
+
+def _load_libraries() -> None:
+    """Beside CRIU, which freezes the tree meanwhile: what is imported later is imported in frozen time."""
+    for library in ("blake3", "zstandard"):
+        importlib.import_module(library)
+    schema.message("FILE")
 
 
 def _remember(registry: Registry, work: _Dump, manifest: Manifest) -> None:
