@@ -342,17 +342,30 @@ class CommandFailed(CriuctlError):
     code = "command-failed"
 
 
+NO_MEMORY = PlatformError(
+    "there is not enough memory for criuctl itself",
+    hint="See what is free, the limit of the control group, and `ulimit -v`.",
+)
+NO_THREADS = PlatformError(
+    "criuctl cannot start another thread",
+    hint="See the limits of processes (`ulimit -u`, the control group's pids.max) and of memory (`ulimit -v`).",
+)
+
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def of_the_host(error: OSError) -> PlatformError | None:
-    """What this host does not let criuctl do with its own files, None for what else is a bug: no rights, no room, no descriptors."""
+    """What this host does not let criuctl do with its own files, None for what else is a bug: rights, room, descriptors."""
     if error.errno in _NO_ROOM:
         hint = "Free space there, or name other folders in the configuration (state_dir, run_dir, cache_dir)."
     elif error.errno in _NO_DESCRIPTORS:
         hint = "Raise the limit of open files: `ulimit -Hn` before criuctl, LimitNOFILE= of a unit, or fs.file-max."
+    elif error.errno == errno.EFBIG:
+        hint = "Raise the limit of file sizes: `ulimit -f` before criuctl, or LimitFSIZE= of a unit."
+    elif error.errno == errno.ENOMEM:
+        return NO_MEMORY
     elif error.errno in _NOT_ALLOWED and error.filename is not None:
         hint = "Run criuctl as root." if os.geteuid() else "Check owner, mode and mount options."
     else:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 
@@ -95,8 +95,12 @@ class Pipeline:
         """Start the threads, once."""
         if not self._started:
             self._started = True
-            for thread in self._threads:
-                thread.start()
+            try:
+                for thread in self._threads:
+                    thread.start()
+            except BaseException as error:  # there may be no room for more threads
+                self.fail(error)
+                raise
 
     def submit(self, batch: Sequence[Window]) -> None:
         """Hand over windows; each is a user of its buffer until it is through."""
@@ -144,15 +148,13 @@ class Pipeline:
         self.fail(Aborted("the dump was given up"))
         if self._started:
             self._windows.put(None)
-            self._hasher.join()
+            _join([self._hasher])
             for _ in self._workers:
                 self._work.put(None)
-            for thread in self._workers:
-                thread.join()
+            _join(self._workers)
             for _ in self._uploaders:
                 self._full.put(None)
-            for thread in self._uploaders:
-                thread.join()
+            _join(self._uploaders)
         self._open.clear()
         self._seen.clear()
         self._ahead.clear()
@@ -385,3 +387,9 @@ class Pipeline:
                 self._puts -= 1
                 if not self._puts:
                     self.stats.sending += time.monotonic() - self._put_since
+
+
+def _join(threads: Iterable[threading.Thread]) -> None:
+    for thread in threads:
+        if thread.ident is not None:  # else it could not be started
+            thread.join()

@@ -256,14 +256,15 @@ class CheckpointReader:
             job.run()
         else:
             helpers = [threading.Thread(target=job.run, name=f"criuctl-read-{n}", daemon=True) for n in range(1, threads)]
-            for helper in helpers:
-                helper.start()
             try:
+                for helper in helpers:
+                    helper.start()
                 job.run()
             finally:
                 job.stop()
                 for helper in helpers:
-                    helper.join()
+                    if helper.ident is not None:  # else there was no room for one more
+                        helper.join()
         job.finish()
 
 

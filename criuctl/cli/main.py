@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import click
 
 from .. import __version__
-from ..errors import CriuctlError, UsageError, of_the_host
+from ..errors import NO_MEMORY, NO_THREADS, CriuctlError, UsageError, of_the_host
 from .app import App
 from .pages import Entry, LazyGroup
 from .streams import discard, fill_standard_streams, jsonable, reader_gone, tell, write_result
@@ -176,6 +176,7 @@ def program() -> NoReturn:
     Taking the interpreter down object by object would take a tenth of a second with boto3 loaded, to no purpose: what must
     be undone has been, and threads have been joined, when `main` returns.
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it, and lets its children do so, lets them not wait for theirs
     gc.set_threshold(200_000, 50, 50)  # commands are short: what loading libraries makes is not garbage, and is much
     code = main()
     try:
@@ -229,8 +230,21 @@ def _run(args: list[str], app: App) -> int:
     except OSError as error:
         told = of_the_host(error)
         return _bug(error, app) if told is None else _fail(told, app)
+    except MemoryError:
+        return _fail(NO_MEMORY, app)
+    except RuntimeError as error:
+        return _fail(NO_THREADS, app) if _lacks_threads(error) else _bug(error, app)
     except Exception as error:  # the boundary: whatever else arrives here is a bug by definition
         return _bug(error, app)
+
+
+def _lacks_threads(error: BaseException | None) -> bool:
+    """Whether it all began with a thread that could not be started; Python has no class for it."""
+    while error is not None:
+        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+            return True
+        error = error.__context__
+    return False
 
 
 def _as_usage_error(error: click.UsageError) -> UsageError:

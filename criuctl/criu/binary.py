@@ -29,6 +29,9 @@ MINIMUM = (4, 2)
 """Oldest CRIU that is known to dump TCP sockets on current kernels (source: facts about 4.1.1 on 6.16)."""
 
 SETUP_PREFIXES = (Path(sys.prefix).parent, Path("/opt/criuctl"))  # our own environment lies in the prefix
+# CRIU needs more descriptors than any process of the tree, and asks how many it may have when it starts.  It raises the limit
+# by itself only with CAP_SYS_RESOURCE; the usual 1024 is too few for many a server.
+_ALL_DESCRIPTORS = ("sh", "-c", 'ulimit -Sn "$(ulimit -Hn)"; exec "$@"', "sh")
 HOST_CONFIGS = ("/etc/criu/default.conf", "~/.criu/default.conf")
 
 
@@ -58,7 +61,7 @@ class CriuBinary:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                argv = [*enter, *self.argv, "--no-default-config", "swrk", str(theirs.fileno())]
+                argv = [*_ALL_DESCRIPTORS, *enter, *self.argv, "--no-default-config", "swrk", str(theirs.fileno())]
                 fds = [theirs.fileno(), *pass_fds]
                 # A session of its own: a ^C at the terminal is ours to handle, never CRIU's.
                 wait: Callable[[], object]

@@ -210,13 +210,15 @@ class PageReceiver(threading.Thread, Generic[B]):
 
     def run(self) -> None:
         try:
-            self._serve()
+            try:
+                self._serve()
+            finally:
+                if self._buffer is not None:
+                    self._sink.release(self._buffer)
+                    self._buffer = None
         except BaseException as error:  # handed to finish(); the closed socket makes CRIU give up
             self._error = error
         finally:
-            if self._buffer is not None:
-                self._sink.release(self._buffer)
-                self._buffer = None
             self._sock.close()
 
     def stop(self) -> None:

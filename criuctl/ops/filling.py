@@ -40,8 +40,9 @@ class Filling:
     def begin(self) -> None:
         """Fetch and open what the threads can hold; it waits for the processes."""
         if self._targets.of:
-            self._thread = threading.Thread(target=self._run, name="criuctl-fill", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="criuctl-fill", daemon=True)
+            thread.start()
+            self._thread = thread
 
     def finish(self, pids: Mapping[int, int]) -> None:
         """Fill the processes; `pids` are the tree's own PIDs -> ours.

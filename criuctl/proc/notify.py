@@ -45,8 +45,9 @@ class ServiceManager:
                 if well():
                     self.tell("WATCHDOG=1")
 
-        self._thread = threading.Thread(target=ping, name="watchdog", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=ping, name="watchdog", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def close(self) -> None:
         """Ping no more."""

@@ -156,7 +156,7 @@ def _ip(*lines: str) -> None:
 
 
 def _unplug(port: str) -> None:
-    """Remove a port: the kernel does that too, but some time after the host's end, and one that comes in its place needs the name."""
+    """Remove a port: the kernel does so too, but some time after the host's end, and the next one needs the name."""
     try:
         if port in _ports():
             _ip(f"link delete {port}")

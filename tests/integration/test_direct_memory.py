@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import time
 
@@ -36,19 +35,6 @@ def test_what_forked_workers_share_stays_shared(pids: str, zoo: Zoo, trip: Trip)
         told = trip.dump(animal)
         animal = trip.restore(told, animal, "--pids", pids)
         animal.ask()
-
-
-def test_more_processes_than_descriptors(zoo: Zoo, trip: Trip) -> None:
-    """The limit that criuctl is started with does not bound the trees that it can take care of."""
-    animal = zoo.launch("crowd.py")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    try:
-        told = trip.dump(animal)
-        animal = trip.restore(told, animal)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    animal.ask()
 
 
 def test_timers_stand_still_while_a_tree_is_put_together(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:

@@ -83,7 +83,7 @@ def kilobytes(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         word = line.split()[0]
         if "-" in word and not word.endswith(":"):
-            inside = word.startswith(f"{memory:x}-") or word.startswith(f"{memory:08x}-")
+            inside = word.startswith(f"{memory:08x}-")
         elif inside and word == f"{name}:":
             return int(line.split()[1])
     return -1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,43 @@ def test_a_thread_that_fails_stops_a_producer_that_waits(tmp_path: Path, monkeyp
     assert kit.pipeline_threads() == []
     with pytest.raises(MemoryError):
         writer.hashed()  # closed: told, not waited for
+
+
+@pytest.mark.parametrize("room", range(4))
+def test_where_no_more_threads_can_be_started_nothing_is_written_or_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    """Those that could be are ended; what was handed over does not pass for stored."""
+    repo = kit.repository(tmp_path)
+    summary = kit.write(repo, BIG)
+    start = threading.Thread.start
+    started: list[threading.Thread] = []
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == room:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    def produce() -> None:
+        with repo.writer(Reporter()) as writer:
+            for number in range(2):
+                with suppress(RuntimeError):
+                    kit.put_windows(writer, number, os.urandom(1 << 20))
+            writer.hashed()
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        produce()
+    assert kit.pipeline_threads() == []
+    if room < 2:
+        started.clear()
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            kit.check(Repository.open(repo.store, repo.config), summary, BIG)
+        assert kit.pipeline_threads() == []
+    monkeypatch.undo()
+    kit.check(repo, summary, BIG)
+    assert kit.pipeline_threads() == []
 
 
 @pytest.mark.parametrize("step", ["content", "hashed", "flushed"])

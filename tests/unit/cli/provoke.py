@@ -44,6 +44,15 @@ def fail(app: App, name: str) -> int:
         raise PermissionError(errno.EACCES, "Permission denied", "/var/lib/criuctl/sessions")
     if name == "full":
         raise OSError(errno.ENOSPC, "No space left on device")
+    if name == "memory":
+        raise MemoryError
+    if name == "thread":
+        try:
+            raise RuntimeError("can't start new thread")
+        finally:
+            threading.Thread().join()
+    if name == "descriptors":
+        raise OSError(errno.EMFILE, "Too many open files", "pagemap-1.img")
     raise ValueError("boom")
 
 

@@ -79,6 +79,22 @@ def test_a_bug_is_told_as_one_with_a_traceback_only_under_v(provoke: Run) -> Non
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "hint"),
+    [
+        ("memory", "there is not enough memory for criuctl itself", "ulimit -v"),
+        ("thread", "criuctl cannot start another thread", "pids.max"),
+        ("descriptors", "pagemap-1.img: Too many open files", "ulimit -Hn"),
+    ],
+)
+def test_a_limit_of_the_host_is_no_bug(provoke: Run, name: str, text: str, hint: str) -> None:
+    """Also where an error that came of it has hidden it."""
+    done = provoke("fail", name)
+    assert done.returncode == 13
+    assert done.stderr.startswith(f"criuctl: {text}\n  hint: ")
+    assert hint in done.stderr
+
+
+@pytest.mark.parametrize(
     ("args", "words"),
     [
         ([], "no command given"),

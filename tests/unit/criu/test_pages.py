@@ -190,6 +190,20 @@ def test_an_error_of_the_sink_reaches_the_dump(pair: tuple[socket.socket, socket
         receiver.finish()
 
 
+def test_an_error_at_the_last_window_reaches_the_dump_too(pair: tuple[socket.socket, socket.socket]) -> None:
+    class Broken(Sink):
+        def release(self, buffer: Buffer) -> None:
+            raise OSError(28, "full at the end")
+
+    ours, theirs = pair
+    receiver = PageReceiver(ours, Broken())
+    receiver.start()
+    send(theirs, 1 << 8 | TASK, [(0x1000, 2, PE_PRESENT)])
+    theirs.close()
+    with pytest.raises(OSError, match="full at the end"):
+        receiver.finish()
+
+
 def test_a_page_in_which_criu_is_running_is_read_again(pair: tuple[socket.socket, socket.socket]) -> None:
     """The page comes with CRIU's instruction in it; the memory of the process has its true content."""
     truth = os.urandom(PAGE)

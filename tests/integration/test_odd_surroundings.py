@@ -1,0 +1,57 @@
+"""criuctl started by somebody who has set things up unlike a login does: ignored signals, narrow limits.
+
+Only what bounds criuctl itself is narrow: a hard limit below that of the tree cannot be given back to it.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support.command import Criuctl
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.integration
+
+FEW_DESCRIPTORS = ["sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh"]
+USUAL_DESCRIPTORS = ["sh", "-c", 'ulimit -Sn 1024; exec "$@"', "sh"]
+HARDLY_ANY = ["sh", "-c", 'ulimit -Sn 64; exec "$@"', "sh"]
+
+
+@pytest.mark.parametrize("signals", ["CHLD", "CHLD,PIPE,HUP,USR1,ALRM"])
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_ignored_signals(signals: str, pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Who is started with SIGCHLD ignored is not told how its children end."""
+    criuctl.prefix = ["env", f"--ignore-signal={signals}"]
+    animal = zoo.launch("files.py")
+    animal = trip.restore(trip.dump(animal), animal, "--pids", pids)
+    animal.ask()
+
+
+def test_more_processes_than_descriptors(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    criuctl.prefix = FEW_DESCRIPTORS
+    animal = zoo.launch("crowd.py")
+    animal = trip.restore(trip.dump(animal), animal)
+    animal.ask()
+
+
+@pytest.mark.parametrize("prefix", [USUAL_DESCRIPTORS, HARDLY_ANY], ids=["1024", "64"])
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_a_process_with_more_descriptors_than_criuctl_may_have(
+    prefix: list[str], pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    """CRIU needs as many, and some more; by itself it takes them only with CAP_SYS_RESOURCE."""
+    criuctl.prefix = prefix
+    animal = zoo.launch("descriptors.py")
+    animal = trip.restore(trip.dump(animal), animal, "--pids", pids)
+    animal.ask()
+
+
+def test_a_limit_that_is_too_narrow_is_named(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """And the checkpoint can still be restored."""
+    animal = zoo.launch("files.py")
+    told = trip.dump(animal)
+    criuctl.prefix = ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh"]
+    refused = criuctl("restore", told["checkpoint"], check=False)
+    assert refused["exit_code"] == 13 and "ulimit -f" in refused["error"]["hint"]
+    criuctl.prefix = []
+    trip.restore(told, animal).ask()
