@@ -46,6 +46,8 @@ install_criuctl() {
         say "Python: installing criuctl and what it needs into $prefix/venv"
         rm -f "$prefix/venv/criuctl.stamp"
         pip "$prefix/venv" install "$checkout"
+        # Nobody's PYTHONPATH or PYTHONHOME is to change what the command imports.
+        sed -i '1s|^#!\(/.*/python[0-9.]*\)$|#!\1 -I|' "$prefix/venv/bin/criuctl"
     fi
     link_pycriu "$prefix/venv"
     "$prefix/venv/bin/python" -m compileall -q "$prefix/pycriu" || true # only start-up time is lost without it

@@ -83,6 +83,23 @@ def test_a_second_set_up_has_nothing_to_do_and_is_quick() -> None:
     assert time.monotonic() - begin < 60  # a few seconds where nothing else runs; a set-up with something to do takes minutes
 
 
+def test_the_command_imports_nothing_of_its_callers(tmp_path: Path) -> None:
+    """As one who works in a Python environment of his own has set these variables."""
+    assert run(SCRIPTS / "setup").returncode == 0
+    (tmp_path / "json.py").write_text("raise SystemExit('somebody else\'s json')\n")
+    done = subprocess.run(
+        [PREFIX / "venv/bin/criuctl", "version", "--json"],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nonexistent"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["criuctl"]
+
+
 def test_the_quickstart_does_what_it_says() -> None:
     before = leftovers()
     done = run(SCRIPTS / "quickstart")
