@@ -86,7 +86,7 @@ def test_a_second_set_up_has_nothing_to_do_and_is_quick() -> None:
 def test_the_command_imports_nothing_of_its_callers(tmp_path: Path) -> None:
     """As one who works in a Python environment of his own has set these variables."""
     assert run(SCRIPTS / "setup").returncode == 0
-    (tmp_path / "json.py").write_text("raise SystemExit('somebody else\'s json')\n")
+    (tmp_path / "json.py").write_text("raise SystemExit('somebody else's json')\n")
     done = subprocess.run(
         [PREFIX / "venv/bin/criuctl", "version", "--json"],
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nonexistent"},
