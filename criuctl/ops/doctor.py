@@ -22,6 +22,7 @@ from ..config import Config
 from ..criu import binary
 from ..errors import CriuctlError, NoSuchBucket, PlatformError, StoreNotInitialised
 from ..proc import command, netfilter
+from ..proc.limits import effective_capabilities
 from ..proc.memory import soft_dirty
 from ..proc.namespaces import KINDS
 from ..proc.procfs import read_raw
@@ -114,7 +115,7 @@ def _rights(_config: Config) -> Iterator[Finding]:
     if os.geteuid() != 0:
         yield Finding("error", "platform", "criuctl does not run as root", "Dumping and restoring need root: use sudo.")
         return
-    have = next(int(line.split()[1], 16) for line in read_raw("/proc/self/status").splitlines() if line.startswith(b"CapEff:"))
+    have = effective_capabilities()
     missing = {number: name for number, name in _NEEDED.items() if not have >> number & 1}
     for number, name in missing.items():
         if number in _OPTIONAL:

@@ -16,6 +16,8 @@ word of complaint:
   and the kernel may put the acknowledgement off until the firewall lock is down.  Then it meets nobody, or a listener,
   and is answered by a reset.  Mended in post-restore: acknowledged at once, while the lock drops it.
 
+- Limits, and the OOM score, that only CAP_SYS_RESOURCE may raise stay as they are for criuctl.  Not mended but told.
+
 The second and the third run a system call inside the process (`criuctl.proc.inject`).  What could not be mended is told.  System
 calls that the freeze has interrupted: see `criuctl.ops.interrupted`.
 """
@@ -24,16 +26,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import resource
 import socket
 import struct
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from ..criu.images import ImageSet, read
-from ..errors import CriuctlError
+from ..errors import CriuctlError, NoSuchProcess
 from ..proc import inject
+from ..proc.limits import CAP_SYS_RESOURCE, effective_capabilities
+from ..proc.procfs import read_text
 from ..proc.syscalls import borrow_socket, pidfd_getfd, timerfd_settime
 from ..report import Reporter
 
@@ -44,6 +49,7 @@ _BELOW_STACK = 4096  # far below the red zone, well inside the stack's mapping
 _ARM_NOW = 1  # nanosecond
 _SECOND = 10**9  # nanoseconds
 _ABSOLUTE = 1  # TFD_TIMER_ABSTIME
+_LIMITS = {getattr(resource, name): name for name in dir(resource) if name.startswith("RLIMIT_")}
 _SET_TICKS = 0x40085400  # TFD_IOC_SET_TICKS
 
 
@@ -140,3 +146,33 @@ def needs_subreaper(images: ImageSet) -> bool:
         return False
     alive = {entry.pid for entry in tree}
     return any(entry.sid not in alive or entry.pgid not in alive for entry in tree[1:])
+
+
+def tell_limits(images: ImageSet, pids: Mapping[int, int], reporter: Reporter) -> None:
+    """Warn of what CRIU could not raise to what it was; it says nothing itself."""
+    if effective_capabilities() >> CAP_SYS_RESOURCE & 1:
+        return
+    found: dict[str, list[str]] = {}
+    for inner in images.pids():
+        core = read(images.folder, f"core-{inner}.img", "CORE")[0]
+        if inner in pids and core.HasField("tc"):
+            with suppress(OSError, NoSuchProcess):  # it has ended; nothing to tell
+                if lowered := ", ".join(_lowered(pids[inner], core.tc)):
+                    found.setdefault(lowered, []).append(str(inner))
+    for lowered, whose in found.items():
+        reporter.warning(
+            f"PID {', '.join(whose)}: {lowered}: not restored",
+            "Raising that needs CAP_SYS_RESOURCE, which criuctl lacks; start criuctl itself with such limits.",
+        )
+
+
+def _lowered(pid: int, told: Any) -> Iterator[str]:
+    for number, limit in enumerate(told.rlimits.rlimits):
+        before = [-1 if value >= 1 << 63 else value for value in (limit.cur, limit.max)]
+        after = list(resource.prlimit(pid, number))
+        if after != before:
+            before_text, after_text = ("/".join("unlimited" if v == -1 else str(v) for v in pair) for pair in (before, after))
+            yield f"{_LIMITS.get(number, f'limit {number}')} is {after_text}, it was {before_text}"
+    score = int(read_text(pid, "oom_score_adj"))
+    if told.HasField("oom_score_adj") and score != told.oom_score_adj:
+        yield f"oom_score_adj is {score}, it was {told.oom_score_adj}"

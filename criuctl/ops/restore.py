@@ -406,6 +406,7 @@ class _Restore:
             self.filling.finish(pids)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         mend.acknowledge(self.images, pids)
+        mend.tell_limits(self.images, pids, self.reporter)
         bind_processors(self.manifest.processes, pids, self.reporter)
         if self.plan.connections:
             self.reporter.step("connections")

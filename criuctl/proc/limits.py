@@ -1,4 +1,4 @@
-"""This process's own limits."""
+"""What this process itself may do."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+CAP_SYS_RESOURCE = 24
 _OTHERS = 256  # descriptors that all else may need
 
 
@@ -25,3 +26,9 @@ def room_for_descriptors(count: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def effective_capabilities() -> int:
+    """A bit for each."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        return next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))

@@ -46,6 +46,22 @@ def test_a_process_with_more_descriptors_than_criuctl_may_have(
     animal.ask()
 
 
+def test_limits_that_cannot_be_raised_are_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Whoever lacks CAP_SYS_RESOURCE, as in many a container, cannot give a tree more than it has itself."""
+    animal = zoo.launch("files.py")
+    told = trip.dump(animal)
+    criuctl.prefix = ["setpriv", "--bounding-set=-sys_resource", "prlimit", "--msgqueue=1000:2000", "--"]
+    answer = criuctl("restore", told["checkpoint"])
+    zoo.adopt(answer["pid"], animal)
+    warnings = [w for w in answer["warnings"] if "not restored" in w]
+    assert len(warnings) == 1 and "RLIMIT_MSGQUEUE is 1000/2000, it was " in warnings[0], warnings
+    criuctl.prefix = []
+    told = criuctl("dump", answer["pid"])
+    answer = criuctl("restore", told["checkpoint"])
+    zoo.adopt(answer["pid"], animal).ask()
+    assert answer["warnings"] == []  # it had them like this already
+
+
 def test_a_limit_that_is_too_narrow_is_named(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """And the checkpoint can still be restored."""
     animal = zoo.launch("files.py")

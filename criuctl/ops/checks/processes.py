@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator, Sequence
 
 from ...errors import NoSuchProcess
+from ...proc.limits import CAP_SYS_RESOURCE
 from ...proc.procfs import read_lines, read_text
 from ...proc.tree import Process
 from ...report import Finding
-from .scene import CAP_SYS_RESOURCE, Scene
+from .scene import Scene
 
 _SIGTRAP_BIT = 1 << 4
 _LOOKS, _LOOK = 10, 0.01  # how often, and seconds between, to look whether a process wakes up

@@ -14,6 +14,7 @@ from functools import cached_property
 from ...config import Config
 from ...errors import NoSuchProcess
 from ...proc.descriptors import Descriptor, descriptors
+from ...proc.limits import effective_capabilities
 from ...proc.mappings import Mapping, mappings
 from ...proc.mounts import Mount, read_mounts
 from ...proc.namespaces import namespaces
@@ -24,8 +25,6 @@ from ...proc.tty import Terminal, terminals
 
 ENTERED = ("mnt", "pid", "net")
 """The namespaces that criuctl starts CRIU in, when they are not its own; the rest CRIU saves with the tree."""
-
-CAP_SYS_RESOURCE = 24
 
 
 @dataclass
@@ -149,8 +148,6 @@ def collect(root: int, config: Config, *, leave_running: bool = False) -> Scene:
         except NoSuchProcess:
             if process.pid == root:
                 raise
-    with open("/proc/self/status", encoding="utf-8") as status:
-        capabilities = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
     return Scene(
         config=config,
         leave_running=leave_running,
@@ -159,6 +156,6 @@ def collect(root: int, config: Config, *, leave_running: bool = False) -> Scene:
         mapped=mapped,
         namespaces=spaces,
         own_namespaces=namespaces("self"),
-        own_capabilities=capabilities,
+        own_capabilities=effective_capabilities(),
         own_ids=(os.getuid(), os.getgid()),
     )
