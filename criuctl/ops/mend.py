@@ -16,6 +16,8 @@ word of complaint:
   and the kernel may put the acknowledgement off until the firewall lock is down.  Then it meets nobody, or a listener,
   and is answered by a reset.  Mended in post-restore: acknowledged at once, while the lock drops it.
 
+- A root that wants a signal when its parent ends (``PR_SET_PDEATHSIG``, often SIGKILL) gets it at once: its parent is CRIU,
+  which ends.  Mended in the images: without that wish, and told.
 - Limits, and the OOM score, that only CAP_SYS_RESOURCE may raise stay as they are for criuctl.  Not mended but told.
 
 The second and the third run a system call inside the process (`criuctl.proc.inject`).  What could not be mended is told.  System
@@ -27,6 +29,7 @@ from __future__ import annotations
 import fcntl
 import os
 import resource
+import signal
 import socket
 import struct
 import time
@@ -34,7 +37,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from ..criu.images import ImageSet, read
+from ..criu.images import ImageSet, read, write
 from ..errors import CriuctlError, NoSuchProcess
 from ..proc import inject
 from ..proc.limits import CAP_SYS_RESOURCE, effective_capabilities
@@ -67,6 +70,20 @@ def arm_timers(images: ImageSet) -> None:
 
 def _disarmed(timer: Any) -> bool:
     return bool(timer.ticks and (timer.isec or timer.insec) and not timer.vsec and not timer.vnsec)
+
+
+def drop_parent_signal(images: ImageSet, reporter: Reporter) -> None:
+    """The root's wish for a signal when its parent ends: taken out, in each of its threads."""
+    root = read(images.folder, "pstree.img", "PSTREE")[0]
+    for thread in root.threads:
+        cores = read(images.folder, f"core-{thread}.img", "CORE")
+        if number := cores[0].thread_core.pdeath_sig:
+            cores[0].thread_core.ClearField("pdeath_sig")
+            write(images.folder, f"core-{thread}.img", "CORE", cores)
+            reporter.warning(
+                f"PID {root.pid}: its wish for {signal.Signals(number).name} when its parent ends is dropped, for that one is gone",
+                "Dump the parent with it, or run the program as a session (`criuctl run`).",
+            )
 
 
 def wind_timers(images: ImageSet, pids: Mapping[int, int], reporter: Reporter) -> None:

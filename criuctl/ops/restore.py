@@ -353,6 +353,8 @@ class _Restore:
             self.reporter.step("restore")
             options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), groups=groups, inherit=inherit, root=on)
             mend.arm_timers(self.images)
+            if not self.holder.needed:
+                mend.drop_parent_signal(self.images, self.reporter)
             interrupted.restart_saved(self.images)
             space = private.pid_namespace if private is not None else None
             early = EarlyTasks(self.inner_root, self.terminals.controlling(), mend.needs_subreaper(self.images), space)

@@ -46,6 +46,19 @@ def test_a_process_with_more_descriptors_than_criuctl_may_have(
     animal.ask()
 
 
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_a_root_that_wants_to_end_with_its_parent(pids: str, zoo: Zoo, trip: Trip) -> None:
+    """Its parent at the restore is CRIU, which ends; within the tree the wish stays."""
+    animal = zoo.launch("bereaved.py")
+    told = trip.dump(animal)
+    answer = trip.criuctl("restore", told["checkpoint"], "--pids", pids)
+    animal = zoo.adopt(answer["pid"], animal)
+    assert [w for w in answer["warnings"] if "SIGKILL when its parent ends" in w]
+    animal.ask()
+    animal = trip.restore(trip.dump(animal), animal, "--pids", pids)
+    animal.ask()
+
+
 def test_limits_that_cannot_be_raised_are_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """Whoever lacks CAP_SYS_RESOURCE, as in many a container, cannot give a tree more than it has itself."""
     animal = zoo.launch("files.py")
