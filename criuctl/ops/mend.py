@@ -81,7 +81,7 @@ def drop_parent_signal(images: ImageSet, reporter: Reporter) -> None:
             cores[0].thread_core.ClearField("pdeath_sig")
             write(images.folder, f"core-{thread}.img", "CORE", cores)
             reporter.warning(
-                f"PID {root.pid}: its wish for {signal.Signals(number).name} when its parent ends is dropped, for that one is gone",
+                f"PID {root.pid}: its wish for {signal.Signals(number).name} when its parent ends is dropped: that one is gone",
                 "Dump the parent with it, or run the program as a session (`criuctl run`).",
             )
 
