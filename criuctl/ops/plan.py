@@ -21,7 +21,7 @@ from ..checkpoint.manifest import Manifest
 from ..connections.rules import JOURNAL, Rules, endpoint
 from ..proc.dialling import spelled
 from ..proc.sockdiag import socket_inside, sockets
-from ..proc.tree import ProcessIdentity, wait_gone
+from ..proc.tree import ProcessIdentity, members, wait_gone
 from ..report import Finding
 from .connectionplan import ConnectionPlan, plan_connections
 from .putback import Judgement, Policy, judge_all
@@ -99,7 +99,8 @@ class RestorePlan:
 
 def taken(numbers: Iterable[int]) -> list[int]:
     """Which of these are in use as a PID, thread, group or session here (zombies count)."""
-    return sorted(n for n in numbers if os.path.exists(f"/proc/{n}"))
+    wanted = set(numbers)
+    return sorted(members(wanted).keys() | {n for n in wanted if os.path.exists(f"/proc/{n}")})
 
 
 def wait_free(numbers: Iterable[int], ours: Iterable[ProcessIdentity]) -> list[int]:

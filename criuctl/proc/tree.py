@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import select
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ..errors import NoSuchProcess
@@ -248,6 +248,20 @@ def _children_by_scan(parent: int) -> list[int]:
                 found.append(pid)
         except NoSuchProcess:
             continue
+    return found
+
+
+def members(numbers: Collection[int]) -> dict[int, list[int]]:
+    """Of these numbers those that are a process group's or a session's here, and the processes that are in it."""
+    found: dict[int, list[int]] = {}
+    for pid in all_pids():
+        try:
+            data = read_bytes(pid, "stat")
+        except NoSuchProcess:
+            continue
+        _state, _ppid, pgid, sid = data[data.rindex(b")") + 2 :].split(maxsplit=4)[:4]
+        for number in {int(pgid), int(sid)}.intersection(numbers):
+            found.setdefault(number, []).append(pid)
     return found
 
 

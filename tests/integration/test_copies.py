@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import subprocess
 from pathlib import Path
 
@@ -34,6 +35,23 @@ def test_twenty_times(pids: str, zoo: Zoo, trip: Trip) -> None:
         assert animal.answer["incarnation"] == told["incarnation"] + 1
     assert len(digests) == 1
     assert (animal.folder / "log").read_text().split() == [str(n) for n in range(1, CYCLES + 1)]
+
+
+def test_an_orphan_holds_its_numbers(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """One of the tree's session that is not below its root stays, and as long as it does, no session can get that number."""
+    animal = zoo.launch("counter.py", prefix=["sh", "-c", '(sleep 1000 &); exec "$@"', "sh"])
+    found = {finding["code"]: finding for finding in criuctl("check", animal.pid)["findings"]}
+    orphan = found["left-behind"]["pid"]
+    try:
+        told = trip.dump(animal)
+        refused = criuctl("restore", told["checkpoint"], "--pids", "same", check=False)
+        assert refused["exit_code"] == 4 and str(animal.pid) in refused["error"]["message"]
+        animal = trip.restore(told, animal)
+        animal.ask()
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+    animal = trip.restore(trip.dump(animal), animal)
+    animal.ask()
 
 
 def test_its_pids_are_taken(zoo: Zoo, trip: Trip, keeper: Keeper) -> None:

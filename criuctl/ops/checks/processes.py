@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from ...errors import NoSuchProcess
 from ...proc.limits import CAP_SYS_RESOURCE
 from ...proc.procfs import read_lines, read_text
-from ...proc.tree import Process
+from ...proc.tree import Process, ProcessIdentity, members
 from ...report import Finding
 from .scene import Scene
 
@@ -126,6 +126,18 @@ def _sessions(scene: Scene) -> Iterator[Finding]:
             "Start programs that shall be dumped with `setsid`, or dump the leader.",
             pid=root.pid,
         )
+    behind = {pid for pids in members(scene.by_pid.keys()).values() for pid in pids}.difference(scene.by_pid)
+    for pid in sorted(behind):
+        if not _runs(pid):
+            continue
+        yield Finding(
+            "warning",
+            "left-behind",
+            f"{scene.command_of(pid)} is in a session or process group of the tree, but not below its root: it is not dumped; "
+            "while it lives, the tree can be restored only in a PID namespace of its own",
+            "End it, or dump a root that has it below (a session of `criuctl run` keeps its orphans).",
+            pid=pid,
+        )
     for process in scene.tree:
         at_home = scene.namespaces.get(process.pid, {}).get("pid") == scene.namespaces.get(root.pid, {}).get("pid")
         if at_home and len(process.ns_pids) > 1 and _inner_session(process.pid) == 0:
@@ -136,6 +148,13 @@ def _sessions(scene: Scene) -> Iterator[Finding]:
                 "Start the program in the PID namespace with a session of its own: `unshare --pid --fork setsid ...`.",
                 pid=process.pid,
             )
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return ProcessIdentity.of(pid).alive()
+    except NoSuchProcess:
+        return False
 
 
 def _inner_session(pid: int) -> int | None:
