@@ -52,6 +52,7 @@ _BELOW_STACK = 4096  # far below the red zone, well inside the stack's mapping
 _ARM_NOW = 1  # nanosecond
 _SECOND = 10**9  # nanoseconds
 _ABSOLUTE = 1  # TFD_TIMER_ABSTIME
+_REALTIME = 32  # signals from here on have no names
 _LIMITS = {getattr(resource, name): name for name in dir(resource) if name.startswith("RLIMIT_")}
 _SET_TICKS = 0x40085400  # TFD_IOC_SET_TICKS
 
@@ -80,8 +81,9 @@ def drop_parent_signal(images: ImageSet, reporter: Reporter) -> None:
         if number := cores[0].thread_core.pdeath_sig:
             cores[0].thread_core.ClearField("pdeath_sig")
             write(images.folder, f"core-{thread}.img", "CORE", cores)
+            name = signal.Signals(number).name if number < _REALTIME else f"signal {number}"
             reporter.warning(
-                f"PID {root.pid}: its wish for {signal.Signals(number).name} when its parent ends is dropped: that one is gone",
+                f"PID {root.pid}: its wish for {name} when its parent ends is dropped: that one is gone",
                 "Dump the parent with it, or run the program as a session (`criuctl run`).",
             )
 

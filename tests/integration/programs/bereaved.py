@@ -35,7 +35,7 @@ theirs.close()
 
 
 def waits() -> None:
-    wish(signal.SIGTERM)  # each thread has its own
+    wish(40)  # each thread has its own; one without a name
     threading.Event().wait()
 
 
