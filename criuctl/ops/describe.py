@@ -100,9 +100,8 @@ def describe(
         writer.add_bytes(("entries", image.key), image.pack())
     features = [overlays.FEATURE] if any(f.kind == "mapped" and f.data is not None for f in taken.files) else []
     everywhere = processors.everywhere()
-    memory_images = tuple(
-        _memory(image, writer, taken.own) for image in memory
-    )  # only now: the first one waits for all to be hashed
+    # Only now: the first one waits for all to be hashed.
+    memory_images = tuple(_memory(image, writer, taken.own) for image in memory)
     return Manifest(
         id=os.urandom(16).hex(),
         session=SessionRef(session.name, session.id),

@@ -29,31 +29,37 @@ def area() -> int:
 
 
 def fill(address: int, size: int, seed: int) -> None:
-    ctypes.memmove(address, pattern(size, seed), size)
+    """With zeros, in pages of its own, if `seed` is 0."""
+    ctypes.memmove(address, pattern(size, seed) if seed else bytes(size), size)
 
 
 def sums() -> str:
     return ",".join(hashlib.sha256(ctypes.string_at(start, HALF)).hexdigest() for start in (memory, memory + HALF, apart))
 
 
-def worker(number: int, before: Callable[[], None]) -> socket.socket:
-    """Fork one that has its own first half, and answers with its checksums."""
+def worker(number: int | None, before: Callable[[], None] = lambda: None) -> socket.socket:
+    """Fork one that has its own first half, unless `number` is None, and answers with its checksums."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     pid = os.fork()
     if pid:
         theirs.close()
-        pids.append(pid)
+        if number is not None:
+            sharing.append(pid)
+        if number:  # a restore need not make pages for zeros
+            having.append(pid)
         return ours
     ours.close()
     before()
-    fill(memory, HALF, number)
-    fill(apart, HALF, 100 + number)
+    if number is not None:
+        fill(memory, HALF, number)
+        fill(apart, HALF, 100 + number)
     while theirs.recv(10):
         theirs.send(sums().encode())
     os._exit(0)
 
 
-pids: list[int] = []
+sharing: list[int] = []
+having: list[int] = []
 memory, apart = area(), area()
 fill(memory, SIZE, 1)
 
@@ -61,10 +67,11 @@ below: list[socket.socket] = []
 
 
 def forks_again() -> None:
-    below.append(worker(50, lambda: None))
+    below.append(worker(50))
 
 
-workers = [worker(2, lambda: None), worker(3, forks_again), worker(4, lambda: None)]
+# The last one still shares all with the parent, so that the one with zeros has them where it was forked with something else.
+workers = [worker(2), worker(3, forks_again), worker(0), worker(None)]
 fill(apart, HALF, 100)
 expected: list[str] = []
 
@@ -94,8 +101,9 @@ expected += answers()
 
 def check(found: Check) -> None:
     found.equal("contents", answers(), expected)
-    for pid in pids:
+    for pid in sharing:
         found.true(f"{pid} still shares a half", kilobytes(pid, "Shared_Dirty") >= HALF >> 10)
+    for pid in having:
         found.true(f"{pid} has a half of its own", kilobytes(pid, "Private_Dirty") >= HALF >> 10)
 
 
