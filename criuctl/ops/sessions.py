@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +23,7 @@ from ..session import names
 from ..session.sessions import all_states, inside, state_of
 from . import events
 from .maintenance import check_open
-from .registry import Registry, SessionRecord, boot_id
+from .registry import Registry, SessionRecord, boot_id, exclusive_session
 
 if TYPE_CHECKING:
     from ..session.client import Session
@@ -87,31 +88,42 @@ def run(
     folder = os.path.abspath(workspace or os.getcwd())
     if not os.path.isdir(folder):
         raise UsageError(f"{folder}: no such folder")
-    chosen = _free_name(config, argv[0]) if name is None else _claim(config, names.check_name(name))
     variables = {k: v for k, v in (os.environ if env is None else env).items() if not k.startswith("CRIUCTL_SESSION")}
-    spec = HolderSpec(
-        name=chosen,
-        argv=list(argv),
-        env=variables | {"PWD": folder},
-        cwd=folder,
-        rows=size[0],
-        cols=size[1],
-        labels=dict(labels or {}),
-        facts={"workspace": folder} if workspace is not None else {},
-        spawner=SPAWNER,
-        options={"host_pids": host_pids, "run_dir": config.run_dir, "umask": _umask()},
-    )
-    try:
-        started = start_holder(config, spec)
-    except NotFound as error:
-        raise NotFound(
-            f"{argv[0]}: no such command", hint=f"It is looked for in the PATH: {variables.get('PATH', '')}"
-        ) from error
-    assert started.pid is not None
-    Registry(config).put(
-        SessionRecord(chosen, started.id, pid=started.pid, start_time=started.start_time or 0, boot_id=boot_id())
-    )
+    with ExitStack() as reserved:
+        chosen = _free_name(config, argv[0], reserved) if name is None else _taken(config, names.check_name(name), reserved)
+        spec = HolderSpec(
+            name=chosen,
+            argv=list(argv),
+            env=variables | {"PWD": folder},
+            cwd=folder,
+            rows=size[0],
+            cols=size[1],
+            labels=dict(labels or {}),
+            facts={"workspace": folder} if workspace is not None else {},
+            spawner=SPAWNER,
+            options={"host_pids": host_pids, "run_dir": config.run_dir, "umask": _umask()},
+        )
+        try:
+            started = start_holder(config, spec)
+        except NotFound as error:
+            raise NotFound(
+                f"{argv[0]}: no such command", hint=f"It is looked for in the PATH: {variables.get('PATH', '')}"
+            ) from error
+        assert started.pid is not None
+        Registry(config).put(
+            SessionRecord(chosen, started.id, pid=started.pid, start_time=started.start_time or 0, boot_id=boot_id())
+        )
     return NewSession(chosen, started.id, started.pid, started.holder_pid, tuple(argv))
+
+
+def _taken(config: Config, name: str, reserved: ExitStack) -> str:
+    """The name, ours until `reserved` ends; `Conflict`."""
+    try:
+        reserved.enter_context(exclusive_session(config, name))
+    except Conflict:
+        _claim(config, name)  # if the session is there by now, that says more
+        raise
+    return _claim(config, name)
 
 
 def _claim(config: Config, name: str) -> str:
@@ -153,8 +165,8 @@ def _await_end(state: Mapping[str, Any]) -> None:
         os.close(pidfd)
 
 
-def _free_name(config: Config, command: str) -> str:
-    """A name after the command: ``bash``, ``bash-2``, ..."""
+def _free_name(config: Config, command: str, reserved: ExitStack) -> str:
+    """A name after the command: ``bash``, ``bash-2``, ...; ours until `reserved` ends."""
     base = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(command)).strip("-._")[:56] or "session"
     if not names.valid_name(base):
         base = f"run-{base}"
@@ -162,7 +174,10 @@ def _free_name(config: Config, command: str) -> str:
     for number in range(1, _MAX_COPIES):
         name = base if number == 1 else f"{base}-{number}"
         if name not in taken:
-            return _claim(config, name)
+            with suppress(Conflict), ExitStack() as trying:  # somebody else who starts one like it may be faster
+                _taken(config, name, trying)
+                reserved.push(trying.pop_all())
+                return name
     raise Conflict(f"{_MAX_COPIES} sessions are named after {base!r}", hint="Give a name: --name NAME.")
 
 

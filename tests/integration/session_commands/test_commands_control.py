@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,21 @@ def test_a_session_from_its_start_to_its_end(operators: Operators, tmp_path: Pat
     for command in (("kill", "work"), ("send", "work", "--enter"), ("status", "nobody"), ("attach", "--stdio", "nobody")):
         assert operators(*command, check=False)["exit_code"] in (2, 3)
     assert operators("run", "-d", "--name", "work", "--", "true")["session"] == "work"  # the name is free again
+
+
+def test_sessions_that_are_started_at_the_same_moment_have_names_of_their_own(operators: Operators) -> None:
+    """Else they would all be told to have started, and only one of them could be reached."""
+    at_once = 5
+    with ThreadPoolExecutor(at_once) as pool:
+        started = list(pool.map(lambda _: operators("run", "-d", "--", "sleep", "600"), range(at_once)))
+        answers = list(
+            pool.map(lambda _: operators("run", "-d", "--name", "one", "--", "sleep", "600", check=False), range(at_once))
+        )
+    assert {body["session"] for body in started} == {"sleep", *(f"sleep-{n}" for n in range(2, at_once + 1))}
+    (one,) = [body for body in answers if "session" in body]
+    assert [body["exit_code"] for body in answers if "error" in body] == [9] * (at_once - 1)
+    listed = {body["session"]: body["pid"] for body in operators("ls")}
+    assert listed == {body["session"]: body["pid"] for body in (*started, one)}
 
 
 def test_what_cannot_be_started_says_why(operators: Operators) -> None:
