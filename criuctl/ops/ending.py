@@ -31,7 +31,7 @@ def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
         session = connect(config, name, role="admin")
     except SessionGone:
         killed = _end_tree(config, name, grace)
-        return {"session": name, "state": "exited", "killed": killed, "leases_kept": _forget(config, name)}
+        return {"session": name, "state": "exited", "killed": killed, "leases_kept": forget(config, name)}
     with session:
         was = session.hello["status"]["state"]
         if was in ("exited", "lost"):
@@ -40,7 +40,7 @@ def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
             killed = session.kill(grace)
         ended = session.wait_exit(_KILL_PATIENCE)
     body = {"session": name, "state": "exited", "killed": killed, "exit_code": ended["exit_code"]}
-    return body | {"leases_kept": _forget(config, name)}
+    return body | {"leases_kept": forget(config, name)}
 
 
 def _end_tree(config: Config, name: str, grace: float) -> int:
@@ -95,7 +95,7 @@ def _is_of(state: Mapping[str, Any], record: SessionRecord | None) -> bool:
     return state.get("boot_id") == boot_id() and (record is None or state["id"] == record.id)
 
 
-def _forget(config: Config, name: str) -> list[str]:
+def forget(config: Config, name: str) -> list[str]:
     """Nobody takes this session for one that lives here, or that is to come back here; stores that could not be told."""
     registry = Registry(config)
     record = registry.get(name)

@@ -183,7 +183,7 @@ def _session(config: Config, facts: Facts) -> Facts:
 
     name, pid = facts.get("session"), facts.get("pid")
     if not name and pid:
-        name = next((r.name for r in Registry(config).all() if r.pid == pid and r.alive()), None)
+        name = next((r.name for r in Registry(config).of_pid(pid) if r.alive()), None)
     if not name or not valid_name(name):
         return {}
     found = Registry(config).get(name)

@@ -9,7 +9,7 @@ a whole (unreachable, denied, wrong key) ends the operation.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,9 +21,10 @@ from ..config import Config
 from ..errors import AmbiguousRef, Conflict, CriuctlError, Damaged, DataError, InvalidName, NoSuchCheckpoint, ObjectMissing
 from ..proc import netfilter
 from ..report import Reporter
+from ..session.sessions import state_of
 from ..store import open_store
 from . import events
-from .registry import Registry
+from .registry import Registry, exclusive_session
 
 if TYPE_CHECKING:
     from .contents import Variables
@@ -267,7 +268,9 @@ def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[R
                 continue
             seen.add(summary.id)
             looked_up.append(Removal(ref, summary))
-        return [remove_one(repository, removal, Registry(config), reporter) for removal in looked_up]
+        done = [remove_one(repository, removal, Registry(config), reporter) for removal in looked_up]
+        forget_gone(config, repository, {r.summary.session for r in done if r.summary and r.error is None})
+        return done
 
 
 def remove_one(repository: Repository, removal: Removal, registry: Registry, reporter: Reporter) -> Removal:
@@ -287,3 +290,26 @@ def remove_one(repository: Repository, removal: Removal, registry: Registry, rep
         netfilter.delete_table(known.lock_table)
         registry.put(replace(known, lock_table=""))
     return removal
+
+
+def forget_gone(config: Config, repository: Repository, names: Iterable[str]) -> None:
+    """This host forgets the sessions of which nothing is left: no process, no holder's word, and no checkpoint any more.
+
+    Else each tree that was ever dumped would be listed as lost for ever.
+    """
+    from .ending import forget  # seldom needed
+
+    registry = Registry(config)
+    for name in sorted(names):
+        try:
+            with exclusive_session(config, name):
+                known = registry.get(name)
+                if known is None or known.alive() or known.moved_to or state_of(config, name):
+                    continue
+                if known.store not in (config.store, repository.store.url):
+                    continue
+                unreadable: list[DataError] = []
+                if not repository.list(name, unreadable=unreadable) and not unreadable:
+                    forget(config, name)
+        except Conflict:
+            continue  # somebody is just making a checkpoint of it

@@ -24,7 +24,7 @@ from ..errors import Conflict, CriuctlError, DataError, NoSuchCheckpoint, UsageE
 from ..report import Reporter
 from ..store import open_store
 from . import events
-from .inspect import Removal, remove_one
+from .inspect import Removal, forget_gone, remove_one
 from .registry import Registry
 from .retention import Decision, Rules, decide, policies, policy, seconds
 
@@ -116,6 +116,7 @@ def prune(
                     done.removed.append(summary)
                 else:  # pinned since it was listed
                     done.errors[summary.id] = outcome.error
+            forget_gone(config, repository, {summary.session for summary in done.removed})
         return done
 
 

@@ -15,7 +15,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,10 @@ class SessionRecord:
         return self.state == "running" and self.boot_id == boot_id() and self.identity.alive()
 
 
+_KEYS = frozenset(f.name for f in fields(SessionRecord))
+_LOCKED = b'"lock_table": "' + netfilter.CRIU_TABLE.encode()
+
+
 class Registry:
     """The sessions of this host."""
 
@@ -93,35 +97,58 @@ class Registry:
         record = self._recorded(name)
         if record is not None and record.alive():
             return record
-        return self._held(name, record) or record
+        return self._held(sessions.state_of(self._config, name), name, record) or record
 
-    def _held(self, name: str, record: SessionRecord | None) -> SessionRecord | None:
-        state = sessions.state_of(self._config, name)
+    def _held(self, state: Mapping[str, Any] | None, name: str, record: SessionRecord | None) -> SessionRecord | None:
         if state is None or not state["holder_alive"] or state["state"] not in ("running", "paused") or not state["pid"]:
             return None
         known = record if record is not None and record.id == state["id"] else SessionRecord(name, state["id"])
         here = replace(known, state="running", incarnation=state["incarnation"], boot_id=state["boot_id"])
         return replace(here, pid=state["pid"], start_time=state["start_time"])
 
-    def _recorded(self, name: str) -> SessionRecord | None:
+    def _recorded(self, name: str, holding: bytes = b"") -> SessionRecord | None:
         try:
-            loaded: dict[str, Any] = json.loads((self.folder / f"{check_name(name)}.json").read_text())
-            known = {f.name for f in fields(SessionRecord)}
-            return SessionRecord(**{k: v for k, v in loaded.items() if k in known})
+            with open(f"{self.folder}/{check_name(name)}.json", "rb") as file:
+                text = file.read()
+            if holding not in text:
+                return None
+            loaded: dict[str, Any] = json.loads(text)
+            return SessionRecord(**{k: v for k, v in loaded.items() if k in _KEYS})
         except (FileNotFoundError, ValueError, TypeError, AttributeError):
             return None
 
+    def _names(self) -> list[str]:
+        """Of those that have a record."""
+        try:
+            return sorted(file[:-5] for file in os.listdir(self.folder) if file.endswith(".json") and valid_name(file[:-5]))
+        except FileNotFoundError:
+            return []
+
     def all(self) -> list[SessionRecord]:
         """Every record, by name."""
-        names = {path.stem for path in self.folder.glob("*.json") if valid_name(path.stem)}
-        names |= {state["session"] for state in sessions.all_states(self._config)}
-        records = map(self.get, sorted(names))
-        return [record for record in records if record is not None]
+        states = {str(state["session"]): state for state in sessions.all_states(self._config)}
+        records = {name: self._recorded(name) for name in self._names()}
+        for name, state in states.items():
+            record = records.get(name)
+            if record is None or not record.alive():
+                records[name] = self._held(state, name, record) or record
+        return [record for _, record in sorted(records.items()) if record is not None]
+
+    def of_pid(self, pid: int) -> list[SessionRecord]:
+        """Those whose root has, or had, this PID; a host may have thousands of records, and few of them are read for this."""
+        names = {name for name in self._names() if self._recorded(name, b'"pid": %d,' % pid) is not None}
+        names |= {str(state["session"]) for state in sessions.all_states(self._config) if state["pid"] == pid}
+        return [record for name in sorted(names) if (record := self.get(name)) is not None and record.pid == pid]
+
+    def locked(self) -> list[SessionRecord]:
+        """Those with a firewall table."""
+        return [r for name in self._names() if (r := self._recorded(name, _LOCKED)) is not None]
 
     def find(self, identity: ProcessIdentity) -> SessionRecord | None:
         """The running session whose root is this process."""
         here = boot_id()
-        return next((r for r in self.all() if r.state == "running" and r.identity == identity and r.boot_id == here), None)
+        known = (record for record in self.of_pid(identity.pid) if record.state == "running" and record.boot_id == here)
+        return next((record for record in known if record.identity == identity), None)
 
     def held(self, identity: ProcessIdentity) -> str | None:
         """The name of the session with a holder, and so with a terminal, whose root is this process."""
@@ -199,11 +226,12 @@ def exclusive(what: str, busy: str) -> Iterator[None]:
 def forget_stale_locks(config: Config) -> None:
     """Take down the firewall tables of dumps whose criuctl was killed before it could."""
     registry = Registry(config)
-    for record in registry.all():
-        if not record.lock_table or record.lock_kept:
-            continue
+    for name in [record.name for record in registry.locked() if not record.lock_kept]:
         try:
-            with exclusive_session(config, record.name):
+            with exclusive_session(config, name):
+                record = registry.get(name)  # as whoever had it until now has left it
+                if record is None or not record.lock_table or record.lock_kept:
+                    continue
                 if record.boot_id == boot_id():
                     netfilter.delete_table(record.lock_table)
                 registry.put(replace(record, lock_table=""))

@@ -35,7 +35,7 @@ def rm(app: App, refs: tuple[str, ...]) -> int:
     Pinned checkpoints are refused.
 
     A removed checkpoint cannot be restored any more at once. Its space is freed by `criuctl gc`, as other checkpoints
-    may share it.
+    may share it. With its last checkpoint a tree that does not run any more is forgotten: `criuctl ls` lists it no longer.
     """
     from ...ops.inspect import remove
 

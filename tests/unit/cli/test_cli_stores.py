@@ -33,6 +33,8 @@ from criuctl.checkpoint.manifest import (
 )
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
+from criuctl.ops.registry import Registry, SessionRecord, boot_id
+from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
 from criuctl.store import open_store
 
@@ -256,6 +258,26 @@ def test_rm_means_what_was_listed_and_tells_each(place: Place) -> None:
     assert [(r["ref"], r["ok"], r["number"]) for r in removals] == [("web", True, 2), ("web@7", False, None)]
     assert place.json("list") == []
     assert place.write("web").number == 5  # a number is never used twice
+
+
+def test_a_session_of_which_nothing_is_left_is_forgotten(place: Place) -> None:
+    """Else each tree that was ever dumped would be listed as lost for ever; what lives, or can come back, is kept."""
+    registry = Registry(Config(state_dir=place.env["CRIUCTL_STATE_DIR"]))
+    me = ProcessIdentity.of(os.getpid())
+    for name in ("gone", "pruned", "living", "moved", "elsewhere", "left"):
+        pid = me.pid if name == "living" else 1 << 22
+        store = "/another" if name == "elsewhere" else str(place.path)
+        moved_to = "ssh://there" if name == "moved" else ""
+        record = SessionRecord(f"rm-{name}", pid=pid, start_time=me.start_time, boot_id=boot_id(), store=store, moved_to=moved_to)
+        registry.put(record)
+        place.write(record.name)
+    place.write("rm-gone")
+    place("rm", "rm-gone@2", "rm-living", "rm-moved", "rm-elsewhere")
+    assert {record.name for record in registry.all()} >= {"rm-gone", "rm-living", "rm-moved", "rm-elsewhere"}
+    place("rm", "rm-gone")
+    place("prune", "rm-pruned", "--keep-label", "no=such", "--newest-too")
+    known = {record.name for record in registry.all() if record.name.startswith("rm-")}
+    assert known == {"rm-living", "rm-moved", "rm-elsewhere", "rm-left"}
 
 
 def test_rm_refuses_what_is_pinned(place: Place) -> None:

@@ -1,0 +1,96 @@
+"""What a host knows of its sessions: found by name, by PID and by lock, among however many."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from criuctl.config import Config
+from criuctl.ops import registry as module
+from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive_session, forget_stale_locks
+from criuctl.proc import netfilter
+from criuctl.proc.tree import ProcessIdentity
+
+ME = ProcessIdentity.of(os.getpid())
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return Config(state_dir=str(tmp_path), run_dir=str(tmp_path / "run"))
+
+
+def record(name: str, **known: object) -> SessionRecord:
+    here: dict[str, object] = {"pid": ME.pid, "start_time": ME.start_time, "boot_id": boot_id()}
+    return SessionRecord(name, **(here | known))  # type: ignore[arg-type]
+
+
+def held(config: Config, name: str, pid: int | None) -> None:
+    """As the holder of a session leaves it; this very process is the holder."""
+    folder = Path(config.run_dir) / "holders" / name
+    folder.mkdir(parents=True)
+    state = {"session": name, "id": "1", "state": "running", "incarnation": 3, "boot_id": boot_id(), "pid": pid}
+    state |= {"start_time": ME.start_time, "holder": {"pid": ME.pid, "start_time": ME.start_time}}
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def test_a_tree_is_found_by_its_root(config: Config) -> None:
+    registry = Registry(config)
+    assert registry.all() == [] and registry.of_pid(ME.pid) == [] and registry.find(ME) is None
+    mine = registry.put(record("mine"))
+    earlier = registry.put(record("earlier", start_time=1))
+    registry.put(record("other", pid=ME.pid * 10))  # begins with the same digits
+    registry.put(record("boot", boot_id="another"))
+    (registry.folder / "broken.json").write_text(f'{{"pid": {ME.pid}, ')
+    (registry.folder / "no name.json").write_text("{}")
+    assert [found.name for found in registry.all()] == ["boot", "earlier", "mine", "other"]
+    assert [found.name for found in registry.of_pid(ME.pid)] == ["boot", "earlier", "mine"]
+    assert registry.find(ME) == mine
+    assert registry.find(ProcessIdentity(ME.pid, 1)) == earlier
+    registry.put(record("mine", state="checkpointed"))
+    assert registry.find(ME) is None
+
+
+def test_a_holder_knows_its_session_better(config: Config) -> None:
+    registry = Registry(config)
+    registry.put(record("held", pid=1 << 22, incarnation=2))  # of an earlier life
+    held(config, "held", ME.pid)
+    held(config, "waiting", None)  # for its tree to come
+    assert [(found.name, found.pid, found.incarnation) for found in registry.all()] == [("held", ME.pid, 3)]
+    assert [found.name for found in registry.of_pid(ME.pid)] == ["held"] and registry.of_pid(1 << 22) == []
+    found = registry.find(ME)
+    assert found is not None and found.incarnation == 3
+
+
+def test_locks_that_nobody_needs_are_taken_down(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = netfilter.criu_table("1")
+    gone: list[str] = []
+    monkeypatch.setattr(netfilter, "delete_table", gone.append)
+    registry = Registry(config)
+    registry.put(record("killed", lock_table=table))
+    registry.put(record("kept", lock_table=table, lock_kept=True))
+    registry.put(record("boot", lock_table=table, boot_id="another"))
+    registry.put(record("busy", lock_table=table))
+    registry.put(record("free"))
+    with exclusive_session(config, "busy"):
+        forget_stale_locks(config)
+    assert gone == [table]  # that of an earlier boot went with it
+    assert {found.name for found in registry.locked()} == {"kept", "busy"}
+
+
+def test_a_lock_is_looked_at_again_when_nobody_else_has_the_session(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dump that had it has ended meanwhile; what it has written down stays."""
+    registry = Registry(config)
+    registry.put(record("web", lock_table=netfilter.criu_table("1")))
+    real = module.exclusive_session
+
+    def ended_meanwhile(config: Config, name: str) -> object:
+        registry.put(record("web", state="checkpointed", checkpoint="1"))
+        return real(config, name)
+
+    monkeypatch.setattr(module, "exclusive_session", ended_meanwhile)
+    forget_stale_locks(config)
+    found = registry.get("web")
+    assert found is not None and (found.state, found.checkpoint) == ("checkpointed", "1")
