@@ -52,6 +52,7 @@ COMMANDS: dict[str, Entry] = {
     "halt": Entry(f"{_HERE}.halt:halt", "Stop an agent: freeze now, drop what it typed.", "Sessions"),
     "signal": Entry(f"{_HERE}.signal:signal_", "Send a signal to a session.", "Sessions"),
     "kill": Entry(f"{_HERE}.kill:kill", "End every process of a session.", "Sessions"),
+    "forget": Entry(f"{_HERE}.forget:forget", "Remove what is kept of sessions that have ended.", "Sessions"),
     "fence": Entry(f"{_HERE}.fence:fence", "Stop sessions that another host has taken over.", "Sessions"),
     "log": Entry(f"{_HERE}.log:log", "Who did what to a session; export as a recording.", "Sessions"),
     "ui": Entry(f"{_HERE}.ui:ui", "Serve a page for the browser: sessions, checkpoints, terminals.", "Sessions"),

@@ -328,6 +328,14 @@ def removed(removals: Iterable[Any]) -> list[Facts]:
     return [_of_summary(r.summary) | (_failure(r.error) if r.error is not None else {}) for r in removals]
 
 
+def forgotten(done: Any) -> list[Facts]:
+    """Of sessions that were forgotten, or refused; also of a run that found none, for it was cron's."""
+    told: list[Facts] = [
+        {"session": one.session} | (_failure(one.error) if one.error is not None else {"freed_bytes": one.bytes}) for one in done
+    ]
+    return told or [{}]
+
+
 def pinned(pinnings: Iterable[Any]) -> list[Facts]:
     """Of checkpoints that were pinned, or unpinned."""
     return [_of_summary(p.checkpoint) for p in pinnings]

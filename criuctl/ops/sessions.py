@@ -135,11 +135,7 @@ def _claim(config: Config, name: str) -> str:
             raise Conflict(
                 f"session {name!r} exists ({state['state']})", hint=f"`criuctl attach {name}`, or choose another name."
             )
-        from ..session.client import Session
-
-        with Session.connect(name, config=config, role="admin") as session:
-            session.request("shutdown")
-        _await_end(state)
+        end_holder(config, name, state)
     if record is not None and (record.alive() or record.state == "checkpointed"):
         what = "is running" if record.alive() else "is checkpointed"
         raise Conflict(
@@ -151,9 +147,14 @@ def _claim(config: Config, name: str) -> str:
     return name
 
 
-def _await_end(state: Mapping[str, Any]) -> None:
-    """Wait until the holder of `state` is gone."""
+def end_holder(config: Config, name: str, state: Mapping[str, Any]) -> None:
+    """End the holder of a session that has ended, which waits for somebody to ask how, and wait until it is gone."""
     import select
+
+    from ..session.client import Session
+
+    with Session.connect(name, config=config, role="admin") as session:
+        session.request("shutdown")
 
     try:
         pidfd = ProcessIdentity(**state["holder"]).open_pidfd()

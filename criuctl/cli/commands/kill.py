@@ -15,7 +15,7 @@ from ..text import plural, printable
         ("At once:", "criuctl kill build --timeout 0"),
     ],
     exits=[3, 10, 12],
-    see_also=["signal", "halt", "ls"],
+    see_also=["signal", "halt", "forget", "ls"],
 )
 @name_argument
 @timeout_option("Seconds between SIGTERM and SIGKILL; 0: SIGKILL at once.", 5.0)

@@ -25,7 +25,7 @@ _COLUMNS = (
         ("What runs here:", "criuctl ls"),
         ("The names of what runs, for a script:", "criuctl ls --state running -q"),
     ],
-    see_also=["run", "attach", "status", "list"],
+    see_also=["run", "attach", "status", "forget", "list"],
 )
 @click.option(
     "--state",
@@ -38,7 +38,7 @@ def ls(app: App, state: tuple[str, ...]) -> int:
     """Lists the sessions of this host: those that criuctl run started, and trees that were dumped or restored by name.
 
     running and paused have processes here. checkpointed: in a store, criuctl restore brings it back. exited: ended, with
-    its exit code. lost: the processes or their holder ended in a way that nobody saw.
+    its exit code. lost: the processes or their holder ended in a way that nobody saw. Both are listed until criuctl forget.
 
     Nobody is asked, so nothing can hang; criuctl status asks the session's holder. Checkpoints are listed by criuctl list.
     """

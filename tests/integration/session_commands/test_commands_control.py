@@ -209,3 +209,43 @@ def test_following_the_output(operators: Operators) -> None:
     assert follower.out.read_text() == "one\n\ntwo\n"
     assert operators("capture", "talk", "--scrollback")["lines"] == ["one", "", "two"]
     assert operators("capture", "talk", "--ansi")["lines"][0] == "\x1b[0;1mone\x1b[m"
+
+
+def test_what_is_kept_of_ended_sessions_is_forgotten(operators: Operators) -> None:
+    """Output and audit logs of sessions with names of their own would fill the disk in the end."""
+    folders = operators.home.path / "state" / "holders"
+    for name in ("first", "second", "lives", "stored"):
+        operators.shell(name)
+    for name in ("first", "second"):
+        operators("send", name, "--text", "exit 3", "--enter")
+        operators("wait", name, "--exit", check=False)
+    operators("dump", "stored")
+    assert operators("forget", check=False)["exit_code"] == 2
+    refused = operators("forget", "lives", "first", "stored", "nobody", check=False)
+    assert [(one["session"], one["ok"]) for one in refused["sessions"]] == [
+        ("lives", False),
+        ("first", True),
+        ("stored", False),
+        ("nobody", False),
+    ]
+    assert [one["error"]["code"] for one in refused["sessions"] if one["error"]] == ["conflict", "conflict", "not-found"]
+    assert refused["bytes"] > 0
+    assert {path.name for path in folders.iterdir()} == {"second", "lives", "stored"}
+    assert {body["session"] for body in operators("ls")} == {"second", "lives", "stored"}
+    assert operators("capture", "first", check=False)["exit_code"] == 3
+
+    (folders / "of-an-earlier-boot").mkdir()
+    assert operators("forget", "--ended-before", "1h")["sessions"] == []
+    would = operators("forget", "--ended-before", "0", "--dry-run")
+    done = operators("forget", "--ended-before", "0")
+    assert [one["session"] for one in would["sessions"]] == [one["session"] for one in done["sessions"]]
+    assert [one["session"] for one in done["sessions"]] == ["of-an-earlier-boot", "second"]
+    assert {path.name for path in folders.iterdir()} == {"lives", "stored"}
+    assert operators.text("exec", "lives", "--", "echo", "on") == "on\n"
+    operators("restore", "stored")
+    operators("dump", "stored")
+    operators("kill", "stored")  # nobody waits for it any more
+    assert operators("forget", "stored")["sessions"][0]["ok"]
+    assert operators("list")[0]["session"] == "stored"
+    told = [event for event in operators("events") if event["operation"] == "forget"]
+    assert {event.get("session") for event in told} >= {"first", "second", "stored", "of-an-earlier-boot"}
