@@ -76,12 +76,12 @@ def _of(event: Mapping[str, Any], session: str | None) -> bool:
 )
 @pass_app
 def events(app: App, since: int | None, follow: bool, session: str | None) -> int:
-    """Prints the event log of this host: an event for each operation that changed something, or failed to: run, dump, snapshot,
-    restore, migrate, receive, resolve, pause, halt, resume, kill, forget, fence, rm, prune, pin, unpin, gc, import, store-init,
-    key-add and the like, whoever called for it: a person, a schedule, a supervisor. What these did as a whole is one more event when it
-    has ended: schedule-run, maintenance-begin, maintenance-end, recover, supervise (which fails with 6 when it gives up);
-    self-fence and self-fence-end are of a supervised session that stands still and goes on. What only looks is not in it, nor
-    what programs in a session do, their end included.
+    """Prints the event log of this host: an event for each operation that changed something, or failed to: run, dump,
+    snapshot, restore, migrate, receive, resolve, pause, halt, resume, kill, forget, fence, rm, prune, pin, unpin, gc, import,
+    store-init, key-add and the like, whoever called for it: a person, a schedule, a supervisor. What these did as a whole is
+    one more event when it has ended: schedule-run, maintenance-begin, maintenance-end, recover, supervise (which fails with 6
+    when it gives up); self-fence and self-fence-end are of a supervised session that stands still and goes on. What only
+    looks is not in it, nor what programs in a session do, their end included.
 
     Events are numbered without gap, over reboots too, and are in events.jsonl in state_dir, a JSON object a line, for root
     alone; of full files the newest eight are kept, at 4 MiB each. They hold names, numbers and codes, and no message, command
