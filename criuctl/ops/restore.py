@@ -396,6 +396,7 @@ class _Restore:
     def _placed(self, inner: int, private: PrivateNamespaces | None) -> None:
         """Everything is restored, nothing has run: the last moment at which all can be taken back."""
         self.reporter.step("post-restore")
+        self.terminals.made()
         root = self._outer(inner, private)
         self.placed = ProcessIdentity.of(root)
         if self.following is not None:

@@ -32,7 +32,7 @@ from ..proc.linediscipline import Held
 from ..proc.procfs import read_text
 from ..proc.tree import Process
 from ..proc.tty import Terminal, terminals
-from ..session.terminal import Guard, Pty, window_size
+from ..session.terminal import Guard, Pty, making, window_size
 
 _REACH = 16  # terminals that CRIU (which tries 32) is let make on the way to a number
 
@@ -178,12 +178,19 @@ class RestoredTerminals:
         self._inside = [t for t in manifest.terminals if t.master == "inside" and t.input is not None]
         self.ptys: list[tuple[TerminalRecord, Pty]] = []
         self._files = ttyimages.external_files(images) if self.records else []
+        self._making = ExitStack()  # until CRIU has made its own
         ttyimages.lead_session(images)
 
     def open(self, stack: ExitStack) -> dict[str, int]:
-        """Make the terminals; returns what CRIU inherits: key -> descriptor, closed with `stack`."""
+        """Make the terminals; returns what CRIU inherits: key -> descriptor, closed with `stack`.
+
+        When CRIU has made those inside of the tree, it is to be told by `made`.
+        """
         # CRIU makes the terminals inside the tree under the numbers that they had: ours must be others.
         reserved = ttyimages.numbers(self._images)
+        stack.callback(self.made)
+        if reserved or self._files:
+            self._making.enter_context(making())
         renumbered = _free_numbers(reserved)
         if renumbered:
             ttyimages.renumber(self._images, renumbered)
@@ -213,7 +220,13 @@ class RestoredTerminals:
             inherited[file.key] = fd = pty.open_slave(file.flags)
             stack.callback(os.close, fd)
         ttyimages.place(self._images, sessions)
+        if not reserved:
+            self.made()
         return inherited
+
+    def made(self) -> None:
+        """All terminals of the tree are there: others may make theirs."""
+        self._making.close()
 
     def controlling(self) -> dict[int, str]:
         """Session leader -> path of the terminal that its session has to inherit, where somebody is there to do so."""

@@ -33,7 +33,7 @@ from ..proc.privatens import PrivateNamespaces
 from ..proc.tree import ProcessIdentity, children
 from . import names
 from .children import Spawned, SpawnRequest
-from .terminal import Pty
+from .terminal import Pty, making
 
 _FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin", "/sbin", "/usr/sbin")
 _TIMEOUT = 20.0  # seconds for the command to be executed
@@ -85,7 +85,8 @@ def spawn_session(request: SpawnRequest) -> Spawned:
         "CRIUCTL_SESSION_ID": request.id,
         "CRIUCTL_SESSION_DIR": str(inside.shown),
     }
-    pty = Pty(request.rows, request.cols)
+    with making():
+        pty = Pty(request.rows, request.cols)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         report = f"criuctl/spawn/{os.urandom(16).hex()}"

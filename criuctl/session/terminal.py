@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -16,7 +17,8 @@ import socket
 import struct
 import sys
 import termios
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,6 +29,28 @@ from ..proc.linediscipline import Held
 
 _TIMEOUT = 20.0  # seconds for an answer of the guard
 _WINDOW = struct.Struct("4H")
+_MAKING = b"\0criuctl/terminals"  # an address that whoever makes terminals is bound to
+_PATIENCE = 30.0  # seconds that somebody else may take for it
+
+
+@contextlib.contextmanager
+def making() -> Iterator[None]:
+    """Meanwhile nobody else of criuctl's makes terminals on this host.
+
+    The kernel gives out the lowest free number, and CRIU needs the very numbers that were chosen: two restores at once, or
+    one and a new session, would take each other's.  Who has waited for long goes on all the same: that may be well.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as lock:
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline:
+            try:
+                lock.bind(_MAKING)
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    break
+            time.sleep(0.005)
+        yield
 
 
 class Guard:

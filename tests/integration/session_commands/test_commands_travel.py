@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.operating import Operators, ended
+from support.operating import TIMEOUT, Operators, ended
 
 pytestmark = pytest.mark.integration
 
@@ -57,3 +58,22 @@ def test_restoring_attached(operators: Operators) -> None:
     operators("wait", "work", "--prompt", "--timeout", 30)
     operators("send", "work", "--text", "exit 5", "--enter")
     assert waiting.process.wait(30) == 5
+
+
+def test_terminals_inside_of_sessions_that_are_restored_at_once(operators: Operators) -> None:
+    """Each restore chooses numbers that are free; meanwhile no other one, and no new session, takes them."""
+    names = [f"one{number}" for number in range(6)]
+    for name in names:
+        operators("run", "-d", "--name", name, "--", "script", "-q", "-c", "bash --norc --noprofile", "/dev/null")
+    for name in names:
+        operators("wait", name, "--match", "[#$]", "--since", 0, "--timeout", TIMEOUT)
+    for name in names:
+        operators("dump", name)
+    with ThreadPoolExecutor(len(names) + 2) as pool:
+        restores = [pool.submit(operators, "restore", name) for name in names]
+        starts = [pool.submit(operators, "run", "-d", "--", "cat") for _ in range(2)]
+        for future in restores + starts:
+            future.result()
+    for name in names:
+        sent = operators("send", name, "--text", "echo li$((1))ves", "--enter")
+        operators("wait", name, "--match", "li1ves", "--since", sent["offset"], "--timeout", TIMEOUT)
