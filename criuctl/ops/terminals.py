@@ -35,6 +35,7 @@ from ..proc.tty import Terminal, terminals
 from ..session.terminal import Guard, Pty, making, window_size
 
 _REACH = 16  # terminals that CRIU (which tries 32) is let make on the way to a number
+_LEFT = 4  # of the lowest free numbers are left to others, who may want one in this very moment
 
 
 class DumpedTerminals:
@@ -254,14 +255,15 @@ class RestoredTerminals:
 
 
 def _free_numbers(wanted: set[int]) -> dict[int, int]:
-    """For those of the terminal numbers `wanted` that CRIU cannot have on this host: the lowest free ones.
+    """For those of the terminal numbers `wanted` that CRIU cannot have on this host: free ones.
 
     The kernel gives the lowest free number; CRIU makes terminals until it has the one that it wants, but not many.
     """
     taken = {int(name) for name in os.listdir("/dev/pts") if name.isdigit()}
     lowest = next(number for number in count() if number not in taken)
     lost = {number for number in wanted if number in taken or number - lowest >= _REACH}
-    free = (number for number in count(lowest) if number not in taken and number not in wanted - lost)
+    left = _LEFT if len(wanted) + _LEFT <= _REACH else 0
+    free = (number for number in count(lowest + left) if number not in taken and number not in wanted - lost)
     return {number: next(free) for number in sorted(lost)}
 
 
