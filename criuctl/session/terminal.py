@@ -23,9 +23,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..errors import CommandFailed
+from ..errors import CommandFailed, CriuctlError, NoSuchProcess
 from ..proc import command, linediscipline
 from ..proc.linediscipline import Held
+from ..proc.tree import ProcessIdentity
 
 _TIMEOUT = 20.0  # seconds for an answer of the guard
 _WINDOW = struct.Struct("4H")
@@ -57,6 +58,7 @@ class Guard:
     """Watches what terminals hold (slaves, open without blocking, which it inherits), for the dump of the tree of `root`."""
 
     def __init__(self, root: int, terminals: Sequence[int]) -> None:
+        self._root = ProcessIdentity.of(root)
         ours, theirs = socket.socketpair()
         self._channel = ours
         self._channel.settimeout(_TIMEOUT)
@@ -80,11 +82,17 @@ class Guard:
             self._channel.sendall(f"{word}\n".encode())
             answer = self._answers.readline()
         except OSError as error:
-            raise CommandFailed(f"the guard of the terminals does not answer: {error}") from error
+            raise self._failure(f"the guard of the terminals does not answer: {error}") from error
         if not answer:
-            raise CommandFailed(f"the guard of the terminals has ended: {self._child.stderr_tail().strip()[-500:]}")
+            raise self._failure(f"the guard of the terminals has ended: {self._child.stderr_tail().strip()[-500:]}")
         found: list[list[object]] = json.loads(answer)
         return found
+
+    def _failure(self, what: str) -> CriuctlError:
+        """Of the guard, which ends with its tree."""
+        if not self._root.alive():
+            return NoSuchProcess(f"PID {self._root.pid} has ended while its terminals were looked at")
+        return CommandFailed(what)
 
     def take(self, terminals: Sequence[int]) -> list[Held]:
         """What each terminal holds now; the tree is frozen.  It is back in place when this returns."""

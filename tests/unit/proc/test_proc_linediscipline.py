@@ -17,8 +17,10 @@ from contextlib import contextmanager, suppress
 import pytest
 from support.keeper import wait_until
 
+from criuctl.errors import NoSuchProcess
 from criuctl.proc import linediscipline
 from criuctl.proc.linediscipline import Held
+from criuctl.proc.tree import ProcessIdentity
 from criuctl.session.terminal import Guard, Pty
 
 WAIT = 30.0
@@ -171,3 +173,15 @@ def test_dropped_input_comes_back_unless_the_tree_has_ended(ended: bool) -> None
             wait_until(lambda: waiting(pty) == len(b"one\ntwo\n"), WAIT, "the guard has put it back")
             assert read_all(pty) == [b"one\n", b"two\n"]
             root.kill()
+
+
+def test_a_tree_that_ends_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody kills it just when its dump begins: no fault of the guard's."""
+    with subprocess.Popen(["sleep", "100"]) as root:
+        identity = ProcessIdentity.of(root.pid)
+        root.kill()
+    with pytest.raises(NoSuchProcess):
+        Guard(root.pid, [])
+    monkeypatch.setattr(ProcessIdentity, "of", lambda _pid: identity)  # it still was there at the first look
+    with pytest.raises(NoSuchProcess, match="has ended while its terminals were looked at"):
+        Guard(root.pid, [])
