@@ -36,6 +36,7 @@ from ..proc.descriptors import Descriptor, descriptors
 from ..proc.syscalls import pidfd_getfd
 from ..proc.tree import mappings, read_tree
 from ..report import Reporter
+from .namespaces import saved_devices
 from .overlays import Binaries
 
 _PIECE = 1 << 20
@@ -126,7 +127,7 @@ def collect(
     root_pid: int,
     reporter: Reporter,
 ) -> list[FileRecord]:
-    """Record (and where wanted store) the files of a frozen tree."""
+    """Record (and where wanted store) the files of a frozen tree; not those that CRIU saves, with all of their file system."""
     records: list[FileRecord] = []
     carried: dict[tuple[int, int], FileRecord] = {}
     found_open = open_files(opened)
@@ -135,7 +136,10 @@ def collect(
         for record, identity in _carry(writer, wanted, root_pid, leased, reporter):
             records.append(record)
             carried.setdefault(identity, record)
+    saved = saved_devices(root_pid)
     for (device, inode), entry in found_open.items():
+        if device in saved:
+            continue
         if (device, inode) in carried:
             known = carried[device, inode]
             records[records.index(known)] = known.with_use(holders=tuple(entry.holders), append=entry.append, kind=known.kind)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ..proc.mounts import read_mounts
 from ..proc.namespaces import entry_prefix, foreign, is_namespace_init, named_netns, namespaces
 from ..proc.namespaces import ns_pids as pids_of
 
@@ -60,3 +61,11 @@ def plan_entry(root: int) -> NamespacePlan:
         netns_name=named_netns(inodes["net"]) if "net" in entered else None,
         netns_inode=inodes["net"],
     )
+
+
+def saved_devices(root: int) -> frozenset[int]:
+    """The tmpfs, by device, that CRIU saves with all that is in them: those that only a root which is PID 1 has."""
+    strange = foreign(root)
+    if "mnt" not in strange or "pid" not in strange or not is_namespace_init(root):
+        return frozenset()
+    return frozenset({m.device for m in read_mounts(root) if m.kind == "tmpfs"} - {m.device for m in read_mounts()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support import oracle
@@ -45,6 +46,19 @@ def test_a_tree_that_is_pid_1_of_its_namespace(zoo: Zoo, trip: Trip) -> None:
     assert restored.answer["inner_pid"] == 1
     restored.ask()
     trip.restore(trip.dump(restored), restored, ignore=(*oracle.NEW_NAMESPACE, *OUTPUT)).ask()
+
+
+def test_what_a_tree_that_is_pid_1_has_in_a_tmpfs_of_its_own(zoo: Zoo, trip: Trip) -> None:
+    """It comes back with its mount, also where the host has another file of that name, which stays as it is."""
+    prefix = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c"]
+    mount = 'mkdir own; echo host >own/f; mount -t tmpfs own own; exec 7<>own/f; echo mine >&7; exec setsid "$@"'
+    animal = zoo.launch("counter.py", prefix=[*prefix, mount, "sh"])
+    for _ in range(2):
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
+        animal.ask()
+        inside = Path(f"/proc/{animal.pid}/root{animal.folder}/own/f")
+        assert inside.read_text() == "mine\n" and inside.samefile(f"/proc/{animal.pid}/fd/7")
+        assert (animal.folder / "own/f").read_text() == "host\n"
 
 
 def test_a_chroot_that_came_into_a_pid_namespace(zoo: Zoo, trip: Trip) -> None:
