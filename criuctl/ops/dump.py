@@ -117,7 +117,7 @@ def dump(
 
         # Everything that can be known to fail is found out here, before anything is touched.
         reporter.step("preflight")
-        findings, scene = look_at(resolved, config, leave_running=leave_running)
+        findings, scene = look_at(resolved, config, leave_running=leave_running, with_files=with_files)
         errors = [f for f in findings if f.level == "error"]
         if errors:
             raise PreflightRefused("; ".join(str(f) for f in errors), hint=errors[0].hint, findings=[f.to_dict() for f in errors])

@@ -8,7 +8,7 @@ while the tree runs may pass until the freeze, or arise: CRIU's own refusal rema
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ..config import Config
 from ..errors import CriuctlError
@@ -17,6 +17,7 @@ from .checks.connections import check_sockets
 from .checks.files import check_descriptors, check_program_mounts
 from .checks.host import check_host
 from .checks.memory import check_mappings, check_programs
+from .checks.mounts import check_mounts
 from .checks.processes import check_processes
 from .checks.scene import Scene, collect
 from .checks.services import check_service
@@ -32,6 +33,7 @@ CHECKS: tuple[Check, ...] = (
     check_namespaces,
     check_proc_mount,
     check_freezer,
+    check_mounts,
     check_program_mounts,
     check_descriptors,
     check_sockets,
@@ -49,10 +51,12 @@ def check_tree(target: Target, config: Config, *, leave_running: bool = False) -
     return look_at(target, config, leave_running=leave_running)[0]
 
 
-def look_at(target: Target, config: Config, *, leave_running: bool = False) -> tuple[list[Finding], Scene | None]:
+def look_at(
+    target: Target, config: Config, *, leave_running: bool = False, with_files: Sequence[str] = ()
+) -> tuple[list[Finding], Scene | None]:
     """`check_tree`, and what was looked at; None if that was not possible, which is an error."""
     try:
-        scene = collect(target.root.pid, config, leave_running=leave_running)
+        scene = collect(target.root.pid, config, leave_running=leave_running, with_files=with_files)
     except CriuctlError as error:
         return [Finding("error", error.code, error.message, error.hint, pid=target.root.pid)], None
     found: list[Finding] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,9 @@ from support.command import Criuctl, Home
 from support.keeper import wait_until
 from support.trip import Trip
 from support.zoo import Zoo
+
+from criuctl.config import Config
+from criuctl.criu import binary
 
 pytestmark = pytest.mark.integration
 
@@ -59,6 +63,14 @@ def test_what_a_tree_that_is_pid_1_has_in_a_tmpfs_of_its_own(zoo: Zoo, trip: Tri
         inside = Path(f"/proc/{animal.pid}/root{animal.folder}/own/f")
         assert inside.read_text() == "mine\n" and inside.samefile(f"/proc/{animal.pid}/fd/7")
         assert (animal.folder / "own/f").read_text() == "host\n"
+
+
+def test_a_mount_that_hides_criu(zoo: Zoo, criuctl: Criuctl) -> None:
+    folder = os.path.dirname(binary.find(Config()).argv[0])
+    animal = zoo.launch("counter.py", prefix=["unshare", "--mount", "sh", "-c", f'mount -t tmpfs t {folder}; exec "$@"', "sh"])
+    answer = criuctl("dump", animal.pid, check=False)
+    assert answer["exit_code"] == 4
+    assert [f["code"] for f in answer["error"]["findings"]] == ["criu-hidden"]
 
 
 def test_a_chroot_that_came_into_a_pid_namespace(zoo: Zoo, trip: Trip) -> None:

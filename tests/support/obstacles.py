@@ -373,6 +373,12 @@ DUMPABLE = [
         "shared-memory-in-a-namespace",
         "again(0x08000000); i = libc.shmget(0, 4096, 0o600); a = libc.shmat(i, None, 0); libc.shmctl(i, 0, None)",
     ),
+    case(
+        "mount-of-its-own",
+        "again(0x20000); os.mkdir(TMP + '/d'); assert libc.mount(b'x', (TMP + '/d').encode(), b'tmpfs', 0, None) == 0\n"
+        "f = open(TMP + '/d/f', 'w+'); os.unlink(f.name)",
+        also=("own-mounts",),
+    ),
     case("uts-namespace-of-its-own", "again(0x04000000); socket.sethostname('other')"),
     case("cgroup-namespace-of-its-own", "again(0x02000000)"),
 ]
@@ -501,6 +507,47 @@ REFUSED = [
         "assert libc.mount(b'x', (TMP + '/d').encode(), b'tmpfs', 0, None) == 0\n"
         "g = open(TMP + '/d/f', 'w')",
         "path-hidden",
+        "own-mount",
+    ),
+    # CRIU dumps the first two, which then cannot be restored; in the third it cannot be started.
+    case(
+        "file-on-a-mount-of-its-own",
+        "again(0x20000); os.mkdir(TMP + '/d'); assert libc.mount(b'x', (TMP + '/d').encode(), b'tmpfs', 0, None) == 0\n"
+        "f = open(TMP + '/d/f', 'w')",
+        "own-mount",
+        also=("own-mounts",),
+        criu=True,
+    ),
+    case(
+        "folder-on-a-mount-of-its-own",
+        "again(0x20000); os.mkdir(TMP + '/d'); assert libc.mount(b'/etc', (TMP + '/d').encode(), None, 0x1000, None) == 0\n"
+        "os.chdir(TMP + '/d')",
+        "own-mount",
+        also=("own-mounts",),
+        criu=True,
+    ),
+    case(
+        "socket-on-a-mount-of-its-own",
+        "again(0x20000); os.mkdir(TMP + '/d'); assert libc.mount(b'x', (TMP + '/d').encode(), b'tmpfs', 0, None) == 0\n"
+        "os.mkdir(TMP + '/d/e'); s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/d/e/s'); s.listen()",
+        "own-mount",
+        also=("own-mounts",),
+        criu=True,
+    ),
+    case(
+        "chroot-with-a-mount-of-its-own",
+        "again(0x20000); r = TMP + '/r'; os.makedirs(r + '/etc')\n"
+        "assert libc.mount(b'/etc', (r + '/etc').encode(), None, 0x1000, None) == 0\n"
+        "os.chroot(r); os.chdir('/'); f = open('/etc/hostname')",
+        "own-mount",
+        also=("own-mounts",),
+        criu=None,
+    ),
+    case(
+        "root-of-its-own",
+        "again(0x20000); r = TMP + '/r'; os.mkdir(r); assert libc.mount(b'x', r.encode(), b'tmpfs', 0, None) == 0\n"
+        "os.mkdir(r + '/old'); call(155, r.encode(), (r + '/old').encode()); os.chdir('/')",
+        "own-root",
     ),
     case("nested-pid-namespace", "assert libc.unshare(0x20000000) == 0; child(lambda: None)", "nested-namespace"),
     case("nested-uts-namespace", "child(lambda: libc.unshare(0x04000000))", "nested-namespace"),

@@ -392,7 +392,7 @@ def check_program_mounts(scene: Scene) -> Iterator[Finding]:
     for process in scene.tree:
         if process.zombie or process.pid not in scene.opened:
             continue
-        mnt_id = _mount_of(f"/proc/{process.pid}/exe")
+        mnt_id = mount_of(f"/proc/{process.pid}/exe")
         if mnt_id is not None and mnt_id not in scene.mounts and scene.knows_mounts_of(process.pid):
             yield Finding(
                 "error",
@@ -404,7 +404,7 @@ def check_program_mounts(scene: Scene) -> Iterator[Finding]:
             )
 
 
-def _mount_of(path: str) -> int | None:
+def mount_of(path: str) -> int | None:
     """The mount id behind a link of /proc, which leads to the very mount."""
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)

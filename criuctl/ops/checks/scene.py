@@ -7,7 +7,7 @@ root's end matters, and that is told by `collect` raising `NoSuchProcess`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -40,6 +40,7 @@ class Scene:
     own_namespaces: dict[str, int]
     own_capabilities: int
     own_ids: tuple[int, int]  # real user and group
+    with_files: tuple[str, ...] = ()  # files and folders that are taken along
 
     @property
     def root(self) -> Process:
@@ -132,7 +133,7 @@ class Scene:
             return str(pid)
 
 
-def collect(root: int, config: Config, *, leave_running: bool = False) -> Scene:
+def collect(root: int, config: Config, *, leave_running: bool = False, with_files: Sequence[str] = ()) -> Scene:
     """Look at the tree of `root`.  `NoSuchProcess` if there is none, `PreflightRefused` if we may not look."""
     tree = read_tree(root)
     opened: dict[int, list[Descriptor]] = {}
@@ -158,4 +159,5 @@ def collect(root: int, config: Config, *, leave_running: bool = False) -> Scene:
         own_namespaces=namespaces("self"),
         own_capabilities=effective_capabilities(),
         own_ids=(os.getuid(), os.getgid()),
+        with_files=tuple(os.path.abspath(path) for path in with_files),
     )

@@ -91,7 +91,7 @@ def _time_of_children(scene: Scene, process: Process) -> Iterator[Finding]:
     )
 
 
-def _at_top(scene: Scene) -> int:
+def at_top(scene: Scene) -> int:
     """A process that sees the root's mount namespace as CRIU will: not from inside a chroot."""
     wanted = scene.namespaces[scene.root.pid]["mnt"]
     for pid in (scene.root.pid, *all_pids()):
@@ -109,7 +109,7 @@ def check_proc_mount(scene: Scene) -> Iterator[Finding]:
         return
     root = scene.root
     try:
-        shown = os.stat(f"/proc/{_at_top(scene)}/root/proc/1/ns/pid").st_ino
+        shown = os.stat(f"/proc/{at_top(scene)}/root/proc/1/ns/pid").st_ino
     except OSError:
         shown = 0
     if shown != scene.namespaces[root.pid].get("pid"):
