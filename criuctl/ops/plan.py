@@ -252,6 +252,8 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
             findings += [Finding("error", "port-taken", f"{c.local} is taken on this host", hint, c.pid, c.fd) for c in conflicts]
     if net == "private" and facts.netns[0] == "private" and not wishes.alone:
         text = "the network namespace of the dump is gone; a new one with only a loopback interface is made"
+        if wishes.copy:
+            text = "the copy gets a network of its own (loopback only), not the network namespace of the dump"
         findings.append(Finding("warning", "netns-new", text))
     if net == "private" and pids == "same":
         pids = "private"  # both namespaces are kept alive by the same PID 1

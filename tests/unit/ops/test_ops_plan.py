@@ -154,6 +154,13 @@ def test_nobody_is_reached_from_a_new_network(wished: str | None, policy: str, e
     assert (plan.policies, codes(plan, "error")) == ({(100, 5): policy}, errors)
 
 
+def test_a_copy_is_not_told_that_the_network_of_the_dump_is_gone() -> None:
+    there = facts(netns=("private", ""))  # which a copy gets whether it is gone or not
+    for copy, word in ((False, "is gone"), (True, "of its own")):
+        (finding,) = (f for f in make_plan(manifest(), there, Wishes(copy=copy)).findings if f.code == "netns-new")
+        assert word in finding.text
+
+
 def test_many_hang_ups_are_one_warning() -> None:
     many = tuple(CONNECTION.with_use(fd=fd, direction="accepted") for fd in range(10, 40))
     plan = make_plan(manifest(connections=many), facts(), Wishes(connections="reconnect"))
