@@ -122,7 +122,7 @@ def _sessions(scene: Scene) -> Iterator[Finding]:
         yield Finding(
             "info",
             "session-outside",
-            f"{root} does not lead its session: {leader} from outside the tree; a restore puts it into the session of its caller",
+            f"{root} does not lead its session: {leader} from outside the tree; a restore gives it a session of its own",
             "Start programs that shall be dumped with `setsid`, or dump the leader.",
             pid=root.pid,
         )
