@@ -509,7 +509,17 @@ REFUSED = [
         "path-hidden",
         "own-mount",
     ),
-    # CRIU dumps the first two, which then cannot be restored; in the third it cannot be started.
+    # CRIU dumps the first three, which then cannot be restored; in the fourth it cannot be started.
+    case(
+        "daemon-of-a-subreaper",
+        "r, w = os.pipe()\n"
+        "if os.fork() == 0:\n libc.prctl(36, 1, 0, 0, 0); pid = os.fork()\n"
+        " if pid:\n  os.close(READY); os.waitpid(pid, 0); os.close(w); sleep()\n"
+        " os.setsid(); os.fork() and os._exit(0); os.close(w); os.close(READY); sleep()\n"
+        "os.close(w); os.read(r, 1)",
+        "session-lost",
+        criu=True,
+    ),
     case(
         "file-on-a-mount-of-its-own",
         "again(0x20000); os.mkdir(TMP + '/d'); assert libc.mount(b'x', (TMP + '/d').encode(), b'tmpfs', 0, None) == 0\n"

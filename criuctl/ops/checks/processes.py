@@ -52,6 +52,7 @@ def check_processes(scene: Scene) -> Iterator[Finding]:
                 pid=process.pid,
             )
     yield from _sessions(scene)
+    yield from _lost_sessions(scene)
 
 
 def _threads(scene: Scene, process: Process) -> Iterator[Finding]:
@@ -148,6 +149,40 @@ def _sessions(scene: Scene) -> Iterator[Finding]:
                 "Start the program in the PID namespace with a session of its own: `unshare --pid --fork setsid ...`.",
                 pid=process.pid,
             )
+
+
+def _lost_sessions(scene: Scene) -> Iterator[Finding]:
+    """Sessions that CRIU dumps and cannot build again (criu/pstree.c, prepare_pstree_ids).
+
+    Who is in another session than its parent must have been forked before that one or one above it left the session.  Only for
+    children of the root CRIU makes helpers: in the place of a leader that has ended, or below one that lives.
+    """
+    root = scene.root
+    parents = {process.pid: process.ppid for process in scene.tree[1:]}
+    sids = {process.pid: process.sid for process in scene.tree}
+    for process in scene.tree[1:]:
+        if process.ppid == root.pid and process.sid not in (root.sid, process.pid):
+            helper = -process.sid if process.sid in scene.by_pid else process.sid
+            parents[process.pid], parents[helper] = helper, process.sid if helper < 0 else root.pid
+            sids[helper] = process.sid
+    born: dict[int, int] = {}
+    for process in scene.tree[1:]:
+        above = parents[process.pid]
+        if process.sid in (process.pid, sids.get(above)):
+            continue
+        while above in sids and above != process.sid and born.setdefault(above, process.sid) == process.sid:
+            above = parents.get(above, 0)
+        if above == process.sid:
+            continue
+        parent = scene.command_of(process.ppid)
+        yield Finding(
+            "error",
+            "session-lost",
+            f"{process} is in session {process.sid}, but was adopted by {parent}, which never was: CRIU would dump that, and can "
+            "restore it only for children of the root",
+            f"Dump the tree below {parent} by itself, with that one as the root, or end {process.pid} first.",
+            pid=process.pid,
+        )
 
 
 def _runs(pid: int) -> bool:
