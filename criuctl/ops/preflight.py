@@ -21,7 +21,7 @@ from .checks.mounts import check_mounts
 from .checks.processes import check_processes
 from .checks.scene import Scene, collect
 from .checks.services import check_service
-from .checks.spaces import check_freezer, check_namespaces, check_proc_mount
+from .checks.spaces import check_freezer, check_namespaces, check_network, check_proc_mount
 from .checks.terminals import check_terminals
 from .target import Target
 
@@ -32,6 +32,7 @@ CHECKS: tuple[Check, ...] = (
     check_processes,
     check_namespaces,
     check_proc_mount,
+    check_network,
     check_freezer,
     check_mounts,
     check_program_mounts,

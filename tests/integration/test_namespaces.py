@@ -129,6 +129,26 @@ def test_a_net_namespace_without_a_name(zoo: Zoo, trip: Trip) -> None:
     restored.ask()
 
 
+def test_interfaces_that_would_end_with_the_tree(home: Home, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Told before the dump, with what keeps them: the name that the remedy gives to the namespace."""
+    links = "ip link set lo up; ip link add v0 type veth peer name v1; ip addr add 10.9.9.1/24 dev v0; ip link set v0 up"
+    animal = zoo.launch("counter.py", prefix=["unshare", "--net", "sh", "-c", f'{links}; exec "$@"', "sh"])
+
+    def told() -> list[str]:
+        return [f["hint"] for f in criuctl("check", animal.pid)["findings"] if f["code"] == "own-network"]
+
+    (hint,) = told()
+    assert f"ip netns attach NAME {animal.pid}" in hint
+    subprocess.run(["ip", "netns", "attach", home.token, str(animal.pid)], check=True)
+    try:
+        assert told() == []
+        restored = trip.restore(trip.dump(animal), animal)
+        inside = ["nsenter", "-t", str(restored.pid), "-n", "ip", "-o", "-4", "addr", "show", "v0"]
+        assert "10.9.9.1/24" in subprocess.run(inside, capture_output=True, text=True, check=True).stdout
+    finally:
+        subprocess.run(["ip", "netns", "del", home.token], check=True)
+
+
 def test_all_of_them(zoo: Zoo, trip: Trip) -> None:
     """What a container runtime would make: mount, PID, net, UTS and IPC namespaces at once."""
     prefix = ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "--net", "--uts", "--ipc", "sh", "-c"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 
 from ...errors import NoSuchProcess
-from ...proc.namespaces import for_children
+from ...proc.namespaces import for_children, named_netns
 from ...proc.procfs import all_pids, read_lines
 from ...proc.tree import Process
 from ...report import Finding
@@ -121,6 +122,41 @@ def check_proc_mount(scene: Scene) -> Iterator[Finding]:
             "mount -t proc proc /proc (if the mount namespace is its own too).",
             pid=root.pid,
         )
+
+
+def check_network(scene: Scene) -> Iterator[Finding]:
+    """A net namespace that ends with the tree, and with it all that leads out of it."""
+    inode = scene.namespaces.get(scene.root.pid, {}).get("net")
+    if scene.leave_running or inode is None or not scene.entered("net"):
+        return
+    devices = sorted(_used_devices(scene.root.pid))
+    if not devices or named_netns(inode) or any(_lives_in(pid, inode) for pid in all_pids() if pid not in scene.by_pid):
+        return
+    yield Finding(
+        "warning",
+        "own-network",
+        f"the net namespace of {scene.root} ends with it, a restore makes one that has only a loopback interface; "
+        f"{', '.join(devices)} and the routes and rules there would be gone",
+        f"Keep it, under a name by which a restore finds it: `ip netns attach NAME {scene.root.pid}`.",
+        pid=scene.root.pid,
+    )
+
+
+def _used_devices(pid: int) -> set[str]:
+    """The interfaces that have routes or addresses in the net namespace of `pid`, without its loopback."""
+    devices: set[str] = set()
+    with suppress(NoSuchProcess):
+        devices.update(line.split("\t")[0] for line in read_lines(pid, "net/route")[1:])
+    with suppress(NoSuchProcess):  # there is none without IPv6
+        devices.update(line.split()[-1] for line in read_lines(pid, "net/if_inet6"))
+    return devices - {"lo"}
+
+
+def _lives_in(pid: int, net: int) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}/ns/net").st_ino == net
+    except OSError:
+        return False
 
 
 def check_freezer(scene: Scene) -> Iterator[Finding]:
