@@ -60,6 +60,15 @@ def _loopback_up() -> None:
         fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", flags | _IFF_UP))
 
 
+def _ping_sockets_allowed() -> None:
+    """A new net namespace allows them (ICMP datagrams) to nobody: a tree that has one could not get it again."""
+    try:
+        with open("/proc/sys/net/ipv4/ping_group_range", "w") as file:
+            file.write("0 2147483647")  # everybody, as systemd has it
+    except OSError:
+        pass  # a kernel without IPv4
+
+
 def _mount(source: str, target: str, kind: str = "", flags: int = _MS_BIND, options: str = "") -> None:
     words = (word.encode("utf-8", "surrogateescape") for word in (source, target, kind))
     _check(_libc.mount(*words, ctypes.c_ulong(flags), options.encode()), f"mounting {target}")
@@ -109,6 +118,7 @@ def _prepare(last_pid: int, net: bool, bind: list[str], layers: int | None) -> N
             file.write(str(last_pid))
     if net:
         _loopback_up()
+        _ping_sockets_allowed()
 
 
 def _close_all_but(kept: int) -> None:

@@ -129,6 +129,15 @@ def test_a_net_namespace_without_a_name(zoo: Zoo, trip: Trip) -> None:
     restored.ask()
 
 
+def test_a_ping_socket_in_a_net_namespace_without_a_name(zoo: Zoo, trip: Trip) -> None:
+    """The kernel gives one only to groups that a setting of the namespace names, in a new one to none."""
+    allow = "ip link set lo up; echo 0 2147483647 >/proc/sys/net/ipv4/ping_group_range"
+    run = "import os, socket, sys; s = socket.socket(2, 2, 1); s.set_inheritable(True); os.execvp(sys.argv[1], sys.argv[1:])"
+    prefix = ["unshare", "--net", "sh", "-c", f'{allow}; exec "$@"', "sh", sys.executable, "-c", run]
+    animal = zoo.launch("counter.py", prefix=prefix)
+    trip.restore(trip.dump(animal), animal, ignore=("*/namespaces/net", *oracle.NEW_NAMESPACE, *OUTPUT)).ask()
+
+
 def test_interfaces_that_would_end_with_the_tree(home: Home, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """Told before the dump, with what keeps them: the name that the remedy gives to the namespace."""
     links = "ip link set lo up; ip link add v0 type veth peer name v1; ip addr add 10.9.9.1/24 dev v0; ip link set v0 up"
