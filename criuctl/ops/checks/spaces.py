@@ -53,7 +53,7 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "nested-namespace",
-                f"{process} is in {_listed(words)} than the root {scene.root}; CRIU saves only one of a kind per tree",
+                f"{process} is in {_listed(words)} than the root {scene.root}; a tree can have one of a kind only",
                 f"Dump the tree that is inside by itself: name its first process, PID {process.pid}.",
                 pid=process.pid,
             )
