@@ -22,14 +22,16 @@ from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.writer import CheckpointWriter
 from ..criu.images import ImageSet
 from ..errors import RestoreFailed
-from .namespaces import NamespacePlan
+from .namespaces import NamespacePlan, saved_devices
 
 _PREFIX = "link_remap."
 _SCAN_LIMIT = 100_000  # names of one folder that are looked through for another link
 
 
 def _in_tree(root: int, path: str) -> str:
-    return f"/proc/{root}/root{path}"
+    """What leads from here to a path of the tree's mount namespace, at or below its root folder."""
+    top = os.readlink(f"/proc/{root}/root")
+    return f"/proc/{root}/root{path if top == '/' else path.removeprefix(top)}"
 
 
 def _other_name(folder: str, name: str, inode: int) -> str:
@@ -44,14 +46,15 @@ def _other_name(folder: str, name: str, inode: int) -> str:
 
 
 def collect(images: ImageSet, writer: CheckpointWriter, root: int, entry: NamespacePlan) -> list[LinkRecord]:
-    """Record the helper links that CRIU has just made for this dump, with their contents."""
+    """Record the helper links that CRIU has just made for this dump, with their contents; not those in what it saves itself."""
     records = []
+    saved = saved_devices(root)
     for path in images.link_remaps():
-        real = _in_tree(root, path) if "mnt" in entry.entered else path
+        real = _in_tree(root, path) if "mnt" in entry.entered | entry.dumped else path
         fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
+            if not stat.S_ISREG(status.st_mode) or status.st_dev in saved:
                 continue
             writer.add_file(("link", path), fd, status.st_size)
         finally:

@@ -65,6 +65,20 @@ def test_what_a_tree_that_is_pid_1_has_in_a_tmpfs_of_its_own(zoo: Zoo, trip: Tri
         assert (animal.folder / "own/f").read_text() == "host\n"
 
 
+def test_a_deleted_name_in_a_tmpfs_of_its_own(zoo: Zoo, trip: Trip) -> None:
+    """Of a file that has another one: the helper link is on the tree's side, and travels with the tmpfs."""
+    prefix = ["unshare", "--pid", "--fork", "--mount-proc", "sh", "-c"]
+    mount = 'mkdir own; mount -t tmpfs own own; echo mine >own/f; ln own/f own/g; exec 7<own/g; rm own/g; exec setsid "$@"'
+    animal = zoo.launch("counter.py", prefix=[*prefix, mount, "sh"])
+    for _ in range(2):
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
+        animal.ask()
+        inside = Path(f"/proc/{animal.pid}/root{animal.folder}/own")
+        assert [file.name for file in inside.iterdir()] == ["f"]
+        assert (inside / "f").samefile(f"/proc/{animal.pid}/fd/7")
+        assert list((animal.folder / "own").iterdir()) == []
+
+
 def test_a_mount_that_hides_criu(zoo: Zoo, criuctl: Criuctl) -> None:
     folder = os.path.dirname(binary.find(Config()).argv[0])
     animal = zoo.launch("counter.py", prefix=["unshare", "--mount", "sh", "-c", f'mount -t tmpfs t {folder}; exec "$@"', "sh"])
