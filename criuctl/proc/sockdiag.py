@@ -4,7 +4,8 @@ The netlink socket must be *made* in the namespace that it asks about and then s
 short-lived thread joins the namespace, makes the socket, hands it back and ends; no other thread ever moves.
 
 The tables hold what is bound, connected or listening, and all unix and packet sockets.  A fresh
-TCP or netlink socket, and vsock, Bluetooth, AF_ALG, MPTCP, raw ICMP and the like, are in none that are read here.
+TCP or netlink socket, and vsock, Bluetooth, AF_ALG, raw ICMP and the like, are in none that are read here.  A
+Multipath TCP socket that is bound is there as ``tcp``, by the socket that it has inside.
 """
 
 from __future__ import annotations

@@ -420,6 +420,17 @@ REFUSED = [
     case("vsock", "s = socket.socket(socket.AF_VSOCK)", "socket-family"),
     case("mptcp", "s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)", "socket-protocol"),
     case(
+        "mptcp-listening",
+        "s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262); s.bind(('127.0.0.1', 0)); s.listen()",
+        "socket-protocol",
+    ),
+    case(
+        "mptcp-connected",
+        "s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262); s.bind(('127.0.0.1', 0)); s.listen()\n"
+        "c = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262); c.connect(s.getsockname()); s.close()",
+        "socket-protocol",
+    ),
+    case(
         "unix-data-waiting-outside",
         "def make():\n s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s'); s.listen(); return s\n"
         "s = outside(make); s.close(); c = socket.socket(socket.AF_UNIX); c.connect(TMP + '/s'); c.send(b'x')",

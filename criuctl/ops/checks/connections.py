@@ -16,6 +16,7 @@ from .scene import Scene
 
 _FAMILIES = frozenset({"inet", "inet6", "unix", "packet", "netlink"})
 _PROTOCOLS = frozenset({"ip", "tcp", "udp", "udplite", "icmp", "icmpv6"})
+_IPPROTO_MPTCP = 262
 _IPPROTO_UDP_CORK = 1
 _TRANSIENT = "It passes by itself: try again."
 
@@ -59,11 +60,15 @@ def _foreign_namespace(s: TreeSocket) -> Finding:
 
 def _internet(s: TreeSocket) -> Iterator[Finding]:
     kernel = s.socket
-    if kernel.type != "raw" and kernel.protocol not in _PROTOCOLS:
+    protocol = kernel.protocol
+    # Bound, it is in the kernel's tables as the TCP socket that it has inside.
+    if protocol == "tcp" and _option(s, socket.SOL_SOCKET, socket.SO_PROTOCOL) == _IPPROTO_MPTCP:
+        protocol = "mptcp"
+    if kernel.type != "raw" and protocol not in _PROTOCOLS:
         hint = "Have the program use TCP or UDP."
-        if kernel.protocol == "mptcp":
+        if protocol == "mptcp":
             hint = "Turn Multipath TCP off: for Go programs GODEBUG=multipathtcp=0, else in their configuration."
-        yield _error(s, "socket-protocol", f"a socket of protocol {kernel.protocol} is open, which CRIU cannot save", hint)
+        yield _error(s, "socket-protocol", f"a socket of protocol {protocol} is open, which CRIU cannot save", hint)
     elif kernel.type not in ("stream", "dgram", "raw"):
         yield _error(
             s,
