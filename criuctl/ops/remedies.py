@@ -260,6 +260,12 @@ _DUMP = (
 
 _RESTORE = (
     _r(
+        "descriptor-number",
+        r"Can't chose service_fd_base",
+        "it has a descriptor whose number is too high for the limit of open files here",
+        "Restore it where criuctl has CAP_SYS_RESOURCE, or a higher `ulimit -n`.",
+    ),
+    _r(
         "pid-taken",
         r"Can't fork for (?P<pid>\d+): File exists|Pid \d+ do not match expected (?P<other>\d+)",
         "a PID of the tree is taken",

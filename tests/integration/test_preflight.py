@@ -7,6 +7,8 @@ held against the CRIU in use, so a new CRIU or kernel that learns or unlearns so
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +117,32 @@ def test_process_of_another_user(tmp_path: Path) -> None:
         assert {f.code for f in found if f.level == "error"} == (set() if may else {"foreign-user"})
         dumped, log = _ask_criu(program.pid, found, tmp_path)
         assert dumped == bool(may), log[-3000:]
+
+
+def test_more_room_for_descriptors_is_all_it_takes(tmp_path: Path) -> None:
+    used_up = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128)); f = [os.dup(0) for _ in range(58)]"
+    with running(used_up, tmp_path) as program:
+        (finding,) = [f for f in _findings(program.pid) if f.level == "error"]
+        assert "`prlimit --pid" in finding.hint
+        subprocess.run(finding.hint.split("`")[1].split(), check=True)
+        found = _findings(program.pid)
+        assert not [f for f in found if f.level == "error"]
+        dumped, log = _ask_criu(program.pid, found, tmp_path)
+        assert dumped, log[-3000:]
+
+
+def test_descriptor_that_no_restore_has_room_above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CRIU raises its own limit as far as it may; here it may not."""
+    monkeypatch.setattr(scene, "effective_capabilities", lambda: 0)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if limit > 1 << 20:
+        pytest.skip("a table for so many descriptors takes much memory")
+    highest = limit // 128 * 128 - 32
+    raised = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({limit}, {limit}))"
+    for number, told in ((highest, set[int | None]()), (highest + 1, {highest + 1})):
+        with running(f"{raised}; os.dup2(0, {number})", tmp_path) as program:
+            found = [f for f in _findings(program.pid) if f.code == "descriptor-number"]
+            assert {f.fd for f in found} == told
 
 
 def test_shared_descriptor_is_told_once(tmp_path: Path) -> None:

@@ -430,6 +430,19 @@ REFUSED = [
         "c = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262); c.connect(s.getsockname()); s.close()",
         "socket-protocol",
     ),
+    # Raw CRIU would dump it, and never restore it.
+    case(
+        "scheduled-by-deadlines",
+        "t = threading.Thread(target=sleep, daemon=True); t.start()\n"
+        "call(314, t.native_id, struct.pack('IIQiIQQQ', 48, 6, 0, 0, 0, 10**6, 10**8, 10**8), 0)",
+        "scheduling-policy",
+        criu=True,
+    ),
+    case(
+        "descriptors-used-up",
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); f = [os.dup(0) for _ in range(58)]",
+        "descriptors-used-up",
+    ),
     case(
         "unix-data-waiting-outside",
         "def make():\n s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s'); s.listen(); return s\n"

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Iterator, Sequence
 
 from ...errors import NoSuchProcess
 from ...proc.limits import CAP_SYS_RESOURCE
-from ...proc.procfs import read_lines, read_text
+from ...proc.procfs import read_lines, read_raw, read_text
 from ...proc.tree import Process, ProcessIdentity, members
 from ...report import Finding
 from .scene import Scene
 
 _SIGTRAP_BIT = 1 << 4
+_POLICIES = frozenset({os.SCHED_OTHER, os.SCHED_FIFO, os.SCHED_RR, os.SCHED_BATCH, os.SCHED_IDLE})
+_ROOM = 4  # descriptors that CRIU opens inside a process to look at it
+_SERVICE, _PAD, _ALIGNMENT = 16, 16, 128  # CRIU: criu/servicefd.c, choose_service_fd_base()
 _LOOKS, _LOOK = 10, 0.01  # how often, and seconds between, to look whether a process wakes up
 
 
@@ -34,6 +38,7 @@ def check_processes(scene: Scene) -> Iterator[Finding]:
         if process.zombie:
             continue
         yield from _threads(scene, process)
+        yield from _numbers(scene, process)
         if process.pid in stuck:
             yield Finding(
                 "warning",
@@ -56,9 +61,9 @@ def check_processes(scene: Scene) -> Iterator[Finding]:
 
 
 def _threads(scene: Scene, process: Process) -> Iterator[Finding]:
-    """Tracers and pending SIGTRAPs, which are a thread's own."""
+    """Tracers, pending SIGTRAPs and scheduling policies, which are a thread's own."""
     told: set[int] = set()
-    trapped = False
+    trapped = scheduled = False
     pid = process.pid
     threads = [str(pid)] if process.threads == 1 else _thread_ids(pid)
     for tid in threads:
@@ -87,6 +92,59 @@ def _threads(scene: Scene, process: Process) -> Iterator[Finding]:
                 "Have the program unblock and take the signal first.",
                 pid=pid,
             )
+        if not scheduled and _policy(int(tid)) not in _POLICIES:
+            scheduled = True
+            yield Finding(
+                "error",
+                "scheduling-policy",
+                f"{process} is scheduled by deadlines or a policy newer than that; CRIU would save it, and never restore it",
+                f"Give it another policy: `chrt --all-tasks --other --pid 0 {pid}`.",
+                pid=pid,
+            )
+
+
+def _policy(tid: int) -> int:
+    try:
+        return os.sched_getscheduler(tid) & ~os.SCHED_RESET_ON_FORK
+    except OSError:  # it has ended
+        return os.SCHED_OTHER
+
+
+def _numbers(scene: Scene, process: Process) -> Iterator[Finding]:
+    """Whether there are descriptor numbers left: for CRIU in the process now, and above the highest one at a restore."""
+    opened = [d.fd for d in scene.opened.get(process.pid, ())]
+    try:
+        soft, hard = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+    except OSError:  # it has ended, or is another user's, which is told
+        return
+    left = soft - sum(fd < soft for fd in opened)
+    if left < _ROOM:
+        more = f"`prlimit --pid {process.pid} --nofile={soft + _ROOM}:{max(hard, soft + _ROOM)}`"
+        yield Finding(
+            "error",
+            "descriptors-used-up",
+            f"{process} can open {left} more descriptors (ulimit -n: {soft}); CRIU needs {_ROOM} inside of it",
+            f"Have it close some, or raise its limit: {more}{'' if hard >= soft + _ROOM else ' (needs CAP_SYS_RESOURCE)'}.",
+            pid=process.pid,
+        )
+    most = _restorable(scene)
+    if opened and max(opened) > most:
+        yield Finding(
+            "error",
+            "descriptor-number",
+            f"{process} has a descriptor numbered {max(opened)}; CRIU, which needs some above it, restores {most} at most",
+            "Start the program with a lower `ulimit -n`, or criuctl with a higher one (CAP_SYS_RESOURCE, fs.nr_open).",
+            pid=process.pid,
+            fd=max(opened),
+        )
+
+
+def _restorable(scene: Scene) -> int:
+    """The highest number of a descriptor for which CRIU, with the limit that it can give itself, finds room for its own."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if scene.own_capabilities >> CAP_SYS_RESOURCE & 1:
+        limit = int(read_raw("/proc/sys/fs/nr_open"))
+    return limit // _ALIGNMENT * _ALIGNMENT - _SERVICE - _PAD
 
 
 def _thread_ids(pid: int) -> list[str]:
