@@ -22,7 +22,7 @@ from ..proc.procfs import read_text
 from ..proc.sockets import Peer, TreeSocket, outside_holders, tree_sockets
 from ..proc.syscalls import borrow_socket
 from ..proc.tree import Process
-from . import sockopts
+from . import multicast, sockopts
 
 _FAMILIES = frozenset({"inet", "inet6", "unix"})
 _TCP_INFO = struct.Struct("=8B24I4Q6I")  # as far as data_segs_out; Linux 4.6 and later have all of it
@@ -61,7 +61,7 @@ def look(
 ) -> Look:
     """Every listening, bound or connected internet socket of the tree, and every unix socket with another end outside.
 
-    The PIDs of records are the tree's own.  With `details`, options and TCP_INFO of the external ones are read.
+    The PIDs of records are the tree's own.  With `details`, options, and TCP_INFO of the external ones, are read.
     """
     inner = {p.pid: p.ns_pid for p in tree}
     every = tree_sockets(opened)
@@ -73,7 +73,7 @@ def look(
         made = []
         for s in found:
             external = _external(s)
-            extra = borrower.details(s) if external and details else {}
+            extra = borrower.details(s, external) if details and (external or s.socket.family != "unix") else {}
             record = _record(s, external, inner, listening, owners.get(s.peer_inode, "") if external else "", extra)
             made.append(Connection(record, s))
     return Look(made, owners, any(map(_maybe_tcp, every)))
@@ -179,6 +179,7 @@ class _Borrower:
 
     def __init__(self) -> None:
         self._pidfds: dict[int, int] = {}
+        self._groups: dict[int, list[multicast.Group]] = {}  # of each net namespace
 
     def __enter__(self) -> _Borrower:
         return self
@@ -187,16 +188,26 @@ class _Borrower:
         for fd in self._pidfds.values():
             os.close(fd)
 
-    def details(self, s: TreeSocket) -> dict[str, Any]:
-        """The record's fields that only the socket itself can tell; nothing of a socket that is gone."""
+    def details(self, s: TreeSocket, external: bool) -> dict[str, Any]:
+        """The record's fields that only the socket itself can tell; nothing of a socket that is gone.
+
+        Of one that CRIU will restore for certain, only what it does not restore.
+        """
         try:
             if s.pid not in self._pidfds:
                 self._pidfds[s.pid] = os.pidfd_open(s.pid)
             with borrow_socket(self._pidfds[s.pid], s.fd) as borrowed:
-                tcp = tcp_info(borrowed) if s.socket.protocol == "tcp" else {}
-                return {"options": sockopts.changed(borrowed), "tcp": tcp}
+                tcp = tcp_info(borrowed) if s.socket.protocol == "tcp" and external else {}
+                return {"options": sockopts.changed(borrowed, self._groups_of(s), unsaved=not external), "tcp": tcp}
         except OSError:
             return {}
+
+    def _groups_of(self, s: TreeSocket) -> list[multicast.Group]:
+        if s.socket.type != "dgram":
+            return []
+        if s.net_namespace not in self._groups:
+            self._groups[s.net_namespace] = multicast.groups(s.pid)
+        return self._groups[s.net_namespace]
 
 
 def tcp_info(sock: socket.socket) -> dict[str, Any]:

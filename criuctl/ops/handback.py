@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..errors import CriuctlError, RestoreFailed
 from ..proc import dialling
 from ..proc.syscalls import borrow_socket
 from ..proc.tree import read_tree
+from ..report import Reporter
 from .connectionplan import ConnectionPlan, about
 
 
@@ -35,6 +36,24 @@ def _lost(record: ConnectionRecord) -> str:
     if record.family != "unix" and record.type == "dgram":
         return "datagrams that had come and were not read are lost"  # the kernel counts memory here, not bytes
     return f"{record.rqueue} bytes that had come and were not read are lost with it"
+
+
+def set_options(records: Iterable[ConnectionRecord], pids: Mapping[int, int], reporter: Reporter) -> None:
+    """Give sockets that CRIU has restored what it does not know of them; told where that cannot be."""
+    for record in records:
+        if not record.options or record.pid not in pids:
+            continue
+        try:
+            pidfd = os.pidfd_open(pids[record.pid])
+            try:
+                with borrow_socket(pidfd, record.fd) as sock:
+                    refused = sockopts.apply(sock, record.options)
+            finally:
+                os.close(pidfd)
+        except OSError:
+            refused = sorted(record.options)
+        if refused:
+            reporter.warning(f"PID {record.pid} fd {record.fd}: socket {record.local}: not restored: {', '.join(refused)}")
 
 
 def outer_pids(root: int) -> dict[int, int]:

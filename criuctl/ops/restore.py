@@ -414,6 +414,9 @@ class _Restore:
         if self.plan.connections:
             self.reporter.step("connections")
         self.connections = handback.HandBack(self.config, self.plan.connections, pids, self.hooks.facts | {"pid": root}).run()
+        anew = handback.endings(self.plan.connections)
+        as_it_was = [r for r in self.manifest.connections if (r.pid, r.fd) not in anew]
+        handback.set_options(as_it_was, pids, self.reporter)
         self._rejoin_groups(pids, private)
         self.terminals.replant(self.reader, pids)
         self.hooks.run("post-restore", pid=root, connections=self.connections)

@@ -104,6 +104,12 @@ def timerfd_settime(fd: int, flags: int, value: int, interval: int) -> None:
     _checked(_c().timerfd_settime(fd, flags, new, None))
 
 
+def getsockopt_of(fd: int, level: int, option: int, value: bytearray) -> None:
+    """getsockopt(2) of an option that is told in `value` what is asked for; the answer is put in its place."""
+    size = ctypes.c_uint32(len(value))
+    _checked(_c().getsockopt(fd, level, option, ctypes.c_void_p(address_of(value)), ctypes.byref(size)))
+
+
 def disconnect(fd: int) -> None:
     """Dissolve a socket's association (connect to AF_UNSPEC), after which it can be connected anew."""
     address = (0).to_bytes(16, sys.byteorder)  # struct sockaddr whose family is AF_UNSPEC

@@ -29,6 +29,7 @@ QUIET = {
     "locks.py": (),
     "memory.py": (),
     "nowhere.py": (),
+    "options.py": (),
     "over.py": (),
     "queues.py": (),
     "rights.py": (),
