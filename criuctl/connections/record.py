@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..checkpoint.manifest import ConnectionRecord
@@ -66,8 +66,10 @@ def look(
     inner = {p.pid: p.ns_pid for p in tree}
     every = tree_sockets(opened)
     found = [s for s in every if _wanted(s)]
-    outside = [s for s in found if _external(s)]
-    owners = _owners(outside, set(inner), before.owners if before is not None else {})
+    sent = _sent(opened)  # who had the other end may have sent it into the tree meanwhile
+    owners = _owners(filter(_external, found), set(inner), before.owners if before is not None and not sent else {})
+    if sent:
+        found = [s for s in (_queued(s, owners) for s in found) if _wanted(s)]
     listening: set[int | str] = {s.socket.local.port if s.socket.local else s.socket.name for s in every if s.socket.listening}
     with _Borrower() as borrower:
         made = []
@@ -77,6 +79,17 @@ def look(
             record = _record(s, external, inner, listening, owners.get(s.peer_inode, "") if external else "", extra)
             made.append(Connection(record, s))
     return Look(made, owners, any(map(_maybe_tcp, every)))
+
+
+def _sent(opened: Mapping[int, Sequence[Descriptor]]) -> bool:
+    """Whether descriptors were sent to a unix socket of the tree and wait there to be received."""
+    lines = (line for list_of in opened.values() for d in list_of if d.kind == "socket" for line in d.extra)
+    return any(line.startswith("scm_fds:") and int(line.split()[1]) for line in lines)
+
+
+def _queued(s: TreeSocket, owners: Mapping[int, str]) -> TreeSocket:
+    """The socket; with its other end inside if that is among the descriptors that were sent, as nobody holds it."""
+    return replace(s, where=Peer.INSIDE) if _external(s) and s.peer_inode and not owners[s.peer_inode] else s
 
 
 def _wanted(s: TreeSocket) -> bool:

@@ -1,4 +1,4 @@
-"""Descriptors in flight: a file and a pipe sent over a unix socket and not received yet."""
+"""Descriptors in flight: a file, a pipe, and the other end of a socket, sent over a unix socket and not received yet."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ with open(path("sent"), "w+b") as file:
     file.seek(4)
     pipe_read, pipe_write = os.pipe()
     os.write(pipe_write, b"in a pipe in a socket")
-    socket.send_fds(ours, [b"two"], [file.fileno(), pipe_read])
+    kept, away = socket.socketpair()
+    kept.send(b"in a socket in a socket")
+    socket.send_fds(ours, [b"three"], [file.fileno(), pipe_read, away.fileno()])
 os.close(pipe_read)
+away.close()
 left = True
 
 
@@ -25,9 +28,12 @@ def check(found: Check) -> None:
         return
     left = False
     message, fds, _, _ = socket.recv_fds(theirs, 64, 4)
-    found.equal("message", (message, len(fds)), (b"two", 2))
+    found.equal("message", (message, len(fds)), (b"three", 3))
     found.equal("file", os.read(fds[0], 64), b"456789")
     found.equal("pipe", os.read(fds[1], 64), b"in a pipe in a socket")
+    found.equal("socket", os.read(fds[2], 64), b"in a socket in a socket")
+    os.write(fds[2], b"answer")
+    found.equal("its other end", kept.recv(64), b"answer")
 
 
 serve(check)
