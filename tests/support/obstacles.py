@@ -197,6 +197,11 @@ DUMPABLE = [
         "e.register(v, 1); e.register(t, 1)",
     ),
     case("inotify", "i = libc.inotify_init(); assert libc.inotify_add_watch(i, TMP.encode(), 2) > 0"),
+    case(
+        "inotify-unread",
+        "i = libc.inotify_init(); libc.inotify_add_watch(i, TMP.encode(), 0x100); open(TMP + '/f', 'w').close()",
+        also=("events-lost",),
+    ),
     case("zombie", "os.fork() or os._exit(0)\nwhile open('/proc/self/task/%d/children' % os.getpid()).read() == '': pass"),
     case("stopped-child", "pid = child(lambda: None); os.kill(pid, signal.SIGSTOP); os.waitpid(pid, os.WUNTRACED)"),
     case("seccomp", "libc.prctl(38, 1, 0, 0, 0)"),
@@ -436,6 +441,12 @@ REFUSED = [
         "t = threading.Thread(target=sleep, daemon=True); t.start()\n"
         "call(314, t.native_id, struct.pack('IIQiIQQQ', 48, 6, 0, 0, 0, 10**6, 10**8, 10**8), 0)",
         "scheduling-policy",
+        criu=True,
+    ),
+    case(
+        "file-system-watched",
+        "f = call(300, 2, 0); call(301, f, 0x101, ctypes.c_long(0x20), -100, TMP.encode())",
+        "watch-of-file-system",
         criu=True,
     ),
     case(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from ...criu import binary
 from ...errors import PlatformError
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
+from ...proc.syscalls import pidfd_getfd
 from ...proc.tree import Process
 from ...report import Finding
 from .scene import Scene
@@ -169,7 +173,24 @@ def _anonymous(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findin
                 f"the timer runs on clock {clock}, which wakes the machine from sleep; CRIU knows the ordinary clocks only",
                 "Have the program use CLOCK_BOOTTIME or CLOCK_REALTIME.",
             )
-    elif d.kind == "inotify":
+    elif d.kind in ("inotify", "fanotify"):
+        if unread := _unread(process, d):
+            yield Finding(
+                "warning",
+                "events-lost",
+                f"{unread} bytes of events ({d.kind}) that the program has not read are lost at a restore",
+                "It passes by itself: try again.",
+                pid=process.pid,
+                fd=d.fd,
+            )
+        if any(line.startswith("fanotify sdev:") for line in d.extra):
+            yield _error(
+                process,
+                d,
+                "watch-of-file-system",
+                "a whole file system is watched (FAN_MARK_FILESYSTEM); CRIU would restore the descriptor without that",
+                "Have the program watch the mount or folders, or end it before the dump.",
+            )
         if any((ino, dev) in _deleted_in_memory(scene) for ino, dev in _watched(d)):
             yield _error(
                 process,
@@ -218,6 +239,22 @@ def _saves_bpf_maps(config: Config) -> bool:
     except (PlatformError, OSError):
         return True  # no CRIU is another finding
     return not program.startswith(b"\x7fELF") or b"libbpf" in program
+
+
+def _unread(process: Process, d: Descriptor) -> int:
+    """Bytes that a read would give; asked of a duplicate, nothing is taken."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            borrowed = pidfd_getfd(pidfd, d.fd)
+        finally:
+            os.close(pidfd)
+        try:
+            return int.from_bytes(fcntl.ioctl(borrowed, termios.FIONREAD, bytes(4)), sys.byteorder)
+        finally:
+            os.close(borrowed)
+    except OSError:  # it has ended, or closed it
+        return 0
 
 
 def _watched(d: Descriptor) -> Iterator[tuple[int, int]]:
