@@ -205,6 +205,15 @@ def test_other_end_of_unix_connection_is_named(tmp_path: Path) -> None:
         assert f"{tmp_path}/s" in finding.text
 
 
+def test_other_end_of_a_pipe_is_named(tmp_path: Path) -> None:
+    with running("r, w = outside(os.pipe); os.close(r); i, o = os.pipe()", tmp_path) as program:
+        (finding,) = [f for f in _findings(program.pid) if f.level == "warning"]
+        assert str(program.outer) in finding.text
+        assert "SIGPIPE" in finding.text
+    with running("r, w = os.pipe(); os.close(r)", tmp_path) as program:
+        assert not [f for f in _findings(program.pid) if f.level == "warning"]
+
+
 def test_a_process_that_reads_a_disk_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One look may meet any process in a moment of uninterruptible sleep; it is told of when it stays there."""
     monkeypatch.setattr(scene, "read_tree", lambda root: [replace(process, state="D") for process in read_tree(root)])

@@ -344,7 +344,8 @@ DUMPABLE = [
     case("half-closed-pair", "a, b = socket.socketpair(); b.close()"),
     case("seqpacket-pair", "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET); a.send(b'x')"),
     case("passed-credentials-read", "a, b = socket.socketpair(); b.setsockopt(1, 16, 1); a.send(b'x'); b.recv(1)"),
-    case("pipe-outside", "r, w = outside(os.pipe); os.close(r)"),
+    case("pipe-outside", "r, w = outside(os.pipe); os.close(r)", also=("pipe-outside",)),
+    case("pipe-outside-to-read", "r, w = outside(os.pipe); os.close(w)", also=("pipe-outside",)),
     case(
         "tcp-outside",
         "def make():\n s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())\n"

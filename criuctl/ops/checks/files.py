@@ -15,6 +15,7 @@ from ...criu import binary
 from ...errors import PlatformError
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
+from ...proc.procfs import all_pids
 from ...proc.syscalls import pidfd_getfd
 from ...proc.tree import Process
 from ...report import Finding
@@ -65,6 +66,48 @@ def check_descriptors(scene: Scene) -> Iterator[Finding]:
         told.add(key)
         yield from _descriptor(scene, process, d)
     yield from _many_pipes(scene)
+    yield from _half_pipes(scene)
+
+
+def _half_pipes(scene: Scene) -> Iterator[Finding]:
+    """Unnamed pipes of which somebody outside holds the other end: the restored pipe is another one, and he is not at it."""
+    ends: dict[str, dict[int, tuple[Process, Descriptor]]] = {}
+    for process, d in scene.descriptors():
+        if d.kind == "pipe" and d.target.startswith("pipe:"):
+            mode = d.flags & os.O_ACCMODE
+            for end in (os.O_RDONLY, os.O_WRONLY) if mode == os.O_RDWR else (mode,):
+                ends.setdefault(d.target, {}).setdefault(end, (process, d))
+    halves = {target: next(iter(found.items())) for target, found in ends.items() if len(found) == 1}
+    for target, pid in _other_ends({target: end for target, (end, _held) in halves.items()}, scene).items():
+        end, (process, d) = halves[target]
+        does, then = "writes to", "it reads the end"
+        if end == os.O_WRONLY:
+            does, then = "reads", "writing to it ends the program (SIGPIPE), or fails"
+        yield Finding(
+            "warning",
+            "pipe-outside",
+            f"{scene.command_of(pid)}, outside the tree, {does} the pipe; after a restore {then}",
+            "Dump a tree that holds both ends, or start the program with a file instead, or as a session (`criuctl run`).",
+            pid=process.pid,
+            fd=d.fd,
+        )
+
+
+def _other_ends(halves: dict[str, int], scene: Scene) -> dict[str, int]:
+    """Which of these pipes have their other end open in a process outside, and in which.  Looks at the whole host, if at all."""
+    found: dict[str, int] = {}
+    for pid in all_pids() if halves else ():
+        if pid in scene.by_pid:
+            continue
+        try:
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                link = f"/proc/{pid}/fd/{name}"
+                end = halves.get(target := os.readlink(link))
+                if end is not None and os.lstat(link).st_mode & (stat.S_IWUSR if end == os.O_RDONLY else stat.S_IRUSR):
+                    found.setdefault(target, pid)
+        except OSError:
+            continue  # gone meanwhile, or not ours to look at
+    return found
 
 
 def _many_pipes(scene: Scene) -> Iterator[Finding]:
