@@ -31,7 +31,7 @@ from .. import __version__
 from ..errors import NO_MEMORY, NO_THREADS, CriuctlError, UsageError, of_the_host
 from .app import App
 from .pages import Entry, LazyGroup
-from .streams import discard, fill_standard_streams, jsonable, reader_gone, tell, write_result
+from .streams import ResultLost, discard, fill_standard_streams, jsonable, reader_gone, tell, write_result
 from .text import printable
 
 PROGRAM = "criuctl"
@@ -281,7 +281,7 @@ def _print_error(body: dict[str, Any]) -> None:
 
 
 def _fail(error: CriuctlError, app: App) -> int:
-    if app.json:
+    if app.json and not isinstance(error, ResultLost):  # which says that standard output takes nothing
         _print_error(error.to_dict())
     elif obstacles := [f for f in error.details.get("findings", ()) if f["level"] == "error"]:
         from .commands.check import finding_lines

@@ -219,9 +219,10 @@ def test_closed_streams_are_not_given_to_files(tmp_path: Path, closing: str, cod
     assert (tmp_path / "file").read_text() == "True"
 
 
-def test_a_result_that_cannot_be_written_is_told(provoke: Run) -> None:
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_a_result_that_cannot_be_written_is_told(provoke: Run, options: tuple[str, ...]) -> None:
     with open("/dev/full", "w") as full:
-        done = provoke("tell", stdout=full, stderr=subprocess.PIPE)
+        done = provoke("tell", *options, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
     assert "the result could not be printed: No space left on device" in done.stderr
     assert "Exception ignored" not in done.stderr
