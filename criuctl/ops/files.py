@@ -31,7 +31,7 @@ from ..checkpoint.chunks import FILE_PIECE, StreamRef
 from ..checkpoint.manifest import FileRecord
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
-from ..errors import NoSuchProcess, NotFound, PreflightRefused
+from ..errors import NoSuchProcess, NotFound, PreflightRefused, UsageError
 from ..proc.descriptors import Descriptor, descriptors
 from ..proc.syscalls import pidfd_getfd
 from ..proc.tree import mappings, read_tree
@@ -130,10 +130,11 @@ def collect(
     """Record (and where wanted store) the files of a frozen tree; not those that CRIU saves, with all of their file system."""
     records: list[FileRecord] = []
     carried: dict[tuple[int, int], FileRecord] = {}
+    taken: set[str] = set()
     found_open = open_files(opened)
     leased = {key: entry.leased for key, entry in found_open.items() if entry.leased is not None}
     for wanted in with_files:
-        for record, identity in _carry(writer, wanted, root_pid, leased, reporter):
+        for record, identity in _carry(writer, wanted, root_pid, leased, taken, reporter):
             records.append(record)
             carried.setdefault(identity, record)
     saved = saved_devices(root_pid)
@@ -263,6 +264,8 @@ def resolve_carried(paths: Iterable[str], root_pid: int) -> list[str]:
     """The absolute paths named by ``--with-files``, checked to exist as the tree sees them."""
     found = []
     for path in paths:
+        if not path:  # a variable that is not set, say: it would be the working folder
+            raise UsageError("'' is no path of a file or folder to take along")
         absolute = os.path.abspath(path)
         if not os.path.lexists(f"/proc/{root_pid}/root{absolute}"):
             raise NotFound(f"{absolute}: no such file or folder for PID {root_pid}", hint="--with-files names files of the tree.")
@@ -275,9 +278,10 @@ def _carry(
     wanted: str,
     root_pid: int,
     leased: Mapping[tuple[int, int], tuple[int, int]],
+    taken: set[str],
     reporter: Reporter,
 ) -> Iterator[tuple[FileRecord, tuple[int, int]]]:
-    """The records of a file, or of a folder and everything below it on the same file system."""
+    """The records of a file, or of a folder and everything below it on the same file system; each path once, see `taken`."""
     view = Path(f"/proc/{root_pid}/root")
     pending = [wanted]
     device = os.lstat(f"{view}{wanted}").st_dev
@@ -290,10 +294,12 @@ def _carry(
             continue  # removed by somebody outside the tree
         identity = (status.st_dev, status.st_ino)
         record = _base(path, "carried", status).with_use(xattrs=_xattrs(real))
-        if stat.S_ISDIR(status.st_mode):
-            if status.st_dev == device:
-                pending += [os.path.join(path, name) for name in sorted(os.listdir(real), reverse=True)]
-        elif stat.S_ISLNK(status.st_mode):
+        if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
+            pending += [os.path.join(path, name) for name in sorted(os.listdir(real), reverse=True)]
+        if path in taken:  # named twice, or below a folder that is named, too; a mount point is followed only under its own name
+            continue
+        taken.add(path)
+        if stat.S_ISLNK(status.st_mode):
             record = record.with_use(target=os.readlink(real))
         elif stat.S_ISREG(status.st_mode):
             fd = _open_contents(real, leased.get(identity), os.O_NOFOLLOW)
@@ -302,7 +308,7 @@ def _carry(
                 record = record.with_use(digest=hashed, data=data)
             finally:
                 os.close(fd)
-        elif not stat.S_ISFIFO(status.st_mode):
+        elif not stat.S_ISFIFO(status.st_mode) and not stat.S_ISDIR(status.st_mode):
             reporter.warning(f"{path} is a socket or a device: left out")
             continue
         yield record, identity

@@ -132,6 +132,26 @@ def test_a_folder_travels(zoo: Zoo, trip: Trip) -> None:
     restored.ask()
 
 
+def test_what_is_named_twice_travels_once(zoo: Zoo, trip: Trip) -> None:
+    """The same path again, another spelling of it, what lies below a folder that is named, too: as a script puts it together."""
+    animal = zoo.launch("counter.py")
+    data = animal.folder / "data"
+    (data / "deep").mkdir(parents=True)
+    (data / "deep" / "file").write_text("contents\n")
+    named = (data / "deep" / "file", data, data / "deep", f"{data}/deep/../deep/file", data / "deep" / "file", data)
+    told = trip.dump(animal, *(word for path in named for word in ("--with-files", path)))
+    (data / "deep" / "file").unlink()
+    trip.restore(told, animal, equal=False).ask()
+    assert (data / "deep" / "file").read_text() == "contents\n"
+
+
+def test_an_empty_path_takes_nothing_along(zoo: Zoo, trip: Trip) -> None:
+    """A variable that is not set: not the working folder."""
+    animal = zoo.launch("counter.py")
+    assert trip.criuctl("dump", animal.pid, "--with-files", "", check=False)["exit_code"] == 2
+    animal.ask()
+
+
 def _describe(folder: Path) -> dict[str, tuple[str, str]]:
     found = {}
     for path in sorted(folder.rglob("*")):
