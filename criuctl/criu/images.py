@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -136,6 +137,15 @@ def _give_up_unix(entry: Any, ended: bool) -> None:
     entry.ClearField("name_dir")
     entry.ClearField("file_perms")
     entry.ClearField("deleted")
+
+
+def _other_mode(reg: Any) -> bool:
+    """Whether what is at the path of a file or folder is of the same kind, with other rights."""
+    try:
+        now = os.lstat("/" + reg.name.lstrip("/")).st_mode
+    except OSError:
+        return False
+    return now != reg.mode and stat.S_IFMT(now) == stat.S_IFMT(reg.mode)
 
 
 class ImageSet:
@@ -283,6 +293,18 @@ class ImageSet:
                 entry.reg.ClearField("size")
 
         self.edit_files(edit)
+
+    def forget_modes(self) -> None:
+        """Take CRIU's check of the mode off what is still of the same kind: a change of rights is nothing to who has it open."""
+
+        changed = {e.reg.name for e in self.files() if e.HasField("reg") and e.reg.HasField("mode") and _other_mode(e.reg)}
+
+        def edit(entry: Any) -> None:
+            if entry.HasField("reg") and entry.reg.name in changed:
+                entry.reg.ClearField("mode")
+
+        if changed:
+            self.edit_files(edit)
 
     def remapped(self) -> set[int]:
         """The ids of files that were deleted under the name that they were opened by."""

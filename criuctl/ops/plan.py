@@ -11,6 +11,7 @@ import functools
 import os
 import platform
 import pwd
+import shlex
 import socket
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -62,6 +63,7 @@ class HostFacts:
     findings: tuple[Finding, ...] = ()
     open_pairs: frozenset[tuple[str, str]] = frozenset()  # (local, peer) of connections that are open here
     missing_peers: frozenset[str] = frozenset()  # paths of unix datagram sockets, and of journals, that are not there
+    missing_folders: frozenset[str] = frozenset()  # working folders that are not here and are not put back
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +149,7 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
         pairs = {(str(s.local), str(s.peer)) for s in here if s.local and s.peer and s.connected}
     uids = {p.uid for p in manifest.processes}
     users = frozenset(uid for uid in uids if _known_user(uid))
+    files = tuple(judge_all(manifest.files, wishes.files))
     return HostFacts(
         kernel_arch=platform.machine(),
         cpu_flags=frozenset(cpu()[1]),
@@ -156,9 +159,10 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
         local_addresses=_local_addresses(manifest, net),
         netns=net,
         users=users,
-        files=tuple(judge_all(manifest.files, wishes.files)),
+        files=files,
         open_pairs=frozenset(pairs),
         missing_peers=_missing_peers(manifest, net),
+        missing_folders=_missing_folders(manifest, files),
     )
 
 
@@ -168,6 +172,15 @@ def _known_user(uid: int) -> bool:
     except KeyError:
         return False
     return True
+
+
+def _missing_folders(manifest: Manifest, files: Iterable[Judgement]) -> frozenset[str]:
+    """Working folders that CRIU would not find; what a tree with a root of its own sees is not known before it is there."""
+    if manifest.namespaces.get("mnt", {}).get("mode", "host") != "host":
+        return frozenset()
+    folders = {p.cwd for p in manifest.processes if p.cwd.startswith("/") and not p.cwd.endswith(" (deleted)")}
+    made = [j.record.path + "/" for j in files if j.verdict == "put-back"]
+    return frozenset(f for f in folders if not os.path.isdir(f) and not any(path.startswith(f"{f}/") for path in made))
 
 
 def _missing_peers(manifest: Manifest, net: tuple[NetMode, str]) -> frozenset[str]:
@@ -260,6 +273,10 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     commands = {p.ns_pid: p.command for p in manifest.processes}
     connections = plan_connections(manifest.connections, facts, wishes, commands, net, findings)
     findings += [f for j in facts.files if (f := j.finding()) is not None]
+    for folder in sorted(facts.missing_folders):
+        pid = next(p.pid for p in manifest.processes if p.cwd == folder)
+        hint = f"Bring it here, or make it: `mkdir -p {shlex.quote(folder)}`; next time dump with --with-files."
+        findings.append(Finding("error", "folder-missing", f"{folder}: is a working folder and no folder is here", hint, pid))
     return RestorePlan(pids, net, source, connections, facts.files, tuple(findings))
 
 

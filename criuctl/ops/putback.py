@@ -5,7 +5,7 @@
 - ``same``: nothing to do;
 - ``grown``: only ever appended to, and what was there at the freeze still is: left as it is, the program
   goes on appending;
-- ``moved-on``: opened for reading only and different now: left as it is;
+- ``moved-on``: opened for reading only and different now, or only its mode is another one: left as it is;
 - ``put-back``: what was recorded is made anew (from the carried contents, or from the unchanged beginning of
   the present file); a newer file is set aside beside it, never overwritten;
 - ``overlaid``: a mapped file that came along (``--carry-binaries``) and is missing or another one here: the tree gets its own, in
@@ -86,12 +86,22 @@ def judge(record: FileRecord, policy: Policy) -> Judgement:
         if now.st_size != record.size:
             why = f"is mapped into memory and was {record.size} bytes at the dump; it is {now.st_size} now"
             return Judgement(record, "refuse", why, _OTHER_VERSION)
-        return Judgement(record, "same")
+        return _unchanged(record, policy, now.st_mode)
     if record.kind == "read":
         if now.st_size == record.size:
-            return Judgement(record, "same")
+            return _unchanged(record, policy, now.st_mode)
         return Judgement(record, "moved-on", f"was {record.size} bytes at the dump and is {now.st_size} now; it is only read")
-    return _contents(record, policy, path, now.st_size)
+    return _contents(record, policy, path, now)
+
+
+def _unchanged(record: FileRecord, policy: Policy, mode: int) -> Judgement:
+    """Its contents are the same.  Another mode stops nobody who has it open; CRIU's check of it is taken off."""
+    if mode == record.mode:
+        return Judgement(record, "same")
+    why = f"had mode {stat.S_IMODE(record.mode):04o} at the dump and has {stat.S_IMODE(mode):04o} now"
+    if policy == "refuse":
+        return Judgement(record, "refuse", why, f"`chmod {stat.S_IMODE(record.mode):o}` it, or restore with --files restore.")
+    return Judgement(record, "moved-on", f"{why}; left as it is")
 
 
 def _came_along(record: FileRecord) -> Judgement:
@@ -119,14 +129,15 @@ def _has_contents(record: FileRecord) -> bool:
         os.close(fd)
 
 
-def _contents(record: FileRecord, policy: Policy, path: str, size: int) -> Judgement:
+def _contents(record: FileRecord, policy: Policy, path: str, now: os.stat_result) -> Judgement:
+    size = now.st_size
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         beginning = size >= record.size and digest(fd, record.size) == record.digest
     finally:
         os.close(fd)
     if beginning and size == record.size:
-        return Judgement(record, "same")
+        return _unchanged(record, policy, now.st_mode)
     if beginning and record.append and record.kind == "written":
         return Judgement(record, "grown", f"has grown from {record.size} to {size} bytes and is only appended to")
     if beginning:

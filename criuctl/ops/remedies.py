@@ -273,15 +273,20 @@ _RESTORE = (
     ),
     _r(
         "file-changed",
-        r"File (?P<path>.*) has bad (?P<what>size|mode|build-ID)",
-        "{path} is not the file that was open: its {what} differs",
+        r"File /?(?P<path>.*) has bad (?P<what>size|mode|build-ID)",
+        "/{path} is not the file that was open: its {what} differs",
         "Put the file back, or dump with --with-files next time; `criuctl restore --dry-run` compares all files.",
     ),
-    _r("file-missing", r"Can't open file (?P<path>.*?)(?: on restore)?: No such file", "{path} is missing", "Put the file back."),
+    _r(
+        "file-missing",
+        r"Can't open file /?(?P<path>.*?)(?: on restore)?: No such file",
+        "/{path} is missing",
+        "Put the file back.",
+    ),
     _r(
         "file-denied",
-        r"Can't open file (?P<path>.*?)(?: on restore)?: (?P<why>.*)",
-        "{path} cannot be opened: {why}",
+        r"Can't open file /?(?P<path>.*?)(?: on restore)?: (?P<why>.*)",
+        "/{path} cannot be opened: {why}",
         "See to that.",
     ),
     _r(

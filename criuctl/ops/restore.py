@@ -317,6 +317,7 @@ class _Restore:
             stack.callback(lambda: None if done else applied.undo())
             self.reporter.step("files")
             applied.apply(plan.files)
+            self.images.forget_modes()
             stack.enter_context(remaps.provided(manifest.links, self.reader))
             self.holder.prepare(self.reader, stack, private=plan.pids == "private")
             private: PrivateNamespaces | None = None  # whose PIDs CRIU will speak of

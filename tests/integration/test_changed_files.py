@@ -84,6 +84,28 @@ def test_without_contents_it_is_refused_precisely(change: str, zoo: Zoo, trip: T
     trip.restore(told, animal, equal=False).ask()
 
 
+def test_other_modes_stop_nobody(zoo: Zoo, trip: Trip) -> None:
+    """CRIU compares the modes of all that is open; a program that has it open never notices a chmod."""
+    animal = zoo.launch("counter.py")
+    animal.ask()
+    told = trip.dump(animal)
+    (animal.folder / "log").chmod(0o600)
+    animal.folder.chmod(0o700)
+    trip.restore(told, animal, equal=False).ask()
+    assert (animal.folder / "log").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_working_folder_that_is_gone_is_told_before(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    animal = zoo.launch("counter.py")
+    told = trip.dump(animal)
+    away = animal.folder.rename(animal.folder.with_name("away"))
+    refused = criuctl("restore", told["checkpoint"], check=False)
+    assert refused["exit_code"] == 4
+    assert "folder-missing" in [f["code"] for f in refused["error"]["findings"]]
+    away.rename(animal.folder)
+    trip.restore(told, animal).ask()
+
+
 def test_the_policy_refuse(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """An operator who wants no file touched is obeyed, though the contents are there."""
     animal = zoo.launch("counter.py")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from criuctl.checkpoint.manifest import ConnectionRecord, HostInfo, Manifest, ProcessRecord, SessionRef
+from criuctl.checkpoint.manifest import ConnectionRecord, FileRecord, HostInfo, Manifest, ProcessRecord, SessionRef
 from criuctl.config import Config
 from criuctl.connections.rules import parse
 from criuctl.ops.plan import HostFacts, RestorePlan, Wishes, make_plan, observe
@@ -206,3 +207,16 @@ def test_the_dry_run_tells_all() -> None:
     told = plan.to_dict()
     assert told["ok"] is False
     assert [f["code"] for f in told["findings"]] == ["port-taken"]
+
+
+def test_a_missing_working_folder(tmp_path: Path) -> None:
+    """Refused, unless it is put back, or comes with a file that is; that of a tree with a root of its own is not looked for."""
+    gone = str(tmp_path / "gone")
+    folders = ((100, gone), (101, str(tmp_path)))
+    asked = manifest(processes=tuple(ProcessRecord(pid=pid, ns_pid=pid, cwd=folder) for pid, folder in folders))
+    plan = make_plan(asked, observe(asked, (), (), Wishes()), Wishes())
+    assert [(f.code, f.pid, gone in f.text) for f in plan.errors if f.code == "folder-missing"] == [("folder-missing", 100, True)]
+    carried = FileRecord(path=f"{gone}/file", kind="carried", mode=0o100644)
+    for more in ({"files": (carried,)}, {"namespaces": {"mnt": {"mode": "entered"}}}):
+        other = asked.with_use(**more)
+        assert not observe(other, (), (), Wishes()).missing_folders

@@ -66,6 +66,10 @@ def change(path: Path) -> None:
     path.write_bytes(OLD.upper())
 
 
+def close_to_others(path: Path) -> None:
+    path.chmod(0o600)
+
+
 def nothing(_path: Path) -> None:
     """It stays as it is."""
 
@@ -89,6 +93,10 @@ def nothing(_path: Path) -> None:
         (change, "mapped", False, "restore", "same"),  # of the same size: CRIU compares build-ids
         (grow, "mapped", False, "restore", "refuse"),
         (Path.unlink, "mapped", False, "restore", "refuse"),
+        (close_to_others, "written", False, "restore", "moved-on"),
+        (close_to_others, "written", False, "refuse", "refuse"),
+        (close_to_others, "read", False, "restore", "moved-on"),
+        (close_to_others, "mapped", False, "keep", "moved-on"),
     ],
 )
 def test_judge(file: Path, what: Callable[[Path], None], kind: str, append: bool, policy: Policy, verdict: str) -> None:
