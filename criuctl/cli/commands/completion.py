@@ -63,5 +63,7 @@ def completion(app: App, shell: str) -> int:
     answering = found(cli, {}, PROGRAM, COMPLETE_VARIABLE)
     # Not bash's own source(): it starts a bash to ask for its version, and has a template that does not do.
     script = _BASH % answering.source_vars() if shell == "bash" else ShellComplete.source(answering)
+    if shell == "fish":  # click's script cuts descriptions off at their first comma
+        script = script.replace('string split ","', 'string split -m 1 ","')
     app.emit({"shell": shell, "script": script}, lambda: script.rstrip("\n"))
     return 0

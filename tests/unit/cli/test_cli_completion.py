@@ -25,6 +25,20 @@ def test_a_script_is_valid_in_its_shell(criuctl: Run, tmp_path: Path, shell: str
         subprocess.run([shell, "-n", str(script)], check=True, timeout=120)
 
 
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_is_told_whole_descriptions(criuctl: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text(criuctl("completion", "fish").stdout)
+    program = tmp_path / "criuctl"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m criuctl "$@"\n')
+    program.chmod(0o755)
+    asked = ["fish", "--no-config", "-c", f"set -p PATH {tmp_path}; source {script}; complete -C 'criuctl recov'"]
+    done = subprocess.run(
+        asked, env=clean_environment(HOME=str(tmp_path)), capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout == "recover\tBring back, at a boot, what ran before it.\n"
+
+
 @pytest.fixture
 def complete(criuctl: Run, tmp_path: Path) -> Callable[..., list[str]]:
     """What bash would offer for the line typed so far, with bash's own ideas of where words end."""
