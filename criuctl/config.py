@@ -7,6 +7,7 @@ never values here: they are references (a file, an environment variable, a comma
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -100,8 +101,24 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+_RANGES: dict[str, tuple[float, float]] = {"compression": (-7, 19), "workers": (0, 1024)}  # of other numbers: from 0 on
+_FOLDERS = ("state_dir", "cache_dir", "run_dir", "key_dir")
+
+
 def _coerce(key: str, value: Any, where: str) -> Any:
     """The value as the field of `Config` wants it, or a `ConfigError` naming `where`."""
+    wanted = _typed(key, value, where)
+    if isinstance(wanted, int | float):
+        low, high = _RANGES.get(key, (0, math.inf))
+        if not low <= wanted <= high:
+            kind = f"from {low} to {high}" if key in _RANGES else "0 or more"
+            raise ConfigError(f"{where}: {key} must be {kind}, not {value!r}")
+    elif key in _FOLDERS and not os.path.isabs(wanted) and wanted != getattr(_DEFAULTS, key):
+        raise ConfigError(f"{where}: {key} must be an absolute path, not {value!r}")
+    return wanted
+
+
+def _typed(key: str, value: Any, where: str) -> Any:
     default = getattr(_DEFAULTS, key)
     if key == "connection_rules":
         return _rules(value, where)

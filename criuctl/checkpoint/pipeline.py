@@ -314,10 +314,9 @@ class Pipeline:
             self._compact = None
 
     def _compress(self) -> None:
-        level = self.level
-        compress = Compressor(level)
+        level, compress = 0, None  # made with the first work: an error before it would come again for ever, see `_guard`
         while (work := self._work.get()) is not None:
-            if level != self.level:
+            if compress is None or level != self.level:
                 level = self.level
                 compress = Compressor(level)
             if self._error is None:

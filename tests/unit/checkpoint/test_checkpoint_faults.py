@@ -89,6 +89,20 @@ def test_a_thread_that_fails_stops_a_producer_that_waits(tmp_path: Path, monkeyp
         writer.hashed()  # closed: told, not waited for
 
 
+def test_a_thread_that_cannot_begin_is_told_and_ends(tmp_path: Path) -> None:
+    """zstd refuses the level, as it does where there is no memory for it: once, not for ever."""
+
+    def produce() -> None:
+        with repo.writer(Reporter()) as writer:
+            kit.put_windows(writer, 1, b"x" * 262144)
+            writer.flush()
+
+    repo = kit.repository(tmp_path, compression=99)
+    with pytest.raises(Exception, match=r"(?i)zstd|level"):
+        produce()
+    assert kit.pipeline_threads() == []
+
+
 @pytest.mark.parametrize("room", range(4))
 def test_where_no_more_threads_can_be_started_nothing_is_written_or_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int

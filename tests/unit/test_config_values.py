@@ -1,0 +1,37 @@
+"""Values of the configuration that make no sense: refused where they stand, before anything is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from criuctl.config import Config, load
+from criuctl.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("compression", "99"),
+        ("workers", "-3"),
+        ("criu_timeout", "-1"),
+        ("s3_timeout", ".nan"),
+        ("state_dir", "state"),
+        ("state_dir", "~/state"),
+        ("run_dir", "run"),
+        ("key_dir", "''"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(tmp_path: Path, key: str, value: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"{key}: {value}\n")
+    with pytest.raises(ConfigError, match=f"{file}: {key} must be "):
+        load(str(file), {})
+
+
+def test_all_defaults_and_the_ends_of_ranges_are_taken(tmp_path: Path) -> None:
+    for line in ("compression: -7", "compression: 19", "workers: 0", "run_dir: ''", "run_dir: /dev/shm/x", "criu_timeout: 0"):
+        file = tmp_path / "config.yaml"
+        file.write_text(line + "\n")
+        assert load(str(file), {}).store == Config().store
