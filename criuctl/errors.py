@@ -368,6 +368,8 @@ def of_the_host(error: OSError) -> PlatformError | None:
         return NO_MEMORY
     elif error.errno in _NOT_ALLOWED and error.filename is not None:
         hint = "Run criuctl as root." if os.geteuid() else "Check owner, mode and mount options."
+    elif error.errno == errno.ENOTDIR and error.filename is not None:
+        hint = "A file is where a folder should be: see state_dir, run_dir, cache_dir and key_dir in the configuration."
     else:
         return None
     where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file of criuctl's own"

@@ -42,6 +42,8 @@ def fail(app: App, name: str) -> int:
         os.write(write, b"x")
     if name == "denied":
         raise PermissionError(errno.EACCES, "Permission denied", "/var/lib/criuctl/sessions")
+    if name == "file":
+        raise NotADirectoryError(errno.ENOTDIR, "Not a directory", "/etc/passwd/holders")
     if name == "full":
         raise OSError(errno.ENOSPC, "No space left on device")
     if name == "memory":

@@ -202,6 +202,7 @@ def test_a_broken_pipe_inside_an_operation_is_not_taken_for_the_reader_of_stdout
     [
         ("denied", "/var/lib/criuctl/sessions: Permission denied\n  hint: "),
         ("full", "No space left on device\n  hint: Free space"),
+        ("file", "/etc/passwd/holders: Not a directory\n  hint: A file is where a folder"),
     ],
 )
 def test_what_the_host_does_not_allow_is_no_bug(provoke: Run, name: str, said: str) -> None:
