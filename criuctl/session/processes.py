@@ -16,6 +16,7 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from ..errors import CriuctlError
 from ..proc.tree import ProcessIdentity, children
@@ -23,6 +24,7 @@ from .cgroup import SessionGroup
 
 _MAX_WALKS = 50
 _TIOCSIG = 0x40045436  # _IOW("T", 0x36, int); not in the termios module
+_TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)  # which a key can send: TIOCSIG takes no other
 _STOPPED = ("T", "t")
 _STANDING = (*_STOPPED, "Z", "X", None)
 _STOP_SECONDS = 1.0
@@ -81,6 +83,20 @@ class Tree:
             finally:
                 os.close(fd)
         return count
+
+    def signal_foreground(self, master: int, number: int, members: Iterable[ProcessIdentity]) -> int | None:
+        """Signal the foreground group of the terminal behind `master`; how many of `members` were in it, None: it has none."""
+        try:
+            group = os.tcgetpgrp(master)
+            if group <= 0:
+                return None
+            inside = _in_group(members, group)
+            if number not in _TYPED:
+                return self.signal(number, inside)
+            fcntl.ioctl(master, _TIOCSIG, number)  # by the terminal itself: the group of this very moment
+        except OSError:
+            return None
+        return len(inside)
 
     def returns(self, stopped: Iterable[ProcessIdentity], asleep: Iterable[ProcessIdentity]) -> None:
         """A tree that stood still comes back in its restorer's hands: whom the pause has `stopped`, who was `asleep` before."""
@@ -177,19 +193,6 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def signal_foreground(master: int, number: int, members: Iterable[ProcessIdentity]) -> int | None:
-    """Signal the foreground group of the terminal behind `master`; how many of `members` were in it, None: it has none."""
-    try:
-        group = os.tcgetpgrp(master)
-        if group <= 0:
-            return None
-        count = _in_group(members, group)
-        fcntl.ioctl(master, _TIOCSIG, number)  # by the terminal itself: the group of this very moment
-    except OSError:
-        return None
-    return count
-
-
 def reap(on_exit: Callable[[int, int], None]) -> None:
     """Reap every child that has ended; `on_exit` gets PID and wait status."""
     while True:
@@ -208,11 +211,10 @@ def exit_code(status: int) -> tuple[int, int | None]:
     return (128 - code, -code) if code < 0 else (code, None)
 
 
-def _in_group(members: Iterable[ProcessIdentity], group: int) -> int:
-    count = 0
+def _in_group(members: Iterable[ProcessIdentity], group: int) -> list[ProcessIdentity]:
+    inside = []
     for identity in members:
-        try:
-            count += os.getpgid(identity.pid) == group
-        except ProcessLookupError:
-            continue
-    return count
+        with suppress(ProcessLookupError):
+            if os.getpgid(identity.pid) == group:
+                inside.append(identity)
+    return inside

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from . import helpers, killing, protocol
 from .connection import Connection
 from .lease import Operator, Refused
-from .processes import signal_foreground
 from .queries import TERMINAL
 from .values import LATER, Message, Operations, boolean, integer, number, one_of, text
 
@@ -63,7 +62,7 @@ class Steering:
         self._writing.claim(by, protocol.DEFAULT_TTL, "implicit", soft=True)
         members = holder.tree.members()
         if to == "foreground":
-            found = signal_foreground(holder.master.fd, number, members) if holder.master.fd >= 0 else None
+            found = holder.tree.signal_foreground(holder.master.fd, number, members) if holder.master.fd >= 0 else None
             if found is None:
                 raise Refused("not-found", "the terminal has no foreground group")
             count = found

@@ -100,6 +100,10 @@ def test_signals_reach_the_foreground_group_the_leader_or_all(holders: Holders) 
     wait_until(lambda: [p.command for p in read_tree(leader)] == ["bash", "sleep"], TIMEOUT, "sleep runs")
     assert client.signal(signal.SIGINT) == 1
     wait_until(lambda: len(read_tree(leader)) == 1, TIMEOUT, "sleep is interrupted")
+    client.send("sleep 1000\n")
+    wait_until(lambda: [p.command for p in read_tree(leader)] == ["bash", "sleep"], TIMEOUT, "sleep runs again")
+    assert client.signal("TERM") == 1  # which no key sends, so the terminal does not either
+    wait_until(lambda: len(read_tree(leader)) == 1, TIMEOUT, "sleep is ended")
     for wrong in ("NOSUCH", 0, 10_000, "", None, True, 1.5):
         with pytest.raises(UsageError):
             client.request("signal", signal=wrong)
