@@ -8,6 +8,7 @@ command: it waits, ``checkpointed``, for `adopt`.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CommandFailed, Conflict, NotFound, TimedOut
+from ..errors import CommandFailed, Conflict, CriuctlError, NotFound, PlatformError, TimedOut, UsageError
 from ..proc.folders import make_private
 from . import names
 from .sessions import read_state
@@ -95,7 +96,7 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
             make_private(folder)
             os.chmod(folder, 0o700)
     except OSError as error:
-        raise CommandFailed(
+        raise PlatformError(
             f"session {spec.name!r} has no place for its files: {error.filename}: {error.strerror}",
             hint="Configure a run_dir and a state_dir that may be written.",
         ) from error
@@ -117,9 +118,7 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
         raise CommandFailed(f"the holder of {spec.name!r} did not start")
     if "error" in answer:
         _forget(run_folder)
-        why = answer["error"]
-        kind = NotFound if why.get("errno") == 2 else CommandFailed
-        raise kind(f"session {spec.name!r} could not be started: {why['message']}")
+        raise _not_started(spec.name, answer["error"])
     return Started(
         spec.name,
         answer["id"],
@@ -138,6 +137,18 @@ def _scope(name: str) -> list[str]:
     whose = [] if os.getuid() == 0 else ["--user"]
     unit = f"--unit=criuctl-{name}-{os.urandom(3).hex()}"
     return ["systemd-run", *whose, "--scope", "--quiet", "--collect", "--property=Delegate=yes", unit, "--"]
+
+
+def _not_started(name: str, why: Mapping[str, Any]) -> CriuctlError:
+    """What the caller named and the kernel does not run is no failure of criuctl's."""
+    text, number = f"session {name!r} could not be started: {why['message']}", why.get("errno")
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return NotFound(text)
+    if number == errno.EACCES:
+        return UsageError(text, hint="It is a folder, or may not be executed: see `ls -ld` of it.")
+    if number == errno.ENOEXEC:
+        return UsageError(text, hint="A script begins with #! and its interpreter; or name that: `-- sh SCRIPT`.")
+    return CommandFailed(text)
 
 
 def _launch(prefix: list[str], body: dict[str, Any], run_folder: Path, kept: list[int], timeout: float) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ import pytest
 from support.holding import TIMEOUT, Holders
 from support.keeper import wait_until
 
-from criuctl.errors import CommandFailed, Conflict, CriuctlError, Forbidden, LeaseHeld, NotFound, SessionGone, WrongState
+from criuctl.errors import Conflict, CriuctlError, Forbidden, LeaseHeld, NotFound, PlatformError, SessionGone, WrongState
 from criuctl.session.client import Event, Session
 from criuctl.session.launch import HolderSpec, start_holder
 
@@ -270,7 +270,7 @@ def test_a_name_is_one_session(holders: Holders) -> None:
         holders.start("no-such-command", name=holders.token)
     assert not [name for mount in ("unified", "freezer", "") for name in groups(mount) if name.startswith(holders.token)]
     assert sorted(os.listdir(Path(holders.config.run_dir) / "holders")) == ["s"]
-    with pytest.raises(CommandFailed, match="no place for its files"):
+    with pytest.raises(PlatformError, match="no place for its files"):
         start_holder(replace(holders.config, run_dir="/proc/self"), HolderSpec("nowhere", argv=["cat"]))
 
 
