@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import Conflict, Damaged, KeyMissing, UnsupportedFormat, WrongKey
+from ..errors import CommandFailed, Conflict, Damaged, KeyMissing, UnsupportedFormat, WrongKey
 from ..proc.folders import make_private
 from . import recovery
 from .codec import KEY_SIZE, derive
@@ -140,10 +140,11 @@ def read_secret(path: Path) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise KeyMissing(f"{path} cannot be read: {error.strerror}", hint="Bring the file back, or name another one.") from error
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(fd)
+        raise KeyMissing(f"{path} is no regular file", hint="Name the key file itself.")
     with os.fdopen(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise KeyMissing(f"{path} is no regular file")
         if found.st_mode & 0o077 or found.st_uid not in (0, os.geteuid()):
             raise KeyMissing(
                 f"{path} is not used: others than its owner may read or change it",
@@ -365,7 +366,11 @@ def find_passphrase(config: Config) -> tuple[bytes | None, str]:
     if config.passphrase_command:
         from ..proc.command import run
 
-        done = run(shlex.split(config.passphrase_command), timeout=60)
+        try:
+            done = run(shlex.split(config.passphrase_command), timeout=60)
+        except (CommandFailed, ValueError) as error:  # ValueError: a quote is missing
+            hint = "It has to print the passphrase and to end with 0."
+            raise KeyMissing(f"passphrase_command gave no passphrase: {error}", hint=hint) from error
         return done.stdout.rstrip(b"\r\n"), "passphrase_command"
     if PASSPHRASE_VARIABLE in os.environ:
         return os.environb[PASSPHRASE_VARIABLE.encode()], PASSPHRASE_VARIABLE

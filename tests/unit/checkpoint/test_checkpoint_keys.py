@@ -7,6 +7,7 @@ import os
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import checkpoints as kit
@@ -90,6 +91,23 @@ def test_a_passphrase_opens_the_store(tmp_path: Path, way: str, monkeypatch: pyt
         Repository.open(store, config)
     with pytest.raises(WrongKey, match="empty"):
         Repository.init(MemoryStore(), encryption=True, passphrase=b"", config=config)
+
+
+@pytest.mark.parametrize("command", ["false", "cat '", "echo"])
+def test_a_command_that_prints_no_passphrase_is_named(tmp_path: Path, command: str) -> None:
+    store = MemoryStore()
+    Repository.init(store, encryption=True, passphrase=b"correct horse", config=kit.config(tmp_path))
+    with pytest.raises((KeyMissing, WrongKey), match="passphrase_command"):
+        Repository.open(store, replace(kit.config(tmp_path), passphrase_command=command))
+
+
+@pytest.mark.parametrize("field", ["key_file", "passphrase_file"])
+def test_a_folder_is_no_key(tmp_path: Path, field: str) -> None:
+    store = MemoryStore()
+    Repository.init(store, encryption=True, passphrase=b"correct horse", config=kit.config(tmp_path))
+    given: dict[str, Any] = {field: str(tmp_path)}
+    with pytest.raises(KeyMissing, match="is no regular file"):
+        Repository.open(store, replace(kit.config(tmp_path), **given))
 
 
 def test_a_key_file_can_be_named_and_shared(tmp_path: Path) -> None:
