@@ -55,6 +55,10 @@ class Wishes:
         """`UsageError` for what makes no sense, alone or together."""
         if self.every is not None and self.every <= 0:
             raise UsageError("a snapshot every 0 s is not possible", hint="Leave --every out, or give a span such as 60s.")
+        if self.lease < 1:  # it is renewed, and looked at, several times in that
+            raise UsageError(
+                f"a lease of {self.lease:g} s is not possible", hint="Leave --lease out, or give a span such as 30s."
+            )
         if self.max_loss and not 0 < self.period <= self.max_loss:
             raise UsageError(f"a snapshot every {self.period:g} s cannot keep the loss below {self.max_loss:g} s")
 

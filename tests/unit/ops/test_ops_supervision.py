@@ -100,6 +100,8 @@ def test_periods() -> None:
         Wishes(every=60, max_loss=30).check()
     with pytest.raises(UsageError, match="every 0 s"):
         Wishes(every=0).check()
+    with pytest.raises(UsageError, match="a lease of 0 s"):
+        Wishes(lease=0).check()
 
 
 @given(st.integers(1, 8), st.lists(st.tuples(st.sampled_from(["failed", "soon", "late"]), spans), max_size=30))
