@@ -61,6 +61,8 @@ class GlobalOption(click.Option):
 
 def _remember(ctx: click.Context, param: click.Parameter, value: Any) -> None:
     app = ctx.ensure_object(App)
+    if value == "" and not ctx.resilient_parsing:  # a variable that is not set, say: the default would be another store
+        raise click.BadParameter("it is empty", ctx=ctx, param=param)
     if not value or param.name is None:
         return
     if param.name == "verbose":
