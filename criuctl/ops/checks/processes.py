@@ -217,20 +217,22 @@ def _lost_sessions(scene: Scene) -> Iterator[Finding]:
     """
     root = scene.root
     parents = {process.pid: process.ppid for process in scene.tree[1:]}
-    sids = {process.pid: process.sid for process in scene.tree}
+    # A session that is led from outside is the root's at a restore.
+    sids = {process.pid: root.pid if process.sid == root.sid else process.sid for process in scene.tree}
     for process in scene.tree[1:]:
-        if process.ppid == root.pid and process.sid not in (root.sid, process.pid):
-            helper = -process.sid if process.sid in scene.by_pid else process.sid
-            parents[process.pid], parents[helper] = helper, process.sid if helper < 0 else root.pid
-            sids[helper] = process.sid
+        sid = sids[process.pid]
+        if process.ppid == root.pid and sid not in (root.pid, process.pid):
+            helper = -sid if sid in scene.by_pid else sid
+            parents[process.pid], parents[helper] = helper, sid if helper < 0 else root.pid
+            sids[helper] = sid
     born: dict[int, int] = {}
     for process in scene.tree[1:]:
-        above = parents[process.pid]
-        if process.sid in (process.pid, sids.get(above)):
+        above, sid = parents[process.pid], sids[process.pid]
+        if sid in (process.pid, sids.get(above)):
             continue
-        while above in sids and above != process.sid and born.setdefault(above, process.sid) == process.sid:
+        while above in sids and above != sid and born.setdefault(above, sid) == sid:
             above = parents.get(above, 0)
-        if above == process.sid:
+        if above == sid:
             continue
         parent = scene.command_of(process.ppid)
         yield Finding(
