@@ -21,6 +21,7 @@ from click.shell_completion import CompletionItem
 
 from ..errors import EXIT_CODES
 from .app import App
+from .streams import write_result
 
 Example = tuple[str, str]
 
@@ -153,7 +154,23 @@ def _write_tail(
             formatter.write_text(", ".join(see_also))
 
 
-class Page(click.Command):
+def _show_help(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        write_result(ctx.get_help())  # click's own echo takes a full disk for a file of criuctl's
+        ctx.exit()
+
+
+class Helped(click.Command):
+    """A command whose ``--help`` is a result as others are."""
+
+    def get_help_option(self, ctx: click.Context) -> click.Option | None:
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.callback = _show_help
+        return option
+
+
+class Page(Helped):
     """A command with a manual page.
 
     `examples` are pairs of what they do and the command line, `exits` the exit codes it can end with beside
@@ -205,7 +222,7 @@ def page(
 # -- groups -------------------------------------------------------------------------------------------
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Helped, click.Group):
     """A group that imports a command's module only when that command is invoked."""
 
     context_class = PageContext

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import select
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TextIO
 
 from ..errors import CriuctlError
 
@@ -27,11 +28,20 @@ def write_result(text: str) -> None:
     Raises BrokenPipeError when the reader has gone, `ResultLost` on any other failure (a full disk behind
     ``>`` above all).
     """
+    _write(lambda stream: stream.write(text + "\n"))
+
+
+def write_bytes(data: bytes) -> None:
+    """Print `data` as it is; raises as `write_result` does."""
+    _write(lambda stream: stream.buffer.write(data))
+
+
+def _write(write: Callable[[TextIO], object]) -> None:
     stream = sys.stdout
     if stream is None:
         raise ResultLost("the result could not be printed: standard output is closed")
     try:
-        stream.write(text + "\n")
+        write(stream)
         stream.flush()
     except BrokenPipeError:
         raise

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from ...errors import UsageError
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import name_argument
+from ..streams import write_bytes
 
 
 @page(
@@ -61,11 +60,5 @@ def capture(app: App, name: str, screen: bool, scrollback: bool, since: int | No
 def _follow(app: App, name: str, since: int | str, ansi: bool) -> int:
     from ...ops.watching import follow
 
-    stream = sys.stdout.buffer
-
-    def show(data: bytes) -> None:
-        stream.write(data)
-        stream.flush()
-
-    follow(app.config, name, show, since=since, ansi=ansi)
+    follow(app.config, name, write_bytes, since=since, ansi=ansi)
     return 0

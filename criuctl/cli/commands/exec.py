@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import command_argument, name_argument, take_option, timeout_option
+from ..streams import write_bytes
 
 
 @page(
@@ -35,13 +34,7 @@ def exec_(app: App, name: str, force: bool, take: bool, timeout: float | None, c
     """
     from ...ops.typing import run_in_shell
 
-    stream = sys.stdout.buffer
-
-    def show(data: bytes) -> None:
-        stream.write(data)
-        stream.flush()
-
-    body = run_in_shell(app.config, name, command, None if app.json else show, take=take, timeout=timeout, force=force)
+    body = run_in_shell(app.config, name, command, None if app.json else write_bytes, take=take, timeout=timeout, force=force)
     if app.json:
         app.emit(body, lambda: "")
     return int(body["exit_code"])

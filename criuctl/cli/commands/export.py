@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from .. import complete
 from ..app import App, pass_app
 from ..pages import page
 from ..passphrases import ask
-from ..streams import tell
+from ..streams import tell, write_bytes
 from ..text import printable, size
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def export(app: App, /, ref: str, file: str, force: bool, **how: Any) -> int:
         if os.isatty(1):
             raise click.UsageError("standard output is a terminal: name a file, or send it somewhere")
         target = 1
-        sys.stdout.flush()
+        write_bytes(b"")  # ends here if it is closed, before anything is read
     from ...ops.transfer import export as export_checkpoint
 
     seal = _seal(**how)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import click
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import name_argument
+from ..streams import write_bytes
 from ..text import Column, printable, table
 
 _COLUMNS = (Column("sequence", right=True), Column("time"), Column("who"), Column("what"), Column("facts"))
@@ -56,11 +56,8 @@ def log(app: App, name: str, since: int, export: str | None) -> int:
     from ...ops.logs import audit, recording
 
     if export:
-        lines = recording(app.config, name)
-        stream = sys.stdout.buffer
-        for line in lines:
-            stream.write(line.encode() + b"\n")
-        stream.flush()
+        for line in recording(app.config, name):
+            write_bytes(line.encode() + b"\n")
         return 0
     entries = audit(app.config, name, since)
     app.emit(entries, lambda: table(_COLUMNS, map(_row, entries)) if entries else "")

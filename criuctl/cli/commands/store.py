@@ -196,6 +196,8 @@ def key(app: App, export: Path | None) -> int:
     """
     from ...ops.stores import store_key
 
+    if str(export) == "-":  # elsewhere that is standard output
+        raise click.UsageError("a key is never printed: --export wants the name of a new file")
     body = store_key(app.config, export=export).to_dict()
 
     def human() -> str:

@@ -71,6 +71,17 @@ def test_what_cannot_be_started_says_why(operators: Operators) -> None:
     assert names == ["sleep", "sleep-2"]
 
 
+@pytest.mark.parametrize(("closing", "said"), [(">&-", "standard output is closed"), (">/dev/full", "No space left")])
+def test_output_that_goes_nowhere_is_told(operators: Operators, closing: str, said: str) -> None:
+    operators.shell("work")
+    operators.prefix = ["sh", "-c", f'exec "$@" {closing}', "sh"]
+    for words in ("log work --export cast", "capture work --follow --since 0", "exec work -- echo hi"):
+        command = operators.start(*words.split(), json_output=False)
+        assert command.process.wait(60) == 1
+        assert said in command.told()
+    operators.prefix = []
+
+
 @pytest.mark.parametrize("options", [(), ("--host-pids",)], ids=["private", "host-pids"])
 def test_a_session_does_not_start_in_a_session_nor_attach_to_itself(operators: Operators, options: tuple[str, ...]) -> None:
     operators.shell("outer", *options)

@@ -232,6 +232,17 @@ def test_a_result_that_cannot_be_written_is_told(provoke: Run, options: tuple[st
     assert "Exception ignored" not in done.stderr
 
 
+@pytest.mark.parametrize("args", [("--help",), ("list", "--help"), ("--version",)])
+def test_help_that_cannot_be_written_is_told(criuctl: Run, args: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        done = criuctl(*args, stdout=full, stderr=subprocess.PIPE)
+    assert (done.returncode, done.stderr) == (1, "criuctl: the result could not be printed: No space left on device\n")
+
+
+def test_a_key_is_not_written_to_standard_output(criuctl: Run) -> None:
+    assert "never printed" in criuctl("store", "key", "--export", "-").stderr
+
+
 def test_nobody_reading_stderr_does_not_fail_an_operation(provoke: Run) -> None:
     read, write = os.pipe()
     os.close(read)
