@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..config import Config
-from ..errors import PlatformError
+from ..errors import PlatformError, TimedOut
 from ..proc import command
+from . import stall
 from .rpc import Swrk
 
 MINIMUM = (4, 2)
@@ -56,7 +57,7 @@ class CriuBinary:
 
         `start` starts it as somebody else's child, who then is the parent of what it restores.
         On leaving, our end is closed and CRIU is waited for: it ends by itself, having rolled back what it
-        had not finished.
+        had not finished; if it hangs and is expendable, it is ended with all that it has made.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -64,18 +65,23 @@ class CriuBinary:
                 argv = [*_ALL_DESCRIPTORS, *enter, *self.argv, "--no-default-config", "swrk", str(theirs.fileno())]
                 fds = [theirs.fileno(), *pass_fds]
                 # A session of its own: a ^C at the terminal is ours to handle, never CRIU's.
-                wait: Callable[[], object]
+                wait: Callable[[float | None], object]
                 if start is None:
                     child = command.spawn(argv, pass_fds=fds, stderr=stderr, new_session=True)
                     pid, wait = child.pid, child.wait
                 else:
                     pid = start(argv, fds)
                     wait = command.waiter(pid)
+            swrk = Swrk(ours, pid)
             try:
-                yield Swrk(ours, pid)
+                yield swrk
             finally:
                 ours.close()
-                wait()
+                try:
+                    wait(None if not swrk.expendable else 0.0 if swrk.hangs else stall.ROLLBACK)
+                except TimedOut:
+                    stall.end(pid)  # which is it still: nobody has been told of its end
+                    wait(None)
         finally:
             ours.close()
 

@@ -185,12 +185,15 @@ def restore(
             about_to_fork(swrk.pid)
         elif script == "post-restore":
             placed(pid)
-        elif script == "pre-resume" and about_to_run is not None:
-            about_to_run()
+        elif script == "pre-resume":
+            swrk.expendable = False
+            if about_to_run is not None:
+                about_to_run()
         return True
 
     try:
         with criu.swrk(enter=enter, pass_fds=[folder, *pass_fds, *options.inherit.values()], start=start) as swrk:
+            swrk.expendable = True
             response = swrk.call("RESTORE", restore_options(folder_path(folder), options), notify)
             return int(response.restore.pid)
     except (CriuRefused, CriuGone) as error:

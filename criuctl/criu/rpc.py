@@ -7,17 +7,20 @@ request's own type.  pycriu's own client has no notify loop and drops ``cr_errms
 message classes are pycriu's.
 
 CRIU ends by itself when its socket closes: mid-dump it then lets the tree go on, mid-restore it kills what
-it had restored.  It is never killed from here, because a CRIU killed half way leaves parasites in the tree.
+it had restored.  A CRIU that dumps is never killed from here, because one killed half way leaves parasites in the tree; one
+that restores is (`expendable`), if it gets nothing done any more: nothing of the tree has run.
 """
 
 from __future__ import annotations
 
+import select
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..errors import CriuctlError
-from . import schema
+from . import schema, stall
 
 Notify = Callable[[str, int], bool | Sequence[str]]
 """Called with (script name, PID or 0) at each notification; what it returns is CRIU's answer.
@@ -48,6 +51,8 @@ class Swrk:
     def __init__(self, sock: socket.socket, pid: int = 0) -> None:
         self.sock = sock
         self.pid = pid
+        self.expendable = False  # what it has made so far may be ended, as nothing of that has run
+        self.hangs = False  # it gets nothing done
         self._rpc = schema.rpc()
 
     def call(self, kind: str, options: Any = None, notify: Notify | None = None, keep_open: bool = False) -> Any:
@@ -111,6 +116,8 @@ class Swrk:
             raise CriuGone(f"CRIU ended before it was asked: {error}") from error
 
     def _receive(self, veto: BaseException | None) -> Any:
+        if self.expendable:
+            self._wait(veto)
         try:
             packet = self.sock.recv(_MAX_PACKET)
         except ConnectionError:
@@ -122,3 +129,17 @@ class Swrk:
         response = self._rpc.criu_resp()
         response.ParseFromString(packet)
         return response
+
+    def _wait(self, veto: BaseException | None) -> None:
+        """Until CRIU says something; `CriuGone`, or the `veto`, when it hangs."""
+        poller = select.poll()
+        poller.register(self.sock, select.POLLIN)
+        watch, vetoed = stall.Watch(self.pid), time.monotonic()
+        while not poller.poll(stall.LOOK * 1000):
+            idle = watch.idle()
+            self.hangs = idle > stall.ROLLBACK
+            if veto is not None and time.monotonic() - vetoed > stall.ROLLBACK:
+                self.hangs = True
+                raise veto
+            if idle > stall.PATIENCE:
+                raise CriuGone(f"CRIU has done nothing for {stall.PATIENCE:g} s")

@@ -74,7 +74,8 @@ class Arrival:
         manifest, wishes = self.manifest, self.wishes
         facts = observe(manifest, needs.ids, (), wishes)
         moved = {c.local for c in needs.connections if endpoint(c.local)[0] in self.kept}
-        return replace(facts, local_addresses=facts.local_addresses | moved)
+        # Files and folders are judged by what travels, in `targetfiles`.
+        return replace(facts, local_addresses=facts.local_addresses | moved, missing_folders=frozenset())
 
     @cached_property
     def manifest(self) -> Manifest:

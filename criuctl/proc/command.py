@@ -354,17 +354,18 @@ def run(
     return done
 
 
-def waiter(pid: int) -> Callable[[], object]:
-    """What waits for the end of a process that is somebody else's child."""
+def waiter(pid: int) -> Callable[[float | None], object]:
+    """What waits for the end of a process that is somebody else's child; `TimedOut` after that many seconds."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
-        return lambda: None
+        return lambda _timeout: None
 
-    def wait() -> None:
+    def wait(timeout: float | None) -> None:
         poller = select.poll()
         poller.register(pidfd, select.POLLIN)
-        poller.poll()
+        if not poller.poll(None if timeout is None else timeout * 1000):
+            raise TimedOut(f"PID {pid} is still running after {timeout:g} s")
         os.close(pidfd)
 
     return wait

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,30 @@ def test_kill_9_of_criu_at_every_step_of_a_restore(zoo: Zoo, trip: Trip, criuctl
         assert aftermath.of_restore(animal, checkpoint) == "nothing"
         for running in zoo.animals:
             running.end()
+
+
+@pytest.mark.parametrize("step", ["restore", "post-restore"])
+def test_a_criu_that_hangs_in_a_restore(step: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath) -> None:
+    """Whoever interrupts criuctl then is not kept waiting for ever, and nothing stays."""
+    animal = zoo.launch("counter.py", "1")
+    checkpoint = trip.dump(animal)["checkpoint"]
+    if step == "restore":  # before CRIU is started: a program that never answers is in its place
+        wrapper = zoo.home / "criu-that-hangs"
+        wrapper.write_text("#!/bin/sh\nsleep 1000 & wait\n")
+        wrapper.chmod(0o700)
+        criuctl.extra["CRIUCTL_CRIU"] = str(wrapper)
+    with paused(criuctl, step, "restore", checkpoint) as held:
+        held.kill_criu(signal.SIGSTOP)
+        held.kill(signal.SIGTERM) if step != "restore" else None
+        held.go_on()
+        if step == "restore":
+            wait_until(lambda: len(oracle.tree(held.command.process.pid)) > 2, 60, "it is asked")
+            held.kill(signal.SIGTERM)
+        code = held.command.process.wait(120)
+    assert code == 143, held.command.told()
+    held.wait_settled()
+    criuctl.extra.pop("CRIUCTL_CRIU", None)
+    assert aftermath.of_restore(animal, checkpoint) == "nothing"
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,13 @@ class Paused:
         """Send criuctl a signal."""
         self.command.process.kill(number)
 
-    def kill_criu(self) -> None:
-        """kill -9 every CRIU process that criuctl has started."""
+    def kill_criu(self, number: int = signal.SIGKILL) -> None:
+        """Send every CRIU process that criuctl has started a signal."""
         for pid, started in self.descendants:
             line = oracle.read(f"/proc/{pid}/cmdline")
             if start_time(pid) == started and "criu" in line and ".py" not in line:  # not criuctl's own helpers
                 with suppress(ProcessLookupError):  # it has ended meanwhile
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, number)
 
     def go_on(self) -> None:
         """Let go of the pause point."""
