@@ -74,8 +74,6 @@ def _judge(needed: NeededFile, policy: Policy) -> Iterator[Finding]:
         if finding is not None:
             hint = _PACKAGE if needed.use == "mapped" else judgement.hint
             yield _finding(finding.level, needed, finding.code, judgement.why, hint)
-        if judgement.verdict != "refuse":
-            yield from _type(needed, now)
         if judgement.verdict in ("same", "moved-on") and needed.build_id:
             yield from _build(needed)
 
@@ -107,13 +105,6 @@ def _folder(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
         yield _finding(
             "error", needed, "folder-missing", "is no folder here", "Move away what is there; then: " + _folder_hint(needed)
         )
-
-
-def _type(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
-    """CRIU compares the type of whatever it opens; other permissions stop nobody who has it open (`putback`)."""
-    if stat.S_IFMT(now.st_mode) != stat.S_IFMT(needed.mode):
-        kinds = f"{stat.filemode(now.st_mode)[0]} here and {stat.filemode(needed.mode)[0]} on the source (as `ls -l` has it)"
-        yield _finding("error", needed, "file-type", f"is of another type: {kinds}", f"Move {needed.path} away on the target.")
 
 
 def _build(needed: NeededFile) -> Iterator[Finding]:
@@ -171,7 +162,6 @@ def _left_behind(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
     if stat.S_IFMT(now.st_mode) != stat.S_IFMT(needed.mode):
         yield _finding("error", needed, "file-refuse", "is another kind of file here", "Move it away.")
         return
-    yield from _type(needed, now)
     if stat.S_ISCHR(needed.mode) or stat.S_ISBLK(needed.mode):
         if now.st_rdev != needed.rdev:
             text = f"is device {os.major(now.st_rdev)}:{os.minor(now.st_rdev)} here, another one on the source"
