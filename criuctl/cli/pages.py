@@ -12,6 +12,7 @@ The global options stand on the group and on every command (``criuctl --json lis
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -54,6 +55,19 @@ class PageContext(click.Context):
 
 
 # -- global options ---------------------------------------------------------------------------------
+
+
+class Seconds(click.FloatRange):
+    """A number of seconds; click takes ``nan`` for one in any range."""
+
+    name = "number of seconds"  # of which click says that a value is not a valid one
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, if it is one."""
+        number = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
+        return number
 
 
 class GlobalOption(click.Option):

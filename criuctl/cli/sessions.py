@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from . import complete
+from .pages import Seconds
 from .text import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -31,7 +32,7 @@ def timeout_option(what: str, default: float | None) -> Callable[[F], F]:
     """The option ``--timeout``, in seconds."""
     return click.option(
         "--timeout",
-        type=click.FloatRange(min=0, max=31536000),
+        type=Seconds(min=0, max=31536000),
         default=default,
         metavar="SECONDS",
         show_default=default is not None,

@@ -10,7 +10,7 @@ import click
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..outcomes import connection_lines
-from ..pages import page
+from ..pages import Seconds, page
 from ..text import duration, plural, printable, size
 
 POLICIES = click.Choice(["keep", "reconnect", "hangup", "refuse"])
@@ -116,7 +116,7 @@ def _outcome(result: Mapping[str, Any]) -> str:
 @click.option(
     "--drain",
     metavar="SECONDS",
-    type=click.FloatRange(0, 86400),
+    type=Seconds(0, 86400),
     default=0.0,
     help="Before the freeze, wait up to this long until connections to outside are idle.  [default: by the rules, else 0]",
 )

@@ -11,7 +11,7 @@ import click
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..outcomes import connection_lines
-from ..pages import page
+from ..pages import Seconds, page
 from ..text import duration, facts, printable
 from .check import EXIT_REFUSED, finding_lines
 from .dump import POLICIES
@@ -117,7 +117,7 @@ def _plan(plan: Mapping[str, Any]) -> str:
 )
 @click.option(
     "--connections-deadline",
-    type=click.FloatRange(min=0, max=86400),
+    type=Seconds(min=0, max=86400),
     metavar="SECONDS",
     help="Time for connections to be back; what is not is hung up.  [default: the rules', else 30]",
 )

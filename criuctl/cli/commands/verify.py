@@ -10,7 +10,7 @@ import click
 from ...ops.severity import worst
 from .. import complete
 from ..app import App, pass_app
-from ..pages import page
+from ..pages import Seconds, page
 from ..text import duration, plural, printable, size
 
 _PROBE_FAILED = 10
@@ -114,7 +114,7 @@ def _try(app: App, ref: str, probe: str | None, timeout: float) -> int:
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=1, max=86400),
+    type=Seconds(min=1, max=86400),
     default=300.0,
     show_default=True,
     metavar="SECONDS",

@@ -8,7 +8,7 @@ import click
 
 from ...errors import UsageError
 from ..app import App, pass_app
-from ..pages import page
+from ..pages import Seconds, page
 from ..sessions import name_argument, timeout_option
 from ..text import printable
 
@@ -35,7 +35,7 @@ def _text(body: dict[str, Any]) -> str:
 @click.option("--exit", "exit_", is_flag=True, help="Until the session has ended; prints its exit code.")
 @click.option(
     "--idle",
-    type=click.FloatRange(min=0, max=86400),
+    type=Seconds(min=0, max=86400),
     metavar="SECONDS",
     help="Until nothing was printed for so long.  [default: none]",
 )

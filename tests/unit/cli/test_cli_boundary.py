@@ -119,6 +119,8 @@ def test_a_limit_of_the_host_is_no_bug(provoke: Run, name: str, text: str, hint:
         (["list", "--config", ""], "'--config': it is empty"),
         (["rm", "web", "--store", ""], "'--store': it is empty"),
         (["--store", "", "gc"], "'--store': it is empty"),
+        (["dump", "1", "--drain", "nan"], "'nan' is not a valid number of seconds"),
+        (["wait", "web", "--timeout", "5x"], "'5x' is not a valid number of seconds"),
     ],
 )
 def test_usage_errors_exit_2_and_say_what_is_meant(criuctl: Run, args: list[str], words: str) -> None:
