@@ -52,6 +52,7 @@ from . import (
     predicates,
     remaps,
 )
+from .absent import absent
 from .arrival import RestoreResult
 from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
@@ -157,7 +158,8 @@ def restore(
         if not alone:
             stale = predicates.examine(config, manifest, force=force)
             locked = locked_elsewhere(images, copy=new_name is not None)
-            facts = replace(facts, findings=(*facts.findings, *stale, *locked))
+            gone = absent(images, manifest, facts.files, facts.missing_folders)
+            facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone))
         plan = make_plan(manifest, facts, wishes)
         if dry_run:
             return plan

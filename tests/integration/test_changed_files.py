@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,22 @@ def test_a_working_folder_that_is_gone_is_told_before(zoo: Zoo, trip: Trip, criu
     assert "folder-missing" in [f["code"] for f in refused["error"]["findings"]]
     away.rename(animal.folder)
     trip.restore(told, animal).ask()
+
+
+def test_a_fifo_that_is_gone_is_told_before(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Also one that is an ordinary file by now; what was queued in it is in the checkpoint, and comes when it is there again."""
+    animal = zoo.launch("queues.py")
+    told = trip.dump(animal)
+    fifo = animal.folder / "fifo"
+    fifo.unlink()
+    for there in (False, True):
+        if there:
+            fifo.touch()
+        refused = criuctl("restore", told["checkpoint"], check=False)
+        assert refused["exit_code"] == 4 and f"mkfifo {fifo}" in refused["error"]["hint"]
+    fifo.unlink()
+    os.mkfifo(fifo)
+    trip.restore(told, animal, equal=False).ask()
 
 
 def test_the_policy_refuse(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
