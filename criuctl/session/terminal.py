@@ -31,7 +31,7 @@ from ..proc.tree import ProcessIdentity
 _TIMEOUT = 20.0  # seconds for an answer of the guard
 _WINDOW = struct.Struct("4H")
 _MAKING = b"\0criuctl/terminals"  # an address that whoever makes terminals is bound to
-_PATIENCE = 30.0  # seconds that somebody else may take for it
+_PATIENCE = 10.0  # seconds that somebody else may take for it
 
 
 @contextlib.contextmanager
