@@ -25,7 +25,6 @@ def test_a_script_is_valid_in_its_shell(criuctl: Run, tmp_path: Path, shell: str
         subprocess.run([shell, "-n", str(script)], check=True, timeout=120)
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_is_told_whole_descriptions(criuctl: Run, tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text(criuctl("completion", "fish").stdout)
