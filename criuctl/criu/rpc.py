@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import select
 import socket
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -134,12 +133,12 @@ class Swrk:
         """Until CRIU says something; `CriuGone`, or the `veto`, when it hangs."""
         poller = select.poll()
         poller.register(self.sock, select.POLLIN)
-        watch, vetoed = stall.Watch(self.pid), time.monotonic()
+        watch = stall.Watch(self.pid)
+        self.hangs = False
         while not poller.poll(stall.LOOK * 1000):
             idle = watch.idle()
             self.hangs = idle > stall.ROLLBACK
-            if veto is not None and time.monotonic() - vetoed > stall.ROLLBACK:
-                self.hangs = True
+            if self.hangs and veto is not None:
                 raise veto
             if idle > stall.PATIENCE:
                 raise CriuGone(f"CRIU has done nothing for {stall.PATIENCE:g} s")

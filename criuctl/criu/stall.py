@@ -16,7 +16,7 @@ from ..proc.tree import ProcessIdentity, children, read_process, read_tree
 
 PATIENCE = 120.0  # seconds without a tick of CPU time, with nobody asked for anything
 LOOK = 1.0  # seconds between two looks
-ROLLBACK = 10.0  # seconds in which a CRIU that works has taken back what it has made
+ROLLBACK = 10.0  # the same of one that is to take back what it has made
 _ROUNDS = 100  # looks for processes that are made meanwhile
 
 
