@@ -58,7 +58,11 @@ class Bench:
         return Criuctl(self.commands, self.disk / place.name, place, self.program, options)
 
     def peers(self, place: Place) -> list[Way]:
-        return [ByHand(self.criu, self.commands, self.disk, place)]
+        """By hand; where the store is a folder also without the copies that a person might spare."""
+        ways: list[Way] = [ByHand(self.criu, self.commands, self.disk, place)]
+        if isinstance(place, Folder):
+            ways.append(ByHand(self.criu, self.commands, self.disk, place, without_copy=True))
+        return ways
 
     def plain(self) -> list[Way]:
         return [PlainCriu(DISK, self.criu, self.disk), PlainCriu(TMPFS, self.criu, self.tmpfs)]

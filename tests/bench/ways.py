@@ -1,8 +1,9 @@
 """The ways to dump a tree and to bring it back: criuctl and its peers.
 
 Every way gets the same chances.  CRIU is the one that criuctl uses, with no option that the program does not need.
-By hand, images go to disk, the archive of a local store is written straight into the store, without an fsync
-(criuctl makes its packs durable), and S3 is reached by a command of its own with boto3's transfer manager.
+By hand, images and the archive go to disk and the archive is copied into the store, and back, without an fsync (criuctl
+makes its packs durable); S3 is reached by a command of its own with boto3's transfer manager.  Beside it stands, for a
+folder, the way without the copies: the archive is written straight into the store, and read from there.
 """
 
 from __future__ import annotations
@@ -132,16 +133,18 @@ class PlainCriu(Way):
 
 
 class ByHand(Way):
-    """``criu dump``, ``tar | zstd -1 -T0``, a copy to the place; and all the way back."""
+    """``criu dump``, ``tar | zstd -1 -T0``, a copy to the place; and all the way back.  A folder can do `without_copy`."""
 
-    def __init__(self, criu: Criu, commands: Commands, folder: Path, place: Place) -> None:
-        self.name = "by hand"
+    def __init__(self, criu: Criu, commands: Commands, folder: Path, place: Place, *, without_copy: bool = False) -> None:
+        self.name = "without copy" if without_copy else "by hand"
+        self._copied = not without_copy
         self._criu = criu
         self._commands = commands
         self._images = folder / "images"
         self._archive = folder / "images.tar.zst"
         self._place = place
-        if isinstance(place, Folder):  # no copy is needed
+        if without_copy:
+            assert isinstance(place, Folder)
             self._archive = place.path("by-hand") / "images.tar.zst"
         for program in ("tar", "zstd"):
             if shutil.which(program) is None:
@@ -157,7 +160,7 @@ class ByHand(Way):
         self._commands.run(
             ["tar", "-C", str(self._images), "-cf", "-", "."], then=["zstd", "-1", "-T0", "-q", "-c"], into=self._archive
         )
-        if not isinstance(self._place, Folder):
+        if self._copied:
             self._place.upload(self._archive, "by-hand")
         seconds = time.monotonic() - began
         stored = self._archive.stat().st_size
@@ -169,7 +172,7 @@ class ByHand(Way):
         os.sync()
         tree.arm()
         began = time.time()
-        if not isinstance(self._place, Folder):
+        if self._copied:
             self._place.download("by-hand", self._archive)
         self._commands.run(["zstd", "-dcq", str(self._archive)], then=["tar", "-C", str(self._images), "-xf", "-"])
         self._criu.restore(self._images)
@@ -187,7 +190,7 @@ class ByHand(Way):
 
     def _drop_local(self) -> None:
         shutil.rmtree(self._images, ignore_errors=True)
-        if not isinstance(self._place, Folder):
+        if self._copied:
             self._archive.unlink(missing_ok=True)
 
 
