@@ -6,6 +6,9 @@ of their own, open and verify each record, write it to every place that wants it
 the threads wait for different spans; on a fast one they share the processors.  Memory is bounded by the
 threads' buffers.
 
+A garbage collection may move chunks and delete the packs that they were in since their places were found, also long after
+it marked those packs.  So where a pack is gone, and no segment tells of it any more, the rest is looked for anew.
+
 Invariants: no byte is written that was not verified by its chunk's id; damage, or a chunk that is nowhere, raises,
 naming the object; the first error stops all threads.
 """
@@ -244,9 +247,32 @@ class CheckpointReader:
         return found
 
     def fetch(self, sizes: dict[bytes, int], sink: Sink) -> None:
-        """Give every chunk's verified content to `sink`, from several threads, in no order."""
-        if not sizes:
-            return
+        """Give every chunk's verified content to `sink`, from several threads, in no order; each once."""
+        left = dict(sizes)
+
+        def give(place: Place, content: Buffer) -> None:
+            sink(place, content)
+            del left[place.chunk]
+
+        gone: set[bytes] = set()
+        while left:
+            try:
+                self._fetch(dict(left), give)
+            except ObjectMissing as error:
+                pack = pack_of(str(error.details.get("object", "")))
+                if pack is None or pack in gone or not self._deleted(pack):
+                    raise
+                gone.add(pack)
+
+    def _deleted(self, pack: bytes) -> bool:
+        """Whether a missing pack was deleted by a garbage collection, which has seen to what is needed of it.
+
+        It makes the segments forget a pack before that goes; of one that was lost they still tell.
+        """
+        self._index.sync()
+        return pack not in self._index.pack_sizes()
+
+    def _fetch(self, sizes: dict[bytes, int], sink: Sink) -> None:
         places = self._places(sizes)
         total = sum(place.stored for place in places)
         spans = plan_spans(places, _SPAN if total > _LITTLE else _SMALL_SPAN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +14,9 @@ from support.faulty_store import FaultyStore
 
 from criuctl.checkpoint import gc, gclists, objects
 from criuctl.checkpoint.gc import Collected, Collection
-from criuctl.checkpoint.packs import pack_of
+from criuctl.checkpoint.packs import object_name, pack_of
 from criuctl.checkpoint.repository import Repository
-from criuctl.errors import Conflict, Damaged, UnsupportedFormat
+from criuctl.errors import Conflict, Damaged, ObjectMissing, UnsupportedFormat
 from criuctl.report import Reporter
 from criuctl.store import Store
 from criuctl.store.base import Data
@@ -138,6 +139,29 @@ def test_a_pack_that_is_mostly_garbage_is_copied(tmp_path: Path) -> None:
     kit.check(again(repo), second, content(3))
     done = collect(again(repo))
     assert (done.repacked, done.deleted, done.unneeded) == (0, 0, 0)
+
+
+def test_who_began_to_read_before_packs_went_finds_what_was_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Marks are of no concern to readers: who begins when the grace time is over may find chunks in packs that go at once."""
+    names = iter(range(1 << 20, 0, -1))  # so that a host that has just come learns the oldest segments last
+    monkeypatch.setattr(secrets, "token_hex", lambda size: f"{next(names):0{2 * size}x}")
+    store = Aged()
+    repo = kit.repository(tmp_path, workers=1, store=store)
+    first, second = kit.write(repo, content(1, 2, 3, 4), session="a"), kit.write(repo, content(3), session="b")
+    repo.remove(first)
+    store.now += DAY
+    done = collect(repo, DAY)
+    assert (done.repacked, done.marked, done.deleted) == (1, 1, 0)
+    store.now += DAY
+    host = again(repo)
+    manifest, reader = host.manifest(second), host.reader(Reporter())
+    assert reader.read(manifest.image_data) == b"image 3"
+    assert collect(again(repo), DAY).deleted == 1
+    assert kit.placed(reader, manifest.memory[0].data) == content(3).memory
+    for pack in packs(repo):
+        store.delete(object_name(pack))  # lost, and not moved
+    with pytest.raises(ObjectMissing):
+        again(repo).reader(Reporter()).read(manifest.memory[0].data)
 
 
 class Cut(BaseException):
