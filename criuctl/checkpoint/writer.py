@@ -274,8 +274,10 @@ class CheckpointWriter:
             )
         try:
             index.publish(self._pipeline.packs, self._published)
-        except StoreUnreachable:
-            self._published.append("perhaps")  # the segment may be there, and others may see it
+        except BaseException as error:
+            # The segment may be there, and others may see it, also when a signal has ended the wait for the store's answer.
+            if isinstance(error, StoreUnreachable) or not isinstance(error, CriuctlError):
+                self._published.append("perhaps")
             raise
         self._reporter.step("manifest")
         intent.check()

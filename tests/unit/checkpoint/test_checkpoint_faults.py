@@ -17,6 +17,7 @@ from criuctl.checkpoint.packs import object_name
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import CriuctlError, Damaged, ObjectMissing, StoreDenied, StoreFull, StoreUnreachable
 from criuctl.report import Reporter
+from criuctl.store.base import Data
 from criuctl.store.memory import MemoryStore
 
 BIG = kit.Content(b"".join(n.to_bytes(4, "little") * 65536 for n in range(104)), {"a.img": b"x" * 300_000})
@@ -155,6 +156,24 @@ def test_leaving_without_commit_leaves_nothing(tmp_path: Path, step: str) -> Non
     assert [info.name for info in repo.store.list()] == before
     assert kit.pipeline_threads() == []
     writer.close()
+
+
+def test_a_signal_while_the_index_is_published_leaves_no_segment_that_tells_of_deleted_packs(tmp_path: Path) -> None:
+    """Other hosts may rely on those packs as soon as they see the segment."""
+
+    class Interrupted(FaultyStore):
+        def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
+            super().put(name, data, if_absent=if_absent)
+            if name.startswith("index/"):
+                raise KeyboardInterrupt
+
+    repo = kit.repository(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        kit.write(Repository.open(Interrupted(repo.store), repo.config), BIG)
+    repo.index.sync()
+    there = {info.name for info in repo.store.list("packs/")}
+    assert {object_name(pack) for pack in repo.index.pack_sizes()} == there != set()
+    assert repo.list() == [] and kit.pipeline_threads() == []
 
 
 def test_an_error_of_the_caller_is_not_hidden(tmp_path: Path) -> None:
