@@ -73,7 +73,7 @@ def text(body: Mapping[str, Any], sealer: Sealer) -> bytes:
 def fits(body: Mapping[str, Any], sealer: Sealer) -> bool:
     """Whether it is the config that somebody with the store's key has written."""
     mac = body.get("mac")
-    return isinstance(mac, str) and secrets.compare_digest(mac.encode(), _mac(body, sealer).encode())
+    return isinstance(mac, str) and mac.isascii() and secrets.compare_digest(mac, _mac(body, sealer))
 
 
 def _mac(body: Mapping[str, Any], sealer: Sealer) -> str:

@@ -181,7 +181,7 @@ def _stretch(slot: dict[str, Any], passphrase: bytes) -> bytes:
         if slot["kdf"] != "scrypt" or 128 * n * r > _SCRYPT_LIMIT or not 1 <= p <= 16 or n < 2 or r < 1:
             raise ValueError
         return hashlib.scrypt(passphrase, salt=salt, n=n, r=r, p=p, maxmem=128 * r * (n + p + 2) + (1 << 20), dklen=KEY_SIZE)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise Damaged("a passphrase slot in the store's config is not valid", object="config") from None
 
 

@@ -250,12 +250,32 @@ def test_nobody_changes_what_the_config_says(tmp_path: Path) -> None:
         Repository.open(repo.store, repo.config)
 
 
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("mac", ["\ud800", "\xe9", "", 7, None])
+def test_a_checksum_that_is_none_is_damage(tmp_path: Path, encrypted: bool, mac: object) -> None:
+    repo = kit.repository(tmp_path, encrypted=encrypted)
+    body = json.loads(repo.store.get("config"))
+    repo.store.put("config", json.dumps({**body, "mac": mac}).encode())
+    with pytest.raises(Damaged, match="checksum"):
+        Repository.open(repo.store, repo.config)
+
+
 def test_a_slot_cannot_ask_for_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, store = kit.config(tmp_path), MemoryStore()
     monkeypatch.setenv(keys.PASSPHRASE_VARIABLE, "p")
     Repository.init(store, encryption=True, passphrase=b"p", config=config)
     body = json.loads(store.get("config"))
-    for change in ({"n": 1 << 40}, {"r": 1 << 30}, {"p": 1 << 20}, {"n": -1}, {"n": 3}, {"salt": 7}, {"kdf": "none"}):
+    for change in (
+        {"n": 1 << 40},
+        {"n": float("inf")},
+        {"n": float("nan")},
+        {"r": 1 << 30},
+        {"p": 1 << 20},
+        {"n": -1},
+        {"n": 3},
+        {"salt": 7},
+        {"kdf": "none"},
+    ):
         wrong = {**body, "slots": [{**body["slots"][0], **change}]}
         store.put("config", json.dumps(wrong).encode())
         with pytest.raises(Damaged):
