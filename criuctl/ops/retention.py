@@ -7,9 +7,10 @@
     within SPAN                those younger than that
     label K=V                  those that bear the label
 
-Hours and days are those of UTC, so all hosts decide alike.  Whatever the rules say, what is pinned is kept, and so is
-what the caller names as `protected`.  So pruning twice changes nothing, and another rule, or a larger number, never
-removes what was kept before.
+Which of two is newer their numbers tell, as for whoever restores: hosts' clocks differ, and what was imported is the newest
+however old it is.  Only periods and spans go by the time at which a checkpoint was made.  Hours and days are those of UTC, so
+all hosts decide alike.  Whatever the rules say, what is pinned is kept, and so is what the caller names as `protected`.  So
+pruning twice changes nothing, and another rule, or a larger number, never removes what was kept before.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def decide(
     checkpoints: Iterable[CheckpointSummary], rules: Rules, now: datetime, *, protected: Mapping[str, str] | None = None
 ) -> list[Decision]:
     """What becomes of each of one session's checkpoints, newest first; `protected` maps ids to why they stay."""
-    ordered = sorted(checkpoints, key=lambda c: (moment(c), c.number, c.id), reverse=True)
+    ordered = sorted(checkpoints, key=lambda c: (c.number, moment(c), c.id), reverse=True)
     reasons: dict[str, list[str]] = {c.id: [] for c in ordered}
     for checkpoint in ordered:
         if checkpoint.pinned:
@@ -126,12 +127,11 @@ def decide(
     for position, checkpoint in enumerate(ordered[: rules.last], 1):
         reasons[checkpoint.id].append(f"last {position} of {rules.last}")
     for name, bucket in _BUCKETS.items():
-        limit, kept = getattr(rules, name), set[tuple[int, ...]]()
+        limit, newest = getattr(rules, name), dict[tuple[int, ...], str]()
         for checkpoint in ordered if limit else ():
-            period = bucket(moment(checkpoint))
-            if period not in kept and len(kept) < limit:
-                kept.add(period)
-                reasons[checkpoint.id].append(f"{name} {len(kept)} of {limit}")
+            newest.setdefault(bucket(moment(checkpoint)), checkpoint.id)
+        for position, period in enumerate(sorted(newest, reverse=True)[:limit], 1):
+            reasons[newest[period]].append(f"{name} {position} of {limit}")
     for checkpoint in ordered:
         if rules.within and now - moment(checkpoint) <= timedelta(seconds=rules.within):
             reasons[checkpoint.id].append("within")

@@ -77,7 +77,7 @@ def test_what_is_kept_has_a_rule_and_what_goes_has_none(history: list[Checkpoint
     assert set(newest) <= kept(decisions)
     for name, span in (("hourly", "%Y%m%d%H"), ("daily", "%Y%m%d"), ("weekly", "%G%V"), ("monthly", "%Y%m")):
         limit = getattr(rules, name)
-        periods = list(dict.fromkeys(moment(d.checkpoint).strftime(span) for d in decisions))[:limit]
+        periods = sorted({moment(d.checkpoint).strftime(span) for d in decisions}, reverse=True)[:limit]
         covered = {moment(d.checkpoint).strftime(span) for d in decisions if d.keep}
         assert set(periods) <= covered
         assert sum(any(r.startswith(f"{name} ") for r in d.reasons) for d in decisions) == len(periods)
@@ -117,7 +117,18 @@ def test_rules_by_example() -> None:
 
 def test_a_time_that_cannot_be_read_is_the_oldest() -> None:
     odd = replace(made(9, NOW), created="yesterday")
-    assert kept(decide([odd, made(1, NOW - timedelta(days=900))], Rules(last=1), NOW)) == {1}
+    assert kept(decide([odd, made(1, NOW - timedelta(days=900))], Rules(daily=1), NOW)) == {1}
+
+
+def test_the_newest_is_the_one_with_the_highest_number() -> None:
+    """The clock of the host that has the session now is an hour behind that of the one which had it before."""
+    history = [made(n, NOW - timedelta(minutes=4 - n)) for n in (1, 2, 3)]
+    history += [made(n, NOW - timedelta(minutes=60 + 6 - n)) for n in (4, 5)]
+    decisions = decide(history, Rules(last=2), NOW)
+    assert kept(decisions) == {4, 5} and [d.checkpoint.number for d in decisions] == [5, 4, 3, 2, 1]
+    assert kept(decide(history, Rules(daily=1), NOW)) == {5}
+    assert kept(decide(history, Rules(hourly=2), NOW)) == {3, 5}
+    assert kept(decide([*history, made(6, NOW - timedelta(days=99))], Rules(last=1, daily=1), NOW)) == {5, 6}  # imported
 
 
 @pytest.mark.parametrize(
