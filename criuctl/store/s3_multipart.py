@@ -25,6 +25,7 @@ Caller = Callable[[Callable[[], Any]], Any]  # runs a request, again after trans
 
 PART_BYTES = 16 << 20
 _MAX_PARTS = 9000  # S3 allows 10,000
+_LARGE = ("packs/", "index/", "checkpoints/")  # nothing else that criuctl stores is large enough for parts
 
 
 class _Stopped(Exception):
@@ -54,7 +55,10 @@ def put_in_parts(client: Any, call: Caller, bucket: str, key: str, views: list[m
 
 
 def abort_stale(client: Any, call: Caller, bucket: str, base: str, older_than: float) -> int:
-    """Abort the uploads of keys below `base` that began `older_than` seconds ago or more; how many."""
+    """Abort criuctl's uploads below `base` that began `older_than` seconds ago or more; how many.
+
+    Others may keep their things there, too, above all where `base` is the whole bucket: theirs are left alone.
+    """
     more: dict[str, str] = {}
     aborted = 0
     while True:
@@ -65,7 +69,8 @@ def abort_stale(client: Any, call: Caller, bucket: str, base: str, older_than: f
                 return aborted
             raise
         for upload in page.get("Uploads", []):
-            if time.time() - upload["Initiated"].timestamp() >= older_than:
+            ours = upload["Key"].removeprefix(base).startswith(_LARGE)
+            if ours and time.time() - upload["Initiated"].timestamp() >= older_than:
                 target = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
                 call(partial(client.abort_multipart_upload, **target))
                 aborted += 1

@@ -320,14 +320,16 @@ def test_an_interrupted_upload_leaves_no_parts(through: Through, gateway: Place,
 def test_sweep_aborts_old_uploads_of_this_store_alone(gateway: Place, radosgw_server: RadosGateway) -> None:
     client = radosgw_server.client()
     prefix = gateway.url.rpartition("/")[2]
-    ours = client.create_multipart_upload(Bucket="contract", Key=f"{prefix}/dead")
-    theirs = client.create_multipart_upload(Bucket="contract", Key=f"other-{prefix}/dead")
+    ours = client.create_multipart_upload(Bucket="contract", Key=f"{prefix}/checkpoints/dead")
+    others = [f"other-{prefix}/checkpoints/dead", f"{prefix}/Backup of somebody else.tar", f"{prefix}/backup/somebody.tar"]
+    theirs = [client.create_multipart_upload(Bucket="contract", Key=key) for key in others]
     with gateway.open() as store:
         assert store.sweep(3600) == 0
         assert store.sweep(0) == 1
-    assert gateway.left() == [f"unfinished other-{prefix}/dead"]
-    client.abort_multipart_upload(Bucket="contract", Key=theirs["Key"], UploadId=theirs["UploadId"])
-    assert ours["UploadId"] != theirs["UploadId"]
+    assert sorted(gateway.left()) == sorted(f"unfinished {key}" for key in others)
+    for upload in theirs:
+        client.abort_multipart_upload(Bucket="contract", Key=upload["Key"], UploadId=upload["UploadId"])
+        assert ours["UploadId"] != upload["UploadId"]
 
 
 # -- a server that dies ------------------------------------------------------------------------------------
