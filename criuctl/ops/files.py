@@ -29,6 +29,7 @@ from pathlib import Path
 
 from ..checkpoint.chunks import FILE_PIECE, StreamRef
 from ..checkpoint.manifest import FileRecord
+from ..checkpoint.records import MAX_INT
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
 from ..errors import NoSuchProcess, NotFound, PreflightRefused, UsageError
@@ -246,7 +247,7 @@ def _base(path: str, kind: str, status: os.stat_result) -> FileRecord:
         mode=status.st_mode,
         uid=status.st_uid,
         gid=status.st_gid,
-        mtime_ns=status.st_mtime_ns,
+        mtime_ns=max(-MAX_INT, min(status.st_mtime_ns, MAX_INT)),  # some file systems know years before 1386 and after 2554
         inode=status.st_ino,
         device=status.st_dev,
     )

@@ -30,6 +30,7 @@ _MODES = ("host", "entered", "dumped")
 _HEX = re.compile(r"(?:[0-9a-f]{2}){0,64}")
 _NET_NAME = re.compile(r"[^/\0]{1,255}")
 _NUMBER = re.compile(r"\d{1,10}")
+LATEST = (1 << 63) - 1  # ns: in the year 2262
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class NeededFile(Record):
             raise damaged(f"{where}.path", "is not plain, or a file that every kernel makes itself")
         check_pattern(_HEX, self.build_id, f"{where}.build_id")
         for name in ("size", "mode", "mtime_ns", "rdev", "blocks"):
-            check_range(getattr(self, name), 0, (1 << 63) - 1, f"{where}.{name}")
+            check_range(getattr(self, name), 0, LATEST, f"{where}.{name}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from .checks.scene import Scene, collect
 from .files import resolve_carried
 from .host import host_info
 from .namespaces import plan_entry
-from .needed import KERNELS_OWN, NeededFile, NeededTerminal, Needs
+from .needed import KERNELS_OWN, LATEST, NeededFile, NeededTerminal, Needs
 from .overlays import Binaries
 
 _MAX_LISTED = 5_000  # files below the carried folders that are named, and
@@ -152,7 +152,7 @@ def _needed(path: str, use: str, status: os.stat_result, **more: Any) -> NeededF
         use=use,
         size=status.st_size,
         mode=status.st_mode,
-        mtime_ns=max(0, status.st_mtime_ns),
+        mtime_ns=max(0, min(status.st_mtime_ns, LATEST)),
         rdev=status.st_rdev,
         blocks=status.st_blocks * 512,
         **more,
