@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Self
 
 from .chunks import StreamRef
-from .records import Record, check_path, check_pattern, check_range, damaged
+from .records import Record, check_owner_and_mode, check_path, check_pattern, check_range, check_text_of_kernel, damaged
 
 MANIFEST_VERSION = 1
 
@@ -26,6 +26,7 @@ _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _IMAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z")
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _MAX_PAGES = 1 << 40
 
 PredicateKind = Literal["file", "command", "output", "age"]
@@ -146,8 +147,12 @@ class FileRecord(Record):
 
     def check(self, where: str) -> None:
         check_path(self.path, f"{where}.path")
-        for name in ("size", "mode", "uid", "gid"):
-            check_range(getattr(self, name), 0, (1 << 63) - 1, f"{where}.{name}")
+        check_range(self.size, 0, (1 << 63) - 1, f"{where}.size")
+        check_owner_and_mode(self.uid, self.gid, self.mode, where)
+        check_text_of_kernel(self.target, f"{where}.target")
+        for name, value in self.xattrs.items():
+            check_text_of_kernel(name, f"{where}.xattrs")
+            check_pattern(_BASE64, value, f"{where}.xattrs")
         if self.data is not None and self.data.size > self.size:
             raise damaged(f"{where}.data", "is longer than the file")
 
@@ -167,6 +172,7 @@ class LinkRecord(Record):
 
     def check(self, where: str) -> None:
         check_path(self.path, f"{where}.path")
+        check_owner_and_mode(self.uid, self.gid, self.mode, where)
         if self.sibling:
             check_path(self.sibling, f"{where}.sibling")
 

@@ -22,6 +22,8 @@ MAX_TEXT = 1 << 20  # characters of one text; a command line may be long
 MAX_ITEMS = 1 << 20  # entries of one list or mapping
 MAX_INT = (1 << 64) - 1  # device numbers and addresses are unsigned 64 bit
 MAX_DEPTH = 16  # nesting of free-form values
+_MAX_OWNER = (1 << 32) - 1
+_MAX_MODE = 0o177777
 
 Check = Callable[[Any, str], Any]
 
@@ -199,5 +201,25 @@ def check_range(value: int, low: int, high: int, where: str) -> None:
 def check_path(path: str, where: str) -> None:
     """`Damaged` unless `path` is absolute, plain and without a way up."""
     parts = path.split("/")
-    if not path.startswith("/") or "\0" in path or len(path) > 4096 or ".." in parts or "." in parts:
+    if not path.startswith("/") or not _of_the_kernel(path) or len(path) > 4096 or ".." in parts or "." in parts:
         raise damaged(where, f"is {path[:80]!r}, not a plain absolute path")
+
+
+def check_text_of_kernel(text: str, where: str) -> None:
+    """`Damaged` unless `text` is what a path, a name or a link can say."""
+    if not _of_the_kernel(text):
+        raise damaged(where, f"is {text[:80]!r}, which the kernel cannot be told")
+
+
+def check_owner_and_mode(uid: int, gid: int, mode: int, where: str) -> None:
+    """`Damaged` unless a file can have these."""
+    check_range(uid, 0, _MAX_OWNER, f"{where}.uid")
+    check_range(gid, 0, _MAX_OWNER, f"{where}.gid")
+    check_range(mode, 0, _MAX_MODE, f"{where}.mode")
+
+
+def _of_the_kernel(text: str) -> bool:
+    try:
+        return b"\0" not in text.encode("utf-8", "surrogateescape")  # in whatever locale somebody only looks at it
+    except UnicodeEncodeError:
+        return False
