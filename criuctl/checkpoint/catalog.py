@@ -126,13 +126,17 @@ class Catalog:
 
     def resolve(self, ref: str) -> CheckpointSummary:
         """What ``NAME`` (its newest), ``NAME@N`` or the beginning of an id names; see `Repository.resolve`."""
+        return self._one(self.locate(ref))
+
+    def locate(self, ref: str) -> dict[str, int]:
+        """The manifest that `ref` names, and its size; it is not read."""
         name, at, number = ref.rpartition("@")
         if at:
             if re.fullmatch(r"-?[0-9]{1,18}", number) is None:
                 raise NoSuchCheckpoint(f"{ref!r} names no checkpoint", hint="Write NAME, NAME@N or the beginning of an id.")
             return self._numbered(self.names(name), int(number), ref)
         if names := self.names(ref):
-            return self._one(dict([names.popitem()]))
+            return dict([names.popitem()])
         if _ID_PREFIX.fullmatch(ref):
             everything = self.names()
             matching = {parse_name(n)[2]: n for n in everything if parse_name(n)[2].startswith(ref)}
@@ -140,7 +144,7 @@ class Catalog:
                 some = ", ".join(sorted(matching)[:8])
                 raise AmbiguousRef(f"{len(matching)} checkpoints have ids that begin with {ref}", hint=f"They are {some}.")
             for found in matching.values():
-                return self._one({found: everything[found]})
+                return {found: everything[found]}
         raise NoSuchCheckpoint(f"the store has no checkpoint {ref!r}")
 
     def next_number(self, token: str) -> int:
@@ -151,7 +155,7 @@ class Catalog:
 
     # -- inside ----------------------------------------------------------------------------------------
 
-    def _numbered(self, names: Mapping[str, int], number: int, ref: str) -> CheckpointSummary:
+    def _numbered(self, names: Mapping[str, int], number: int, ref: str) -> dict[str, int]:
         if number < 0:
             matching = list(names)[number : number + 1 or None] if -number <= len(names) else []
         else:
@@ -161,7 +165,7 @@ class Catalog:
             raise AmbiguousRef(f"{ref} was dumped by two hosts at once", hint=f"Name one by its id: {ids}.")
         if not matching:
             raise NoSuchCheckpoint(f"the store has no checkpoint {ref!r}")
-        return self._one({matching[0]: names[matching[0]]})
+        return {matching[0]: names[matching[0]]}
 
     def _one(self, names: Mapping[str, int]) -> CheckpointSummary:
         unreadable: list[DataError] = []

@@ -19,6 +19,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..errors import Damaged, DataError, NoSuchCheckpoint, ObjectMissing, UnsupportedFormat
+from .catalog import parse_name
 from .chunks import ENTRY, StreamRef
 from .packs import ENTRY as PACK_ENTRY
 from .packs import RECORD, object_name, pack_of, read_index
@@ -73,6 +74,13 @@ class Live:
             return self._repository.manifest_at(name)
         except NoSuchCheckpoint:
             return None  # removed since it was listed
+        except Damaged as error:
+            raise Damaged(
+                f"nobody knows what a checkpoint needs: {error.message}",
+                hint="Nothing was removed. Bring the object back, or remove that checkpoint: "
+                f"criuctl rm {parse_name(name)[2][:12]}",
+                object=name,
+            ) from error
 
     def _add(self, name: str, manifest: Manifest) -> None:
         try:

@@ -249,6 +249,14 @@ class Repository:
         """
         return self.catalog.resolve(ref)
 
+    def resolve_damaged(self, ref: str) -> CheckpointSummary:
+        """What the name of its manifest tells of a checkpoint that cannot be read; no session if `ref` does not name it."""
+        (name,) = self.catalog.locate(ref)
+        token, number, checkpoint = parse_name(name)
+        session = ref.rpartition("@")[0] or ref
+        session = session if self.sealer.token(session) == token else ""
+        return CheckpointSummary(checkpoint, session, "", number, 0, "", "", object=name)
+
     def stored_by(self, checkpoint: str) -> dict[str, str] | None:
         """Fingerprint and label of the write-only host that has stored the checkpoint, which was resolved or listed before.
 

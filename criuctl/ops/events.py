@@ -344,8 +344,8 @@ def pinned(pinnings: Iterable[Any]) -> list[Facts]:
 def _of_summary(summary: Any) -> Facts:
     if summary is None:
         return {}
-    facts: Facts = {"session": summary.session, "checkpoint": summary.id, "number": summary.number}
-    return facts | {"session_id": summary.session_id, "incarnation": summary.incarnation}
+    facts: Facts = {"session": summary.session or None, "checkpoint": summary.id, "number": summary.number}
+    return facts | {"session_id": summary.session_id or None, "incarnation": summary.incarnation}
 
 
 def scheduled(done: tuple[Any, int]) -> list[Facts]:

@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any
 from ..checkpoint.manifest import CheckpointSummary, Manifest
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..errors import AmbiguousRef, Conflict, CriuctlError, Damaged, DataError, InvalidName, NoSuchCheckpoint, ObjectMissing
+from ..errors import (
+    AmbiguousRef,
+    Conflict,
+    CriuctlError,
+    Damaged,
+    DataError,
+    InvalidName,
+    NoSuchCheckpoint,
+    ObjectMissing,
+    UnsupportedFormat,
+)
 from ..proc import netfilter
 from ..report import Reporter
 from ..session.sessions import state_of
@@ -243,7 +253,7 @@ class Removal:
             "ref": self.ref,
             "ok": self.error is None,
             "id": self.summary.id if self.summary else None,
-            "session": self.summary.session if self.summary else None,
+            "session": (self.summary.session or None) if self.summary else None,
             "number": self.summary.number if self.summary else None,
             "error": None if self.error is None else self.error.to_dict(),
         }
@@ -253,15 +263,19 @@ class Removal:
 def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[Removal]:
     """Remove checkpoints; all REFs are resolved before the first is removed, so that they mean what was listed.
 
-    A checkpoint that two of the REFs name is removed, and told, once.
+    A checkpoint that two of the REFs name is removed, and told, once.  So is one whose manifest is damaged: while it is there,
+    nobody knows what it needs, and nothing can be freed.
     """
     with opened(config) as (_, repository):
         looked_up: list[Removal] = []
         seen: set[str] = set()
         for ref in refs:
             try:
-                summary = repository.resolve(ref)
-            except (NoSuchCheckpoint, AmbiguousRef, InvalidName) as error:
+                try:
+                    summary = repository.resolve(ref)
+                except Damaged:
+                    summary = repository.resolve_damaged(ref)
+            except (NoSuchCheckpoint, AmbiguousRef, InvalidName, UnsupportedFormat) as error:
                 looked_up.append(Removal(ref, error=error))
                 continue
             if summary.id in seen:
@@ -269,7 +283,7 @@ def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[R
             seen.add(summary.id)
             looked_up.append(Removal(ref, summary))
         done = [remove_one(repository, removal, Registry(config), reporter) for removal in looked_up]
-        forget_gone(config, repository, {r.summary.session for r in done if r.summary and r.error is None})
+        forget_gone(config, repository, {r.summary.session for r in done if r.summary and r.summary.session and r.error is None})
         return done
 
 
@@ -278,13 +292,13 @@ def remove_one(repository: Repository, removal: Removal, registry: Registry, rep
     summary = removal.summary
     if summary is None:
         return removal
-    name = f"{summary.session}@{summary.number}"
+    name = f"{summary.session}@{summary.number}" if summary.session else summary.id[:12]
     reporter.step(f"remove {name}", checkpoint=summary.id)
     try:
         repository.remove(summary)
     except Conflict as error:  # pinned
         return Removal(removal.ref, summary, error)
-    known = registry.get(summary.session)
+    known = registry.get(summary.session) if summary.session else None
     if known is not None and known.checkpoint == summary.id and known.lock_table:
         # Connections that were to be kept have lost what would have taken them up again.
         netfilter.delete_table(known.lock_table)

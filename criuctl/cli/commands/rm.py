@@ -32,7 +32,7 @@ from ..text import printable
 def rm(app: App, refs: tuple[str, ...]) -> int:
     """Removes checkpoints from the store, without asking. All REFs are looked up first, so numbers that count from the
     end mean what `criuctl list` showed; one that does not exist does not keep the others from being removed.
-    Pinned checkpoints are refused.
+    Pinned checkpoints are refused; one that is damaged, so that nobody can tell what it is, is removed, too.
 
     A removed checkpoint cannot be restored any more at once. Its space is freed by `criuctl gc`, as other checkpoints
     may share it. With its last checkpoint a tree that does not run any more is forgotten: `criuctl ls` lists it no longer.
@@ -45,7 +45,9 @@ def rm(app: App, refs: tuple[str, ...]) -> int:
 
     def human() -> str:
         return "\n".join(
-            f"{printable(b['ref'])}: removed {printable(b['session'])}@{b['number']} ({b['id'][:12]})" for b in bodies if b["ok"]
+            f"{printable(b['ref'])}: removed {printable(b['session'] or 'a damaged one')}@{b['number']} ({b['id'][:12]})"
+            for b in bodies
+            if b["ok"]
         )
 
     app.emit(bodies, human, brief=lambda: "\n".join(b["id"] for b in bodies if b["ok"]))

@@ -260,6 +260,30 @@ def test_rm_means_what_was_listed_and_tells_each(place: Place) -> None:
     assert place.write("web").number == 5  # a number is never used twice
 
 
+def test_a_damaged_checkpoint_can_be_removed_and_then_garbage_be_collected(place: Place) -> None:
+    """Else nothing in the store could be freed any more."""
+    written = [place.write("web") for _ in range(4)]
+    for number in (1, 2, 3):
+        path = place.path / written[number].object
+        data = bytearray(path.read_bytes())
+        data[60] ^= 1  # in its head, that tells what it is of
+        path.write_bytes(data)
+    error = place.json("gc", "--grace", "0", code=8)["error"]
+    remedy = re.search(r"criuctl rm ([0-9a-f]{12})$", error["hint"])
+    assert remedy is not None and remedy[1] in {one.id[:12] for one in written[1:]}
+    place("pin", "web@1")
+    removals = place.json("rm", "web", "web@3", written[1].id[:12], "web@1", code=9)
+    assert [(r["ok"], r["session"], r["number"]) for r in removals] == [
+        (True, "web", 4),
+        (True, "web", 3),
+        (True, None, 2),
+        (False, "web", 1),
+    ]
+    assert [entry["number"] for entry in place.json("list")] == [1]
+    assert place.json("gc", "--grace", "0")["checkpoints"] == 1
+    assert place.write("web").number == 5
+
+
 def test_a_session_of_which_nothing_is_left_is_forgotten(place: Place) -> None:
     """Else each tree that was ever dumped would be listed as lost for ever; what lives, or can come back, is kept."""
     registry = Registry(Config(state_dir=place.env["CRIUCTL_STATE_DIR"]))
