@@ -7,7 +7,8 @@ the threads wait for different spans; on a fast one they share the processors.  
 threads' buffers.
 
 A garbage collection may move chunks and delete the packs that they were in since their places were found, also long after
-it marked those packs.  So where a pack is gone, and no segment tells of it any more, the rest is looked for anew.
+it marked those packs; and a chunk of a damaged pack may be sound in another one.  So where a pack fails, and what is left is
+told to be elsewhere, too, it is read there.
 
 Invariants: no byte is written that was not verified by its chunk's id; damage, or a chunk that is nowhere, raises,
 naming the object; the first error stops all threads.
@@ -171,7 +172,7 @@ class CheckpointReader:
     def verify(self, streams: Iterable[StreamRef]) -> int:
         """Read and check every chunk of these streams; returns their plain bytes.
 
-        An index segment that cannot be read is an error here, though a restore would find its way without it.
+        A damaged pack, or an index segment that cannot be read, is an error here, though a restore may find its way without it.
         """
         sizes: dict[bytes, int] = {}
         total = 0
@@ -181,7 +182,7 @@ class CheckpointReader:
                 sizes.update(ENTRY.iter_unpack(self._entries(ref)))
             if stream.runs is not None:
                 self.extents(stream)  # which checks them
-        self.fetch(sizes, lambda _place, _content: None)
+        self.fetch(sizes, lambda _place, _content: None, strict=True)
         for error in self._index.unreadable:
             raise error
         return total
@@ -246,34 +247,43 @@ class CheckpointReader:
                     found[chunk] = Place(chunk, pack, offset, stored, plain)
         return found
 
-    def fetch(self, sizes: dict[bytes, int], sink: Sink) -> None:
-        """Give every chunk's verified content to `sink`, from several threads, in no order; each once."""
+    def fetch(self, sizes: dict[bytes, int], sink: Sink, *, strict: bool = False) -> None:
+        """Give every chunk's verified content to `sink`, from several threads, in no order; each once.
+
+        With `strict` damage is an error also where what is needed is sound elsewhere.
+        """
         left = dict(sizes)
 
         def give(place: Place, content: Buffer) -> None:
             sink(place, content)
             del left[place.chunk]
 
-        gone: set[bytes] = set()
+        failed: set[bytes] = set()
         while left:
+            places = self._places(left)
             try:
-                self._fetch(dict(left), give)
-            except ObjectMissing as error:
+                self._fetch(places, give)
+            except (Damaged, ObjectMissing) as error:
                 pack = pack_of(str(error.details.get("object", "")))
-                if pack is None or pack in gone or not self._deleted(pack):
+                if pack is None or pack in failed or (strict and isinstance(error, Damaged)):
                     raise
-                gone.add(pack)
+                if not self._others(places, left, error):
+                    raise
+                failed.add(pack)
 
-    def _deleted(self, pack: bytes) -> bool:
-        """Whether a missing pack was deleted by a garbage collection, which has seen to what is needed of it.
+    def _others(self, places: Iterable[Place], left: Iterable[bytes], error: Damaged | ObjectMissing) -> bool:
+        """Whether what is left is, or may be, somewhere else than it was: what failed is distrusted by now."""
+        if isinstance(error, ObjectMissing):
+            self._index.sync()
+        before = {place.chunk: place.pack for place in places}
+        found = self._index.find(list(left), distrusted=True)
+        if all(chunk in found and found[chunk].pack == before[chunk] for chunk in left):
+            return False
+        if isinstance(error, Damaged):
+            self._reporter.warning(error.message, "What is needed of it is looked for in other packs.")
+        return True
 
-        It makes the segments forget a pack before that goes; of one that was lost they still tell.
-        """
-        self._index.sync()
-        return pack not in self._index.pack_sizes()
-
-    def _fetch(self, sizes: dict[bytes, int], sink: Sink) -> None:
-        places = self._places(sizes)
+    def _fetch(self, places: Sequence[Place], sink: Sink) -> None:
         total = sum(place.stored for place in places)
         spans = plan_spans(places, _SPAN if total > _LITTLE else _SMALL_SPAN)
         threads = min(self._threads, len(spans))

@@ -16,7 +16,7 @@ from support import checkpoints as kit
 
 from criuctl.checkpoint import objects
 from criuctl.checkpoint.manifest import Manifest
-from criuctl.checkpoint.packs import FOOTER, HEADER, RECORD, pack_of, read_index
+from criuctl.checkpoint.packs import FOOTER, HEADER, RECORD, object_name, pack_of, read_index
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import (
     Damaged,
@@ -249,6 +249,46 @@ def test_damage_found_once_is_not_relied_on_again(tmp_path: Path) -> None:
         repo.index.distrust([name])
     again = kit.write(repo)
     kit.check(repo, again)
+
+
+def test_what_is_sound_in_another_pack_is_read_there(tmp_path: Path) -> None:
+    """Two hosts that stored the same at once; a verification tells the damage all the same."""
+    repo = kit.repository(tmp_path, workers=1)
+    other = Repository.open(repo.store, repo.config)
+    other.preflight_write()
+    summary = kit.write(repo)
+    kit.write(other, session="same")
+
+    def host() -> Repository:
+        return Repository.open(repo.store, repo.config)
+
+    def damage(pack: bytes) -> None:
+        name = object_name(pack)
+        data = bytearray(repo.store.get(name))
+        data[HEADER.size + RECORD.size + 3] ^= 1
+        repo.store.put(name, bytes(data))
+
+    def read(opened: Repository, reporter: Reporter) -> list[bytes]:
+        reader = opened.reader(reporter)
+        return [reader.read(stream) for stream in opened.manifest(summary).streams()]
+
+    whole = read(host(), Reporter())
+    one = host()
+    one.index.sync()
+    manifest = one.manifest(summary)
+    chunks = [chunk for stream in manifest.streams() for chunk, _size in one.reader(Reporter()).entries(stream)]
+    (used,) = {place.pack for place in one.index.find(chunks).values()}
+    (spare,) = one.index.pack_sizes().keys() - {used}
+    damage(used)
+    reporter = Reporter()
+    assert read(one, reporter) == whole
+    assert len(reporter.warnings) == 1 and "is damaged" in reporter.warnings[0]
+    with pytest.raises(Damaged, match=object_name(used)):
+        host().verify(manifest, Reporter())
+    damage(spare)
+    for opened in (one, host()):
+        with pytest.raises(Damaged):
+            read(opened, Reporter())
 
 
 def test_no_secret_is_readable_in_an_encrypted_store(tmp_path: Path) -> None:
