@@ -25,8 +25,8 @@ there, and the list stands until the last of them is gone.
 - Whoever comes across the list of a collection that died, or that is only slow, goes on with it: steps 5 to 8 are the same
   for all lists, and deleting a pack twice does no harm, since its name is never used again.
 - Cut off anywhere, a run leaves packs that nobody needs or lists that the next run goes on with.  Nothing is ever undone.
-- Readers found their places before: the grace time lets restores and verifications end.  Those that begin later find the new
-  place, since segments that tell of a pack go before the pack does.  Whoever lists segments while they are replaced may
+- Readers found their places before: a reader that meets a pack gone looks where the segments tell now, which is the new place,
+  since segments that tell of a pack go before the pack does.  Whoever lists segments while they are replaced may
   miss what both tell of: a reader that lacks a chunk lists them once more, and a writer stores it once more.
 
 Time decides only how soon, by the store's own clock: how long a mark must stand; and after a week an intent is a dead
