@@ -118,7 +118,10 @@ class Claim:
             raise Conflict(f"session {self.head.session.name!r} was taken over by host {who} meanwhile", host=who)
 
     def release_unless_kept(self) -> None:
-        """Give the lease back after a failure; a store that does not answer leaves it to us to take over later."""
+        """Give the lease back after a failure; a store that does not let us leaves it to us to take over later.
+
+        It is the failure that is told, and that decides what is done next, not that.
+        """
         if self._done or not self.leased:
             return
         self._done = True
@@ -127,7 +130,7 @@ class Claim:
                 _release(self._repository, self.head)
             else:
                 _follow(self._repository, self.head, self._taken)
-        except (Conflict, StoreUnreachable):
+        except CriuctlError:
             return  # taken over meanwhile, or still ours: either way nobody is shut out who may come in
 
 

@@ -85,6 +85,19 @@ def test_an_unknown_outcome_is_resolved_by_the_store(tmp_path: Path, letter: str
     assert (head is not None) is held
 
 
+@pytest.mark.parametrize("letter", ["E", "D", "F"])
+def test_a_lease_that_cannot_be_given_back_hides_no_failure(tmp_path: Path, letter: str) -> None:
+    """A restore that has failed is told as that, also when the store has become full or read-only meanwhile."""
+    repo = kit.repository(tmp_path)
+    store = FaultyStore(repo.store, put="." + letter)
+    made = claim(Repository.open(store, repo.config), A)
+    made.release_unless_kept()
+    assert [was for _verb, _name, was in store.calls].count(letter) == 1
+    with pytest.raises(Conflict, match="held by host host-a"):
+        claim(repo, B)
+    assert claim(repo, A, 3).leased
+
+
 def test_a_weak_store_gives_no_lease_and_says_so(tmp_path: Path) -> None:
     class Weak(MemoryStore):
         def probe(self) -> Capabilities:
