@@ -133,7 +133,7 @@ def _protected(config: Config, repository: Repository, session: str, decisions: 
         return {}
     try:
         head = leases.read_head(repository, session)
-    except Conflict:  # a write-only host cannot see where it lives
+    except (Conflict, DataError):  # it is damaged, or a write-only host cannot see where it lives
         return {newest.id: "newest of a session that another host may hold"}
     if head is not None and head.state == "held":
         return {newest.id: f"newest of a session that lives on {head.host_name or head.host}"}

@@ -89,6 +89,21 @@ def test_the_newest_of_a_session_that_would_be_brought_back_stays(site: Site) ->
     assert site.write("web").number == 4
 
 
+def test_a_lease_that_cannot_be_read_keeps_its_session_alone_from_being_pruned_away(site: Site) -> None:
+    site.write("far")
+    site.write("far")
+    site.write("web")
+    repository = site.repository()
+    leases.claim(repository, "far", "ab" * 16, 1, host="f" * 32, host_name="elsewhere").keep()
+    (lease,) = (site.path / "store" / "sessions").rglob("0*")
+    data = bytearray(lease.read_bytes())
+    data[-1] ^= 1
+    lease.write_bytes(data)
+    done = site("prune", "--keep-label", "none=such")
+    assert (done["removed"], site.numbers("far"), site.numbers("web")) == (2, [2], [])
+    assert ["newest of a session that another host may hold"] in [one["rules"] for one in done["checkpoints"]]
+
+
 def test_policies_of_the_configuration_count_where_no_rule_is_given(site: Site, tmp_path: Path) -> None:
     for session in ("web", "db", "other"):
         for _ in range(3):
