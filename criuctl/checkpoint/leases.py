@@ -56,6 +56,10 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 8  # races lost in a row before giving up
 UNLEASED = "the store has no conditional writes, so nothing keeps another host from restoring this session at the same time"
+_DAMAGED = (
+    "It tells on which host a session lives. Bring the object back; or, if you know that, remove it: then the record before it "
+    "counts. A copy (restore --as NAME) needs none of that."
+)
 _KEPT = 4  # records of a session that are left; older ones are removed
 
 
@@ -326,8 +330,8 @@ def _name(repository: Repository, head: Head) -> str:
 
 def _read(repository: Repository, name: str) -> Head:
     data = repository.store.get(name)
-    outline = objects.layout(objects.LEASE, name, data, len(data))
     try:
+        outline = objects.layout(objects.LEASE, name, data, len(data))
         head = Head.from_dict(load_json(objects.open_body(name, outline, data, repository.sealer), name))
     except Foreign:
         raise Conflict(
@@ -335,8 +339,12 @@ def _read(repository: Repository, name: str) -> Head:
             hint="Use another name here; or go on with the session on a host that has the store's key.",
             object=name,
         ) from None
+    except Damaged as error:
+        if error.details.get("object", name) == name:  # else it is what opens it that is damaged
+            error.hint = _DAMAGED
+        raise
     if _name(repository, head) != name:
-        raise Damaged(f"{name} holds the lease of another session", object=name)
+        raise Damaged(f"{name} holds the lease of another session", hint=_DAMAGED, object=name)
     return head
 
 

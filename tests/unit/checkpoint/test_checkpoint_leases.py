@@ -118,9 +118,11 @@ def test_records_do_not_pile_up_and_are_not_forged(tmp_path: Path) -> None:
     names = [info.name for info in repo.store.list("sessions/")]
     assert len(names) <= 5 and names[-1].endswith("0012")
     data = repo.store.get(names[-1])
-    repo.store.put(names[-1][:-2] + "13", data)  # an older record passed off as the newest
-    with pytest.raises(Damaged):
-        claim(repo, B)
+    for wrong in (data, data[:-1], data[:-1] + bytes([data[-1] ^ 1])):  # an older record passed off as the newest; damage
+        repo.store.put(names[-1][:-2] + "13", wrong)
+        with pytest.raises(Damaged) as caught:
+            claim(repo, B)
+        assert "restore --as NAME" in caught.value.hint  # and not what helps where a checkpoint is damaged
 
 
 def held(repo: Repository) -> leases.Head:
