@@ -173,7 +173,8 @@ def _written(target: Path | int, force: bool) -> Iterator[tuple[int, str]]:
     if isinstance(target, int):
         yield target, "standard output"
         return
-    temporary = target.with_name(f".{target.name[:200]}.{secrets.token_hex(4)}.part")
+    some = os.fsdecode(os.fsencode(target.name)[:200])  # a name is 255 bytes long at most
+    temporary = target.with_name(f".{some}.{secrets.token_hex(4)}.part")
     try:
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:

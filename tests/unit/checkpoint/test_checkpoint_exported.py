@@ -385,6 +385,12 @@ def test_a_file_is_replaced_only_if_told_and_a_failed_export_leaves_nothing(tmp_
     assert sorted(path.name for path in folder.iterdir()) == ["fifo", "file", "link"]
 
 
+def test_a_file_may_have_the_longest_of_names(tmp_path: Path, source: Host, target: Host) -> None:
+    file = tmp_path / ("\u0436" * 127)  # 254 bytes
+    source.export("web@2", file)
+    assert target.import_(file).done and [path for path in tmp_path.iterdir() if path.is_file()] == [file]
+
+
 def test_force_replaces_it_at_once(tmp_path: Path, source: Host, target: Host) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
