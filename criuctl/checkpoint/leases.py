@@ -121,6 +121,15 @@ class Claim:
             who = current.host_name or current.host
             raise Conflict(f"session {self.head.session.name!r} was taken over by host {who} meanwhile", host=who)
 
+    def withdraw(self) -> None:
+        """Give back what was not seen to be ours: if it is, by what the store has."""
+        try:
+            ours = _read(self._repository, _name(self._repository, self.head)).nonce == self.head.nonce
+        except CriuctlError:
+            return
+        if ours:
+            self.release_unless_kept()
+
     def release_unless_kept(self) -> None:
         """Give the lease back after a failure; a store that does not let us leaves it to us to take over later.
 
@@ -219,17 +228,22 @@ def claim(
         )
         if not leased:
             return Claim(repository, head, leased=False)
+        taken = current if current is not None and current.state == "held" and current.host != host else None
+        mine = Claim(repository, head, leased=True, taken=taken)
         try:
-            won = put_record(repository, head)
-        except (StoreDenied, StoreFull) as error:
-            if not copy:
-                raise
-            why = f"the store takes no lease for session {session!r}, so another host may use that name, too: {error.message}"
-            return Claim(repository, head, leased=False, refused=why)
-        if won and _in_force(repository, head):
-            _clear(repository, head)
-            taken = current if current is not None and current.state == "held" and current.host != host else None
-            return Claim(repository, head, leased=True, taken=taken)
+            try:
+                won = put_record(repository, head)
+            except (StoreDenied, StoreFull) as error:
+                if not copy:
+                    raise
+                why = f"the store takes no lease for session {session!r}, so another host may use that name, too: {error.message}"
+                return Claim(repository, head, leased=False, refused=why)
+            if won and _in_force(repository, head):
+                _clear(repository, head)
+                return mine
+        except BaseException:  # a signal, say: nobody else will know that there is something to give back
+            mine.withdraw()
+            raise
     raise Conflict(f"session {session!r} is being claimed by many at once", hint="Try again.")
 
 

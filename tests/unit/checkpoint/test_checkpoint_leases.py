@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from criuctl.checkpoint import leases
 from criuctl.checkpoint.manifest import SessionRef
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Conflict, Damaged, StoreUnreachable
-from criuctl.store.base import Capabilities
+from criuctl.store.base import Capabilities, Data, ObjectInfo
 from criuctl.store.memory import MemoryStore
 
 SESSION = "ab" * 16
@@ -96,6 +97,44 @@ def test_a_lease_that_cannot_be_given_back_hides_no_failure(tmp_path: Path, lett
     with pytest.raises(Conflict, match="held by host host-a"):
         claim(repo, B)
     assert claim(repo, A, 3).leased
+
+
+@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_signal_while_it_is_claimed_leaves_no_lease(tmp_path: Path, nth: int, taken: bool) -> None:
+    """It comes when the record is in the store: before its answer, or at one of the looks that follow."""
+
+    class Interrupted(FaultyStore):
+        left = -1
+
+        def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
+            super().put(name, data, if_absent=if_absent)
+            if self.left < 0:
+                self.left = nth
+                self.step()
+
+        def step(self) -> None:
+            if self.left > 0:
+                self.left -= 1
+                if not self.left:
+                    raise KeyboardInterrupt
+
+        def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+            self.step()
+            return super().list(prefix)
+
+        def get(self, name: str) -> bytes:
+            self.step()
+            return super().get(name)
+
+    repo = kit.repository(tmp_path)
+    if taken:
+        claim(repo, B).keep()
+    opened = Repository.open(Interrupted(repo.store), repo.config)
+    with pytest.raises(KeyboardInterrupt):
+        leases.claim(opened, "web", SESSION, 2, host=A, host_name="host-a", take_over=taken)
+    head = leases.read_head(repo, "web")
+    assert head is not None and (head.state, head.host) == (("held", B) if taken else ("released", A))
 
 
 def test_a_weak_store_gives_no_lease_and_says_so(tmp_path: Path) -> None:
