@@ -181,9 +181,12 @@ class Collection:
         self._writing = self._intents()
         self._live.look()
         survey = Survey.take(self._repository, packs, self._live.chunks, doomed=self._all_doomed())
-        if survey.lost:  # checkpoints that came between the two listings have packs that came, too
+        # Checkpoints that came between the two listings have packs that came, too; or what is remembered here is damaged.
+        for learn in (self._repository.index.sync, self._repository.index.learn_anew):
+            if not survey.lost:
+                break
             packs = {**packs_of(self._store.list("packs/")), **packs}
-            self._repository.index.sync()
+            learn()
             survey = Survey.take(self._repository, packs, self._live.chunks, doomed=self._all_doomed())
         return survey
 

@@ -100,6 +100,7 @@ class Index:
         self._packs: dict[int, tuple[bytes, int, int]] = {}
         self._generation = -1
         self._avoided: frozenset[bytes] = frozenset()
+        self._anew = False
         self.unreadable: list[DataError] = []  # why segments could not be read at the last `sync`
 
     # -- the store's segments ------------------------------------------------------------------------
@@ -115,6 +116,24 @@ class Index:
         for batch in in_batches(self._unknown(present)):
             self._load([(name, packs) for name, packs in self.read_segments(batch, self.unreadable) if packs is not None])
         self._forget(set(present))
+
+    def learn_anew(self) -> bool:
+        """Forget everything and learn it again, for what this host remembers may be damaged; False if that was done before."""
+        if self._anew:
+            return False
+        self._anew = True
+
+        def forget(db: sqlite3.Connection) -> list[bytes]:
+            bad = [name for (name,) in db.execute("SELECT name FROM packs WHERE bad").fetchall()]
+            for table in ("chunks", "packs", "segments"):
+                db.execute(f"DELETE FROM {table}")
+            return bad
+
+        bad = self._cache.run(forget, write=True)
+        self._packs = {}
+        self.sync()
+        self.distrust(bad)
+        return True
 
     def read_segments(self, names: Sequence[str], unreadable: list[DataError]) -> Iterator[tuple[str, list[PackIndex] | None]]:
         """What each of these segments tells of, in this order; None for one that is gone, or is noted in `unreadable`."""

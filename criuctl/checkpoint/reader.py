@@ -7,8 +7,8 @@ the threads wait for different spans; on a fast one they share the processors.  
 threads' buffers.
 
 A garbage collection may move chunks and delete the packs that they were in since their places were found, also long after
-it marked those packs; and a chunk of a damaged pack may be sound in another one.  So where a pack fails, and what is left is
-told to be elsewhere, too, it is read there.
+it marked those packs; a chunk of a damaged pack may be sound in another one; and what this host remembers of the index may be
+damaged itself.  So where a pack fails, or a chunk is nowhere, and what is left turns out to be elsewhere, it is read there.
 
 Invariants: no byte is written that was not verified by its chunk's id; damage, or a chunk that is nowhere, raises,
 naming the object; the first error stops all threads.
@@ -19,7 +19,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -219,6 +219,9 @@ class CheckpointReader:
         if len(found) < len(wanted):
             self._index.sync()
             found = self._index.find(wanted, distrusted=True)
+        fit = len(found) == len(wanted) and all(found[chunk].plain == size for chunk, size in sizes.items())
+        if not fit and self._index.learn_anew():
+            found = self._index.find(wanted, distrusted=True)
         if len(found) < len(wanted):
             for error in self._index.unreadable:
                 self._reporter.warning(error.message, "the packs are searched instead")
@@ -265,22 +268,26 @@ class CheckpointReader:
                 self._fetch(places, give)
             except (Damaged, ObjectMissing) as error:
                 pack = pack_of(str(error.details.get("object", "")))
-                if pack is None or pack in failed or (strict and isinstance(error, Damaged)):
-                    raise
-                if not self._others(places, left, error):
+                if pack is None or pack in failed or not self._others(places, left, error, strict=strict):
                     raise
                 failed.add(pack)
 
-    def _others(self, places: Iterable[Place], left: Iterable[bytes], error: Damaged | ObjectMissing) -> bool:
-        """Whether what is left is, or may be, somewhere else than it was: what failed is distrusted by now."""
+    def _others(self, places: Iterable[Place], left: Collection[bytes], error: Damaged | ObjectMissing, *, strict: bool) -> bool:
+        """Whether what is left is, or may be, somewhere else than it was looked for: what failed is distrusted by now."""
+        before = {place.chunk: place for place in places}
+
+        def changed() -> bool:
+            found = self._index.find(list(left), distrusted=True)
+            new = [chunk for chunk in left if found.get(chunk) != before[chunk]]
+            return any(chunk in found and found[chunk].pack == before[chunk].pack for chunk in new) if strict else bool(new)
+
         if isinstance(error, ObjectMissing):
+            strict = False
             self._index.sync()
-        before = {place.chunk: place.pack for place in places}
-        found = self._index.find(list(left), distrusted=True)
-        if all(chunk in found and found[chunk].pack == before[chunk] for chunk in left):
+        if (strict or not changed()) and not (self._index.learn_anew() and changed()):
             return False
         if isinstance(error, Damaged):
-            self._reporter.warning(error.message, "What is needed of it is looked for in other packs.")
+            self._reporter.warning(error.message, "What is needed of it is looked for elsewhere.")
         return True
 
     def _fetch(self, places: Sequence[Place], sink: Sink) -> None:

@@ -15,6 +15,7 @@ from support import checkpoints as kit
 from support.faulty_store import FaultyStore
 
 from criuctl.checkpoint import catalog
+from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.packs import ENTRY, HEADER, PackIndex
 from criuctl.checkpoint.repository import Repository
 from criuctl.report import Reporter
@@ -82,6 +83,33 @@ def test_a_cache_damaged_under_a_running_dump_only_costs_time(tmp_path: Path) ->
         kit.check(again, kit.write(again, session="two"))
     with Repository.open(repo.store, repo.config) as again:
         kit.check(again, "two")
+
+
+@pytest.mark.parametrize(
+    "harm", ["DELETE FROM chunks", *(f"UPDATE chunks SET {name} = 99" for name in ("offset", "stored", "plain"))]
+)
+def test_damage_that_the_database_does_not_see_fails_nothing(tmp_path: Path, harm: str) -> None:
+    """Above all no collection takes a pack for garbage because its host has forgotten what is in it."""
+    repo, path = local(tmp_path)
+    db = sqlite3.connect(path)
+    db.execute(harm)
+    db.commit()
+    db.close()
+    harmed = path.read_bytes()
+
+    def opened() -> Repository:
+        path.write_bytes(harmed)  # what went before has mended it
+        return Repository.open(repo.store, repo.config)
+
+    with opened() as again:
+        kit.check(again, "web")
+    with opened() as again:
+        again.verify(again.manifest("web"), Reporter())
+    for _run in range(2):
+        with opened() as again:
+            assert Collection(again, Reporter(), grace=0).run().lost == 0
+    with Repository.open(repo.store, repo.config) as again:
+        kit.check(again, "web")
 
 
 def test_where_nothing_can_be_written_nothing_is_remembered(tmp_path: Path) -> None:
