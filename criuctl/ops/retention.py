@@ -19,7 +19,7 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, UsageError
@@ -133,7 +133,7 @@ def decide(
         for position, period in enumerate(sorted(newest, reverse=True)[:limit], 1):
             reasons[newest[period]].append(f"{name} {position} of {limit}")
     for checkpoint in ordered:
-        if rules.within and now - moment(checkpoint) <= timedelta(seconds=rules.within):
+        if rules.within and (now - moment(checkpoint)).total_seconds() <= rules.within:
             reasons[checkpoint.id].append("within")
         reasons[checkpoint.id] += [f"label {k}={v}" for k, v in rules.labels if checkpoint.labels.get(k) == v]
     return [Decision(checkpoint, tuple(reasons[checkpoint.id])) for checkpoint in ordered]

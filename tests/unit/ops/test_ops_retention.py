@@ -138,6 +138,11 @@ def test_spans(text: str, span: float) -> None:
     assert seconds(text) == span
 
 
+def test_a_span_longer_than_any_calendar_keeps_everything() -> None:
+    history = [made(1, NOW), replace(made(2, NOW), created="yesterday")]
+    assert kept(decide(history, Rules(within=seconds("999999y" * 9)), NOW)) == {1, 2}
+
+
 @pytest.mark.parametrize("text", ["", "7", "d", "7 d", "-1d", "1d2", "d7", "1x", "00"])
 def test_no_spans(text: str) -> None:
     with pytest.raises(UsageError):
