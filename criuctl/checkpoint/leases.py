@@ -242,7 +242,8 @@ def claim(
                 _clear(repository, head)
                 return mine
         except BaseException:  # a signal, say: nobody else will know that there is something to give back
-            mine.withdraw()
+            if current is None or (current.state, current.host) != ("held", host):  # else it is as it was
+                mine.withdraw()
             raise
     raise Conflict(f"session {session!r} is being claimed by many at once", hint="Try again.")
 

@@ -99,9 +99,9 @@ def test_a_lease_that_cannot_be_given_back_hides_no_failure(tmp_path: Path, lett
     assert claim(repo, A, 3).leased
 
 
-@pytest.mark.parametrize("taken", [False, True])
+@pytest.mark.parametrize("before", ["", A, B])
 @pytest.mark.parametrize("nth", [1, 2, 3])
-def test_a_signal_while_it_is_claimed_leaves_no_lease(tmp_path: Path, nth: int, taken: bool) -> None:
+def test_a_signal_while_it_is_claimed_leaves_the_lease_as_it_was(tmp_path: Path, nth: int, before: str) -> None:
     """It comes when the record is in the store: before its answer, or at one of the looks that follow."""
 
     class Interrupted(FaultyStore):
@@ -128,13 +128,13 @@ def test_a_signal_while_it_is_claimed_leaves_no_lease(tmp_path: Path, nth: int, 
             return super().get(name)
 
     repo = kit.repository(tmp_path)
-    if taken:
-        claim(repo, B).keep()
+    if before:
+        claim(repo, before).keep()
     opened = Repository.open(Interrupted(repo.store), repo.config)
     with pytest.raises(KeyboardInterrupt):
-        leases.claim(opened, "web", SESSION, 2, host=A, host_name="host-a", take_over=taken)
+        leases.claim(opened, "web", SESSION, 2, host=A, host_name="host-a", take_over=before == B)
     head = leases.read_head(repo, "web")
-    assert head is not None and (head.state, head.host) == (("held", B) if taken else ("released", A))
+    assert head is not None and (head.state, head.host) == (("held", before) if before else ("released", A))
 
 
 def test_a_weak_store_gives_no_lease_and_says_so(tmp_path: Path) -> None:
