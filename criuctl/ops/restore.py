@@ -30,6 +30,7 @@ from ..errors import RestoreFailed
 from ..hooks import Hooks
 from ..hooks.contract import RECONNECT
 from ..hooks.find import executables
+from ..proc.command import InterruptsDeferred
 from ..proc.namespaces import pid_in
 from ..proc.privatens import PrivateNamespaces
 from ..proc.scratch import Scratch
@@ -239,21 +240,22 @@ def restore(
             feeder=feeder,
             filling=filling,
         )
-        try:
-            root = work.run(criu)
-        except BaseException as error:
-            insidereport.sweep(config)
-            if before is None:
-                registry.forget(name)
-            else:
-                registry.put(before)
-            if isinstance(error, driver.CriuFailed):
-                raise arrival.explain(config, error, manifest) from error
-            raise
-        hooks.done = True
-        if here.lock_table:
-            registry.put(replace(here, lock_table=""))
-        claim.keep()
+        with ExitStack() as running:
+            try:
+                root = work.run(criu, running)
+            except BaseException as error:
+                insidereport.sweep(config)
+                if before is None:
+                    registry.forget(name)
+                else:
+                    registry.put(before)
+                if isinstance(error, driver.CriuFailed):
+                    raise arrival.explain(config, error, manifest) from error
+                raise
+            hooks.done = True
+            claim.keep()
+            if here.lock_table:
+                registry.put(replace(here, lock_table=""))
         if not os.path.exists(f"/proc/{root}"):
             reporter.warning(f"PID {root}: the restored root has ended already")
     hooks.run("post-resume")
@@ -304,8 +306,12 @@ class _Restore:
     running_at: float = 0.0  # monotonic
     net: int | None = None  # descriptor of the net namespace, if it is not ours
 
-    def run(self, criu: binary.CriuBinary) -> int:
-        """Restore and let it run; returns the root's PID as we see it."""
+    def run(self, criu: binary.CriuBinary, running: ExitStack) -> int:
+        """Restore and let it run; returns the root's PID as we see it.
+
+        From when it runs for good no signal breaks anything off until `running` is left: there is no way back, and a tree that
+        nobody knows of, or whose lease is given back, might be restored a second time.
+        """
         manifest, plan = self.manifest, self.plan
         self.inner_root = self.images.pids()[0]
         self.images.give_up(handback.endings(plan.connections))
@@ -391,6 +397,7 @@ class _Restore:
             if self.following is not None:
                 self.reporter.step("pages-follow")
                 self.following.finish()
+            running.enter_context(InterruptsDeferred())
             done = True
             self.placed = None
         self.aside = applied.aside

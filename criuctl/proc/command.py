@@ -192,7 +192,7 @@ class Child:
         self.pidfd, self._stderr = -1, None
 
 
-class _InterruptsDeferred:
+class InterruptsDeferred:
     """Signals that raise (``^C`` and whoever turned SIGTERM into an exception) wait until the block is left.
 
     An exception in the middle of starting a child would lose the child: it runs, and nobody knows its PID.
@@ -280,7 +280,7 @@ def spawn(
             tail = wanted_stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
         else:
             wanted_stderr = stderr
-        with _InterruptsDeferred():
+        with InterruptsDeferred():
             process, words = _start(
                 argv,
                 stdin=subprocess.DEVNULL if stdin is None else stdin,
@@ -323,7 +323,7 @@ def run(
     process: subprocess.Popen[bytes] | None = None
     child: Child | None = None
     try:
-        with _InterruptsDeferred():
+        with InterruptsDeferred():
             process, words = _start(
                 argv,
                 stdin=subprocess.DEVNULL if input is None else subprocess.PIPE,

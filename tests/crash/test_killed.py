@@ -7,6 +7,7 @@ kills one criuctl at each of them. One test goes through all steps of one comman
 from __future__ import annotations
 
 import signal
+import sys
 
 import pytest
 from support.aftermath import Aftermath
@@ -99,6 +100,42 @@ def test_a_signal_at_every_step_of_a_restore(
         assert (step, fate, code) in ((step, "nothing", 128 + number), (step, "running", 0), (step, "running", 128 + number))
         for running in zoo.animals:
             running.end()
+
+
+# Sends criuctl a signal when the restored tree runs, and what was made for the restore is being taken down.
+TOO_LATE = """
+import os, sys
+from criuctl.cli.main import program
+from criuctl.ops import netlock
+number, remove = int(sys.argv[1]), netlock.ConnectionLock.remove
+
+def interrupted(self, *, failed):
+    if not failed:
+        os.kill(os.getpid(), number)
+    remove(self, failed=failed)
+
+netlock.ConnectionLock.remove = interrupted
+sys.argv[1:] = sys.argv[5:]
+program()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_when_a_restored_tree_runs(number: signal.Signals, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """It is too late to undo anything: the session is known here, and its lease is held, before criuctl ends."""
+    animal = zoo.launch("counter.py", "1")
+    told = trip.dump(animal)
+    criuctl.prefix = [sys.executable, "-c", TOO_LATE, str(int(number))]
+    answer = criuctl("restore", told["checkpoint"], check=False)
+    criuctl.prefix = []
+    assert answer["exit_code"] == 128 + number
+    (running,) = zoo.find(animal)
+    running.ask()
+    status = criuctl("status", told["session"])
+    assert (status["state"], status["pid"]) == ("running", running.pid)
+    another = {"CRIUCTL_HOST_ID": "another", "CRIUCTL_STATE_DIR": str(criuctl.home.path / "another")}
+    there = criuctl("restore", told["checkpoint"], env=another, check=False)
+    assert there["exit_code"] == 9
 
 
 def test_the_firewall_lock_goes_too(zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
