@@ -285,31 +285,37 @@ def _carry(
     """The records of a file, or of a folder and everything below it on the same file system; each path once, see `taken`."""
     view = Path(f"/proc/{root_pid}/root")
     pending = [wanted]
-    device = os.lstat(f"{view}{wanted}").st_dev
+    device: int | None = None
     while pending:
         path = pending.pop()
         real = f"{view}{path}"
+        fd, target = -1, ""
         try:
             status = os.lstat(real)
-        except FileNotFoundError:
-            continue  # removed by somebody outside the tree
-        identity = (status.st_dev, status.st_ino)
-        record = _base(path, "carried", status).with_use(xattrs=_xattrs(real))
-        if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
-            pending += [os.path.join(path, name) for name in sorted(os.listdir(real), reverse=True)]
-        if path in taken:  # named twice, or below a folder that is named, too; a mount point is followed only under its own name
+            identity = (status.st_dev, status.st_ino)
+            device = status.st_dev if device is None else device
+            if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
+                pending += [os.path.join(path, name) for name in sorted(os.listdir(real), reverse=True)]
+            if path in taken:  # named twice, or below a folder that is named; a mount point is followed only under its own name
+                continue
+            if stat.S_ISLNK(status.st_mode):
+                target = os.readlink(real)
+            elif stat.S_ISREG(status.st_mode):
+                fd = _open_contents(real, leased.get(identity), os.O_NOFOLLOW)
+        except (FileNotFoundError, NotADirectoryError):
+            # Removed by somebody outside the tree meanwhile; or, what was named, by the program before it was frozen.
+            if path == wanted:
+                reporter.warning(f"{path} is gone since the dump began: left out")
             continue
         taken.add(path)
-        if stat.S_ISLNK(status.st_mode):
-            record = record.with_use(target=os.readlink(real))
-        elif stat.S_ISREG(status.st_mode):
-            fd = _open_contents(real, leased.get(identity), os.O_NOFOLLOW)
+        record = _base(path, "carried", status).with_use(xattrs=_xattrs(real), target=target)
+        if fd >= 0:
             try:
                 hashed, data = _store(writer, path, fd, status.st_size, reporter)
                 record = record.with_use(digest=hashed, data=data)
             finally:
                 os.close(fd)
-        elif not stat.S_ISFIFO(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+        elif not (stat.S_ISLNK(status.st_mode) or stat.S_ISFIFO(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             reporter.warning(f"{path} is a socket or a device: left out")
             continue
         yield record, identity

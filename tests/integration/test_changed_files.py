@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command import Criuctl
+from support.pauses import paused
 from support.trip import Trip
 from support.zoo import Zoo
 
@@ -188,6 +189,21 @@ def test_an_empty_path_takes_nothing_along(zoo: Zoo, trip: Trip) -> None:
     """A variable that is not set: not the working folder."""
     animal = zoo.launch("counter.py")
     assert trip.criuctl("dump", animal.pid, "--with-files", "", check=False)["exit_code"] == 2
+
+
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_what_is_to_travel_is_gone_when_the_tree_is_frozen(kind: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """As with a file that its program renames at any time: the checkpoint is as the tree was at that moment, without it."""
+    animal = zoo.launch("counter.py")
+    named = animal.folder / kind
+    named.write_text("x") if kind == "file" else named.mkdir()
+    with paused(criuctl, "freeze", "dump", animal.pid, "--with-files", named, "--with-files", animal.folder / "log") as held:
+        named.unlink() if kind == "file" else named.rmdir()
+        held.go_on()
+        assert held.command.process.wait(60) == 0, held.command.told()
+    told = held.command.json()
+    assert [text for text in told["warnings"] if str(named) in text]
+    trip.restore(told, animal, equal=False).ask()
     animal.ask()
 
 
