@@ -30,7 +30,7 @@ from .options import CONFIG_NAME, LOG_NAME, DumpOptions, RestoreOptions, config_
 from .pages import B, PageGuard, PageImage, PageReceiver, PageSink, socket_pair
 from .rpc import CriuGone, CriuRefused
 
-_LOG_LIMIT = 16 << 20  # bytes of log that are read back
+_LOG_START, _LOG_END = 1 << 20, 15 << 20  # bytes of log that are read back: who runs is told first, why it failed last
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
@@ -66,13 +66,18 @@ def folder_path(folder: int) -> str:
 
 
 def read_log(folder: int) -> str:
-    """CRIU's log so far, or "" when there is none."""
+    """CRIU's log so far, or "" when there is none; of one of many processes, which is long, its beginning and its end."""
     try:
         fd = os.open(LOG_NAME, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
         return ""
     with open(fd, "rb") as file:
-        return file.read(_LOG_LIMIT).decode(errors="replace")
+        read = file.read(_LOG_START)
+        left_out = os.fstat(fd).st_size - _LOG_END - len(read)
+        if left_out > 0:
+            file.seek(left_out, os.SEEK_CUR)
+            read += b"\n[%d bytes are left out]\n" % left_out
+        return (read + file.read(_LOG_END)).decode(errors="replace")
 
 
 def run_id(folder: int) -> str | None:
