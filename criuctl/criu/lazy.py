@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from ..errors import CriuctlError, RestoreFailed
+from ..errors import RestoreFailed
 from ..proc import command, deathwatch
 from ..proc.tree import ProcessIdentity
 from .binary import CriuBinary
@@ -109,15 +109,14 @@ class LazyPages:
         """Wait until the daemon listens."""
         try:
             self._start_watcher()
-        except BaseException:
+            deadline = time.monotonic() + _START_TIMEOUT
+            while _SOCKET_NAME not in os.listdir(self._folder):
+                if self._daemon.poll() is not None or time.monotonic() > deadline:
+                    raise RestoreFailed("CRIU's lazy-pages daemon does not start", hint="Restore without --lazy.")
+                time.sleep(0.002)
+        except BaseException:  # a signal, too: the daemon waits for a tree and does not notice that we are gone
             self.stop()
             raise
-        deadline = time.monotonic() + _START_TIMEOUT
-        while _SOCKET_NAME not in os.listdir(self._folder):
-            if self._daemon.poll() is not None or time.monotonic() > deadline:
-                self.stop()
-                raise RestoreFailed("CRIU's lazy-pages daemon does not start", hint="Restore without --lazy.")
-            time.sleep(0.002)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -187,9 +186,10 @@ class LazyPages:
     def _run(self) -> None:
         try:
             self._serve()
-        except (CriuctlError, OSError) as error:
+        except BaseException as error:  # whatever it is (memory that ran out, say), `finish` raises it: the daemon would wait
             self._error = error
-            self._sock.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):  # the daemon was faster
+                self._sock.shutdown(socket.SHUT_RDWR)
 
     def _serve(self) -> None:
         header = bytearray(HEADER.size)

@@ -1,0 +1,74 @@
+"""What is started beside a lazy restore, when it comes to nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from criuctl.criu.binary import CriuBinary
+from criuctl.criu.lazy import LazyImage, LazyPages, Piece
+from criuctl.criu.pages import GET, HEADER, PE_LAZY, PagemapEntry
+from criuctl.proc.tree import Process, read_tree
+
+NEVER = CriuBinary(("sh", "-c", "exec sleep 1000"), "a test")
+ASKS = f"""
+import socket, sys
+server = socket.socket(fileno=int(sys.argv[-1]))
+server.sendall({HEADER.pack(GET, 1, 0x1000, 1)!r})
+while server.recv(100):
+    pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def _below() -> list[Process]:
+    return read_tree(os.getpid())[1:]
+
+
+def test_a_signal_while_the_daemon_starts(folder: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for a tree that will never come, and nobody would end it later."""
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    before = _below()
+    pages = LazyPages(NEVER, folder, {}, [])
+    monkeypatch.setattr(time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt), pages:
+        pass
+    assert [process for process in _below() if process.identity not in {one.identity for one in before}] == []
+
+
+class _Exhausted:
+    """A source of pages for which there is no memory."""
+
+    def read(self, first: int, count: int) -> list[Piece]:
+        raise MemoryError
+
+    read_all = None
+
+
+def test_whatever_keeps_pages_from_coming_ends_it(folder: int) -> None:
+    """The daemon would wait for the page, and the tree, and we, for the daemon."""
+    image = LazyImage([PagemapEntry(0x1000, 1, PE_LAZY)], _Exhausted())  # type: ignore[arg-type]
+    pages = LazyPages(CriuBinary((sys.executable, "-S", "-c", ASKS), "a test"), folder, {1: image}, [])
+    deadline = time.monotonic() + 5
+    while pages._daemon.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    try:
+        assert pages._daemon.returncode == 0  # it has met the end of the stream
+        with pytest.raises(MemoryError):
+            pages.finish()
+    finally:
+        pages.stop()
