@@ -18,13 +18,14 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ..checkpoint.manifest import FileRecord
 from ..checkpoint.reader import CheckpointReader
@@ -33,6 +34,7 @@ from ..report import Finding
 from . import overlays
 from .files import digest
 
+T = TypeVar("T")
 Verdict = Literal["same", "grown", "moved-on", "put-back", "overlaid", "refuse"]
 Policy = Literal["refuse", "restore", "keep"]
 _OTHER_VERSION = "Install the version that the program was started from; next time dump with --carry-binaries."
@@ -196,7 +198,8 @@ class Applied:
         for judgement in reversed(wanted):  # folders last: their times change with what is put into them
             if stat.S_ISDIR(judgement.record.mode):
                 with suppress(OSError):
-                    os.utime(judgement.record.path, ns=(judgement.record.mtime_ns, judgement.record.mtime_ns))
+                    times = (judgement.record.mtime_ns, judgement.record.mtime_ns)
+                    os.utime(judgement.record.path, ns=times, follow_symlinks=False)
 
     def undo(self) -> None:
         """Take everything back; what cannot be is left, for there is nobody left to tell but the log."""
@@ -212,31 +215,35 @@ class Applied:
         if os.path.lexists(path):
             newer = self._set_aside(path)
         if stat.S_ISDIR(record.mode):
-            os.mkdir(path, 0o700)
-            self._undo.append(lambda: os.rmdir(path))
+            self._do(lambda: os.mkdir(path, 0o700), lambda: os.rmdir(path))
+            dress(path, record)
         elif stat.S_ISLNK(record.mode):
-            os.symlink(record.target, path)
-            self._undo.append(lambda: os.unlink(path))
+            self._do(lambda: os.symlink(record.target, path), lambda: os.unlink(path))
             os.chown(path, record.uid, record.gid, follow_symlinks=False)
-            return
         elif stat.S_ISFIFO(record.mode):
-            os.mkfifo(path, 0o600)
-            self._undo.append(lambda: os.unlink(path))
+            self._do(lambda: os.mkfifo(path, 0o600), lambda: os.unlink(path))
+            dress(path, record)
         elif (record.device, record.inode) in self._made:
-            os.link(self._made[record.device, record.inode], path)
-            self._undo.append(lambda: os.unlink(path))
-            return
+            self._do(lambda: os.link(self._made[record.device, record.inode], path), lambda: os.unlink(path))
         else:
             self._write(record, newer if judgement.from_prefix else "")
             self._made[record.device, record.inode] = path
-        dress(path, record)
+
+    def _do(self, act: Callable[[], T], back: Callable[[], None]) -> T:
+        """Do one thing, and note first what takes it back: a signal may be served as soon as it is done."""
+        self._undo.append(back)
+        try:
+            return act()
+        except OSError:
+            self._undo.pop()
+            raise
 
     def _write(self, record: FileRecord, prefix_of: str) -> None:
-        fd = os.open(record.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        self._undo.append(lambda: os.unlink(record.path))
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = self._do(lambda: os.open(record.path, flags, 0o600), lambda: os.unlink(record.path))
         try:
             if prefix_of:
-                source = os.open(prefix_of, os.O_RDONLY | os.O_CLOEXEC)
+                source = os.open(prefix_of, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     done = 0
                     while done < record.size:
@@ -250,6 +257,7 @@ class Applied:
                 os.ftruncate(fd, record.size)
                 self._reader.write_to([(record.data, fd, 0)])
             os.fsync(fd)
+            _dress(fd, record)
         finally:
             os.close(fd)
 
@@ -257,27 +265,40 @@ class Applied:
         if os.path.isdir(folder):
             return
         self._make_parents(os.path.dirname(folder))
-        os.mkdir(folder, 0o755)
-        self._undo.append(lambda: os.rmdir(folder))
+        self._do(lambda: os.mkdir(folder, 0o755), lambda: os.rmdir(folder))
 
     def _set_aside(self, path: str) -> str:
         newer = f"{path}.newer-{self._mark}-{time.strftime('%Y%m%dT%H%M%S')}"
         while os.path.lexists(newer):
             newer += "x"
-        os.rename(path, newer)
-        self._undo.append(lambda: os.rename(newer, path))
+        self._do(lambda: os.rename(path, newer), lambda: os.rename(newer, path))
         self.aside.append((path, newer))
         return newer
 
 
 def dress(path: str, record: FileRecord) -> None:
-    """Give a file that was made anew the owner, mode, attributes and time that it had."""
-    os.chown(path, record.uid, record.gid)
-    os.chmod(path, stat.S_IMODE(record.mode))
+    """Give a file that was made anew the owner, mode, attributes and time that it had.
+
+    Its folder may be another user's, who can put a link to a file of somebody else in its place: nothing is followed.
+    """
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if stat.S_IFMT(os.fstat(fd).st_mode) != stat.S_IFMT(record.mode):
+            raise OSError(errno.ESTALE, "something else is in its place by now", path)
+        _dress(fd, record)
+    finally:
+        os.close(fd)
+
+
+def _dress(fd: int, record: FileRecord) -> None:
+    """The same for an open file."""
+    itself = f"/proc/self/fd/{fd}"
+    os.chown(itself, record.uid, record.gid)
+    os.chmod(itself, stat.S_IMODE(record.mode))
     for name, value in record.xattrs.items():
         with suppress(OSError):  # a file system without them, or security.* without the module
-            os.setxattr(path, name, base64.b64decode(value))
-    os.utime(path, ns=(record.mtime_ns, record.mtime_ns))
+            os.setxattr(itself, name, base64.b64decode(value))
+    os.utime(itself, ns=(record.mtime_ns, record.mtime_ns))
 
 
 def judge_all(records: Iterable[FileRecord], policy: Policy) -> list[Judgement]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,3 +180,51 @@ def test_a_folder_with_links_is_put_back(tmp_path: Path, reader: tuple[Checkpoin
     applied.undo()
     assert not place.exists()
     assert tmp_path.stat().st_ino == status.st_ino
+
+
+@pytest.mark.parametrize("call", ["rename", "open"])
+def test_a_signal_in_the_middle_is_undone_too(
+    call: str, file: Path, reader: tuple[CheckpointReader, FileRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is served as soon as the system call returns in which it came."""
+    source, kept = reader
+    (change if call == "rename" else Path.unlink)(file)
+    before = sorted((path, path.read_bytes()) for path in file.parent.iterdir() if path.is_file())
+    judged = judge_all([kept], "restore")
+    applied = Applied(source, "abcd1234")
+    does = getattr(os, call)
+
+    def interrupted(*arguments: object) -> None:
+        does(*arguments)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, call, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        applied.apply(judged)
+    applied.undo()
+    assert sorted((path, path.read_bytes()) for path in file.parent.iterdir() if path.is_file()) == before
+
+
+def test_what_takes_its_place_meanwhile_is_not_touched(
+    file: Path, tmp_path: Path, reader: tuple[CheckpointReader, FileRecord], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder may be another user's, who puts a link to somebody else's file there in the very moment."""
+    source, kept = reader
+    file.unlink()
+    victim = tmp_path / "victim"
+    victim.write_text("secret")
+    victim.chmod(0o600)
+    os.utime(victim, (1, 1))
+    write_to = source.write_to
+
+    def swapped(*arguments: Any) -> None:
+        write_to(*arguments)
+        file.rename(tmp_path / "made")
+        file.symlink_to(victim)
+
+    monkeypatch.setattr(source, "write_to", swapped)
+    Applied(source, "abcd1234").apply(judge_all([kept], "restore"))
+    status = victim.stat()
+    assert (status.st_mode & 0o777, status.st_mtime) == (0o600, 1)
+    assert (tmp_path / "made").stat().st_mode == kept.mode
