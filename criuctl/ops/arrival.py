@@ -154,12 +154,12 @@ def explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> Cri
     """CRIU's failure in the user's words; its log is kept."""
     from . import diagnosis  # a table of regular expressions that only failures need
 
-    kept_log = diagnosis.keep_log(config, error.log, f"restore-{manifest.session.name}")
+    kept = diagnosis.kept(config, error.log, f"restore-{manifest.session.name}")
     found = diagnosis.diagnose(error.log, str(error))
     return RestoreFailed(
         f"CRIU could not restore {manifest.session.name}: {found.text}; nothing is left of it",
         hint=found.hint,
         pid=found.pid,
         fd=found.fd,
-        log=str(kept_log),
+        **kept,
     )

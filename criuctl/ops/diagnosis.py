@@ -140,6 +140,14 @@ def _about(entry: _Entry, lines: list[str], entries: list[_Entry]) -> tuple[int 
     return pid, fd
 
 
+def kept(config: Config, log: str, label: str) -> dict[str, str]:
+    """`keep_log`, as a detail of the error that tells of the failure: a full disk is no reason to tell of that instead."""
+    try:
+        return {"log": str(keep_log(config, log, label))}
+    except OSError as error:
+        return {"log_lost": error.strerror or str(error)}
+
+
 def keep_log(config: Config, log: str, label: str) -> Path:
     """Write CRIU's log to ``state_dir/logs`` (mode 0600) and return its path; the oldest of too many are removed.
 

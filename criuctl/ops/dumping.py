@@ -96,7 +96,7 @@ def explain(config: Config, error: driver.CriuFailed, session: str, root: int, t
     """CRIU's failure in words, by the state the tree is in now."""
     from . import diagnosis  # a table of regular expressions that only failures need
 
-    kept_log = diagnosis.keep_log(config, error.log, f"dump-{session}")
+    kept = diagnosis.kept(config, error.log, f"dump-{session}")
     found = diagnosis.diagnose(error.log, str(error))
     alive = tree[0].identity.alive() if tree else os.path.exists(f"/proc/{root}")
     fate = "the tree runs on" if alive else "the tree is gone"
@@ -105,5 +105,5 @@ def explain(config: Config, error: driver.CriuFailed, session: str, root: int, t
         hint=found.hint,
         pid=found.pid,
         fd=found.fd,
-        log=str(kept_log),
+        **kept,
     )

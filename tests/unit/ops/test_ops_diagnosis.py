@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from criuctl.checkpoint.manifest import Manifest, SessionRef
 from criuctl.config import Config
+from criuctl.criu.driver import CriuFailed
+from criuctl.ops import arrival, dumping
 from criuctl.ops.diagnosis import diagnose, keep_log
 from criuctl.ops.remedies import REMEDIES
 
@@ -178,6 +181,19 @@ def test_kept_log_is_private(tmp_path: Path) -> None:
     assert "web-1" in path.name
     assert path.read_bytes().startswith(b"secret ")
     assert keep_log(config, "again", "dump-../../web 1") != path
+
+
+def test_a_log_that_cannot_be_kept(tmp_path: Path) -> None:
+    """The failure is told as it is, with what became of the tree, though the state folder cannot be written."""
+    (tmp_path / "state").write_text("a file")
+    config = Config(state_dir=str(tmp_path / "state"))
+    failed = CriuFailed("CRIU failed", HEAD + TAIL)
+    for told, code in (
+        (dumping.explain(config, failed, "web", os.getpid(), ()), 5),
+        (arrival.explain(config, failed, Manifest(id="0" * 32, session=SessionRef("web", "1" * 32))), 6),
+    ):
+        assert (told.exit_code, told.message.startswith("CRIU could not ")) == (code, True)
+        assert told.details["log_lost"]
 
 
 def test_old_logs_go(tmp_path: Path) -> None:
