@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from ..checkpoint.manifest import ConnectionRecord
+from ..errors import CriuctlError
 
 Dial = tuple[Callable[[], socket.socket], tuple[str, int] | str]
 """How to reach a peer: makes a socket in the right namespace; the address to connect it to."""
@@ -76,7 +77,7 @@ def _ask(dial: Dial, seconds: float) -> str:
                 second.sendall(_REDIS_PING)
                 # The first may have been slow only; one that answered, or hung up, has told enough.
                 answer = _first_of([first, second] if answer is None else [second], deadline)
-        except OSError:
+        except (OSError, CriuctlError):  # the process from whose place it was asked may have ended
             return ""
         if answer is None:
             return ""

@@ -12,6 +12,7 @@ import pytest
 
 from criuctl.checkpoint.manifest import ConnectionRecord
 from criuctl.connections.detect import by_appearance, probe
+from criuctl.errors import NoSuchProcess
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,15 @@ def test_nobody_there() -> None:
         address = closed.getsockname()
     assert probe({"it": (socket.socket, address)}) == {"it": ""}
     assert probe({}) == {}
+
+
+def test_who_held_the_connection_has_ended() -> None:
+    """The tree runs on while its peers are asked, from where its processes are."""
+
+    def gone() -> socket.socket:
+        raise NoSuchProcess("there is no process with PID 4711")
+
+    assert probe({"it": (gone, ("127.0.0.1", 1))}) == {"it": ""}
 
 
 def test_a_hundred_silent_peers_do_not_take_a_hundred_seconds() -> None:
