@@ -203,7 +203,11 @@ def _join(
                 result = replace(
                     result, where=Peer.INSIDE, peer_holders=tuple(sorted(holders[other])), peer_inode=other, loopback=True
                 )
-            elif (namespace, s.peer) in listeners or (loopback and (namespace, s.peer.port) in listener_ports):
+            elif (
+                s.type == "stream"
+                and not other  # whose inode is known, has been accepted
+                and ((namespace, s.peer) in listeners or (loopback and (namespace, s.peer.port) in listener_ports))
+            ):
                 result = replace(result, where=Peer.QUEUED, loopback=True)
             else:
                 result = replace(result, where=Peer.OUTSIDE, loopback=loopback, peer_inode=other)

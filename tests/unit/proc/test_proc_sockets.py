@@ -105,6 +105,22 @@ def test_outside_and_queued_connections(tmp_path: Path) -> None:
     assert _one(found, lambda s: s.listening).socket.rqueue == 1
 
 
+def test_the_tree_listens_where_somebody_else_answers(tmp_path: Path) -> None:
+    """A connection that another process has accepted at a shared port waits in no queue; nor does a datagram socket, ever."""
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as server, socket.socket(type=socket.SOCK_DGRAM) as receiver:
+        address = server.getsockname()
+        receiver.bind(address)
+        text = (
+            f"c = socket.create_connection({address}); u = socket.socket(type=socket.SOCK_DGRAM); u.connect({address})\n"
+            f"s = socket.create_server({address}, reuse_port=True)"
+        )
+        with running(text, tmp_path) as program:
+            accepted, _ = server.accept()
+            found = _of(program.pid)
+            accepted.close()
+    assert {s.socket.protocol: s.where for s in found if s.socket.connected} == {"tcp": Peer.OUTSIDE, "udp": Peer.OUTSIDE}
+
+
 def server_port(found: list[TreeSocket], where: Peer) -> int:
     """The port that the one connection with its peer there goes to."""
     (only,) = [s.socket.peer for s in found if s.where is where]
