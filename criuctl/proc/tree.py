@@ -38,6 +38,7 @@ __all__ = [
 
 _PF_KTHREAD = 0x00200000
 _MAX_WALKS = 20  # a tree that forks faster than this is read as last seen; the freeze settles it
+_WATCHED = 64  # processes for each of which there is a descriptor for certain
 _DELETED = " (deleted)"
 _CHILDREN = "children"  # the file below a thread's folder; there with CONFIG_PROC_CHILDREN
 
@@ -308,8 +309,8 @@ def wait_gone(identities: Iterable[ProcessIdentity], timeout: float) -> list[Pro
     """Wait until all these processes are gone *and reaped*; returns those that are still there after `timeout`.
 
     A zombie still holds its PID, which is what a restore cares about, so it counts as there.  The exit is
-    awaited on a pidfd; between exit and reaping, of which the kernel tells nobody but the parent, the state
-    is polled with a bounded backoff.
+    awaited on a pidfd, that of so many; between exit and reaping, of which the kernel tells nobody but the parent, the
+    state is polled with a bounded backoff.
     """
     deadline = time.monotonic() + timeout
     left = [identity for identity in identities if identity.exists()]
@@ -317,7 +318,7 @@ def wait_gone(identities: Iterable[ProcessIdentity], timeout: float) -> list[Pro
     watched: dict[int, ProcessIdentity] = {}
     pause = 0.001
     try:
-        for identity in left:
+        for identity in left[:_WATCHED]:
             try:
                 fd = identity.open_pidfd()
             except NoSuchProcess:

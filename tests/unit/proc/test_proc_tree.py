@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -138,7 +139,7 @@ def test_tree_that_changes_while_it_is_read() -> None:
     churn = "import os\nwhile True:\n p = os.fork()\n if p == 0: os._exit(0)\n os.waitpid(p, 0)"
     with subprocess.Popen([sys.executable, "-c", churn]) as process:
         try:
-            for _ in range(30):
+            for _ in range(120):
                 found = read_tree(process.pid)
                 assert found[0].pid == process.pid
                 assert all(p.ppid == process.pid for p in found[1:])
@@ -225,6 +226,20 @@ def test_gone_means_reaped(child: subprocess.Popen[bytes]) -> None:
     began = time.monotonic()
     assert wait_gone([identity], 60) == []
     assert time.monotonic() - began < 30
+
+
+def test_waiting_for_more_than_there_are_descriptors_for(tmp_path: Path) -> None:
+    """Those of a large tree that its parent has not reaped yet, say."""
+    with running("for _ in range(120):\n if os.fork() == 0:\n  os.close(READY)\n  sleep()", tmp_path) as program:
+        tree = [process.identity for process in read_tree(program.pid)]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 80, hard))
+        try:
+            assert wait_gone(tree, 0.1) == tree
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_waiting_for_the_gone_leaks_nothing(child: subprocess.Popen[bytes]) -> None:
