@@ -241,7 +241,7 @@ def _ours(config: Config, record: PredicateRecord) -> bool:
 def _mac(key: bytes, kind: str, argument: str) -> str:
     from blake3 import blake3
 
-    return blake3(f"{kind}:{argument}".encode(), key=key).hexdigest()
+    return blake3(f"{kind}:{argument}".encode("utf-8", "surrogateescape"), key=key).hexdigest()
 
 
 def _key(config: Config, *, make: bool) -> bytes:

@@ -80,6 +80,14 @@ def test_manifests_with_predicates_fit_the_schema(tmp_path: Path) -> None:
         jsonschema.Draft202012Validator(schema).validate(body)
 
 
+def test_a_command_that_is_no_text(tmp_path: Path) -> None:
+    """Names of files are bytes, and commands have them in them."""
+    config = Config(state_dir=str(tmp_path / "state"))
+    (tmp_path / "\udcff").write_text("x")
+    (noted,) = predicates.note(config, [predicates.parse(f"command:test -s '{tmp_path}/\udcff'")])
+    assert state(config, noted) == ("holds", "")
+
+
 def test_only_our_own_commands_and_allowed_ones_are_run(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     ours = Config(state_dir=str(tmp_path / "ours"), hook_timeout=30)
