@@ -143,12 +143,12 @@ def collect(root: int, config: Config, *, leave_running: bool = False, with_file
         if process.zombie:
             continue
         try:
-            spaces[process.pid] = namespaces(process.pid)
-            opened[process.pid] = descriptors(process.pid)
-            mapped[process.pid] = mappings(process.pid)
+            found = namespaces(process.pid), descriptors(process.pid), mappings(process.pid)
         except NoSuchProcess:
             if process.pid == root:
                 raise
+            continue
+        spaces[process.pid], opened[process.pid], mapped[process.pid] = found
     return Scene(
         config=config,
         leave_running=leave_running,

@@ -6,9 +6,14 @@ import stat
 from pathlib import Path
 
 import pytest
+from support.obstacles import running
 
 from criuctl.config import Config
+from criuctl.errors import NoSuchProcess
+from criuctl.ops.checks import scene
 from criuctl.ops.checks.files import _saves_bpf_maps
+from criuctl.proc.mappings import Mapping, mappings
+from criuctl.proc.tree import children
 
 
 @pytest.mark.parametrize(
@@ -28,3 +33,21 @@ def test_bpf_maps_are_refused_when_criu_was_built_without_them(program: bytes, s
 
 def test_no_criu_is_another_finding(tmp_path: Path) -> None:
     assert _saves_bpf_maps(Config(criu=str(tmp_path / "none")))
+
+
+def test_who_ends_while_it_is_looked_at_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wholly: what is known of it by then is of no use to a check that asks for the rest."""
+    text = "if os.fork() == 0:\n os.close(READY)\n sleep()"
+    with running(text, tmp_path) as program:
+        (child,) = children(program.pid)
+
+        def vanishing(pid: int) -> list[Mapping]:
+            if pid == child:
+                raise NoSuchProcess(f"there is no process with PID {pid}")
+            return mappings(pid)
+
+        monkeypatch.setattr(scene, "mappings", vanishing)
+        seen = scene.collect(program.pid, Config())
+    assert [process.pid for process in seen.tree] == [program.pid, child]
+    assert [process.pid for process in seen.living] == [program.pid]
+    assert seen.opened.keys() == seen.mapped.keys() == seen.namespaces.keys() == {program.pid}
