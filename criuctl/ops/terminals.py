@@ -176,7 +176,8 @@ class RestoredTerminals:
         """Tells the images who leads the session; before anybody asks them which numbers have to be free."""
         self._images = images
         self.records = [t for t in manifest.terminals if t.master == "outside"]
-        self._inside = [t for t in manifest.terminals if t.master == "inside" and t.input is not None]
+        # On one that nobody has open, and which only controls a session, what was typed is lost with that: nobody could read it.
+        self._inside = [t for t in manifest.terminals if t.master == "inside" and t.input is not None and t.holders]
         self.ptys: list[tuple[TerminalRecord, Pty]] = []
         self._files = ttyimages.external_files(images) if self.records else []
         self._making = ExitStack()  # until CRIU has made its own

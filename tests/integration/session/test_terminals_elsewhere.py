@@ -11,6 +11,7 @@ import pytest
 from support.command import Criuctl
 from support.holding import TIMEOUT, Holders
 from support.keeper import Keeper, start_time, wait_until
+from support.obstacles import running
 from support.pauses import paused
 from support.travel import Travel, Window
 
@@ -176,3 +177,31 @@ def test_a_window_that_is_closed_already(window: Callable[..., Window], travel: 
     assert os.readlink(f"/proc/{answer['pid']}/fd/0").endswith("(deleted)")
     assert state_of(travel.holders.config, "orphan") is None
     os.kill(answer["pid"], signal.SIGKILL)
+
+
+CLOSED = """
+import termios
+master, slave = os.openpty()
+r, w = os.pipe()
+if os.fork() == 0:
+    os.close(READY)
+    os.setsid()
+    fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    for fd in (master, slave, r, w):
+        os.close(fd)
+    sleep()
+os.close(w)
+os.read(r, 1)
+os.close(slave)
+os.write(master, b"half")
+"""
+
+
+def test_what_was_typed_on_a_terminal_inside_that_nobody_has_open(criuctl: Criuctl, tmp_path: Path) -> None:
+    """It controls a session and no more: nobody could read that, and the tree comes back without it."""
+    with running(CLOSED, tmp_path) as program:
+        told = criuctl("dump", program.pid, "--name", "closed")
+    (terminal,) = told["terminals"]
+    assert (terminal["master"], terminal["queued"], terminal["holders"]) == ("inside", 4, [])
+    assert criuctl("restore", "closed")["session"] == "closed"
+    assert criuctl("kill", "closed")["killed"] == 2
