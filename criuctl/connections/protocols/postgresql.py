@@ -19,6 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...checkpoint.manifest import ConnectionRecord
+from ...errors import CriuctlError
+from ...proc.tree import read_process
 from ..secrets import SecretUnavailable, resolve
 from .base import CannotRebuild, PeerAway, Settings
 from .postgresql_auth import Login, PasswordFile, from_password_file, log_in
@@ -70,7 +72,7 @@ class PostgreSQL:
             raise
         state["plain"] = plain
         state["direct"] = sock.family == socket.AF_UNIX or state["port"] == sock.getsockname()[1]
-        state["password_file"] = _password_file_path(record.pid)
+        state["password_file"], state["uid"] = _password_file_path(record.pid), _uid(record.pid)
         state["notifications"] = [[n.channel, n.payload, n.pid] for n in talk.notifications]
         if talk.notifications:
             texts = "; ".join(f"{n.channel}: {n.payload}" for n in talk.notifications)
@@ -85,13 +87,14 @@ class PostgreSQL:
         wire = Wire(sock, deadline, _name(sock, record))
         talk = Conversation(wire)
         warnings: list[str] = []
+        uid = state["uid"] if isinstance(state.get("uid"), int) else None  # older checkpoints do not tell
         try:
             encoding = codec(state["encoding"])
             login = Login(
                 user=state["user"].encode(encoding),
                 database=state["database"].encode(encoding),
                 password=lambda: _password(
-                    wire, record, settings, state.get("password_file", ""), state["database"], state["user"], warnings
+                    wire, record, settings, (state.get("password_file", ""), uid), state["database"], state["user"], warnings
                 ),
                 parameters=[(name.encode(encoding), value.encode(encoding)) for name, value in state["startup"].items()],
                 warnings=warnings,
@@ -173,13 +176,13 @@ def _second_login(
     database = str(
         settings.options.get("database") or (title.database if title else None) or environment.get("PGDATABASE") or user
     )
-    path = _password_file_path(record.pid)
+    file = _password_file_path(record.pid), _uid(record.pid)
     settings = replace(settings, process=record.pid)
     warnings: list[str] = []
     return Login(
         user=str(user).encode(),
         database=database.encode(),
-        password=lambda: _password(wire, record, settings, path, database, str(user), warnings),
+        password=lambda: _password(wire, record, settings, file, database, str(user), warnings),
         parameters=[(b"application_name", b"criuctl")],
         warnings=warnings,
         cleartext=False,
@@ -187,14 +190,22 @@ def _second_login(
 
 
 def _password(
-    wire: Wire, record: ConnectionRecord, settings: Settings, path: str, database: str, user: str, warnings: list[str]
+    wire: Wire,
+    record: ConnectionRecord,
+    settings: Settings,
+    file: tuple[str, int | None],
+    database: str,
+    user: str,
+    warnings: list[str],
 ) -> str | None:
+    """`file` is the path of the program's password file, and the program's user."""
     try:
         found = resolve(settings.secret, timeout=min(10.0, wire.deadline - time.monotonic()))
     except SecretUnavailable as error:
         raise CannotRebuild(error.message, hint=error.hint) from None
     if found is None and settings.process:
         found = environment_of(settings.process).get("PGPASSWORD") or None
+    path, uid = file
     if found is not None or not path:
         return found
     address = wire.sock.getpeername()
@@ -206,8 +217,8 @@ def _password(
         hosts, port = [record.host, plain], address[1]
         if plain == "::1" or plain.startswith("127."):
             hosts.append("localhost")
-    file = PasswordFile(path, tuple(host for host in hosts if host), port)
-    return from_password_file(file, database, user, warnings)
+    passwords = PasswordFile(path, tuple(host for host in hosts if host), port, uid)
+    return from_password_file(passwords, database, user, warnings)
 
 
 def _password_file_path(pid: int) -> str:
@@ -226,9 +237,10 @@ def _password_file_path(pid: int) -> str:
 
 
 def _uid(pid: int) -> int:
+    """Its effective user; its folder in /proc is root's where it may not dump core."""
     try:
-        return os.stat(f"/proc/{pid}").st_uid
-    except OSError:
+        return read_process(pid).uid
+    except CriuctlError:
         return -1
 
 

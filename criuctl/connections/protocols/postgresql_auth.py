@@ -2,7 +2,8 @@
 
 A password is, in this order: the rule's secret reference; what libpq in the program would take, which is PGPASSWORD in
 its environment, then the line of its ``~/.pgpass`` (or PGPASSFILE) that matches, under libpq's rules, the file's mode
-included.  It is asked for only when the server wants one.
+included.  It is asked for only when the server wants one.  The program says which file that is, and perhaps which server: so
+nothing is read that is not its user's, or root would give away for it what it cannot read itself.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .base import CannotRebuild, PeerAway
 from .postgresql_wire import Conversation, ServerError, frame, startup
 
 _MOST_ITERATIONS = 1_000_000  # a server that asks for more wants to keep us busy
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _METHODS = {2: "Kerberos V5", 6: "SCM credentials", 7: "GSSAPI", 8: "GSSAPI", 9: "SSPI"}
 
 
@@ -33,6 +35,7 @@ class PasswordFile:
     path: str
     hosts: tuple[str, ...] = ()
     port: int = 0
+    uid: int | None = None  # the program's effective user; None: it was not recorded
 
 
 @dataclass(slots=True)
@@ -186,13 +189,16 @@ def _saslprep(text: str) -> str:
 def from_password_file(file: PasswordFile, database: str, user: str, warnings: list[str]) -> str | None:
     """The password of the first line that matches; a file that others may read is not used, as with libpq."""
     try:
-        with open(file.path, encoding="utf-8", errors="surrogateescape") as stream:
+        with open(os.open(file.path, _READ), encoding="utf-8", errors="surrogateescape") as stream:
             status = os.fstat(stream.fileno())
             if not stat.S_ISREG(status.st_mode):
                 warnings.append(f"{file.path} is not a regular file and was not used")
                 return None
             if status.st_mode & 0o077:
                 warnings.append(f"{file.path} may be read by others and was not used (chmod 0600)")
+                return None
+            if file.uid not in (None, 0, status.st_uid):
+                warnings.append(f"{file.path} belongs to another user than the program and was not used")
                 return None
             return _match(stream, [*file.hosts], str(file.port), database, user)
     except OSError:
