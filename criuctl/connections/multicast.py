@@ -41,7 +41,7 @@ def groups(pid: int) -> list[Group]:
         for line in read_lines(pid, "net/igmp")[1:]:
             words = line.split()
             if not line[:1].isspace():
-                index, name = int(words[0]), words[1]
+                index, name = int(words[0]), words[1].removesuffix(":")  # a long name meets the colon behind it
             else:
                 found.append(
                     (socket.AF_INET, socket.inet_ntop(socket.AF_INET, struct.pack("=I", int(words[0], 16))), index, name)
