@@ -144,7 +144,7 @@ def _check_connection(record: ConnectionRecord, where: str) -> None:
             host, port = endpoint(text)
             _check_address(host, where)  # a name would be asked of the resolver
             check_range(port, 0, 65535, where)
-    elif "\0" in record.local or "\0" in record.peer:
+    elif any("\0" in name and not name.startswith("@") for name in (record.local, record.peer)):  # an abstract name may have any
         raise damaged(where, "has a name with a zero byte")
 
 

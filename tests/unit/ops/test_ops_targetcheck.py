@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -315,6 +316,15 @@ def test_what_blocks_when_opened_is_not_opened(config: Config, tmp_path: Path) -
 def test_a_hostile_source_is_refused(config: Config, change: dict[str, Any]) -> None:
     with pytest.raises(Damaged, match="what the source says"):
         examine({**needs().to_dict(), **change}, config, time.time())
+
+
+def test_an_abstract_name_with_zero_bytes(config: Config) -> None:
+    """Many a program passes the whole of a sockaddr_un to bind(2), and all of it is the name."""
+    peer = "@" + "agent".ljust(107, "\0")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind("\0" + peer[1:])
+        record = ConnectionRecord(1, 3, family="unix", type="dgram", peer=peer, external=True, policy="keep")
+        assert codes(ask(needs(connections=(record,)), config), "error") == []
 
 
 def test_another_version(config: Config) -> None:
