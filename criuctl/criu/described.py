@@ -136,7 +136,7 @@ def _task(get: Images, entry: Any, files: dict[int, str]) -> Task:
         pgid=entry.pgid,
         sid=entry.sid,
         threads=max(len(entry.threads), 1),
-        command=core.tc.comm if core is not None else "",
+        command=images.text(core.tc.comm) if core is not None else "",
         state=_STATES.get(core.tc.task_state, "S") if core is not None else "",
         uid=core.thread_core.creds.uid if core is not None and has_creds else 0,
         gid=core.thread_core.creds.gid if core is not None and has_creds else 0,
@@ -217,7 +217,7 @@ def _what(entry: Any) -> str:
 
 
 def _path(entry: Any) -> str:
-    return "/" + str(entry.reg.name).lstrip("/")
+    return images.path_of(entry.reg)
 
 
 def _endpoint(family: int, words: Any, port: int) -> str:

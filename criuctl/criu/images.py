@@ -60,6 +60,16 @@ def _head(kind: str) -> bytes:
     return struct.pack("<I", schema.magic(family)) + own
 
 
+def text(value: str | bytes) -> str:
+    """A name of the kernel's that an image has as text.  It may be of any bytes, and is told as bytes where they are no UTF-8."""
+    return value if isinstance(value, str) else os.fsdecode(value)
+
+
+def path_of(reg: Any) -> str:
+    """The path of a file of the images."""
+    return "/" + text(reg.name).lstrip("/")
+
+
 def read(folder: int, name: str, kind: str) -> list[Any]:
     """The messages of image `name`, whose magic must be `kind` ("FILES", "PSTREE", ...)."""
     with open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
@@ -142,7 +152,7 @@ def _give_up_unix(entry: Any, ended: bool) -> None:
 def _other_mode(reg: Any) -> bool:
     """Whether what is at the path of a file or folder is of the same kind, with other rights."""
     try:
-        now = os.lstat("/" + reg.name.lstrip("/")).st_mode
+        now = os.lstat(path_of(reg)).st_mode
     except OSError:
         return False
     return now != reg.mode and stat.S_IFMT(now) == stat.S_IFMT(reg.mode)
@@ -289,7 +299,7 @@ class ImageSet:
         """Take CRIU's size check off these regular files; criuctl has judged them itself."""
 
         def edit(entry: Any) -> None:
-            if entry.HasField("reg") and "/" + entry.reg.name.lstrip("/") in paths:
+            if entry.HasField("reg") and path_of(entry.reg) in paths:
                 entry.reg.ClearField("size")
 
         self.edit_files(edit)
@@ -317,7 +327,7 @@ class ImageSet:
         if "remap-fpath.img" not in os.listdir(self.folder):
             return []
         linked = {e.remap_id for e in read(self.folder, "remap-fpath.img", "REMAP_FPATH") if e.remap_type == _REMAP_LINKED}
-        return sorted({"/" + e.reg.name.lstrip("/") for e in self.files() if e.HasField("reg") and e.reg.id in linked})
+        return sorted({path_of(e.reg) for e in self.files() if e.HasField("reg") and e.reg.id in linked})
 
     def frozen_us(self) -> int | None:
         """How long the tree was frozen, in microseconds, by CRIU's own statistics."""

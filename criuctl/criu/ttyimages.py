@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .images import ImageSet, read, write
+from .images import ImageSet, read, text, write
 
 _EXTERNAL = 5  # TtyType: EXT_TTY
 _NO_DEVICE = 0xFFFFF  # as st_dev of the made-up keys
@@ -83,7 +83,7 @@ def renumber(images: ImageSet, changed: Mapping[int, int]) -> None:
     write(images.folder, _IMAGE, "TTY_INFO", entries)
 
     def edit(entry: Any) -> None:
-        found = _PTS.fullmatch(entry.reg.name) if entry.HasField("reg") else None
+        found = _PTS.fullmatch(text(entry.reg.name)) if entry.HasField("reg") else None
         if found and int(found[2]) in changed:
             entry.reg.name = f"{found[1]}{changed[int(found[2])]}{found[3] or ''}"
 

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable, Iterator
 
 from ..checkpoint.manifest import Manifest
-from ..criu.images import ImageSet
+from ..criu.images import ImageSet, path_of
 from ..report import Finding
 from .putback import Judgement
 
@@ -31,7 +31,7 @@ def absent(images: ImageSet, manifest: Manifest, files: Iterable[Judgement], tol
     for entry in entries:
         if not entry.HasField("reg") or not entry.reg.HasField("mode") or entry.id in remapped:
             continue
-        mode, path = entry.reg.mode, "/" + entry.reg.name.lstrip("/")
+        mode, path = entry.reg.mode, path_of(entry.reg)
         kind = "folder" if stat.S_ISDIR(mode) else "FIFO" if stat.S_ISFIFO(mode) else ""
         if not kind or path in known or path.startswith(_KERNELS_OWN) or _type(path) == stat.S_IFMT(mode):
             continue

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ..criu.images import ImageSet, read
+from ..criu.images import ImageSet, path_of, read
 from ..errors import NoSuchProcess
 from ..proc.procfs import read_text
 from ..report import Finding
@@ -48,7 +48,7 @@ def wanted(images: ImageSet) -> list[WantedLock]:
     locks = [e for e in read(images.folder, "filelocks.img", "FILE_LOCKS") if e.flag & (_POSIX | _FLOCK | _OFD)]
     number = {holder: file_id for file_id, holders in images.holders().items() for holder in holders}
     remapped = images.remapped()  # deleted files: the tree's own, whatever has their name now
-    paths = {e.id: "/" + e.reg.name.lstrip("/") for e in images.files() if e.HasField("reg") and e.id not in remapped}
+    paths = {e.id: path_of(e.reg) for e in images.files() if e.HasField("reg") and e.id not in remapped}
     return [
         WantedLock(paths[number[e.pid, e.fd]], e.pid, e.fd, e.flag, e.type, e.start, e.len)
         for e in locks

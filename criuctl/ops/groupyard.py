@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from ..criu.images import ImageSet, read
+from ..criu.images import ImageSet, read, text
 from ..errors import PlatformError
 from ..proc.scratch import detached_mount
 from . import cgroups
@@ -120,7 +120,7 @@ def _absent(place: str, entries: Iterable[Any]) -> list[str]:
     """The groups among these of CRIU's, and those below them, that are not in the hierarchy at `place`."""
     found = []
     for entry in entries:
-        path = os.path.join(place, entry.dir_name.lstrip("/"))
+        path = os.path.join(place, text(entry.dir_name).lstrip("/"))
         if not os.path.isdir(path):
             found.append(path)
         found += _absent(path, entry.children)
