@@ -458,7 +458,7 @@ def _load_libraries() -> None:
     """Beside CRIU, which freezes the tree meanwhile: what is imported later is imported in frozen time."""
     for library in ("blake3", "zstandard"):
         importlib.import_module(library)
-    schema.message("FILE")
+    schema.message("FILES")
 
 
 def _remember(registry: Registry, work: _Dump, manifest: Manifest) -> None:
