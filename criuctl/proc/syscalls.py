@@ -14,9 +14,12 @@ import sys
 
 _SYS_PIDFD_GETFD = 438  # the same number on every architecture: it is newer than their unification
 _SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
+_SYS_KCMP = {"x86_64": 312, "aarch64": 272}
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
+
+KCMP_FILES, KCMP_FS = 2, 3
 
 CLONE_NEWTIME = 0x00000080
 CLONE_NEWNS = 0x00020000
@@ -64,6 +67,13 @@ def has_userfaultfd() -> bool:
     except OSError:
         return False
     return True
+
+
+def shares(one: int, other: int, what: int) -> bool:
+    """Whether two threads have the same table of descriptors (`KCMP_FILES`), or the same working folder, root and umask
+    (`KCMP_FS`); also True where the kernel does not tell, or one of them has ended."""
+    number = _SYS_KCMP.get(os.uname().machine)
+    return number is None or int(_c().syscall(number, one, other, what, 0, 0)) <= 0
 
 
 def setns(fd: int, nstype: int = 0) -> None:

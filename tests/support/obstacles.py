@@ -185,6 +185,19 @@ def case(
 DUMPABLE = [
     case("plain", ""),
     case("threads", "threading.Thread(target=sleep, daemon=True).start()"),
+    *(
+        case(
+            f"thread-with-its-own-{name}",
+            f"done = threading.Event()\ndef work():\n call(272, {flag:#x}); {more}; done.set(); time.sleep(1000)\n"
+            "threading.Thread(target=work, daemon=True).start(); done.wait()",
+            also=("thread-apart",),
+        )
+        for name, flag, more in (
+            ("descriptors", 0x400, "os.close(READY); os.open('/etc/passwd', 0)"),
+            ("folder", 0x200, "os.chdir('/etc')"),
+            ("network", 0x40000000, "pass"),
+        )
+    ),
     case("pipes", "r, w = os.pipe(); os.write(w, b'x')"),
     case("named-pipe", "os.mkfifo(TMP + '/f'); f = os.open(TMP + '/f', os.O_RDWR)"),
     case("socketpair", "a, b = socket.socketpair(); a.send(b'x')"),

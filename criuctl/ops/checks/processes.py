@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from ...errors import NoSuchProcess
 from ...proc.limits import CAP_SYS_RESOURCE
 from ...proc.procfs import read_lines, read_raw, read_text
+from ...proc.syscalls import KCMP_FILES, KCMP_FS, shares
 from ...proc.tree import Process, ProcessIdentity, members
 from ...report import Finding
 from .scene import Scene
@@ -18,6 +19,7 @@ _SIGTRAP_BIT = 1 << 4
 _POLICIES = frozenset({os.SCHED_OTHER, os.SCHED_FIFO, os.SCHED_RR, os.SCHED_BATCH, os.SCHED_IDLE})
 _ROOM = 4  # descriptors that CRIU opens inside a process to look at it
 _SERVICE, _PAD, _ALIGNMENT = 16, 16, 128  # CRIU: criu/servicefd.c, choose_service_fd_base()
+_THREADS_OWN = ("net", "mnt", "uts", "ipc")  # namespaces that a thread may enter alone
 _LOOKS, _LOOK = 10, 0.01  # how often, and seconds between, to look whether a process wakes up
 
 
@@ -66,6 +68,8 @@ def _threads(scene: Scene, process: Process) -> Iterator[Finding]:
     trapped = scheduled = False
     pid = process.pid
     threads = [str(pid)] if process.threads == 1 else _thread_ids(pid)
+    if len(threads) > 1:
+        yield from _own(process, threads)
     for tid in threads:
         try:
             status = dict(line.split(":\t", 1) for line in read_lines(pid, f"task/{tid}/status") if ":\t" in line)
@@ -101,6 +105,34 @@ def _threads(scene: Scene, process: Process) -> Iterator[Finding]:
                 f"Give it another policy: `chrt --all-tasks --other --pid 0 {pid}`.",
                 pid=pid,
             )
+
+
+def _own(process: Process, threads: Sequence[str]) -> Iterator[Finding]:
+    """What threads have apart from their process (unshare(2), setns(2)): CRIU saves what the main thread has, and no more."""
+    pid = process.pid
+    mine = _namespaces(pid, str(pid))
+    for what, differs in (
+        ("descriptors of their own", lambda tid: not shares(pid, int(tid), KCMP_FILES)),
+        ("a working folder, root and umask of their own", lambda tid: not shares(pid, int(tid), KCMP_FS)),
+        ("another namespace", lambda tid: _namespaces(pid, tid) not in (mine, ())),
+    ):
+        if mine and (found := sum(map(differs, threads))):
+            yield Finding(
+                "warning",
+                "thread-apart",
+                f"{found} of the {len(threads)} threads of {process} have {what}; after a restore they have what the main "
+                "thread has",
+                "Dump it at a time when it has no such threads, or have the work done by processes.",
+                pid=pid,
+            )
+
+
+def _namespaces(pid: int, tid: str) -> tuple[str, ...]:
+    """Those that a thread can have by itself; () if it has ended."""
+    try:
+        return tuple(os.readlink(f"/proc/{pid}/task/{tid}/ns/{kind}") for kind in _THREADS_OWN)
+    except OSError:
+        return ()
 
 
 def _policy(tid: int) -> int:
