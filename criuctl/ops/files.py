@@ -190,21 +190,22 @@ def _record(writer: CheckpointWriter, config: Config, entry: _Open, binaries: Bi
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             return None
-        hashed, data, attributes = "", None, dict[str, str]()
+        hashed, data, size, attributes = "", None, status.st_size, dict[str, str]()
         if entry.kind == "written":
             if config.files == "carry" and status.st_size <= config.files_max_mib << 20:
-                hashed, data = _store(writer, entry.path, fd, status.st_size, reporter)
+                hashed, data, size = _store(writer, entry.path, fd, size, reporter)
             else:
                 hashed = digest(fd, status.st_size)
         elif entry.mapped and binaries.travels(entry.path, status.st_size, executable=entry.executable):
             entry.kind = "mapped"  # perhaps open, too
             attributes = _xattrs(entry.source)
-            hashed, data = _store(writer, entry.path, fd, status.st_size, reporter)
+            hashed, data, size = _store(writer, entry.path, fd, size, reporter)
         return _base(entry.path, entry.kind, status).with_use(
             holders=tuple(entry.holders),
             append=entry.append and entry.kind == "written",
             digest=hashed,
             data=data,
+            size=size,
             xattrs=attributes,
         )
     finally:
@@ -231,12 +232,12 @@ def _open_contents(path: str, leased: tuple[int, int] | None, flags: int) -> int
     return borrowed
 
 
-def _store(writer: CheckpointWriter, path: str, fd: int, size: int, reporter: Reporter) -> tuple[str, StreamRef]:
-    """Put the contents into the checkpoint: (hash, stream)."""
+def _store(writer: CheckpointWriter, path: str, fd: int, size: int, reporter: Reporter) -> tuple[str, StreamRef, int]:
+    """Put the contents into the checkpoint: (hash, stream, size), which is less if somebody has made it shorter meanwhile."""
     taken = writer.add_file(("file", path), fd, size)
     if taken.changed:
         reporter.warning(f"{path} was written to by a process outside the tree while it was read")
-    return taken.digest, writer.stream(("file", path))
+    return taken.digest, writer.stream(("file", path)), taken.size
 
 
 def _base(path: str, kind: str, status: os.stat_result) -> FileRecord:
@@ -311,8 +312,8 @@ def _carry(
         record = _base(path, "carried", status).with_use(xattrs=_xattrs(real), target=target)
         if fd >= 0:
             try:
-                hashed, data = _store(writer, path, fd, status.st_size, reporter)
-                record = record.with_use(digest=hashed, data=data)
+                hashed, data, size = _store(writer, path, fd, status.st_size, reporter)
+                record = record.with_use(digest=hashed, data=data, size=size)
             finally:
                 os.close(fd)
         elif not (stat.S_ISLNK(status.st_mode) or stat.S_ISFIFO(status.st_mode) or stat.S_ISDIR(status.st_mode)):

@@ -315,7 +315,8 @@ class _Restore:
         manifest, plan = self.manifest, self.plan
         self.inner_root = self.images.pids()[0]
         self.images.give_up(handback.endings(plan.connections))
-        judged = {j.record.path for j in plan.files if j.verdict in ("grown", "moved-on")}
+        # What came along is as it was read, and somebody may have made it shorter just then: CRIU may know another size.
+        judged = {j.record.path for j in plan.files if j.verdict in ("grown", "moved-on") or j.record.data is not None}
         if judged:
             self.images.forget_sizes(judged)
 

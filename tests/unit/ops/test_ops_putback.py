@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,10 @@ import pytest
 from criuctl.checkpoint.manifest import FileRecord, Manifest, SessionRef
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
+from criuctl.checkpoint.writer import CheckpointWriter, FileDigest
 from criuctl.config import Config
 from criuctl.errors import Damaged
+from criuctl.ops import files
 from criuctl.ops.files import digest
 from criuctl.ops.putback import Applied, Policy, judge, judge_all
 from criuctl.report import Reporter
@@ -228,3 +230,25 @@ def test_what_takes_its_place_meanwhile_is_not_touched(
     status = victim.stat()
     assert (status.st_mode & 0o777, status.st_mtime) == (0o600, 1)
     assert (tmp_path / "made").stat().st_mode == kept.mode
+
+
+def test_a_file_that_is_made_shorter_while_it_is_read(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a log is by logrotate's copytruncate: it comes back with what was read, not with zeros behind that."""
+    config = Config(cache_dir=str(tmp_path / "cache"))
+    repository = Repository.open(open_store(str(tmp_path / "store"), config), config, create_local=True)
+    add_file = CheckpointWriter.add_file
+
+    def truncated(self: CheckpointWriter, key: Hashable, fd: int, size: int) -> FileDigest:
+        os.truncate(file, 10)
+        return add_file(self, key, fd, size)
+
+    monkeypatch.setattr(CheckpointWriter, "add_file", truncated)
+    reporter = Reporter()
+    with repository.writer(reporter) as writer:
+        ((kept, _identity),) = files._carry(writer, str(file), os.getpid(), {}, set(), reporter)
+        writer.commit(Manifest(id="0" * 32, session=SessionRef("s", "1" * 32), files=(kept,)))
+    assert [str(file) in warning for warning in reporter.warnings] == [True]
+    assert judge(kept, "restore").verdict == "same"
+    file.unlink()
+    Applied(repository.reader(Reporter()), "abcd1234").apply(judge_all([kept], "restore"))
+    assert file.read_bytes() == OLD[:10]
