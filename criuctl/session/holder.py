@@ -236,6 +236,8 @@ class Holder:
     def answer_waits(self) -> None:
         """Answer every `wait` whose time has come."""
         for wait in list(self.waits):
+            if wait.connection.dead:
+                continue  # lost while an earlier one of its own was answered
             answer = self.requests.wait_answer(wait)
             if answer is not None:
                 self.waits.remove(wait)
@@ -292,14 +294,14 @@ class Holder:
         return time.monotonic() - self.asked < _TOGETHER
 
     def _on_reaped(self, pid: int, status: int) -> None:
-        if self.tree.root is not None and pid in (self.tree.root.pid, self.init):
+        if pid in self.helpers:  # first: it may have the PID of a root that is long gone
+            self.tree.helpers.discard(pid)
+            self.helpers.pop(pid)(status)
+        elif self.tree.root is not None and pid in (self.tree.root.pid, self.init):
             code, number = exit_code(status)
             if number is None and "init" in self.identity.facts and 128 < code <= 128 + signal.SIGRTMAX:
                 number = code - 128  # so the inits tell the signal that ended the command
             self._ended(code, number)
-        elif pid in self.helpers:
-            self.tree.helpers.discard(pid)
-            self.helpers.pop(pid)(status)
 
     def _on_root(self, events: int) -> None:
         """The root has ended; if it is our child the reaping tells how, else the kernel may."""

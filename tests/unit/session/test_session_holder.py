@@ -1,0 +1,57 @@
+"""What a holder does when no test from outside can be in time: a client dies while it is answered, a PID comes again."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from criuctl.proc.tree import ProcessIdentity
+from criuctl.session import cgroup
+from criuctl.session.audit import AuditLog
+from criuctl.session.bytelog import OutputLog
+from criuctl.session.connection import Connection, Wait
+from criuctl.session.holder import Holder, Identity
+from criuctl.session.modes import Modes
+
+
+@pytest.fixture
+def holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Holder]:
+    monkeypatch.setattr(cgroup, "create", lambda _name: None)
+    log, audit = OutputLog(tmp_path / "output"), AuditLog(tmp_path / "audit.jsonl")
+    made = Holder(Identity("s", "0" * 32), tmp_path, tmp_path, log, Modes(), audit)
+    made.state = "running"
+    yield made
+    for connection in list(made.connections.values()):
+        connection.close("the test ends")
+    made.loop.close()
+    log.close()
+    audit.close()
+
+
+def client(holder: Holder) -> tuple[Connection, socket.socket]:
+    ours, theirs = socket.socketpair()
+    return holder.add_connection(ours, 0), theirs
+
+
+def test_a_client_that_is_gone_with_several_waits_keeps_no_answer_from_others(holder: Holder) -> None:
+    gone, theirs = client(holder)
+    other, listening = client(holder)
+    holder.waits = [Wait(gone, 1, "exit"), Wait(gone, 2, "exit"), Wait(other, 3, "exit")]
+    theirs.close()
+    holder.finish("exited", 0, None)
+    assert not holder.waits and list(holder.connections.values()) == [other]
+    with listening:
+        assert b'"id":3' in listening.recv(4096)
+    assert [timer for timer in holder.loop._timers if not timer.cancelled]  # it does not stay for ever
+
+
+def test_a_helper_with_the_pid_of_an_earlier_root_is_a_helper(holder: Holder) -> None:
+    ended: list[int] = []
+    holder.state, holder.tree.root = "checkpointed", ProcessIdentity(4711, 1)
+    holder.helpers[4711] = ended.append
+    holder.tree.helpers.add(4711)
+    holder._on_reaped(4711, 0)
+    assert ended == [0] and not holder.helpers and not holder.tree.helpers
