@@ -48,6 +48,7 @@ _REMEMBERED_EVENTS = 1000
 _MAX_LOOKS, _LOOK_PAUSE = 100, 0.02
 _TOGETHER = 100.0  # seconds; systemd waits for 90 s before it kills
 DEFAULT_LINGER = 3600.0  # seconds that a status nobody collected keeps the holder
+EXPECTED = 60.0  # seconds for a restore to come to the holder that it has started
 
 
 @dataclass
@@ -356,10 +357,10 @@ class Holder:
         if done and not self.connections:
             self.loop.running = False
 
-    def expect(self, seconds: float) -> None:
+    def expect(self) -> None:
         """It was made for a tree that is being restored: without that it is of no use."""
         self.expecting = True
-        self.loop.after(seconds, self._give_up)
+        self.loop.after(EXPECTED, self._give_up)
 
     def _give_up(self) -> None:
         self.forsaken = self.expecting and not any(_restores(c) for c in self.connections.values())

@@ -50,16 +50,23 @@ def begin(holder: Holder, connection: Connection, message: dict[str, Any]) -> No
     holder.tree.helpers.add(pid)
 
     def checked(status: int) -> None:
-        if status == 0 and not holder.checkpointing.active and not holder.kills:
+        if status == 0 and not busy(holder):
             connection.send({"id": request, "ok": True})
             _become(holder, argv)
             return
         text = (
-            f"the new program does not start (status {exit_code(status)[0]})" if status else "a checkpoint or a kill is under way"
+            f"the new program does not start (status {exit_code(status)[0]})"
+            if status
+            else "a checkpoint, a restore or a kill is under way"
         )
         connection.send({"id": request, "error": {"code": "failed" if status else "busy", "message": text}})
 
     holder.helpers[pid] = checked
+
+
+def busy(holder: Holder) -> bool:
+    """Whether something is under way that another program could not go on with."""
+    return holder.checkpointing.active or holder.checkpointing.seizing or holder.kills > 0
 
 
 def check(version: int) -> None:
@@ -117,6 +124,7 @@ def _state(holder: Holder) -> dict[str, Any]:
         "stopped": [asdict(identity) for identity in holder.tree.stopped],
         "frozen": holder.tree.frozen,
         "moved": holder.moved,
+        "expecting": holder.expecting,
         "asleep": None if holder.tree.asleep is None else [asdict(identity) for identity in holder.tree.asleep],
         "helpers": list(holder.helpers),
         "master": master.fd,
@@ -126,6 +134,7 @@ def _state(holder: Holder) -> dict[str, Any]:
         "operators": [asdict(operator) for operator in authority.operators.values()],
         "ceilings": [[kind, name, role] for (kind, name), role in authority.ceilings.items()],
         "lease": [authority.holder, authority.expires, authority.ttl, list(authority.queue), authority.serial],
+        "soft": [authority.soft, authority.wrote],
         "listener": holder.listener.fileno() if holder.listener is not None else -1,
         "connections": [connection.to_state() for connection in holder.connections.values()],
         "waits": [[w.connection.sock.fileno(), w.request, w.what, w.offset, w.states] for w in holder.waits],
@@ -191,6 +200,7 @@ def _resume_authority(holder: Holder, state: dict[str, Any]) -> None:
     authority.ceilings = {(kind, name): role for kind, name, role in state["ceilings"]}
     authority.holder, authority.expires, authority.ttl, queue, authority.serial = state["lease"]
     authority.queue.extend((operator, ttl) for operator, ttl in queue)
+    authority.soft, authority.wrote = state.get("soft", (False, 0.0))
     holder.leasing.watch()
 
 
@@ -198,6 +208,8 @@ def _resume_tree(holder: Holder, state: dict[str, Any]) -> None:
     tree, master = holder.tree, holder.master
     tree.stopped = [ProcessIdentity(**values) for values in state["stopped"]]
     tree.frozen = state["frozen"]
+    if state.get("expecting"):
+        holder.expect()
     holder.moved = state.get("moved")
     if holder.moved is not None:
         holder.loop.after(protocol.MOVED_LINGER, holder.end_moved)

@@ -25,8 +25,6 @@ from .children import Spawned, SpawnRequest
 from .holder import DEFAULT_LINGER, Holder, Identity
 from .modes import Modes
 
-_EXPECTED = 60.0  # seconds for a restore to come to the holder that it has started
-
 
 def start(channel: int) -> None:
     """Run a new holder; returns when it has ended."""
@@ -84,7 +82,7 @@ def _prepare(spec: dict[str, Any]) -> Holder:
         else:
             holder.master.resize(int(spec["rows"]), int(spec["cols"]), 0, 0)
             holder.master.hold(True)
-            holder.expect(_EXPECTED)
+            holder.expect()
     except BaseException:
         (run_folder / "socket").unlink(missing_ok=True)
         if holder.tree.group is not None:

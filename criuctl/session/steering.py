@@ -161,8 +161,8 @@ class Steering:
     def _reexec(self, connection: Connection, by: Operator, message: Message) -> Message:
         from . import reexec
 
-        if self._holder.checkpointing.active or self._holder.kills:
-            raise Refused("busy", "a checkpoint or a kill of this session is under way")
+        if reexec.busy(self._holder):
+            raise Refused("busy", "a checkpoint, a restore or a kill of this session is under way")
         self._requests.record("reexec", by)
         reexec.begin(self._holder, connection, message)
         return LATER

@@ -121,6 +121,8 @@ def test_who_is_only_attached_stands_in_nobodys_way(holders: Holders) -> None:
     assert bob.attach(write=True)["lease"]["operator"] == alice.operator
     with pytest.raises(LeaseHeld):
         bob.resize(10, 10)
+    holders.connect().reexec()
+    assert alice.status()["lease"]["soft"]
     agent = holders.connect(operator="bot", kind="agent", role="write")
     agent.send("typed\n")
     assert agent.status()["lease"]["operator"] == agent.operator

@@ -19,6 +19,7 @@ from criuctl.session.children import SpawnRequest, spawn_plain
 from criuctl.session.client import Event, Session
 from criuctl.session.names import ENDED, state_folder
 from criuctl.session.processes import Tree
+from criuctl.session.protocol import RESTORES
 from criuctl.session.sessions import all_states, inside, leftovers
 
 pytestmark = pytest.mark.integration
@@ -274,6 +275,15 @@ def test_a_restored_sessions_holder_has_the_old_scrollback(holders: Holders) -> 
     assert holders.connect(kind="agent", operator="bot").role == "observe"
     assert client.request("subscribe")["sequence"] > 70 and client.audit()[0]["sequence"] == 31
     client.request("shutdown")
+    holders.gone(started)
+
+
+def test_the_holder_of_a_restore_that_comes_to_nothing_ends_also_as_another_program(holders: Holders) -> None:
+    started = holders.start("cat", spawner="")
+    restorer = holders.connect(operator=RESTORES)
+    restorer.reexec()
+    assert restorer.status()["state"] == "checkpointed"
+    restorer.close()
     holders.gone(started)
 
 
