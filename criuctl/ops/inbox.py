@@ -7,6 +7,7 @@ this host dies in the middle, the session can be restored from it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,11 +43,11 @@ def opened(config: Config) -> Repository:
         raise
 
 
-def tidy(repository: Repository, session: str, keep: str, reporter: Reporter) -> None:
-    """Remove the session's checkpoints but `keep` ("": all), and what nothing needs any more."""
-    from ..checkpoint.gc import Collection
+def tidy(repository: Repository, session: str, keep: Collection[str], reporter: Reporter) -> None:
+    """Remove the checkpoints of that name but those to `keep`, and what nothing needs any more."""
+    from ..checkpoint import gc
 
     for summary in repository.list(session):
-        if summary.id != keep and not summary.pinned:
+        if summary.id not in keep and not summary.pinned:
             repository.remove(summary)
-    Collection(repository, reporter, grace=retention.seconds(_GRACE)).run()
+    gc.Collection(repository, reporter, grace=retention.seconds(_GRACE)).run()

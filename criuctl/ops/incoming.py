@@ -115,9 +115,15 @@ class Arrival:
 
     def clean(self) -> None:
         """Nothing of it is left here, not even in the inbox."""
-        with suppress(CriuctlError):
-            inbox.tidy(self._repository, self._move.session, "", self._reporter)
+        self._tidy()
         self._moves.forget(self._move.id)
+
+    def _tidy(self, *keep: str) -> None:
+        """The inbox keeps, of this name, what is to be kept, and what another move is still to be told to run."""
+        name, mine = self._move.session, self._move.id
+        others = (move for move in self._moves.all() if move.session == name and move.id != mine and move.state != "running")
+        with suppress(CriuctlError):
+            inbox.tidy(self._repository, name, {*keep, *(move.checkpoint for move in others)}, self._reporter)
 
     # -- done by the main thread ---------------------------------------------------------------------
 
@@ -147,8 +153,7 @@ class Arrival:
                 raise
         if self._result is not None:
             self._claim()
-            with suppress(CriuctlError):
-                inbox.tidy(self._repository, self._move.session, self._move.checkpoint, self._reporter)
+            self._tidy(self._move.checkpoint)
 
     def _claim(self) -> None:
         """In our store, too, this is its home now, if it is known there: an old one that looks finds itself replaced."""
