@@ -215,7 +215,10 @@ class Arrival:
 
     def _finish(self, result: dict[str, Any] | None, error: CriuctlError | None) -> None:
         if result is not None:
-            self._move = self._moves.put(replace(self._move, state="running", result=result))
+            try:
+                self._move = self._moves.put(replace(self._move, state="running", result=result))
+            except OSError as trouble:  # it runs all the same, which can be seen: its home must hear of that
+                self._reporter.warning(f"that {self._move.session!r} runs here could not be written down: {trouble.strerror}")
         elif self.word != "abort":
             with suppress(OSError):
                 self._moves.put(replace(self._move, state="given-up"))

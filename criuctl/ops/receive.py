@@ -112,9 +112,11 @@ class _Visit:
 
     def left(self) -> None:
         """The link is gone."""
-        if self._arrival is not None:
-            self._arrival.alone(self._hold)
-        self._jobs.put(None)
+        try:
+            if self._arrival is not None:
+                self._arrival.alone(self._hold)
+        finally:
+            self._jobs.put(None)
 
     def answer(self, request: Request) -> Any:
         """What the other host asks for."""

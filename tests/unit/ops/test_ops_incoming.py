@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import threading
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +12,8 @@ import pytest
 from support import checkpoints as kit
 
 from criuctl.config import Config
+from criuctl.ops import incoming, receive
+from criuctl.ops.arrival import RestoreResult
 from criuctl.ops.incoming import Arrival
 from criuctl.ops.moves import Incoming, Moves, new_id
 from criuctl.report import Reporter
@@ -45,3 +50,42 @@ def test_the_only_copy_of_another_session_of_that_name_stays_in_the_inbox(site: 
     assert [move.id for move in site.moves.all()] == [waits.id]
     site.arrival(replace(waits, state="receiving")).clean()
     assert not site.repository.list("work")
+
+
+def test_a_session_that_runs_is_told_to_run_also_where_that_cannot_be_written_down(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = RestoreResult("c" * 32, "work", 2, 4711, 4711, 1.0, False, "same", [], [])
+    arrival, put = site.arrival(site.move("work", "c" * 32, "held")), site.moves.put
+    taken_away: list[str] = []
+
+    def full(move: Incoming) -> Incoming:
+        if move.state == "running":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return put(move)
+
+    monkeypatch.setattr(incoming, "restore", lambda *_args, **_wishes: result)
+    monkeypatch.setattr(site.moves, "put", full)
+    monkeypatch.setattr(arrival, "_undo_addresses", lambda: taken_away.append("all"))
+    arrival.restore()
+    assert arrival.wait_done()["result"]["pid"] == 4711
+    assert [move.state for move in site.moves.all()] == ["held"] and not taken_away
+
+
+def test_a_visit_ends_when_its_link_does_whatever_cannot_be_written_down(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.write(site.repository, session="work")
+    arrival = site.arrival(site.move("work"))
+
+    def full(_move: Incoming) -> Incoming:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(site.moves, "put", full)
+    with ExitStack() as stack:
+        visit = receive._Visit(site.config, Reporter(), 1.0, stack)
+        visit._arrival = arrival
+        with suppress(OSError):
+            visit.left()
+        ends = threading.Thread(target=visit.run, daemon=True)
+        ends.start()
+        ends.join(5)
+        assert not ends.is_alive()
