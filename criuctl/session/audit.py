@@ -8,9 +8,11 @@ would be a lie: the entries that could not be written are counted and the next o
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,22 @@ class AuditLog:
         """That of the session with this id, whose last entry elsewhere was `sequence`."""
         owner, last = _owner(path)
         if owner is not None and owner != session:
-            path.replace(path.with_name(f"audit-{owner[:16] or 'unknown'}.jsonl"))
-            last = 0
+            path.replace(_aside(path, owner))
+            earlier = path.with_name(f"audit-{session[:16]}.jsonl")
+            if _owner(earlier)[0] == session:  # it had the name before, and has it again
+                earlier.replace(path)
+            last = _owner(path)[1]
         log = cls(path, max(sequence, last))
+        log._end_line()
         log.write("opened", {}, incarnation, session=session, holder=os.getpid())
         return log
+
+    def _end_line(self) -> None:
+        """A line that was torn, by a power cut say, ends here: what follows is another one."""
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            with suppress(OSError):
+                os.write(self._fd, b"\n")
 
     def write(self, what: str, who: dict[str, Any], incarnation: int, **facts: Any) -> int:
         """Add an entry; its sequence."""
@@ -93,9 +106,18 @@ def _owner(path: Path) -> tuple[str | None, int]:
             tail = file.read()
     except FileNotFoundError:
         return None, 0
-    lines = tail.strip().rsplit(b"\n", 1)
     try:
         session = str(json.loads(first)["session"])
-        return session if session.isalnum() else "", int(json.loads(lines[-1])["sequence"])
     except (ValueError, KeyError, TypeError):
         return "", 0
+    for line in reversed(tail.split(b"\n")):
+        with suppress(ValueError, KeyError, TypeError):  # a line may be torn
+            return session if session.isalnum() else "", int(json.loads(line)["sequence"])
+    return session if session.isalnum() else "", 0
+
+
+def _aside(path: Path, owner: str) -> Path:
+    """Where the log of another session is kept: never in the place of what is kept already."""
+    whose = owner[:16] or "unknown"
+    names = (f"audit-{whose}{f'-{number}' if number else ''}.jsonl" for number in itertools.count())
+    return next(free for name in names if not os.path.lexists(free := path.with_name(name)))

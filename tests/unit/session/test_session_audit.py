@@ -57,3 +57,36 @@ def test_what_a_full_disk_swallowed_is_counted(tmp_path: Path) -> None:
     for fd in (kept, full):
         os.close(fd)
     log.close()
+
+
+def test_two_sessions_take_turns_with_a_name_and_each_keeps_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    for session, incarnation in (("aa11", 1), ("bb22", 1), ("aa11", 2), ("bb22", 2)):
+        log = AuditLog.opened(path, session, incarnation)
+        log.write("input", WHO, incarnation, bytes=incarnation)
+        log.close()
+    last = AuditLog(path)
+    assert [(entry["sequence"], entry["incarnation"]) for entry in last.entries(0, 10)] == [(1, 1), (2, 1), (3, 2), (4, 2)]
+    last.close()
+    assert (tmp_path / "audit-aa11.jsonl").read_text().count("\n") == 4
+
+
+def test_a_torn_last_line_is_no_other_session(tmp_path: Path) -> None:
+    """After a power cut, or where the disk was full when it was written."""
+    path = tmp_path / "audit.jsonl"
+    AuditLog.opened(path, "aa11", 1).close()
+    with path.open("a") as file:
+        file.write('{"sequence":2,"ti')
+    again = AuditLog.opened(path, "aa11", 1)
+    again.write("input", WHO, 1)
+    assert [entry["sequence"] for entry in again.entries(0, 10)] == [1, 2, 3]
+    again.close()
+    assert os.listdir(tmp_path) == ["audit.jsonl"]
+
+
+def test_what_is_nobodys_is_not_lost_to_what_is_nobodys(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    for text in ("first\n", "second\n"):
+        path.write_text(text)
+        AuditLog.opened(path, "aa11", 1).close()
+    assert sorted(file.read_text() for file in tmp_path.glob("audit-unknown*")) == ["first\n", "second\n"]
