@@ -19,14 +19,14 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import CriuctlError, SessionGone
+from ..errors import CriuctlError, SessionGone, TimedOut
 from .client import Answer, Event, Output, Session
 from .keyboard import DetachKey, is_report
 from .notices import checkpointed_text, restored_text, still_text
 from .ownterminal import LEAVE_ALTERNATE, RESET, Terminal, fields_of
 from .queries import Unasked
 from .redraw import AlternateScreen, replay
-from .wayback import Connect, Follow, Moved, Wayback
+from .wayback import RETRY, Connect, Follow, Moved, Wayback
 
 HEARTBEAT = 10.0
 _MAX_WAITING = 512 << 10  # bytes that the terminal has not taken
@@ -70,6 +70,7 @@ class Attachment:
         self.session: Session
         self._terminal: Terminal
         self._key = DetachKey(detach_key)
+        self._keyboard = True  # something may still be typed
         self._position = 0  # offset of the next byte that we need
         self._alternate = AlternateScreen()
         self._unasked = Unasked(0)
@@ -179,7 +180,6 @@ class Attachment:
 
     def _loop(self, wake: int) -> None:
         terminal = self._terminal
-        keyboard = True
         beat = time.monotonic() + HEARTBEAT
         while self._ended is None:
             if self._moved is not None:
@@ -187,7 +187,8 @@ class Attachment:
                 continue
             poll = select.poll()
             poll.register(wake, select.POLLIN)
-            if keyboard:
+            # A pipe is read no faster than the session takes it; a person may always leave.
+            if self._keyboard and (terminal.keyboard or len(self._typed) < _MAX_UNANSWERED):
                 poll.register(terminal.stdin, select.POLLIN)
             if terminal.waiting < _MAX_WAITING:
                 poll.register(self.session.fileno(), select.POLLIN)
@@ -205,8 +206,8 @@ class Attachment:
             if terminal.out in ready and terminal.waiting:
                 terminal.flush()
             try:
-                if keyboard and terminal.stdin in ready:
-                    keyboard = self._read_keyboard()
+                if terminal.stdin in ready:
+                    self._read_keyboard()
                 if self.session.fileno() in ready or self.session.pending:
                     self._read_session()
                 self._type()
@@ -216,7 +217,7 @@ class Attachment:
                         self.session.submit("heartbeat")
                 if self._redraw_at is not None and time.monotonic() >= self._redraw_at and self._ended is None:
                     self._restore_screen()
-            except SessionGone as error:
+            except (SessionGone, TimedOut) as error:  # who does not answer for so long is as good as gone
                 if self._ended is None:
                     self._come_back(error)
 
@@ -286,8 +287,8 @@ class Attachment:
 
     # -- typing -----------------------------------------------------------------------------------
 
-    def _read_keyboard(self) -> bool:
-        """Take what was typed; False at the end of the input."""
+    def _read_keyboard(self) -> None:
+        """Take what was typed, or find that nothing will be any more."""
         try:
             data = os.read(self._terminal.stdin, 65536)
         except OSError:
@@ -297,13 +298,13 @@ class Attachment:
                 self._ended = Ended("detached", text="the terminal hung up")
             elif not self._read_only:
                 self._typed += b"\x04"  # a terminal's end of input
-            return False
+            self._keyboard = False
+            return
         forward, detached = self._key.feed(data)
         if detached:
             self._ended = Ended("detached")
         if forward and not self._read_only and (self._mine or not is_report(forward)):
             self._typed += forward
-        return True
 
     def _type(self) -> None:
         while self._typed and sum(self._unanswered.values()) < _MAX_UNANSWERED:
@@ -357,21 +358,30 @@ class Attachment:
 
     # -- the connection is lost -------------------------------------------------------------------
 
-    def _come_back(self, error: SessionGone) -> None:
-        """Connect again as the same operator and go on where the output broke off."""
-        self.session.close()
-        self._unanswered.clear()
-        try:
-            session = self._way.again(self.session, error, self._pause)
-        except Moved as moved:
-            self._moved = moved
-        except SessionGone as gone:
-            self._ended = Ended("lost", text=gone.message)
-        else:
-            if session is not None:
-                self.session = session
+    def _come_back(self, error: CriuctlError) -> None:
+        """Connect again as the same operator and go on where the output broke off; also if that breaks at once."""
+        while self._ended is None:
+            self.session.close()
+            self._unanswered.clear()
+            try:
+                session = self._way.again(self.session, error, self._pause)
+            except Moved as moved:
+                self._moved = moved
+                return
+            except SessionGone as gone:
+                self._ended = Ended("lost", text=gone.message)
+                return
+            if session is None:
+                return
+            self.session = session
+            try:
                 self._attach(self._position)
+            except (SessionGone, TimedOut) as again:
+                error = again
+                self._pause(RETRY)
+            else:
                 self._resize()
+                return
 
     def _go_after(self, moved: Moved) -> None:
         """Go on at another host, where the output broke off here."""
@@ -397,7 +407,8 @@ class Attachment:
     def _pause(self, seconds: float) -> bool:
         """Wait for the next attempt; the detach key works meanwhile."""
         poll = select.poll()
-        poll.register(self._terminal.stdin, select.POLLIN)
+        if self._keyboard:
+            poll.register(self._terminal.stdin, select.POLLIN)
         if poll.poll(seconds * 1000):
             self._read_keyboard()
             time.sleep(0.01)

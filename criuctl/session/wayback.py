@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from ..errors import CriuctlError, NotFound, SessionGone
+from ..errors import CriuctlError, NotFound, SessionGone, TimedOut
 from .client import Session
 
 Connect = Callable[[tuple[str, str] | None], Session]
@@ -21,7 +21,7 @@ Follow = Callable[[str], Connect]
 Pause = Callable[[float], bool]
 """Waits for so many seconds; False when it is no longer wanted."""
 
-_RETRY = 0.2
+RETRY = 0.2
 _FOLLOW_SECONDS = 20.0  # for reaching the host that the session has moved to
 _LINK_SECONDS = 3600.0  # that a lost connection to another host may take to come back
 
@@ -40,21 +40,21 @@ class Wayback:
     def __init__(self, connect: Connect, patience: float, follow: Follow | None) -> None:
         self._connect, self._patience, self._follow = connect, patience, follow
 
-    def again(self, lost: Session, why: SessionGone, pause: Pause) -> Session | None:
+    def again(self, lost: Session, why: CriuctlError, pause: Pause) -> Session | None:
         """A new connection of the same operator; None when `pause` has ended it.  `SessionGone`, or `Moved`."""
         resume: tuple[str, str] | None = (lost.operator, lost.token)
         deadline = time.monotonic() + self._patience
         while True:
             try:
                 return self._connect(resume)
-            except NotFound as gone:
+            except (NotFound, TimedOut) as gone:
                 if gone.details.get("moved_to"):
                     raise Moved(gone.details["moved_to"], gone.details["home"]) from gone
                 if time.monotonic() >= deadline:
                     raise SessionGone(gone.message or why.message) from gone
-                if not isinstance(gone, SessionGone):
+                if not isinstance(gone, SessionGone | TimedOut):
                     resume = None  # another holder than before, who does not know us: as somebody new
-                if not pause(_RETRY):
+                if not pause(RETRY):
                     return None
 
     def after(self, moved: Moved, pause: Pause) -> Session | None:
@@ -73,5 +73,5 @@ class Wayback:
                 if time.monotonic() >= deadline:
                     told = f"it has moved to {moved.host}, and {error.message}: criuctl attach {moved.url}"
                     raise SessionGone(told) from error
-                if not pause(_RETRY):
+                if not pause(RETRY):
                     return None
