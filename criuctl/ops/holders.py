@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ..session.client import Session
     from ..session.terminal import Pty
 
-_STREAM = ("scrollback",)
+_STREAM = "scrollback"
 _GONE = 10.0  # seconds for a holder that was told to end
 
 
@@ -62,10 +62,10 @@ class DumpedHolder:
     def _read(self, writer: CheckpointWriter, end: int | None) -> None:
         assert self._session is not None
         found = self._session.read("start" if self._end < 0 else self._end, end)
-        if self._base < 0 or found.offset > self._end:  # all of it is new: what was read is not kept there any more
-            self._base = found.offset if self._base < 0 else self._base
+        if self._base < 0 or found.offset > self._end:
+            self._base = found.offset  # what was read before is not kept there any more, nor what came after it: it begins anew
         if found.data:
-            writer.add_bytes(_STREAM, found.data)
+            writer.add_bytes((_STREAM, self._base), found.data)
         self._end = found.end
 
     @contextmanager
@@ -105,7 +105,7 @@ class DumpedHolder:
             rows=told["rows"],
             columns=told["cols"],
             base=self._base,
-            scrollback=writer.stream(_STREAM) if self._end > self._base else None,
+            scrollback=writer.stream((_STREAM, self._base)) if self._end > self._base else None,
             modes=told["modes"],
             roles=tuple(map(tuple, told["roles"])),
             events=told["events"],

@@ -7,17 +7,21 @@ import subprocess
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support import checkpoints as kit
 
 from criuctl.checkpoint.manifest import HolderRecord, Manifest, SessionRef
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.config import Config
-from criuctl.ops.holders import RestoredHolder
+from criuctl.ops.holders import DumpedHolder, RestoredHolder
 from criuctl.ops.registry import SessionRecord
 from criuctl.proc.tree import ProcessIdentity
+from criuctl.report import Reporter
 from criuctl.session import sessions
+from criuctl.session.client import Output, Session
 
 
 class SlowHolder:
@@ -64,3 +68,22 @@ def test_it_is_gone_when_the_restore_has_failed(tmp_path: Path, monkeypatch: pyt
         assert not holder.identity.alive()
     finally:
         holder.end()
+
+
+def test_a_scrollback_with_a_gap_begins_behind_it(tmp_path: Path) -> None:
+    """A program that prints faster than it is dumped: what was read ahead and what is there at the freeze are not neighbours."""
+    repository = kit.repository(tmp_path)
+    told = dict.fromkeys(("rows", "cols", "events", "audit"), 0) | {"offset": 900, "modes": {}, "roles": []}
+    outputs = [Output(100, b"read ahead"), Output(890, b"at the end")]
+    session = SimpleNamespace(
+        read=lambda _start, _end: outputs.pop(0),
+        request=lambda _op: told,
+        status=lambda: {"created": 1.0, "command": ["yes"], "labels": {}},
+    )
+    holder = DumpedHolder(Config(run_dir=str(tmp_path)), SessionRecord("s"), ProcessIdentity(1, 1), ExitStack())
+    holder._session, holder._base, holder._end = cast("Session", session), -1, -1
+    with repository.writer(Reporter()) as writer:
+        holder.read_ahead(writer)
+        record = holder.begin(writer)
+        assert record is not None and record.scrollback is not None
+        assert (record.base, record.scrollback.size) == (890, 10)  # so the next byte is the 900th, as it was told
