@@ -18,6 +18,7 @@ from ..proc.tree import ProcessIdentity
 from .connection import Connection
 from .lease import Operator, Refused
 from .loop import Timer
+from .values import fitting
 
 if TYPE_CHECKING:
     from .holder import Holder
@@ -78,7 +79,7 @@ class Checkpointing:
         holder.emit("checkpoint-begin", by=by.who(), offset=holder.log.end)
         master = holder.master
         status = holder.status()
-        pending = [{**c.who, "base64": base64.b64encode(c.data[c.at :]).decode()} for c in master.queue]
+        pending = fitting({**c.who, "base64": base64.b64encode(c.data[c.at :]).decode()} for c in master.queue)
         return {
             **{key: status[key] for key in ("offset", "base", "rows", "cols", "modes", "operators", "lease", "state", "command")},
             "xpixel": master.xpixel,

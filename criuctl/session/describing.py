@@ -18,6 +18,8 @@ from . import names
 if TYPE_CHECKING:
     from .holder import Holder
 
+_LONGEST = 32 << 10  # characters of a command that are told: a frame holds no more than so many, whatever they are
+
 
 def status(holder: Holder) -> dict[str, Any]:
     """As in the protocol."""
@@ -41,7 +43,7 @@ def status(holder: Holder) -> dict[str, Any]:
         "reason": holder.identity.facts.get("fenced", {}).get("reason"),
         "since": holder.since,
         "created": identity.created,
-        "command": identity.command,
+        "command": _told(identity.command),
         "host": os.uname().nodename,
         "rows": holder.master.rows,
         "cols": holder.master.cols,
@@ -97,6 +99,17 @@ def write_end(holder: Holder) -> None:
     with suppress(OSError):  # a full disk must not end a session
         body = {"id": holder.identity.id, "incarnation": holder.identity.incarnation}
         (holder.state_folder / names.ENDED).write_text(json.dumps(body))
+
+
+def _told(command: list[str]) -> list[str]:
+    """The command, or as much of it as can be told."""
+    left, words = _LONGEST, list[str]()
+    for word in command:
+        if len(word) > left:
+            return [*words, word[:left] + "..."]
+        words.append(word)
+        left -= len(word) + 1
+    return words
 
 
 def _pid_namespace(holder: Holder) -> int | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from . import protocol
 from .connection import Connection, Transfer, Wait
 from .lease import Operator, Refused
-from .values import LATER, Message, Operations, boolean, integer, one_of, text, window_size
+from .values import LATER, Message, Operations, boolean, fitting, integer, one_of, text, window_size
 
 if TYPE_CHECKING:
     from .holder import Holder
@@ -87,13 +87,7 @@ class Observing:
 
     def _audit(self, connection: Connection, by: Operator, message: Message) -> Message:
         since, limit = integer(message, "since", 0, 1 << 62, 0), integer(message, "limit", 1, 1000, 1000)
-        found, size = [], 0
-        for entry in self._holder.audit.entries(since, limit):
-            size += len(str(entry))
-            if size > protocol.MAX_FRAME // 2:
-                break
-            found.append(entry)
-        return {"entries": found}
+        return {"entries": fitting(self._holder.audit.entries(since, limit))}
 
     # -- output and events ------------------------------------------------------------------------
 

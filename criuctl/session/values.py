@@ -5,9 +5,11 @@ And what all operations share: their type, and the answer that says that the ans
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from . import protocol
 from .connection import Connection
 from .lease import Operator, Refused
 
@@ -62,3 +64,14 @@ def window_size(message: Message) -> tuple[int, int, int, int]:
     """Rows, columns, and pixels if the client knows them."""
     rows, cols = integer(message, "rows", 1, 65535), integer(message, "cols", 1, 65535)
     return rows, cols, integer(message, "xpixel", 0, 65535, 0), integer(message, "ypixel", 0, 65535, 0)
+
+
+def fitting(things: Iterable[Message]) -> list[Message]:
+    """As many of them, from the first on, as an answer has room for."""
+    found, left = list[Message](), protocol.MAX_FRAME // 2
+    for one in things:
+        left -= len(json.dumps(one)) + 1
+        if left < 0:
+            break
+        found.append(one)
+    return found

@@ -21,6 +21,7 @@ from criuctl.errors import SessionGone
 from criuctl.session import names, protocol
 from criuctl.session.client import Session
 from criuctl.session.requests import Requests
+from criuctl.session.sessions import forget
 
 pytestmark = pytest.mark.integration
 
@@ -30,7 +31,7 @@ OPERATIONS_OF_THE_HOLDER = sorted(Requests(MagicMock()).operations)
 @pytest.fixture
 def socket_path(holders: Holders) -> Path:
     """The socket of a session that only its own program may change."""
-    started = holders.start("sh", "-c", "stty raw -echo; echo ready; exec cat")
+    started = holders.start("sh", "-c", "stty raw; echo ready; exec cat")
     holders.connect().wait_match("ready", since="start", timeout=TIMEOUT)
     return Path(started.socket)
 
@@ -234,3 +235,34 @@ def test_an_admin_who_sends_nonsense_breaks_nothing(holders: Holders, socket_pat
         witness.resume()
         witness.set_role("human", "fuzz", None)
         assert witness.status()["state"] == "running"
+
+
+def test_no_answer_is_longer_than_a_frame_may_be(holders: Holders) -> None:
+    """However long the command is, whatever was typed, and however much of it nobody reads."""
+    started = holders.start("sh", "-c", "stty raw; echo ready; exec sleep 600", "sh", *["x" * 1000] * 1500)
+    client = holders.connect()
+    client.wait_match("ready", since="start", timeout=TIMEOUT)
+    command = client.status()["command"]
+    assert command[:4] == ["sh", "-c", "stty raw; echo ready; exec sleep 600", "sh"] and command[-1].endswith("...")
+    assert holders.state()["command"] == command
+    for _ in range(14):
+        client.submit_input(b"z" * (64 << 10))
+    waiting = client.request("checkpoint-begin")["pending_input"]
+    assert waiting and client.status()["queued_input"] > 800_000
+    client.request("checkpoint-abort")
+    client.kill(grace=0)
+    client.shutdown()
+    holders.gone(started)
+    assert forget(holders.config, "s")
+
+
+def test_an_audit_log_in_any_script_is_told_in_parts(holders: Holders) -> None:
+    holders.start("sh", "-c", "stty raw; echo ready; exec cat >/dev/null")
+    client = holders.connect()
+    client.wait_match("ready", since="start", timeout=TIMEOUT)
+    for _ in range(250):
+        client.send("я" * 2000)
+    told: list[dict[str, Any]] = []
+    while part := client.audit(since=told[-1]["sequence"] if told else 0):
+        told += part
+    assert sum(entry["what"] == "input" for entry in told) == 250
