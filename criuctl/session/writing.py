@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import time
 from typing import TYPE_CHECKING
 
@@ -49,10 +48,13 @@ class Writing:
         if "base64" in message:
             try:
                 data = base64.b64decode(text(message, "base64", protocol.MAX_FRAME), validate=True)
-            except binascii.Error:
+            except ValueError:
                 raise Refused("bad-request", "'base64' is not base64") from None
         else:
-            data = text(message, "text", protocol.MAX_FRAME).encode("utf-8", "surrogateescape")
+            try:
+                data = text(message, "text", protocol.MAX_FRAME).encode("utf-8", "surrogateescape")
+            except UnicodeEncodeError:
+                raise Refused("bad-request", "'text' has half of a character") from None
         return self.type(connection, by, data=data, request=message["id"])
 
     def type(self, connection: Connection, by: Operator, *, data: bytes, request: int) -> Message | None:

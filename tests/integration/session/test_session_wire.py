@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.holding import TIMEOUT, Holders
 
-from criuctl.errors import SessionGone
+from criuctl.errors import SessionGone, UsageError
 from criuctl.session import names, protocol
 from criuctl.session.client import Session
 from criuctl.session.requests import Requests
@@ -266,3 +266,10 @@ def test_an_audit_log_in_any_script_is_told_in_parts(holders: Holders) -> None:
     while part := client.audit(since=told[-1]["sequence"] if told else 0):
         told += part
     assert sum(entry["what"] == "input" for entry in told) == 250
+
+
+@pytest.mark.parametrize("what", [{"base64": "é"}, {"base64": "a"}, {"text": "\ud800"}])
+def test_input_that_is_no_text_is_the_clients_fault(holders: Holders, what: dict[str, Any]) -> None:
+    holders.start("cat")
+    with pytest.raises(UsageError, match=next(iter(what))):
+        holders.connect().request("input", **what)
