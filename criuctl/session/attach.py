@@ -22,7 +22,7 @@ from typing import Any
 from ..errors import CriuctlError, SessionGone, TimedOut
 from .client import Answer, Event, Output, Session
 from .keyboard import DetachKey, is_report
-from .notices import checkpointed_text, restored_text, still_text
+from .notices import checkpointed_text, harmless, restored_text, say, still_text
 from .ownterminal import LEAVE_ALTERNATE, RESET, Terminal, fields_of
 from .queries import Unasked
 from .redraw import AlternateScreen, replay
@@ -335,10 +335,9 @@ class Attachment:
         """One line over the top of the screen, for a while or until the next; on a pipe it goes to standard error."""
         size = self._terminal.size
         if not self._terminal.is_terminal or size is None:
-            with contextlib.suppress(OSError):
-                os.write(2, f"[{text}]\n".encode())
+            say(text)
             return
-        shown = f" {text} "[: size[1]].encode("ascii", "replace")
+        shown = f" {harmless(text)} "[: size[1]].encode("ascii", "replace")
         self._terminal.put(b"\x1b7\x1b[?6l\x1b[1;1H\x1b[0;7m" + shown + b"\x1b[m\x1b8")
         self._gap = False
         self._redraw_at = None if stay else time.monotonic() + _NOTICE

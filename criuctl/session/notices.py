@@ -49,4 +49,9 @@ def say(text: str) -> None:
     """One line about the attachment itself, beside the session's output."""
     with contextlib.suppress(OSError):
         sys.stderr.flush()
-        os.write(2, f"[{text}]\n".encode())
+        os.write(2, f"[{harmless(text)}]\n".encode(errors="replace"))
+
+
+def harmless(text: str) -> str:
+    """What a terminal may be shown: names of hosts and operators come from elsewhere, and may hold control sequences."""
+    return "".join(c if c.isprintable() else "?" for c in text)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from criuctl.config import Config
 from criuctl.errors import UsageError
 from criuctl.session import keys
-from criuctl.session.cast import cast
+from criuctl.session.attach import Attachment
+from criuctl.session.cast import cast as recording
+from criuctl.session.client import Session
 from criuctl.session.keyboard import DetachKey
 from criuctl.session.notices import restored_text
 from criuctl.session.plain import strip
@@ -147,7 +150,7 @@ def test_a_recording_has_markers_and_no_dead_time() -> None:
         (9001.0, 5, "", {}),
         (9002.0, 7, "exit", {"exit_code": 3}),
     ]
-    header, *events = (json.loads(line) for line in cast(status, "é1é3".encode() + b"z", 0, records))
+    header, *events = (json.loads(line) for line in recording(status, "é1é3".encode() + b"z", 0, records))
     assert header["version"] == 3 and header["term"] == {"cols": 40, "rows": 10, "type": "xterm-256color"}
     assert [code for _, code, _ in events] == ["r", "o", "o", "m", "m", "o", "x"]
     assert "".join(data for _, code, data in events if code == "o") == "é1é3z"
@@ -159,3 +162,14 @@ def test_the_banner() -> None:
     text = restored_text("s", 3, {"host": "a", "created": "2020-01-01T00:00:00Z", "dropped": ["2 connections"]})
     assert text.startswith("s: restored, incarnation 3, from a, as it was 2020-01-01T00:00:00Z (")
     assert text.endswith(" d ago); dropped: 2 connections")
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_what_others_are_called_is_no_control_sequence(is_terminal: bool, capfd: pytest.CaptureFixture[str]) -> None:
+    drawn = bytearray()
+    attached = Attachment("s", lambda _resume: cast("Session", None), "C-]")
+    terminal = SimpleNamespace(is_terminal=is_terminal, size=(24, 80, 0, 0), put=drawn.extend)
+    attached._terminal = terminal  # type: ignore[assignment]
+    attached._notice(restored_text("s", 2, {"host": "evil\x1b]52;c;ZXZpbA==\x07\x9b2J\n", "created": "\ud800"}))
+    shown = drawn.decode() if is_terminal else capfd.readouterr().err
+    assert "from evil?]52;c;ZXZpbA==??2J?" in shown and "\x1b]52" not in shown
