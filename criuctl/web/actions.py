@@ -23,7 +23,6 @@ from ..session.names import check_name
 from .views import Desk
 
 _ID = re.compile(r"[0-9a-f]{32}")
-_PASSED = ("AWS_", "CRIUCTL_", "PYTHONPATH", "SSL_", "SUDO_USER", "XDG_")
 _MOST = 64 << 10  # bytes of a request
 
 
@@ -126,9 +125,5 @@ async def _wish(request: web.Request) -> Mapping[str, Any]:
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """What a criuctl of ours is configured by, credentials of the store included."""
-    return {
-        key: value
-        for key, value in ours.items()
-        if key.startswith(("CRIUCTL_", "AWS_", "PYTHONPATH", "XDG_", "SSL_", "SUDO_USER"))
-    }
+    """All that this server was started with: credentials of the store, its proxy, secrets that rules name (``secret: env:``)."""
+    return {key: value for key, value in ours.items() if key != "PATH"}  # which every child gets, as long as it has to be

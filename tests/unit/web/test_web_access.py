@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,13 @@ def test_hosts() -> None:
     assert [is_loopback(host) for host in ("localhost", "127.9.9.9", "::1", "10.0.0.1", "example.org")] == [True] * 3 + [
         False
     ] * 2
+
+
+def test_what_is_done_knows_what_the_server_was_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule may name a variable as the secret of a connection, and the store may be behind a proxy."""
+    monkeypatch.setenv("PGPASSWORD", "canary")
+    monkeypatch.setenv("PATH", "/usr/bin")
+    told = "import json, os; print(json.dumps(dict(os.environ)))"
+    actions = Actions(Desk(Config(state_dir=str(tmp_path))), [sys.executable, "-c", told])
+    body, code = asyncio.run(actions._run(["restore"]))
+    assert (code, body["PGPASSWORD"]) == (0, "canary") and "/usr/sbin" in body["PATH"].split(":")
