@@ -10,13 +10,15 @@ import re
 
 _MAX_CARRY = 64 << 10  # a sequence longer than this is none
 
-_SEQUENCE = re.compile(
+_STRING = rb"|\x1b[PX^_](?:[^\x1b]|\x1b(?!\\))*\x1b\\"
+_OTHERS = (
     rb"\x1b\[[<-?]?[0-9:;]*[ -/]*[@-~]"
     rb"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)"
-    rb"|\x1b[PX^_](?:[^\x1b]|\x1b(?!\\))*\x1b\\"
     rb"|\x1b[()*+# %][ -~]|\x1b[0-OQ-WYZ\\`-~]"
     rb"|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\r(?=\n)"
 )
+_SEQUENCE = re.compile(_OTHERS + _STRING)
+_AFTER = re.compile(_OTHERS)  # behind the last end of a string: each beginning of one would be followed to the end in vain
 _UNFINISHED = re.compile(rb"(?:\x1b(?:\[[<-?]?[0-9:;]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[()*+# %])?|\r)\Z")
 
 
@@ -27,4 +29,6 @@ def strip(data: bytes) -> tuple[bytes, bytes]:
     """
     tail = _UNFINISHED.search(data)
     carry = tail[0] if tail is not None and len(tail[0]) < _MAX_CARRY else b""
-    return _SEQUENCE.sub(b"", data[: len(data) - len(carry)]).replace(b"\n\r", b"\n"), carry
+    data = data[: len(data) - len(carry)]
+    end = data.rfind(b"\x1b\\") + 2 if b"\x1b\\" in data else 0
+    return (_SEQUENCE.sub(b"", data[:end]) + _AFTER.sub(b"", data[end:])).replace(b"\n\r", b"\n"), carry

@@ -26,17 +26,19 @@ from .cells import plain, position, rendition, styled, text_of
 HISTORY = 2000  # lines of scrollback that are kept
 _MAX_CARRY = 64 << 10  # a sequence longer than this is none
 
-_TOKEN = re.compile(
+_STRING = r"|\x1b[PX^_](?:[^\x1b]|\x1b(?!\\))*\x1b\\"
+_OTHERS = (
     r"(?P<text>[^\x00-\x1f\x7f-\x9f]+)"
     r"|\x1b\[(?P<prefix>[<-?]?)(?P<args>[0-9:;]*)(?P<middle>[ -/]*)(?P<final>[@-~])"
     r"|\x1b\](?P<osc>[^\x07\x1b]*)(?:\x07|\x1b\\)"
-    r"|\x1b[PX^_](?:[^\x1b]|\x1b(?!\\))*\x1b\\"
     r"|\x1b(?P<set>[()*+])(?P<code>[0-~])"
     r"|\x1b#(?P<sharp>[0-9])"
     r"|\x1b[ %][ -~]"
     r"|\x1b(?P<escape>[0-OQ-WYZ\\`-~])"
     r"|(?P<control>[\x00-\x1a\x1c-\x1f\x7f-\x9f])"
 )
+_TOKEN = re.compile(_OTHERS + _STRING)
+_AFTER = re.compile(_OTHERS)  # behind the last end of a string: each beginning of one would be followed to the end in vain
 _CONTROLS = {
     "\x08": "backspace",
     "\x09": "tab",
@@ -117,14 +119,13 @@ class Screen(pyte.Screen):
         """Show what a program has written."""
         text = self._carry + self._decoder.decode(bytes(data))
         self._carry = ""
-        at, size = 0, len(text)
-        match = _TOKEN.match
+        at, size, strings = 0, len(text), text.rfind("\x1b\\")
+        match, after = _TOKEN.match, _AFTER.match
         while at < size:
-            token = match(text, at)
+            token = match(text, at) if at < strings else after(text, at)
             if token is None:  # an escape that begins no sequence, or one that is not complete
-                rest = text[at:]
-                if len(rest) < _MAX_CARRY and _unfinished(rest):
-                    self._carry = rest
+                if size - at < _MAX_CARRY and _unfinished(text[at:]):
+                    self._carry = text[at:]
                     return
                 at += 1
                 continue

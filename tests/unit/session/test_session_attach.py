@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,6 +22,7 @@ from criuctl.session.keyboard import DetachKey
 from criuctl.session.notices import restored_text
 from criuctl.session.plain import strip
 from criuctl.session.remote import Remote
+from criuctl.session.screen import Screen
 from criuctl.session.shell_integration import Marks, command_line
 
 
@@ -104,6 +106,16 @@ def test_text_without_sequences_however_it_comes(pieces: list[bytes], cuts: list
         plain, carry = strip(carry + data[begin:end])
         out += plain
     assert out + carry == b"".join(p for p in pieces if p in (b"a\r\n", b"b", b"\r\n")).replace(b"\r\n", b"\n")
+
+
+def test_strings_that_never_end_take_no_time() -> None:
+    """A program decides what it prints: who looks at it must not be busy with that for minutes."""
+    data, began = b"\x1bP" * 60_000 + b"end", time.monotonic()
+    strip(data)
+    screen = Screen(80, 24)
+    screen.feed(data)
+    screen.feed(b"\x1b\\")
+    assert time.monotonic() - began < 5
 
 
 @given(CUTS)
