@@ -181,7 +181,7 @@ class Screen(pyte.Screen):
             self.set_margins(top or None, bottom or None)
             self.cursor_position()
         elif ":" not in args and (method := self._dispatch.get(final)) is not None:
-            numbers = [int(n) if n else 0 for n in args.split(";")] if args else []
+            numbers = _numbers(args, 0) if args else []
             method(*numbers[: 2 if final in "Hf" else 0 if final in "su" else 1])
 
     # -- what pyte lacks --------------------------------------------------------------------------
@@ -245,15 +245,24 @@ class Screen(pyte.Screen):
         super().index()
 
     def erase_in_display(self, how: int = 0, *args: Any, **kwargs: Any) -> None:
-        """Erase; 3 is the scrollback alone."""
+        """Erase; 3 is the scrollback alone.  What is none of the known ways is nothing."""
         if how == 3:
             self.history.clear()
-        else:
+        elif how in (0, 1, 2):
             super().erase_in_display(how)
 
     def erase_in_line(self, how: int = 0, private: bool = False) -> None:
         """Erase in the line of the cursor."""
-        super().erase_in_line(how)
+        if how in (0, 1, 2):
+            super().erase_in_line(how)
+
+    def cursor_to_line(self, line: int | None = None) -> None:
+        """To a line; in origin mode counted from the margin on, if there is one."""
+        if self.margins is None:
+            self.cursor.y = (line or 1) - 1
+            self.ensure_vbounds()
+        else:
+            super().cursor_to_line(line)
 
     def scroll_up(self, count: int = 0) -> None:
         """Move what the margins enclose up."""
@@ -384,8 +393,13 @@ def _unfinished(rest: str) -> bool:
     return len(rest) == 2 and rest[1] in "()*+# %"
 
 
+def _number(digits: str) -> int:
+    """A parameter: however many digits it has, what is beyond 9999 is 9999."""
+    return min(int(digits.lstrip("0")[:5] or "0"), 9999)
+
+
 def _numbers(args: str, default: int) -> list[int]:
-    return [min(int(n), 9999) if n.isdigit() else default for n in args.split(";")]
+    return [_number(n) if n.isdigit() else default for n in args.split(";")]
 
 
 def _renditions(args: str) -> list[int]:
@@ -394,9 +408,9 @@ def _renditions(args: str) -> list[int]:
     for part in args.split(";"):
         words = part.split(":")
         if len(words) == 1:
-            numbers.append(min(int(part), 9999) if part else 0)
+            numbers.append(_number(part) if part else 0)
         elif words[0] in ("38", "48"):
-            values = [int(word) if word else 0 for word in words]
+            values = [_number(word) if word else 0 for word in words]
             # 38:2:SPACE:R:G:B has a colour space that 38;2;R;G;B has not.
             numbers += values[:2] + (values[-3:] if values[1] == 2 else values[2:3])
         elif words[0] == "4":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from criuctl.session.screen import Screen
@@ -85,6 +85,29 @@ def test_whatever_was_printed_a_redraw_shows_it_and_pieces_do_not_matter(pieces:
     drawn.feed(screen.redraw(6, 20))
     assert drawn.text() == screen.text()
     assert _seen(drawn)[1:] == _seen(screen)[1:]
+
+
+_PARAMETER = st.sampled_from(["", "0", "1", "3", "5", "6", "22", "38", "256", "1049", "100000", "9" * 5000, "4:3", "38:2", ":"])
+_SEQUENCES = st.builds(
+    lambda prefix, parameters, middle, final: f"\x1b[{prefix}{';'.join(parameters)}{middle}{final}".encode(),
+    st.sampled_from(["", "", "?", ">"]),
+    st.lists(_PARAMETER, max_size=4),
+    st.sampled_from(["", "", "", " ", "!"]),
+    st.characters(min_codepoint=0x40, max_codepoint=0x7E),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.one_of(_PIECES, _SEQUENCES), max_size=20))
+@example([b"\x1b[22J"])  # kitty's
+@example([b"\x1b[7K"])
+@example([b"\x1b[?6h\x1b[5d"])  # origin mode without margins
+@example([b"\x1b[" + b"1" * 5000 + b"m"])
+def test_nothing_that_a_program_prints_is_too_much(pieces: list[bytes]) -> None:
+    screen = Screen(20, 6)
+    screen.feed(b"".join(pieces))
+    assert screen.redraw(6, 20, history=True) and len(screen.text()) == 6
+    screen.cursor_report()
 
 
 def test_the_alternate_screen_comes_and_goes() -> None:
