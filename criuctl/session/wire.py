@@ -41,6 +41,7 @@ _ERRORS: dict[str, type[CriuctlError]] = {
 }
 _READ = 1 << 20
 _INPUT = protocol.MAX_FRAME // 4
+_LOOK = 86400.0  # seconds; poll(2) takes no more than 24 days
 ANSWER_TIMEOUT = 30.0
 
 
@@ -162,8 +163,9 @@ class Wire:
         if deadline is not None:
             poller = select.poll()
             poller.register(self._socket, select.POLLIN)
-            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                return False
+            while not poller.poll(min(_LOOK, max(0.0, deadline - time.monotonic())) * 1000):
+                if time.monotonic() >= deadline:
+                    return False
         try:
             data = self._socket.recv(_READ)
         except OSError as error:

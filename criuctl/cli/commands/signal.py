@@ -34,7 +34,7 @@ def signal_(app: App, name: str, signal: str, to: str, take: bool) -> int:
     from ...ops.typing import writer
 
     with writer(app.config, name, take=take) as session:
-        count = session.signal(int(signal) if signal.isdigit() else signal, to)
+        count = session.signal(int(signal) if signal.isdecimal() else signal, to)
     body = {"session": name, "signal": signal, "to": to, "signalled": count}
     app.emit(body, lambda: f"{printable(name)}: {plural(count, 'process', 'processes')} signalled", brief=lambda: "")
     return 0

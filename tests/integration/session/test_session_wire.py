@@ -8,6 +8,7 @@ import os
 import socket
 import struct
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -273,3 +274,13 @@ def test_input_that_is_no_text_is_the_clients_fault(holders: Holders, what: dict
     holders.start("cat")
     with pytest.raises(UsageError, match=next(iter(what))):
         holders.connect().request("input", **what)
+
+
+def test_somebody_waits_for_a_year(holders: Holders) -> None:
+    started = holders.start("sh", "-c", "read line")
+    waiting, typing = holders.connect(), holders.connect()
+    threading.Timer(0.2, lambda: typing.send("\n")).start()
+    assert waiting.wait_exit(31536000)["exit_code"] == 0
+    for client in (waiting, typing):
+        client.leave()
+    holders.gone(started)
