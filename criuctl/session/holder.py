@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -46,6 +47,7 @@ from .timeline import Timeline
 _MAX_CONNECTIONS = 256
 _REMEMBERED_EVENTS = 1000
 _MAX_LOOKS, _LOOK_PAUSE = 100, 0.02
+_ACCEPT_PAUSE = 0.2  # seconds until a client is taken again after one could not be
 _TOGETHER = 100.0  # seconds; systemd waits for 90 s before it kills
 DEFAULT_LINGER = 3600.0  # seconds that a status nobody collected keeps the holder
 EXPECTED = 60.0  # seconds for a restore to come to the holder that it has started
@@ -382,8 +384,12 @@ class Holder:
         assert self.listener is not None
         try:
             sock, _ = self.listener.accept()
-        except OSError:
-            return  # gone again, or no descriptors left: those who are here go on
+        except BlockingIOError:
+            return  # gone again
+        except OSError:  # no descriptors left: those who are here go on, and whoever waits is not looked at all the time
+            self.loop.unwatch(self.listener.fileno())
+            self.loop.after(_ACCEPT_PAUSE, partial(self.take_listener, self.listener))
+            return
         pid, uid, _gid = struct.unpack("iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid not in (0, os.getuid()) or len(self.connections) >= _MAX_CONNECTIONS:
             sock.close()

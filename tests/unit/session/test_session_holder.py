@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,3 +57,34 @@ def test_a_helper_with_the_pid_of_an_earlier_root_is_a_helper(holder: Holder) ->
     holder.tree.helpers.add(4711)
     holder._on_reaped(4711, 0)
     assert ended == [0] and not holder.helpers and not holder.tree.helpers
+
+
+def test_a_holder_without_descriptors_does_not_spin(holder: Holder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    holder.listen()
+    assert holder.listener is not None
+    listener, real = holder.listener, holder.add_connection
+    calls: list[int] = []
+    scarce = [True]
+
+    def accept() -> tuple[socket.socket, object]:
+        calls.append(1)
+        if scarce:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return listener.accept()
+
+    def end() -> None:
+        holder.loop.running = False
+
+    def taken(sock: socket.socket, pid: int) -> Connection:
+        end()
+        return real(sock, pid)
+
+    monkeypatch.setattr(holder, "listener", SimpleNamespace(fileno=listener.fileno, accept=accept))
+    monkeypatch.setattr(holder, "add_connection", taken)
+    holder.loop.after(0.3, scarce.clear)
+    holder.loop.after(5, end)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "socket"))
+        holder.loop.run()
+    assert holder.connections and len(calls) < 10
+    listener.close()
