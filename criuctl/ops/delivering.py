@@ -150,6 +150,8 @@ class HostDelivery:
             self._answer = dict(answer["result"])
         except CriuctlError as error:
             self._error = error
+        except Exception as error:  # of our own side: no descriptor, no thread left; the word is to be said later, not taken back
+            self._error = CriuctlError(f"{type(error).__name__}: {error}")
 
     def _take(self, ip: str, device: str | None) -> None:
         """Take an address away here; written down before, so that it can always be put back."""
@@ -171,7 +173,7 @@ class HostDelivery:
         """After a failure of the dump: whether the tree is gone all the same, so that it lives there."""
         if self._answer is not None or self._error is not None:
             return True
-        if self.move is None or self.move.state != "handed-over" or self.move.alive():
+        if self.move is None or self.move.state not in ("handed-over", "ended") or self.move.alive():
             return False
         self.ended(())
         return True

@@ -1,0 +1,54 @@
+"""The word to let a session run on another host: whatever fails once it is gone here, it is never taken back."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from criuctl.config import Config
+from criuctl.errors import InDoubt, LinkLost
+from criuctl.ops import delivering
+from criuctl.ops.delivering import HostDelivery, Wishes
+from criuctl.ops.moves import Moves, Outgoing, new_id
+from criuctl.report import Reporter
+from criuctl.transport import ssh
+
+
+@pytest.mark.parametrize("here", [OSError(errno.EMFILE, "Too many open files"), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize("at", ["go", "again"])
+def test_a_failure_of_our_own_leaves_the_word_to_be_said_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Exception, at: str
+) -> None:
+    asked: list[str] = []
+
+    def ask(verb: str, *_args: Any, **_wishes: Any) -> Any:
+        asked.append(verb)
+        raise here if at == "go" and verb == "go" else LinkLost("cut")
+
+    def reach(*_args: Any) -> Any:
+        raise here
+
+    moves = Moves(Config(state_dir=str(tmp_path)), Outgoing)
+    there = cast("ssh.Connection", SimpleNamespace(link=SimpleNamespace(ask=ask)))
+    delivery = HostDelivery(Config(), "gamma", there, moves, Wishes(), Reporter(), host_name="gamma")
+    delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma", state="handed-over"))
+    monkeypatch.setattr(delivering, "reach", reach)
+    delivery.ended(())
+    assert delivery.settled() and asked == ["go"]
+    with pytest.raises(InDoubt, match="web"):
+        delivery.outcome()
+    assert [move.state for move in moves.all()] == ["ended"]
+
+
+def test_a_session_that_is_known_to_be_gone_here_does_not_stay(tmp_path: Path) -> None:
+    moves = Moves(Config(state_dir=str(tmp_path)), Outgoing)
+    answer = {"result": {"pid": 4711}, "ran_for": 0.5}
+    link = SimpleNamespace(ask=lambda verb, **_wishes: SimpleNamespace(arguments=answer if verb == "go" else {}))
+    there = cast("ssh.Connection", SimpleNamespace(link=link))
+    delivery = HostDelivery(Config(), "gamma", there, moves, Wishes(), Reporter(), host_name="gamma")
+    delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma", state="ended"))
+    assert delivery.settled() and delivery.outcome()["pid"] == 4711
