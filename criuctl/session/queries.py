@@ -100,14 +100,16 @@ class Queries:
         places = [offset for offset, query in holder.modes.asked if query in _CURSOR]
         since = holder.modes.alternate_since
         start = beginning(log.base, places[0], since)
-        memory = os.memfd_create("criuctl-cursor", os.MFD_CLOEXEC)
+        memory = -1
         try:
+            memory = os.memfd_create("criuctl-cursor", os.MFD_CLOEXEC)
             task = {"rows": holder.master.rows, "cols": holder.master.cols, "start": start, "at": places}
             task["whole"] = start in (0, since)
             _write(memory, json.dumps(task).encode() + b"\n" + log.read(start, places[-1]))
             pid = helpers.start([sys.executable, "-I", str(_PROGRAM)], dict(os.environ), "/", {0: memory})
         except OSError as error:
-            os.close(memory)
+            if memory >= 0:
+                os.close(memory)
             self._found(places, {}, str(error))
             holder.loop.soon(self.go_on)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,3 +89,13 @@ def test_a_holder_without_descriptors_does_not_spin(holder: Holder, monkeypatch:
         holder.loop.run()
     assert holder.connections and len(calls) < 10
     listener.close()
+
+
+def test_a_query_that_cannot_be_looked_into_is_given_up(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scarce(_name: str, _flags: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", scarce)
+    holder.modes.asked = [(5, "6n")]
+    holder.queries._look()
+    assert holder.queries._cursors == {5: None}
