@@ -153,7 +153,7 @@ def end_holder(config: Config, name: str, state: Mapping[str, Any]) -> None:
 
     from ..session.client import Session
 
-    with Session.connect(name, config=config, role="admin") as session:
+    with suppress(SessionGone), Session.connect(name, config=config, role="admin") as session:  # it may just be ending by itself
         session.request("shutdown")
 
     try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from criuctl.config import Config
 from criuctl.errors import Conflict, InvalidName
 from criuctl.ops.forgetting import forget
 from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive_session
+from criuctl.ops.sessions import end_holder
 from criuctl.proc.tree import ProcessIdentity
 
 ME = ProcessIdentity.of(os.getpid())
@@ -54,3 +57,12 @@ def test_processes_without_their_holder_are_not_forgotten(config: Config) -> Non
     with exclusive_session(config, "web"):
         assert isinstance(forget(config, ["web"])[0].error, Conflict)
     assert forget(config, [], older=0)[0].session == "web" and not folder.exists()
+
+
+def test_a_holder_that_just_ends_by_itself_is_in_nobodys_way(config: Config) -> None:
+    """It keeps an exit status until somebody has collected it: that may be now."""
+    with subprocess.Popen(["sleep", "0.2"]) as ends:
+        identity = ProcessIdentity.of(ends.pid)
+        threading.Thread(target=ends.wait).start()
+        end_holder(config, "web", {"holder": {"pid": identity.pid, "start_time": identity.start_time}})
+        assert not identity.alive()
