@@ -40,7 +40,10 @@ class OutputLog:
         self._view = memoryview(self._ring)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self.broken = ""  # why the file was given up
-        os.pwrite(self._fd, _HEADER.pack(_MAGIC, self.capacity, base, base), 0)
+        try:
+            os.pwrite(self._fd, _HEADER.pack(_MAGIC, self.capacity, base, base), 0)
+        except OSError as error:
+            self._give_up(error)
 
     @classmethod
     def reopen(cls, path: Path, ring: int = RING) -> OutputLog:
@@ -100,9 +103,12 @@ class OutputLog:
                 self._flushed += os.pwrite(self._fd, self._view[at : at + count], _PAGE + place)
             os.pwrite(self._fd, _HEADER.pack(_MAGIC, self.capacity, self.base, self._flushed), 0)
         except OSError as error:
-            self.broken = f"{self.path}: {error.strerror}"
-            os.close(self._fd)
-            self._fd = -1
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        self.broken = f"{self.path}: {error.strerror}"
+        os.close(self._fd)
+        self._fd = -1
 
     # -- reading ----------------------------------------------------------------------------------
 

@@ -50,16 +50,16 @@ def begin(holder: Holder, connection: Connection, message: dict[str, Any]) -> No
     holder.tree.helpers.add(pid)
 
     def checked(status: int) -> None:
+        code, text = "failed", f"the new program does not start (status {exit_code(status)[0]})"
+        if status == 0:
+            code, text = "busy", "a checkpoint, a restore or a kill is under way"
         if status == 0 and not busy(holder):
-            connection.send({"id": request, "ok": True})
-            _become(holder, argv)
-            return
-        text = (
-            f"the new program does not start (status {exit_code(status)[0]})"
-            if status
-            else "a checkpoint, a restore or a kill is under way"
-        )
-        connection.send({"id": request, "error": {"code": "failed" if status else "busy", "message": text}})
+            code, text = "failed", _unwritable(holder)
+            if not text:
+                connection.send({"id": request, "ok": True})
+                _become(holder, argv)
+                return
+        connection.send({"id": request, "error": {"code": code, "message": text}})
 
     holder.helpers[pid] = checked
 
@@ -67,6 +67,16 @@ def begin(holder: Holder, connection: Connection, message: dict[str, Any]) -> No
 def busy(holder: Holder) -> bool:
     """Whether something is under way that another program could not go on with."""
     return holder.checkpointing.active or holder.checkpointing.seizing or holder.kills > 0
+
+
+def _unwritable(holder: Holder) -> str:
+    """Why the new program could not go on with the files of this one; "": it could."""
+    for path in (holder.log.path, holder.audit.path):
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        except OSError as error:
+            return f"{path} cannot be opened: {error.strerror}"
+    return ""
 
 
 def check(version: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from support.holding import TIMEOUT, Holders
 from support.keeper import wait_until
 
-from criuctl.errors import Conflict, NotFound, UsageError, WrongState
+from criuctl.errors import CommandFailed, Conflict, NotFound, UsageError, WrongState
 from criuctl.proc.tree import ProcessIdentity, children, read_tree
 from criuctl.session.cgroup import SessionGroup
 from criuctl.session.children import SpawnRequest, spawn_plain
@@ -285,6 +286,17 @@ def test_the_holder_of_a_restore_that_comes_to_nothing_ends_also_as_another_prog
     assert restorer.status()["state"] == "checkpointed"
     restorer.close()
     holders.gone(started)
+
+
+def test_a_holder_whose_files_are_gone_does_not_become_another_program(holders: Holders) -> None:
+    """That one could not open them, and would end; with it the session."""
+    holders.start("cat")
+    client = holders.connect()
+    shutil.rmtree(state_folder(holders.config.state_dir, "s"))
+    with pytest.raises(CommandFailed, match="output"):
+        client.reexec()
+    client.send("still here\n")
+    assert client.wait_match("still here\r\nstill here", since="start", timeout=TIMEOUT)
 
 
 def test_a_program_that_the_holder_starts_for_a_restore_is_its_child(holders: Holders) -> None:

@@ -63,6 +63,14 @@ def test_escapes_are_found_in_the_stretch_that_is_asked_for(tmp_path: Path) -> N
     log.close()
 
 
+def test_a_log_on_a_full_disk_begins_with_the_ring_alone() -> None:
+    log = OutputLog(Path("/dev/full"))
+    log.append(b"all the same")
+    log.flush()
+    assert "No space left" in log.broken and log.read(0, log.end) == b"all the same"
+    log.close()
+
+
 def test_a_full_disk_leaves_the_ring(tmp_path: Path) -> None:
     log = OutputLog(tmp_path / "output", 64 * PAGE, ring=16 * PAGE)
     log.append(pattern(0, 30_000))
