@@ -11,8 +11,8 @@ import importlib
 import json
 import os
 import socket
-from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from .audit import AuditLog
 from .bytelog import DEFAULT_CAPACITY, OutputLog
 from .children import Spawned, SpawnRequest
 from .holder import DEFAULT_LINGER, Holder, Identity
+from .killing import Kill
 from .modes import Modes
 
 
@@ -48,9 +49,17 @@ def start(channel: int) -> None:
         if root is not None:
             answer |= {"pid": root.pid, "start_time": root.start_time, "facts": holder.identity.facts}
         holder.write_state()
-        with suppress(OSError):  # a launcher that is gone needs no answer
+        try:
             launcher.sendall(json.dumps(answer).encode())
+        except OSError:  # it has given up, or was interrupted: who asked for the session was told that there is none
+            if root is not None:
+                holder.collected = True
+                holder.loop.soon(partial(_end, holder))
     holder.run()
+
+
+def _end(holder: Holder) -> None:
+    Kill(holder, 0, lambda _killed: holder.end_if_done())
 
 
 def _prepare(spec: dict[str, Any]) -> Holder:

@@ -13,15 +13,16 @@ import pytest
 from support.holding import TIMEOUT, Holders
 from support.keeper import wait_until
 
-from criuctl.errors import CommandFailed, Conflict, NotFound, UsageError, WrongState
+from criuctl.errors import CommandFailed, Conflict, NotFound, TimedOut, UsageError, WrongState
 from criuctl.proc.tree import ProcessIdentity, children, read_tree
 from criuctl.session.cgroup import SessionGroup
 from criuctl.session.children import SpawnRequest, spawn_plain
 from criuctl.session.client import Event, Session
+from criuctl.session.launch import HolderSpec, start_holder
 from criuctl.session.names import ENDED, state_folder
 from criuctl.session.processes import Tree
 from criuctl.session.protocol import RESTORES
-from criuctl.session.sessions import all_states, inside, leftovers
+from criuctl.session.sessions import all_states, inside, leftovers, state_of
 
 pytestmark = pytest.mark.integration
 
@@ -286,6 +287,15 @@ def test_the_holder_of_a_restore_that_comes_to_nothing_ends_also_as_another_prog
     assert restorer.status()["state"] == "checkpointed"
     restorer.close()
     holders.gone(started)
+
+
+def test_a_session_that_came_too_late_for_who_wanted_it_ends(holders: Holders) -> None:
+    spec = HolderSpec("s", argv=["sleep", "600"], env={"PATH": os.environ["PATH"], "TOKEN": holders.token})
+    with pytest.raises(TimedOut):
+        start_holder(holders.config, spec, timeout=0.01)
+    wait_until(lambda: (state := state_of(holders.config, "s")) is not None and not state["holder_alive"], 20, "it has ended")
+    state = holders.state()
+    assert state["state"] == "exited" and not ProcessIdentity(state["pid"] or 1, state["start_time"] or 0).alive()
 
 
 def test_a_holder_whose_files_are_gone_does_not_become_another_program(holders: Holders) -> None:
