@@ -15,7 +15,7 @@ from typing import Any
 from ..config import Config
 from ..errors import NoSuchProcess, SessionGone, TimedOut
 from ..proc.tree import ProcessIdentity
-from ..session.sessions import state_of
+from ..session.sessions import leftovers, state_of
 from . import events
 from .registry import Registry, SessionRecord, boot_id
 from .sessions import connect, known_of, why_not
@@ -58,10 +58,11 @@ def _end_tree(config: Config, name: str, grace: float) -> int:
         tree.root = record.identity
     elif state is not None and state.get("pid") and state.get("boot_id") == boot_id():
         tree.root = ProcessIdentity(state["pid"], state["start_time"])  # its holder is gone, it may live
-    if tree.root is None or not tree.root.alive():
+    if tree.root is not None and tree.root.alive():
+        tree.stopped = _stopped_init(tree.root)
+    elif tree.group is None or state is None or not leftovers(state):  # who is in the group may have outlived its root
         raise SessionGone(why_not(known))
     hard = time.monotonic() + grace
-    tree.stopped = _stopped_init(tree.root)
     seen = set(tree.members())
     tree.signal(signal.SIGTERM if grace else signal.SIGKILL, seen)
     tree.thaw()

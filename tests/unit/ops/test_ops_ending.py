@@ -1,0 +1,46 @@
+"""Ending what is left of a session whose holder is gone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from criuctl.config import Config
+from criuctl.errors import Conflict
+from criuctl.ops.forgetting import forget
+from criuctl.ops.registry import boot_id
+from criuctl.proc.tree import ProcessIdentity
+
+KILL = """
+import json, sys
+from criuctl.config import Config
+from criuctl.ops.ending import kill
+print(json.dumps(kill(Config(run_dir=sys.argv[1], state_dir=sys.argv[2]), "web", 0)))
+"""
+
+
+def test_who_outlives_holder_and_root_is_ended(tmp_path: Path) -> None:
+    """`forget` says that kill does it."""
+    config = Config(run_dir=str(tmp_path / "run"), state_dir=str(tmp_path / "state"))
+    group, folder = tmp_path / "group", tmp_path / "run" / "holders" / "web"
+    with subprocess.Popen(["sleep", "600"]) as stray:
+        for path in (group, folder, tmp_path / "state"):
+            path.mkdir(parents=True)
+        (group / "cgroup.freeze").write_text("0")
+        (group / "cgroup.procs").write_text(f"{stray.pid}\n")
+        gone = {"pid": 1, "start_time": 0}  # nobody: PID 1 has another start time
+        body = {"session": "web", "id": "0" * 32, "state": "running", "incarnation": 1, "exit_code": None, "since": 1.0}
+        body |= {"command": [], "labels": {}, "cgroup": str(group), "boot_id": boot_id(), "holder": gone, **gone}
+        (folder / "state.json").write_text(json.dumps(body))
+        try:
+            (kept,) = forget(config, ["web"])
+            assert isinstance(kept.error, Conflict) and "criuctl kill web" in kept.error.hint
+            words = [sys.executable, "-c", KILL, config.run_dir, config.state_dir]
+            done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)["killed"] == 1
+            assert not ProcessIdentity.of(stray.pid).alive()
+        finally:
+            stray.kill()
