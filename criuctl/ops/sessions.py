@@ -110,9 +110,10 @@ def run(
                 f"{argv[0]}: no such command", hint=f"It is looked for in the PATH: {variables.get('PATH', '')}"
             ) from error
         assert started.pid is not None
-        Registry(config).put(
-            SessionRecord(chosen, started.id, pid=started.pid, start_time=started.start_time or 0, boot_id=boot_id())
-        )
+        with suppress(OSError):  # a full disk: it runs, and its holder tells so until a dump writes it down
+            Registry(config).put(
+                SessionRecord(chosen, started.id, pid=started.pid, start_time=started.start_time or 0, boot_id=boot_id())
+            )
     return NewSession(chosen, started.id, started.pid, started.holder_pid, tuple(argv))
 
 
