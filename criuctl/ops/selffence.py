@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SHARE = 0.75  # of the time to live
 _AT_ONCE = 0.001
+_TROUBLE = (CriuctlError, OSError)  # the latter of our own side, no descriptor left say: no reason for a heart to stand still
 
 __all__ = ["SHARE", "SelfFence", "clock"]
 
@@ -43,20 +44,20 @@ class SelfFence:
     def renewed(self, began: float) -> None:
         """The lease was renewed, which was begun at `began` by `clock`."""
         self._until = began + self._allowed
-        with suppress(CriuctlError):  # it has ended, or the next renewal is told to whoever holds it then
+        with suppress(*_TROUBLE):  # it has ended, or the next renewal is told to whoever holds it then
             self._tell()
 
     def unknown(self) -> None:
         """The store has not answered since the session is here: nobody knows until when its lease runs, if it does."""
         self._until = self._until or clock()
-        with suppress(CriuctlError):
+        with suppress(*_TROUBLE):
             if not self._connected().status()["self_fence"]:  # a supervisor before this one has had an answer
                 self._connected().request("self-fence", seconds=_AT_ONCE)
 
     def lifted(self) -> None:
         """The lease does not run out any more."""
         self._until = None
-        with suppress(CriuctlError):
+        with suppress(*_TROUBLE):
             self._connected().request("self-fence", seconds=0)
 
     def check(self) -> None:
@@ -82,7 +83,7 @@ class SelfFence:
             try:
                 # A holder that does not answer must not keep the lease from being renewed.
                 self._connected().request("self-fence", seconds=left, timeout=max(1.0, self._allowed / 3))
-            except CriuctlError:
+            except _TROUBLE:
                 self.close()  # its holder is another one since it was restored
                 raise
 
@@ -93,7 +94,7 @@ class SelfFence:
 
 def lift(config: Config, name: str) -> None:
     """Nobody stops this session any more: its supervisor of now does not want that, and has renewed the lease."""
-    with suppress(CriuctlError), _connect(config, name) as session:
+    with suppress(*_TROUBLE), _connect(config, name) as session:
         if session.hello["status"].get("self_fence"):
             session.request("self-fence", seconds=0)
 

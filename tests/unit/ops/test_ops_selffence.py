@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,15 @@ def test_a_holder_that_cannot_be_told_is_no_reason_to_fail_but_at_the_beginning(
     nobody = SelfFence(Config(run_dir=str(tmp_path), state_dir=str(tmp_path)), "web", 8)
     with pytest.raises(PreflightRefused, match="'web'"):
         nobody.check()
+
+
+def test_a_holder_that_cannot_be_looked_for_stops_no_heart(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    def scarce(_config: Config, _name: str) -> Holder:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(selffence, "_connect", scarce)
+    fence = SelfFence(Config(), "web", 30)
+    fence.unknown()
+    fence.renewed(clock[0])
+    fence.lifted()
+    selffence.lift(Config(), "web")
