@@ -52,6 +52,7 @@ class Requests:
                     self._answer(connection, request, partial(self._type, connection, data=data, request=request), "write")
                 else:
                     raise protocol.ProtocolError(f"a frame of type {kind}")
+            if not connection.decoder.held:  # else they may be of the frame that is still to come
                 connection.drop_fds()
         except protocol.ProtocolError as error:
             connection.closing = True

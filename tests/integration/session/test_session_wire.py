@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -144,6 +145,22 @@ def test_descriptors_that_nobody_asked_for_are_closed(holders: Holders, socket_p
     with pytest.raises(SessionGone):
         hostile.receive(TIMEOUT)
     assert len(os.listdir(f"/proc/{pid}/fd")) == before
+
+
+def test_descriptors_are_of_the_frame_that_they_come_with_whatever_came_before_it(holders: Holders, socket_path: Path) -> None:
+    """A client may ask again before it is answered: the kernel gives both requests at once, with the descriptors."""
+    pid = holders.state()["holder"]["pid"]
+    hello = {"id": 1, "op": "hello", "kind": "agent", "name": "eager", "role": "admin"}
+    argv = ["sh", "-c", "echo there >&7"]
+    spawn = {"id": 2, "op": "spawn", "argv": argv, "env": {"PATH": os.environ["PATH"]}, "numbers": [7]}
+    reading, writing = os.pipe()
+    with open(reading, "rb") as told, names.connect(socket_path) as client:
+        os.kill(pid, signal.SIGSTOP)
+        client.sendall(protocol.preface("eager") + protocol.json_frame(hello))
+        socket.send_fds(client, [protocol.json_frame(spawn)], [writing])
+        os.kill(pid, signal.SIGCONT)
+        os.close(writing)
+        assert told.read() == b"there\n"
 
 
 WORDS = ["start", "now", "observe", "write", "admin", "human", "exit", "output", "state", "session", "op-1", "op-2", "INT"]
