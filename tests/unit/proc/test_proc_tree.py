@@ -233,9 +233,10 @@ def test_waiting_for_more_than_there_are_descriptors_for(tmp_path: Path) -> None
     with running("for _ in range(120):\n if os.fork() == 0:\n  os.close(READY)\n  sleep()", tmp_path) as program:
         tree = [process.identity for process in read_tree(program.pid)]
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        free = os.dup(0)
-        os.close(free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 80, hard))
+        free = [os.dup(0) for _ in range(80)]
+        for fd in free:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(free) + 1, hard))
         try:
             assert wait_gone(tree, 0.1) == tree
         finally:
