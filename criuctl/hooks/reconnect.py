@@ -114,10 +114,16 @@ def _not_connected(sock_fd: int) -> str:
 
 def _secret_pipe(secret: str) -> int:
     """The reading end of a pipe that holds the secret and then ends."""
+    data = secret.encode()
     reading, writing = os.pipe2(os.O_CLOEXEC)
     try:
+        if len(data) > fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ):  # of a variable or a command; a file's is at most 64 KiB
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, len(data))
         os.set_blocking(writing, False)
-        os.write(writing, secret.encode())  # it fits: a secret is at most 64 KiB, as a pipe's buffer is
+        os.write(writing, data)
+    except BaseException:
+        os.close(reading)
+        raise
     finally:
         os.close(writing)
     return reading

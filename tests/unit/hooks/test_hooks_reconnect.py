@@ -16,7 +16,7 @@ from support.hooking import HookFolder
 
 from criuctl.config import Config
 from criuctl.errors import ConfigError
-from criuctl.hooks.reconnect import run_reconnect
+from criuctl.hooks.reconnect import _secret_pipe, run_reconnect
 
 PREAMBLE = "import json, os, socket, sys\ntold = json.load(sys.stdin)\nsock = socket.socket(fileno=3)\n"
 CONNECT = 'host, _, port = told["connection"]["peer"].rpartition(":")\nsock.connect((host, int(port)))\n'
@@ -86,6 +86,14 @@ print(json.dumps({"outcome": "reconnected", "data": data}))
     hooks.python("reconnect", "hook", PREAMBLE + "import os\nassert not os.path.exists('/proc/self/fd/4')\n" + CONNECT + DONE)
     with socket.socket() as other:
         assert call(config, other, server)["outcome"] == "reconnected"
+
+
+def test_a_secret_that_is_larger_than_a_pipe() -> None:
+    """A token out of a command, say: half of one would be refused by the peer, and nobody would know why."""
+    secret = "".join(f"{number:08}" for number in range(20_000))
+    reading = _secret_pipe(secret)
+    with open(reading) as pipe:
+        assert pipe.read() == secret
 
 
 LIES = {
