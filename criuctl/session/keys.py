@@ -56,7 +56,7 @@ def encode(word: str, *, cursor_keys: bool = False) -> bytes:
         char = char.upper()
     if "C" in modifiers:
         char = _control(char, word)
-    return ("\x1b" if "M" in modifiers else "").encode() + char.encode()
+    return ("\x1b" if "M" in modifiers else "").encode() + char.encode(errors="surrogateescape")
 
 
 def sequences(text: str) -> list[bytes]:
@@ -74,7 +74,7 @@ def _control(char: str, word: str) -> str:
     if char == "?":
         return "\x7f"
     upper = " @"[char == "@"] if char in " @" else char.upper()
-    number = 0 if upper in " @" else ord(upper) ^ 0x40
+    number = 0 if upper in " @" else ord(upper) ^ 0x40 if len(upper) == 1 else 0x20  # a letter may have two for a capital
     if number > 0x1F:
         raise UsageError(f"{word!r} is no key: no terminal has control with {char!r}")
     return chr(number)

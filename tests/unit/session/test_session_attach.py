@@ -80,6 +80,7 @@ def test_terminals_that_spell_control_keys_out() -> None:
         ("F1", b"\x1bOP"),
         ("F12", b"\x1b[24~"),
         ("é", "é".encode()),
+        ("\udcff", b"\xff"),  # of an argument that is not UTF-8
         ("-", b"-"),
     ],
 )
@@ -88,7 +89,7 @@ def test_keys_by_name(word: str, sent: bytes) -> None:
     assert keys.encode("Up", cursor_keys=True) == b"\x1bOA"
 
 
-@pytest.mark.parametrize("word", ["Nonsense", "C-", "C-é", "ab", "C-1x"])
+@pytest.mark.parametrize("word", ["Nonsense", "C-", "C-é", "C-ß", "C-\udcff", "ab", "C-1x"])
 def test_what_is_no_key(word: str) -> None:
     with pytest.raises(UsageError):
         keys.encode(word)
