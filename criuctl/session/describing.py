@@ -106,7 +106,7 @@ def _told(command: list[str]) -> list[str]:
     left, words = _LONGEST, list[str]()
     for word in command:
         if len(word) > left:
-            return [*words, word[:left] + "..."]
+            return [*words, word[: max(0, left)] + "..."]
         words.append(word)
         left -= len(word) + 1
     return words

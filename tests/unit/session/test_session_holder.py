@@ -99,3 +99,12 @@ def test_a_query_that_cannot_be_looked_into_is_given_up(holder: Holder, monkeypa
     holder.modes.asked = [(5, "6n")]
     holder.queries._look()
     assert holder.queries._cursors == {5: None}
+
+
+@pytest.mark.parametrize("size", [1, 7, 1023, 32767, 32768, 100_000])
+def test_what_is_told_of_a_command_is_bounded_however_its_words_fall(holder: Holder, size: int) -> None:
+    holder.identity.command = ["x" * size] * (200_000 // size)
+    told = holder.status()["command"]
+    assert sum(map(len, told)) <= (32 << 10) + 3 and told[-1].endswith("...")
+    holder.identity.command = ["sh", "-c", "exit"]
+    assert holder.status()["command"] == ["sh", "-c", "exit"]
