@@ -146,21 +146,25 @@ def _typed(key: str, value: Any, where: str) -> Any:
         if isinstance(default, str) and not isinstance(value, str):
             raise ValueError
         return type(default)(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         kind = "list of text" if isinstance(default, tuple) else type(default).__name__
         kind = "mapping of text" if isinstance(default, dict) else kind
         raise ConfigError(f"{where}: {key} must be {kind}, not {value!r}") from None
 
 
+def _yaml(text: str, where: str) -> Any:
+    import yaml  # only a host with a configuration file pays for it
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # the latter: 2026-02-30, say, which it takes for a day
+        raise ConfigError(f"{where} is not valid YAML: {error}") from error
+
+
 def _rules(value: Any, where: str) -> ConnectionRules:
     """The list of rules, each with its place; what is in them is looked at by those who need them."""
     if isinstance(value, str):  # of a variable
-        import yaml
-
-        try:
-            value = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{where} is not valid YAML: {error}") from error
+        value = _yaml(value, where)
     if not isinstance(value, list) or not all(isinstance(rule, dict) for rule in value):
         raise ConfigError(f"{where}: connection_rules must be a list of mappings, each with match and policy")
     return tuple((f"{where}: connection_rules[{number}]", rule) for number, rule in enumerate(value, 1))
@@ -169,12 +173,7 @@ def _rules(value: Any, where: str) -> ConnectionRules:
 def _mappings(value: Any, key: str, where: str) -> dict[str, dict[str, Any]]:
     """Mappings by name; what is in them is looked at by those who need them."""
     if isinstance(value, str):  # of a variable
-        import yaml
-
-        try:
-            value = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{where} is not valid YAML: {error}") from error
+        value = _yaml(value, where)
     if not isinstance(value, dict) or not all(isinstance(inner, dict) for inner in value.values()):
         raise ConfigError(f"{where}: {key} must be a mapping of {_NESTED[key]}")
     return {str(name): inner for name, inner in value.items()}
@@ -187,26 +186,18 @@ def _are_texts(value: Any) -> bool:
 def _by_pattern(value: Any, key: str, where: str, what: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
     """`what` by patterns of sessions' names."""
     if isinstance(value, str):  # of a variable
-        import yaml
-
-        try:
-            value = yaml.safe_load(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{where} is not valid YAML: {error}") from error
+        value = _yaml(value, where)
     if not isinstance(value, dict) or not all(map(fits, value.values())):
         raise ConfigError(f"{where}: {key} must be a mapping of session patterns to {what}")
     return {str(pattern): one for pattern, one in value.items()}
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    import yaml  # only a host with a configuration file pays for it
-
     try:
-        loaded = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+        text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
+    loaded = _yaml(text, str(path))
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):

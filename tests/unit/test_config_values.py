@@ -35,3 +35,20 @@ def test_all_defaults_and_the_ends_of_ranges_are_taken(tmp_path: Path) -> None:
         file = tmp_path / "config.yaml"
         file.write_text(line + "\n")
         assert load(str(file), {}).store == Config().store
+
+
+@pytest.mark.parametrize("text", ["host_id: 2026-02-30\n", "retention: {web: {keep_within: 2026-13-01}}\n"])
+def test_a_day_that_there_is_not_is_told_as_what_is_wrong_with_the_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=f"{file} is not valid YAML: "):
+        load(str(file), {})
+    with pytest.raises(ConfigError, match="CRIUCTL_RETENTION is not valid YAML: "):
+        load(None, {"CRIUCTL_RETENTION": text, "HOME": str(tmp_path)})
+
+
+def test_a_number_beyond_all_ranges_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"s3_timeout: 1{'0' * 400}\n")
+    with pytest.raises(ConfigError, match=f"{file}: s3_timeout must be float"):
+        load(str(file), {})
