@@ -112,7 +112,7 @@ class Systemd:
             when = [f"OnCalendar={trigger.at}", "Persistent=true"]
         else:
             # The first counts from the timer's start, at a boot too; Persistent is for calendars only.
-            when = [f"OnActiveSec={trigger.every:g}s", f"OnUnitActiveSec={trigger.every:g}s"]
+            when = [f"OnActiveSec={_span(trigger.every)}", f"OnUnitActiveSec={_span(trigger.every)}"]
         return "\n".join(
             [
                 _origin(trigger.name),
@@ -121,7 +121,7 @@ class Systemd:
                 "",
                 "[Timer]",
                 *when,
-                *([f"RandomizedDelaySec={trigger.jitter:g}s"] if trigger.jitter else []),
+                *([f"RandomizedDelaySec={_span(trigger.jitter)}"] if trigger.jitter else []),
                 "AccuracySec=1s",
                 "",
                 "[Install]",
@@ -259,6 +259,11 @@ def _unit_word(text: str) -> str:
     return f'"{escaped}"'
 
 
+def _span(seconds: float) -> str:
+    """A span of time as systemd reads it: digits alone, however long it is."""
+    return f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"
+
+
 def environment_words(variables: Mapping[str, str]) -> list[str]:
     """These variables and the HOME of who we are, as words of a unit."""
     known = {"HOME": pwd.getpwuid(os.geteuid()).pw_dir, **variables}
@@ -279,8 +284,11 @@ def _removed_on_error(backend: Backend, name: str, files: Sequence[Path]) -> Ite
     try:
         yield
     except BaseException as error:
-        with contextlib.suppress(CommandFailed, OSError):
+        with contextlib.suppress(CriuctlError, OSError):
             backend.remove(name)
+        with contextlib.suppress(OSError):
+            for path in files:  # where systemctl is missing, or does not answer, they are still there
+                path.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise PlatformError(
                 f"{error.filename or files[0]} cannot be written: {error.strerror}", hint="Run criuctl as root."

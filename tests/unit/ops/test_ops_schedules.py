@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,20 @@ def test_a_period_for_systemd_counts_from_the_timer_s_start(site: Site) -> None:
     timer = Path(made["files"][1]).read_text().splitlines()
     assert {"OnActiveSec=5400s", "OnUnitActiveSec=5400s"} <= set(timer)
     assert "Persistent=true" not in timer
+
+
+def test_a_long_period_is_written_as_systemd_reads_numbers(site: Site) -> None:
+    site.boot()
+    timer = Path(site("add", "web", "--all", "--every", "30d0.5s", "--jitter", "15d")["files"][1]).read_text().splitlines()
+    assert {"OnActiveSec=2592000.5s", "OnUnitActiveSec=2592000.5s", "RandomizedDelaySec=1296000s"} <= set(timer)
+
+
+def test_nothing_is_left_where_systemctl_cannot_be_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.boot()
+    places = replace(schedules.PLACES, systemctl=(str(site.path / "nosuch"),))
+    monkeypatch.setattr(schedules, "PLACES", places)
+    assert "no such program" in site("add", "web", "--all", "--every", "1h", code=13)["error"]["message"]
+    assert site.files() == []
 
 
 def test_nothing_is_left_of_a_timer_that_systemd_does_not_take(site: Site) -> None:
