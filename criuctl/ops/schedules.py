@@ -15,7 +15,6 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -222,7 +221,7 @@ class Ran:
     ended: str = ""
     outcomes: list[SnapshotOutcome] = field(default_factory=list)
     pruned: int | None = None  # checkpoints removed; None: no rules
-    warnings: list[str] = field(default_factory=list)  # of pruning
+    warnings: list[str] = field(default_factory=list)  # of pruning, and of what could not be written down
     error: CriuctlError | None = None  # of pruning
 
     def to_dict(self) -> dict[str, Any]:
@@ -283,27 +282,35 @@ def run(
     with batch.alone(f"schedule/{schedule.name}/{config.state_dir}", busy):
         batch.spread(schedule.jitter if delay else 0)
         ran = Ran(schedule.name, _now())
-        with suppress(OSError, CriuctlError):  # it can only not be told while it runs
-            _record(config, ran.beginning(), schedule.name)
+        _note(config, ran.beginning(), schedule.name)  # else it can only not be told while it runs
         try:
             _take(config, schedule, ran, reporter, told)
             ran.ended = _now()
             code = judge(ran)
         except KeyboardInterrupt as error:
             code = 128 + getattr(error, "number", signal.SIGINT)
-            _record(config, ran.summary(code, interrupted=True), schedule.name)
+            _note(config, ran.summary(code, interrupted=True), schedule.name)
             raise
         except CriuctlError as error:
             ran.error = error
-            _record(config, ran.summary(error.exit_code), schedule.name)
+            _note(config, ran.summary(error.exit_code), schedule.name)
             raise
-        _record(config, ran.summary(code), schedule.name)
+        if trouble := _note(config, ran.summary(code), schedule.name):
+            ran.warnings.append(f"how this run ended is not in `criuctl schedule list`: {trouble}")
+            code = judge(ran)
         return ran, code
 
 
-def _record(config: Config, summary: dict[str, Any], name: str) -> None:
-    if (_folder(config) / f"{name}.json").exists():  # it may have been removed meanwhile
-        write_record(_folder(config), f"{name}.last", summary)
+def _note(config: Config, summary: dict[str, Any], name: str) -> str:
+    """Write it down for ``schedule list``; why that failed, "" if it did not: what was stored is stored, and is told."""
+    try:
+        if (_folder(config) / f"{name}.json").exists():  # it may have been removed meanwhile
+            write_record(_folder(config), f"{name}.last", summary)
+    except OSError as error:
+        return error.strerror or str(error)
+    except CriuctlError as error:
+        return error.message
+    return ""
 
 
 def _take(config: Config, schedule: Schedule, ran: Ran, reporter: Reporter, told: Callable[[SnapshotOutcome], object]) -> None:

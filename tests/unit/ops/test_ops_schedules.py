@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -267,6 +269,19 @@ def test_a_run_tells_each_session_and_is_remembered(site: Site) -> None:
         ("schedule-remove", "all", 0, None),
         ("schedule-remove", "all", 3, None),
     ]
+
+
+def test_a_run_that_cannot_be_written_down_is_told_all_the_same(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site("add", "web", "one", "--every", "1h")
+    site("add", "all", "--all", "--every", "1h")
+
+    def full(*_args: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(schedules, "write_record", full)
+    done = site("run", "all", code=11)
+    assert done["warnings"] == ["how this run ended is not in `criuctl schedule list`: No space left on device"]
+    assert [one["target"] for one in site("run", "web", code=3)["snapshots"]] == ["one"]
 
 
 def test_a_second_run_at_the_same_time_is_a_conflict(site: Site) -> None:
