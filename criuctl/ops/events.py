@@ -391,4 +391,5 @@ def pruned(done: Any) -> list[Facts]:
 def collected(done: Any) -> list[Facts]:
     """Of a collection."""
     facts = {"freed_bytes": done.freed_bytes, "copied_bytes": done.copied_bytes, "packs_deleted": done.deleted}
-    return [facts | {"exit_code": DEGRADED if done.refused or done.lost else 0, "warnings": len(done.warnings) or None}]
+    degraded = done.refused or done.refused_others or done.lost
+    return [facts | {"exit_code": DEGRADED if degraded else 0, "warnings": len(done.warnings) or None}]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from criuctl.checkpoint.gc import Collected
 from criuctl.config import Config
 from criuctl.errors import Conflict, CriuctlError, NotFound
 from criuctl.ops import events
@@ -108,6 +109,14 @@ def test_what_was_killed_is_told_once_by_the_next(config: Config, tmp_path: Path
 def test_what_had_nothing_to_do_is_none(config: Config) -> None:
     assert events.recovered([]) == [] and events.recovered([item("a")])
     assert _steered(Steered("web", "paused", changed=False)) == [] and _steered(Steered("web", "paused"))
+
+
+@pytest.mark.parametrize("what", ["refused", "refused_others", "lost"])
+def test_a_collection_that_is_not_all_done_ends_as_its_command_does(what: str) -> None:
+    done = Collected()
+    assert events.collected(done)[0]["exit_code"] == 0
+    setattr(done, what, 1)
+    assert events.collected(done)[0]["exit_code"] == 11
 
 
 def test_a_run_of_a_schedule(config: Config) -> None:
