@@ -88,9 +88,13 @@ def _report(app: App, where: str) -> int:
         return 0
     try:
         fd = os.open(where, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)  # first: the rest takes a while
-        with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-            body = report(app.config)
-            file.write(_page(body) + "\n")
+        try:
+            with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+                body = report(app.config)
+                file.write(_page(body) + "\n")
+        except BaseException:
+            os.unlink(where)  # half a page, and in the way of the next one
+            raise
     except FileExistsError as error:
         raise Conflict(f"{where} exists", hint="Name a new file.") from error
     except OSError as error:

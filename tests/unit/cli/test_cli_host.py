@@ -13,7 +13,9 @@ import pytest
 
 from criuctl import __version__
 from criuctl.cli.commands.doctor import _exit_codes
+from criuctl.cli.main import main
 from criuctl.errors import EXIT_CODES
+from criuctl.ops import bugreport
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FINDING = {"level", "code", "text", "hint", "pid", "fd"}
@@ -118,3 +120,12 @@ def test_snapshot_goes_on_after_a_failure_and_ends_with_it(criuctl: Run, env: di
     ]
     nothing = criuctl("snapshot", "--all", env=env)
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "no session runs on this host\n")
+
+
+def test_a_page_that_is_not_finished_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_config: object) -> dict[str, object]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bugreport, "report", interrupted)
+    assert main(["doctor", "--report", str(tmp_path / "page.md")]) == 130
+    assert list(tmp_path.iterdir()) == []
