@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, TypeVar
 
-from ..errors import CriuctlError
+from ..errors import CriuctlError, of_the_host
 from .app import App
 from .streams import jsonable, tell, write_result
 from .text import printable
@@ -54,11 +54,12 @@ def tell_each(app: App, outcomes: Iterable[T], told: Callable[[T], int], body: C
             if app.json:
                 array.add(body(outcome))
             codes.append(told(outcome))
-    except CriuctlError as error:
-        if not array.begun:
+    except (CriuctlError, OSError) as error:
+        of_us = of_the_host(error) if isinstance(error, OSError) else error  # a full disk, say
+        if of_us is None or not array.begun:
             raise
-        array.add({"error": error.to_dict()})
-        codes.append(error.exit_code)
+        array.add({"error": of_us.to_dict()})
+        codes.append(of_us.exit_code)
     except KeyboardInterrupt as interrupt:
         if not array.begun:
             raise

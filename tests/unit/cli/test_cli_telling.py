@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -30,7 +32,10 @@ def test_an_array_grows_line_by_line(number: int, capsys: pytest.CaptureFixture[
     assert codes == [n + 2 for n in range(number)]
 
 
-@pytest.mark.parametrize(("ending", "code"), [(Conflict("busy"), 9), (KeyboardInterrupt(), 130)])
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(("ending", "code"), [(Conflict("busy"), 9), (FULL, 13), (KeyboardInterrupt(), 130)])
 def test_what_ends_it_is_the_last_element(ending: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     codes = tell_each(App(json=True), _outcomes(2, ending, []), lambda _: 0, lambda one: {"one": one})
     told = json.loads(capsys.readouterr().out)
