@@ -56,7 +56,7 @@ def snapshot_failed(config: Config, reporter: Reporter, target: str, error: Criu
     """One target of a snapshot could not be dumped."""
     from ..hooks.runner import error_body
 
-    known = target if not target.isdigit() else None
+    known = None if target.isascii() and target.isdigit() else target  # a PID, as `resolve_target` has it
     facts: dict[str, Any] = {
         "session": known,
         "incarnation": None,

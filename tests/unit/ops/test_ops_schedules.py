@@ -284,6 +284,11 @@ def test_a_run_that_cannot_be_written_down_is_told_all_the_same(site: Site, monk
     assert [one["target"] for one in site("run", "web", code=3)["snapshots"]] == ["one"]
 
 
+def test_a_digit_that_is_no_number_is_no_pid(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--json", "snapshot", "\u00b2"]) == 2
+    assert json.loads(capsys.readouterr().out)[0]["error"]["code"] == "invalid-name"
+
+
 def test_a_second_run_at_the_same_time_is_a_conflict(site: Site) -> None:
     site("add", "web", "--all", "--every", "1h")
     with exclusive(f"schedule/web/{site.path}/state_dir", "busy"):
