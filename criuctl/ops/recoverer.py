@@ -23,6 +23,7 @@ from ..errors import (
     PreflightRefused,
     RestoreFailed,
     StoreError,
+    of_the_host,
 )
 from ..hooks.runner import error_body
 from ..proc.tree import ProcessIdentity
@@ -135,10 +136,13 @@ class Recoverer:
                         break
                 except (Conflict, StoreError):
                     raise
-                except CriuctlError as error:  # a veto, say: the one before would fare no better
-                    post.tell("restore-failed", checkpoint=summary.id, error=error)
+                except (CriuctlError, OSError) as error:  # a veto or a full disk, say: the one before would fare no better
+                    told = of_the_host(error) if isinstance(error, OSError) else error
+                    if told is None:
+                        raise
+                    post.tell("restore-failed", checkpoint=summary.id, error=told)
                     guard.failed()
-                    return error
+                    return told
                 else:
                     return None
         if failure is None:

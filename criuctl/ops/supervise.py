@@ -39,6 +39,7 @@ from ..errors import (
     PreflightRefused,
     StoreError,
     StoreNotInitialised,
+    of_the_host,
 )
 from ..proc.tree import ProcessIdentity, read_tree
 from ..report import Reporter
@@ -285,21 +286,22 @@ class Supervisor:
         except Exception as error:
             if not record.alive():
                 return True  # its end, which may have come at any moment of the dump, is seen to next
-            if not isinstance(error, CriuctlError):
+            told = of_the_host(error) if isinstance(error, OSError) else error
+            if not isinstance(told, CriuctlError):
                 raise
             self._schedule.failed(time.monotonic())
             again = round(self._schedule.wait(time.monotonic()) or 0.0, 1)
-            post.tell("snapshot-failed", reason=reason, failures=self._schedule.failures, again_s=again, error=error)
-            if not isinstance(error, Conflict):  # somebody else is at work on it
+            post.tell("snapshot-failed", reason=reason, failures=self._schedule.failures, again_s=again, error=told)
+            if not isinstance(told, Conflict):  # somebody else is at work on it
                 with post.working():
-                    snapshot_failed(post.config, post.reporter, record.name, error)
+                    snapshot_failed(post.config, post.reporter, record.name, told)
             return True
         self._schedule.taken(began, time.monotonic())
         self._heart.hurry()
         self._remember(record)
-        told = result.to_dict()
-        self._own = told["checkpoint"]
-        facts = {key: told[key] for key in ("checkpoint", "number", "processes", "frozen_ms", "total_ms", "bytes", "warnings")}
+        body = result.to_dict()
+        self._own = body["checkpoint"]
+        facts = {key: body[key] for key in ("checkpoint", "number", "processes", "frozen_ms", "total_ms", "bytes", "warnings")}
         post.tell("snapshot", reason=reason, **facts)
         if post.wishes.keep_last:
             self._prune()
@@ -311,8 +313,11 @@ class Supervisor:
         try:
             with post.working():
                 done = prune(post.config, [post.name], Rules(last=post.wishes.keep_last), reporter=post.reporter)
-        except CriuctlError as error:
-            post.tell("prune-failed", error=error)
+        except (CriuctlError, OSError) as error:
+            told = of_the_host(error) if isinstance(error, OSError) else error
+            if told is None:
+                raise
+            post.tell("prune-failed", error=told)
             return
         for trouble in done.errors.values():
             post.tell("prune-failed", error=trouble)

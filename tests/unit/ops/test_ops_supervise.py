@@ -1,0 +1,66 @@
+"""A supervisor on a host whose own disk is full: it goes on, and tries again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from criuctl.checkpoint.repository import Repository
+from criuctl.config import Config
+from criuctl.errors import PlatformError
+from criuctl.ops import recoverer, supervise
+from criuctl.ops.recoverer import Loss, Recoverer
+from criuctl.ops.registry import SessionRecord, boot_id
+from criuctl.ops.supervise import Supervisor
+from criuctl.ops.supervisorpost import Post, Wishes
+from criuctl.proc.tree import ProcessIdentity
+from criuctl.report import Reporter
+from criuctl.store import open_store
+
+
+def full(*_args: object, **_more: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def told() -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture
+def post(tmp_path: Path, told: list[dict[str, Any]]) -> Post:
+    config = Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), hook_dirs=())
+    with open_store(config.store, config) as store, Repository.open(store, config, create_local=True):
+        return Post(config, "web", Wishes(keep_last=1), reporter=Reporter(), tell=told.append)
+
+
+def test_a_snapshot_that_finds_no_room_here_is_taken_again_later(
+    post: Post, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    me = ProcessIdentity.of(os.getpid())
+    record = SessionRecord("web", pid=me.pid, start_time=me.start_time, boot_id=boot_id())
+    monkeypatch.setattr(supervise, "dump", full)
+    monkeypatch.setattr(supervise, "prune", full)
+    supervisor = Supervisor(post)
+    assert supervisor._snapshot(record, "time")
+    supervisor._prune()
+    assert [one["event"] for one in told] == ["snapshot-failed", "prune-failed"]
+    assert {one["error"]["code"] for one in told} == {"platform"}
+
+
+def test_a_restore_that_finds_no_room_here_counts_as_one_that_failed(
+    post: Post, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = SimpleNamespace(id="ab" * 16, session_id="cd" * 16, number=1)
+    monkeypatch.setattr(recoverer, "candidates", lambda *_args: [summary])
+    monkeypatch.setattr(recoverer, "restore", full)
+    heart: Any = SimpleNamespace(start=lambda _session: None)
+    one = Recoverer(post, heart)
+    assert isinstance(one._try(Loss(None, 0.0), []), PlatformError)
+    assert one.guard.failures == 1
+    assert [one["event"] for one in told] == ["restore-failed"]
