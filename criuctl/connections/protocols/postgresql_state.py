@@ -32,7 +32,9 @@ _CODECS = {
 _NOT_UNDERSTOOD = ("42", "3F")  # syntax, undefined or forbidden objects; undefined schema
 _LOCK_SECONDS = 2.0  # the server may need a moment to notice that the old session's client is gone
 _CUSTOM = re.compile(r"[a-z_][a-z0-9_$]*(\.[a-z_][a-z0-9_$]*)+", re.IGNORECASE)
-_PREPARE = re.compile(r"(\s+|--[^\n]*(\n|$)|/\*.*?\*/)*prepare\b", re.IGNORECASE | re.DOTALL)
+_PREPARE = re.compile(r"prepare\b", re.IGNORECASE)
+_BEFORE = re.compile(r"\s+|--[^\n]*|/\*")  # what may stand before a command, of a comment its beginning
+_COMMENT = re.compile(r"/\*|\*/")
 
 QUESTION = """
 SELECT pg_catalog.json_build_object(
@@ -150,13 +152,27 @@ def _check_prepared(talk: Conversation, items: list[dict[str, Any]], encoding: s
     """
     for item in items:
         name = b"_criuctl_check"
-        alone = _PREPARE.match(item["statement"]) is not None
+        alone = _begins_with_prepare(item["statement"])
         if alone:
             talk.begin(parse(name, item["statement"].encode(encoding)) + close_statement(name) + SYNC)
             _messages, failed = talk.until_ready()
             alone = failed is None
         if not alone:
             raise CannotRebuild(f"the prepared statement {item['name']} was made by several commands sent together")
+
+
+def _begins_with_prepare(statement: str) -> bool:
+    """Piece by piece: one expression for all of it would try every way to divide what stands before the command."""
+    at = 0
+    while (piece := _BEFORE.match(statement, at)) is not None:
+        at = piece.end()
+        open_comments = int(piece.group() == "/*")  # they nest
+        while open_comments:
+            mark = _COMMENT.search(statement, at)
+            if mark is None:
+                return False
+            at, open_comments = mark.end(), open_comments + (1 if mark.group() == "/*" else -1)
+    return _PREPARE.match(statement, at) is not None
 
 
 def _some(names: list[str]) -> str:
