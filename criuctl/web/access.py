@@ -94,7 +94,10 @@ class Access:
         origin = request.headers.get("Origin")
         if origin is None:
             return "Upgrade" not in request.headers
-        parts = urlsplit(origin)
+        try:
+            parts = urlsplit(origin)
+        except ValueError:
+            return False
         return parts.scheme in ("http", "https") and parts.netloc.lower() == request.headers.get("Host", "").lower()
 
     def bears_token(self, request: web.Request) -> bool:

@@ -23,6 +23,8 @@ _PEEK = 1 << 16
 _TCP_INFO = 160  # bytes of struct tcp_info that are looked at
 #: No answer that a protocol here asks for is larger; a peer that claims so is broken or hostile.
 LARGEST = 64 << 20
+#: No conversation takes more, all answers together: a peer that never stops talking is one, too, and its words are kept.
+MOST = 4 * LARGEST
 
 
 class Wire:
@@ -32,6 +34,7 @@ class Wire:
         self.sock = sock
         self.deadline = deadline
         self.peer = peer
+        self._taken = 0  # bytes received
 
     def send(self, data: bytes) -> None:
         """Hand all of `data` to the kernel."""
@@ -48,6 +51,9 @@ class Wire:
         """Exactly `size` bytes."""
         if size > LARGEST:
             raise PeerAway(f"{self.peer} announces {size} bytes, more than any sane answer has")
+        self._taken += size
+        if self._taken > MOST:
+            raise PeerAway(f"{self.peer} says more than any sane peer does")
         found = bytearray()
         while len(found) < size:
             piece = self._receive(min(size - len(found), 1 << 20))

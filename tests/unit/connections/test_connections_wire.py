@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -10,7 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from criuctl.connections.protocols import wire as module
 from criuctl.connections.protocols.base import PeerAway
+from criuctl.connections.protocols.postgresql_wire import Conversation, frame
 from criuctl.connections.protocols.wire import LARGEST, Wire
 
 
@@ -109,3 +112,29 @@ def test_a_line_without_end(pair: tuple[socket.socket, socket.socket]) -> None:
     theirs.sendall(b"x" * 5000)
     with pytest.raises(PeerAway, match="line of more than"):
         wire(mine).line(limit=4096)
+
+
+def test_a_peer_that_never_stops_talking(pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As fast as it is read, so that nobody ever waits: its words would fill the memory."""
+    monkeypatch.setattr(module, "MOST", 1 << 20)
+    mine, theirs = pair
+    theirs.settimeout(20)
+    stopped = threading.Event()
+
+    def talk() -> None:
+        notice = frame(b"N", b"Mnothing new\0\0") * 1000
+        while not stopped.is_set():
+            with contextlib.suppress(OSError):
+                theirs.sendall(notice)
+
+    talking = threading.Thread(target=talk)
+    talking.start()
+    conversation = Conversation(wire(mine, 2))
+    try:
+        with pytest.raises(PeerAway, match="more than any sane peer"):
+            conversation.read()
+    finally:
+        stopped.set()
+        mine.close()
+        talking.join()
+    assert len(conversation.notices) < 1 << 20
