@@ -108,7 +108,13 @@ def test_a_name_that_may_be_a_stranger_s_is_refused(talk: Talk) -> None:
 def test_another_site_s_page_is_refused(talk: Talk) -> None:
     async def conversation(page: Page) -> None:
         right = ("criuctl", f"token.{page.token}")
-        for origin in ("https://evil.example", "null", "http://[", page.origin.replace("127.0.0.1", "localhost"), page.origin + "0"):
+        for origin in (
+            "https://evil.example",
+            "null",
+            "http://[",
+            page.origin.replace("127.0.0.1", "localhost"),
+            page.origin + "0",
+        ):
             assert (await page.get("/api/about", Origin=origin)).status == 403, origin
             assert (await page.post("/api/actions", {}, Origin=origin)).status == 403, origin
             assert await page.socket("/api/live", *right, Origin=origin) == 403, origin
