@@ -55,9 +55,11 @@ split() {
 # choose_criu: writes criu.json, or ends with the reasons why none works.
 choose_criu() {
     if [ -n "${CRIUCTL_CRIU-}" ] && [ ! -d "$CRIUCTL_CRIU" ]; then
-        works "$CRIUCTL_CRIU" || die "-$EX_PLATFORM" "CRIUCTL_CRIU=$CRIUCTL_CRIU does not work on this kernel: $reason" \
+        given=$(command -v -- "$CRIUCTL_CRIU") || given=$CRIUCTL_CRIU
+        case $given in /*) ;; *) given=$PWD/$given ;; esac # the record is read in other folders
+        works "$given" || die "-$EX_PLATFORM" "CRIUCTL_CRIU=$CRIUCTL_CRIU does not work on this kernel: $reason" \
             "Unset CRIUCTL_CRIU to let set-up find or install another."
-        chosen "CRIUCTL_CRIU" "$CRIUCTL_CRIU"
+        chosen "CRIUCTL_CRIU" "$given"
         return
     fi
     on_path=$(PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v criu) || on_path=''

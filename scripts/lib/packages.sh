@@ -14,7 +14,10 @@ read_os() {
     os_file=${CRIUCTL_OS_RELEASE:-/etc/os-release} # the variable is for the test of the advice below
     [ -r "$os_file" ] || return 0
     # shellcheck disable=SC1090
-    eval "$(. "$os_file" && printf "os_id='%s' os_like='%s' os_codename='%s' os_name='%s'" "${ID-}" "${ID_LIKE-}" "${VERSION_CODENAME-}" "${PRETTY_NAME:-$ID}")"
+    os_values=$(. "$os_file" && printf '%s\n' "${ID-}" "${ID_LIKE-}" "${VERSION_CODENAME-}" "${PRETTY_NAME:-${ID:-a system without a name}}")
+    { IFS= read -r os_id && IFS= read -r os_like && IFS= read -r os_codename && IFS= read -r os_name; } <<VALUES
+$os_values
+VALUES
 }
 
 # Says what to install by hand on a system that set-up does not know how to prepare, and ends.
@@ -72,18 +75,21 @@ install_packages() {
 }
 
 # Like install_packages for packages with services, which must not start: a policy-rc.d that says no stands
-# in their way for the time of the installation.  One that is there already is the administrator's and stays.
+# in their way for the time of the installation.  One that is there already is the administrator's and stays, unless it is
+# what a set-up that was killed has left: no service would ever be started again.
+guard=${CRIUCTL_POLICY:-/usr/sbin/policy-rc.d} # the variable is for the tests
+guard_mark='# put here by criuctl set-up for the time of one installation'
 install_packages_without_services() {
+    [ ! -e "$guard" ] || ! grep -qxF "$guard_mark" "$guard" || rm -f "$guard"
     [ -n "$(missing_packages "$@")" ] || return 0
-    guard=/usr/sbin/policy-rc.d
-    if [ -e $guard ]; then
+    if [ -e "$guard" ]; then
         install_packages "$@"
     else
-        trap 'rm -f $guard; cleanup' EXIT
-        printf '#!/bin/sh\n# put here by criuctl set-up for the time of one installation\nexit 101\n' >$guard
-        chmod 755 $guard
+        trap 'rm -f "$guard"; cleanup' EXIT
+        printf '#!/bin/sh\n%s\nexit 101\n' "$guard_mark" >"$guard"
+        chmod 755 "$guard"
         install_packages "$@"
-        rm -f $guard
+        rm -f "$guard"
         trap cleanup EXIT
     fi
 }

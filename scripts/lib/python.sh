@@ -13,10 +13,10 @@ choose_python() {
     die "-$EX_PLATFORM" "no Python >= 3.11 with the venv module was found" "Debian: apt-get install python3-venv"
 }
 
-# fresh_venv FOLDER: an environment of $python in FOLDER; one that is broken or of another Python is made anew.
+# fresh_venv FOLDER: an environment of $python in FOLDER; one that is broken, half made (pip comes last) or of another Python is made anew.
 fresh_venv() {
     venv_wanted=$("$python" -c 'import sys; print(sys.version)')
-    [ "$("$1/bin/python" -c 'import sys; print(sys.version)' 2>/dev/null)" = "$venv_wanted" ] && return
+    [ "$("$1/bin/python" -c 'import sys; from importlib.metadata import files; files("pip") and print(sys.version)' 2>/dev/null)" = "$venv_wanted" ] && return
     say "Python: making $1 with $python ($(echo "$venv_wanted" | cut -d' ' -f1))"
     rm -rf "$1"
     quietly "$python" -m venv "$1" || die "$python could not make $1"
