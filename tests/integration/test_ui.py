@@ -386,3 +386,27 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
             page.evaluate("localStorage.clear()")
             page.reload()
             expect(page.get_by_label("token")).to_be_visible(timeout=PATIENCE)
+
+
+def test_what_is_too_much_to_be_pasted_is_told(operators: Operators, browser: Browser, tmp_path: Path) -> None:
+    """It ended the connection, and was lost without a word."""
+    operators.shell("web")
+    paste = """length => {
+        const data = new DataTransfer();
+        data.setData("text/plain", "x".repeat(length));
+        const paste = new ClipboardEvent("paste", { clipboardData: data, bubbles: true });
+        document.querySelector(".glass textarea").dispatchEvent(paste);
+    }"""
+    no_store = "503 (Service Unavailable)"
+    how: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "color_scheme": "dark"}
+    with serving(operators) as served, looking(browser, tmp_path, tolerated=no_store, **how) as page:
+        page.goto(served.url)
+        page.locator("[data-session=web]").click()
+        shows(page, "$")
+        page.keyboard.type("echo before-$((6*7))\n")
+        shows(page, "before-42")
+        page.evaluate(paste, 1 << 20)
+        expect(page.locator(".toast")).to_contain_text("too much at once", timeout=PATIENCE)
+        expect(page.locator(".writer")).to_have_text("you write")
+        page.keyboard.type("echo after-$((6*7))\n")
+        shows(page, "after-42")

@@ -22,7 +22,8 @@ const KEYS = [
   ["~", "~"],
 ];
 const FAMILY = '"JetBrains Mono", "Cascadia Code", "SF Mono", Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace';
-const LEAST_FONT = 6,
+const MOST_TYPED = 1 << 20, // bytes; the server ends the connection for a message of so many
+  LEAST_FONT = 6,
   OVER = new Set(["exited", "lost"]),
   LIVES = new Set(["running", "paused"]);
 
@@ -305,7 +306,9 @@ export function terminal(content, name, about) {
       if (code >= 63 && code <= 95) text = code === 63 ? "\x7f" : String.fromCharCode(code & 31);
       hold(false);
     }
-    send(encoder.encode(text));
+    const bytes = encoder.encode(text);
+    if (bytes.length < MOST_TYPED) send(bytes);
+    else toast("not typed: that is too much at once; a file goes in by criuctl send --paste", "warning");
   }
 
   function hold(on) {
