@@ -188,18 +188,22 @@ def _direction(s: TreeSocket, listening: Set[int | str]) -> str:
 
 
 class _Borrower:
-    """Duplicates of the tree's sockets, one at a time; one pidfd for each process."""
+    """Duplicates of the tree's sockets, one at a time, as is the pidfd: a tree may have more processes than we descriptors."""
 
     def __init__(self) -> None:
-        self._pidfds: dict[int, int] = {}
+        self._pid, self._pidfd = 0, -1
         self._groups: dict[int, list[multicast.Group]] = {}  # of each net namespace
 
     def __enter__(self) -> _Borrower:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in self._pidfds.values():
-            os.close(fd)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._pid:
+            os.close(self._pidfd)
+        self._pid = 0
 
     def details(self, s: TreeSocket, external: bool) -> dict[str, Any]:
         """The record's fields that only the socket itself can tell; nothing of a socket that is gone.
@@ -207,9 +211,11 @@ class _Borrower:
         Of one that CRIU will restore for certain, only what it does not restore.
         """
         try:
-            if s.pid not in self._pidfds:
-                self._pidfds[s.pid] = os.pidfd_open(s.pid)
-            with borrow_socket(self._pidfds[s.pid], s.fd) as borrowed:
+            if s.pid != self._pid:
+                self._let_go()
+                self._pidfd = os.pidfd_open(s.pid)
+                self._pid = s.pid
+            with borrow_socket(self._pidfd, s.fd) as borrowed:
                 tcp = tcp_info(borrowed) if s.socket.protocol == "tcp" and external else {}
                 return {"options": sockopts.changed(borrowed, self._groups_of(s), unsaved=not external), "tcp": tcp}
         except OSError:
