@@ -21,7 +21,7 @@ from typing import Any
 
 __all__ = ["identity", "report"]
 
-_RUN_DIRS = ("/run/criuctl", "/dev/shm/criuctl")
+_RUN_DIR = "/run/criuctl"  # in which nobody but root can leave anything
 _IDENTITY = ("session", "incarnation", "checkpoint", "restored")
 
 
@@ -33,7 +33,7 @@ def report() -> dict[str, Any] | None:
     except OSError:
         return None
     configured = os.environ.get("CRIUCTL_RUN_DIR")
-    folders = (configured, *_RUN_DIRS) if configured else _RUN_DIRS
+    folders = (configured, _RUN_DIR) if configured else (_RUN_DIR,)
     for pid, started in _ancestors():
         for folder in folders:
             told = _read(os.path.join(folder, "inside", f"{namespace}-{pid}.json"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from criuctl import inside
 from criuctl.config import Config
 from criuctl.ops import insidereport
 from criuctl.report import Reporter
@@ -24,3 +25,11 @@ def test_two_restores_make_the_folder_at_once(tmp_path: Path, monkeypatch: pytes
     (file,) = (path for path in (tmp_path / "run").rglob("*.json"))
     assert json.loads(file.read_text())["session"] == "other"
     assert file.parent.stat().st_mode & 0o777 == 0o755
+
+
+def test_nothing_is_believed_that_anybody_could_have_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+    monkeypatch.delenv("CRIUCTL_RUN_DIR", raising=False)
+    monkeypatch.setattr(inside, "_read", lambda path: asked.append(Path(path)))
+    assert inside.report() is None
+    assert {path.parents[1] for path in asked} == {Path("/run/criuctl")}
