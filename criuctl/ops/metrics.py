@@ -12,6 +12,8 @@ many are missing.  Text, files and HTTP are prometheus_client's.
 
 from __future__ import annotations
 
+import os
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -274,12 +276,22 @@ def text(metrics: Sequence[Metric]) -> str:
 
 
 def write(metrics: Sequence[Metric], path: Path) -> None:
-    """Put the text at `path`, whole or not at all, for node_exporter's textfile collector, which may read it."""
-    from prometheus_client import write_to_textfile
+    """Put the text at `path`, whole or not at all, for node_exporter's textfile collector, which may read it.
 
+    The folder may be somebody else's, the collector's: nothing is done by a name that could lead elsewhere by then.
+    """
+    told = text(metrics).encode()
     try:
-        write_to_textfile(str(path), _registry(_Seen(metrics)))
-        path.chmod(0o644)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with open(descriptor, "wb") as file:
+                os.fchmod(descriptor, 0o644)
+                file.write(told)
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
     except OSError as error:
         raise PlatformError(
             f"{path} cannot be written: {error.strerror}", hint="Name a file in a folder that is there."

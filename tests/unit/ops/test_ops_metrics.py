@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,25 @@ def test_metrics_are_served_and_written(tmp_path: Path) -> None:
     assert "criuctl_build_info" in path.read_text() and path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.glob("criuctl.prom*")) == [path]
     assert not (tmp_path / "state").exists(), "who looks writes nothing"
+
+
+def test_a_folder_of_somebody_else_s_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever owns it can put a link in the place of the file, at the very moment when it is there."""
+    secret, file = tmp_path / "secret", tmp_path / "their.prom"
+    secret.touch(0o600)
+    for name, real in (("rename", os.rename), ("replace", os.replace)):
+
+        def swapped(old: str, new: str, really: Callable[[str, str], None] = real) -> None:
+            really(old, new)
+            assert Path(new).stat().st_mode & 0o777 == 0o644
+            Path(new).unlink()
+            Path(new).symlink_to(secret)
+
+        monkeypatch.setattr(os, name, swapped)
+    before = os.umask(0o077)
+    try:
+        write(list(families(Figures(1.0))), file)
+    finally:
+        os.umask(before)
+    assert secret.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["secret", "their.prom"]
