@@ -157,10 +157,10 @@ def names(config: Config) -> list[str]:
     return sorted(path.stem for path in _folder(config).glob("*.json") if _NAME.fullmatch(path.stem))
 
 
-def listed(config: Config) -> list[dict[str, Any]]:
-    """Every schedule with its files, its next run and how the last one ended."""
+def listed(config: Config, wanted: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """Every schedule, or those `wanted`, with its files, its next run and how the last one ended."""
     folder = _folder(config)
-    schedules = [get(config, name) for name in names(config)]
+    schedules = [get(config, name) for name in (names(config) if wanted is None else wanted)]
     following: dict[str, datetime] = {}
     for kind, backend in timers.backends(PLACES).items():
         triggers = [s.trigger() for s in schedules if s.backend == kind]

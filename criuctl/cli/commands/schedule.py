@@ -143,7 +143,7 @@ def add(
     )
     variables = {_STATE: os.path.abspath(app.config.state_dir)} if os.environ.get(_STATE) else {}
     made = schedules.add(app.config, wanted, timers.own_program(sys.argv[0], sys.executable), variables)
-    body = next(row for row in schedules.listed(app.config) if row["name"] == made.name)
+    (body,) = schedules.listed(app.config, [made.name])  # no other one's damage makes this one a failure
     unseen = sorted(v for v in os.environ if v.startswith(("CRIUCTL_", "AWS_")) and v != _STATE)
     if unseen and not app.quiet:
         tell(f"criuctl: warning: the schedule's runs will not see what is set here: {', '.join(unseen)}")

@@ -144,6 +144,14 @@ def test_a_run_that_outlives_its_schedule_keeps_its_settings(site: Site) -> None
     assert lines == [*service, f'ExecStopPost=rm -f "{kept}"']
 
 
+def test_another_one_s_damage_makes_no_failure_of_one_that_was_made(site: Site) -> None:
+    site.boot()
+    site("add", "other", "web", "--every", "1h")
+    (site.path / "state_dir/schedules/other.json").write_text("{")
+    assert site("add", "web", "web", "--every", "1h")["name"] == "web"
+    assert "criuctl-schedule-web.timer" in site.files()
+
+
 def test_a_systemd_timer(site: Site) -> None:
     site.boot()
     made = site("add", "web", "web", "db", "--at", "Mon..Fri 08:30", "--jitter", "5m", "--deadline", "30m", "--keep-last", "3")
