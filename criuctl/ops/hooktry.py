@@ -31,6 +31,12 @@ from .registry import Registry, SessionRecord
 from .target import resolve_target
 
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6, "unix": socket.AF_UNIX}
+# What a phase tells beside the rest; nothing of it has happened.
+_MORE: dict[str, dict[str, Any]] = {
+    "loss-exceeded": {"loss_s": 0.0, "max_loss_s": 0.0},
+    "recovered": {"recovered_ms": 0.0, "restore_ms": 0.0, "lost_s": 0.0, "passed_over": [], "from_host": None, "warnings": []},
+    "gave-up": {"failures": 0},
+}
 _TYPES = {"stream": socket.SOCK_STREAM, "dgram": socket.SOCK_DGRAM, "seqpacket": socket.SOCK_SEQPACKET}
 
 
@@ -94,7 +100,10 @@ def try_hooks(
         return _reconnect(config, name, subject, fd)
     hooks = executables(config, phase) if name is None else [find_hook(config, phase, name)]
     facts = subject.facts | {"connections": [c.to_dict() for c in subject.connections if not c.waits], "trial": True}
-    if phase.endswith("-failed"):
+    facts |= _MORE.get(phase, {})
+    if phase == "snapshot-failed":
+        facts["target"] = target or facts["session"]
+    if phase.endswith("-failed") or phase == "gave-up":
         facts["error"] = {"code": "trial", "exit_code": 1, "message": "nothing has failed: this is a trial", "hint": ""}
     trial = Trial(phase, [request(phase, facts, hook.name) for hook in hooks])
     verdicts = []
@@ -151,16 +160,11 @@ def _reconnect(config: Config, name: str, subject: _Subject, fd: tuple[int | Non
         body = record.to_dict()
         options = dict(decision.settings.options)
         deadline = time.monotonic() + decision.deadline
-        answer = run_reconnect(
-            config, name, sock.fileno(), body, options=options, secret=secret, deadline=deadline, facts={"trial": True}
-        )
+        facts = subject.facts | {"trial": True}
+        answer = run_reconnect(config, name, sock.fileno(), body, options=options, secret=secret, deadline=deadline, facts=facts)
     ok = answer["outcome"] == "reconnected"
-    asked = {
-        "phase": RECONNECT,
-        "connection": body,
-        "options": options,
-        "secret": "on descriptor 4" if secret is not None else None,
-    }
+    asked = request(RECONNECT, facts | {"connection": body, "options": options}, name)
+    asked["secret"] = "on descriptor 4" if secret is not None else None
     return Trial(RECONNECT, [asked], [{"name": name, "phase": RECONNECT, "ok": ok, **answer}], "ok" if ok else "warn")
 
 

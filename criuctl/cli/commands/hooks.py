@@ -27,7 +27,8 @@ hooks = LazyGroup(
     A hook is a program of yours that criuctl runs at a turning point of a dump or a restore, and that may say no. It is
     an executable in FOLDER/PHASE/, where FOLDER is one of the configured hook_dirs (/etc/criuctl/hooks) and PHASE is
     pre-dump, frozen, post-dump, post-commit, dump-failed, pre-restore, reconnect, post-restore, post-resume,
-    restore-failed or snapshot-failed. It reads JSON and may answer with JSON.
+    restore-failed or snapshot-failed, or, of criuctl supervise, loss-exceeded, recovered or gave-up. It reads JSON and may
+    answer with JSON.
 
     A hook that others than its owner can write to is not run.""",
     examples=[("Which hooks are there, and which are refused?", "criuctl hooks list")],

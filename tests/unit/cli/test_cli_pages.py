@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from support.program import clean_environment
 from criuctl.cli.main import COMMANDS, PROGRAM, cli
 from criuctl.cli.pages import GlobalOption, LazyGroup, Page, PageContext
 from criuctl.errors import EXIT_CODES
+from criuctl.hooks.contract import PHASES
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -135,3 +137,8 @@ def test_nothing_heavy_is_imported_to_start(args: tuple[str, ...]) -> None:
 
 def test_a_group_s_help_imports_no_command() -> None:
     assert [m for m in imported_by("--help") if m.startswith("criuctl.cli.commands")] == []
+
+
+def test_the_page_of_hooks_names_every_phase() -> None:
+    told = re.findall(r"[\w-]+", PAGES["hooks"].command.help or "")
+    assert [phase for phase in PHASES if phase not in told] == []
