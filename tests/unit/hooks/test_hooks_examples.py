@@ -75,6 +75,12 @@ def test_mail(hooks: HookFolder, config: Config, monkeypatch: pytest.MonkeyPatch
     assert "web could not be dumped" in mail
     assert "CRIU said no" in mail
     assert (tmp_path / "arguments").read_text() == "-t -oi\n"
+    odd = {"code": "dump-failed", "exit_code": 5, "message": "/srv/caf\udce9 has changed", "hint": ""}
+    result = run(replace(config, hook_env=("CRIUCTL_MAIL_TO",)), "snapshot-failed", target="cgroup:/a\nb", store="/s", error=odd)
+    assert result.ok, result.error
+    mail = (tmp_path / "mail").read_text()
+    assert "cgroup:/a b could not be dumped" in mail
+    assert "/srv/caf\\udce9 has changed" in mail
 
 
 class _Receiver(http.server.BaseHTTPRequestHandler):
