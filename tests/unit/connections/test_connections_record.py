@@ -24,9 +24,10 @@ def test_sockets_of_more_processes_than_descriptors() -> None:
                 if not pids[-1]:
                     signal.pause()
             kernel = SimpleNamespace(protocol="tcp", type="stream")
-            free = os.dup(sock.fileno())
-            os.close(free)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (free + 20, hard))
+            free = [os.dup(sock.fileno()) for _ in range(20)]
+            for fd in free:
+                os.close(fd)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(free) + 1, hard))
             with _Borrower() as borrower:
                 told = [
                     borrower.details(cast("Any", SimpleNamespace(pid=pid, fd=sock.fileno(), socket=kernel)), external=True)
