@@ -7,9 +7,9 @@ word of complaint:
   in the images: armed to expire at once.
 - POSIX locks on a file that the process has also mapped are gone: the restorer closes a descriptor of the file
   after it has set them.  Mended in post-restore, by having the process itself set them once more.
-- A daemon whose session leader is long dead is adopted by whoever is the subreaper *around* the tree, because
-  the tree's own subreaper gets that role back too late.  Mended by giving the root its role as soon as it
-  exists (`criuctl.ops.earlytasks`).
+- An orphan is adopted by whoever is the subreaper *around* the tree, because the tree's own subreaper gets that role
+  back too late; where it has ended and was not reaped, the restore waits for it for ever.  Mended by giving the root its
+  role as soon as it exists (`criuctl.ops.earlytasks`).
 - Timer descriptors run on while a restored tree waits for its memory and its connections, and one that was set to an
   absolute time comes up to a second early.  Mended last of all: each is wound up anew, to what it had left at the dump.
 - A connection that its peer had closed before the dump may be reset: CRIU lets its socket see the peer's FIN again,
@@ -158,13 +158,12 @@ def _set_lock(pid: int, lock: Any) -> None:
 
 
 def needs_subreaper(images: ImageSet) -> bool:
-    """Whether the root adopts orphans and the tree has processes whose session leader is gone."""
+    """Whether the root adopts orphans, and CRIU has a helper fork some of its children: in a session that is not the root's."""
     tree = read(images.folder, "pstree.img", "PSTREE")
     core = read(images.folder, f"core-{tree[0].pid}.img", "CORE")[0]
     if not core.tc.child_subreaper:
         return False
-    alive = {entry.pid for entry in tree}
-    return any(entry.sid not in alive or entry.pgid not in alive for entry in tree[1:])
+    return any(entry.ppid == tree[0].pid and entry.sid not in (tree[0].sid, entry.pid) for entry in tree[1:])
 
 
 def tell_limits(images: ImageSet, pids: Mapping[int, int], reporter: Reporter) -> None:

@@ -30,6 +30,7 @@ QUIET = {
     "memory.py": (),
     "nowhere.py": (),
     "options.py": (),
+    "orphans.py": (),
     "over.py": (),
     "queues.py": (),
     "rights.py": (),
