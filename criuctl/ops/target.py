@@ -84,7 +84,7 @@ def _root(pid: int) -> Process:
         raise PreflightRefused("PID 1 holds up this whole system; dumping it would end criuctl too", hint="Name a tree below it.")
     if pid == os.getpid():
         raise PreflightRefused(f"PID {pid} is criuctl itself")
-    if pid in _ancestors(os.getpid()):
+    if pid in ancestors(os.getpid()):
         raise PreflightRefused(
             f"criuctl runs inside the tree of PID {process}: it cannot freeze what it is a part of",
             hint=f"Run criuctl from elsewhere: another login, a cron job, or out of the tree by `setsid -f criuctl dump {pid}`.",
@@ -99,8 +99,8 @@ def _thread_group(pid: int) -> int:
     return pid
 
 
-def _ancestors(pid: int) -> set[int]:
-    """From the status alone: not every host lets us see what its PID 1 executes."""
+def ancestors(pid: int) -> set[int]:
+    """PIDs above a process, from the status alone: not every host lets us see what its PID 1 executes.  `NoSuchProcess`."""
     found: set[int] = set()
     while pid > 0:
         pid = next(int(line.split()[1]) for line in read_text(pid, "status").split("\n") if line.startswith("PPid:"))
@@ -194,7 +194,7 @@ def _only_root(pids: set[int], text: str) -> int:
     for pid in sorted(pids):
         try:
             process = read_process(pid)
-            if not process.kernel_thread and not pids & _ancestors(pid):
+            if not process.kernel_thread and not pids & ancestors(pid):
                 roots.append(process)
         except NoSuchProcess:
             continue

@@ -75,6 +75,8 @@ def _ask_descriptor(pid: int, descriptor: Descriptor) -> Socket:
         pidfd = open_pidfd(pid)
         try:
             with borrow_socket(pidfd, descriptor.fd) as borrowed:
+                if os.fstat(borrowed.fileno()).st_ino != descriptor.inode:
+                    raise FileNotFoundError(f"descriptor {descriptor.fd} is another socket by now")
                 family = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_DOMAIN)
                 kind = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE)
                 protocol = borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL)

@@ -13,6 +13,7 @@ from ...proc.procfs import read_lines, read_raw, read_text
 from ...proc.syscalls import KCMP_FILES, KCMP_FS, shares
 from ...proc.tree import Process, ProcessIdentity, members
 from ...report import Finding
+from ..target import ancestors
 from .scene import Scene
 
 _SIGTRAP_BIT = 1 << 4
@@ -219,7 +220,7 @@ def _sessions(scene: Scene) -> Iterator[Finding]:
         )
     behind = {pid for pids in members(scene.by_pid.keys()).values() for pid in pids}.difference(scene.by_pid)
     for pid in sorted(behind):
-        if not _runs(pid):
+        if not _left_behind(pid, root):
             continue
         yield Finding(
             "warning",
@@ -277,9 +278,10 @@ def _lost_sessions(scene: Scene) -> Iterator[Finding]:
         )
 
 
-def _runs(pid: int) -> bool:
+def _left_behind(pid: int, root: Process) -> bool:
+    """Whether it lives, and not below the root: it may have been forked since the tree was looked at."""
     try:
-        return ProcessIdentity.of(pid).alive()
+        return ProcessIdentity.of(pid).alive() and root.pid not in ancestors(pid)
     except NoSuchProcess:
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from criuctl.config import Config
 from criuctl.errors import NoSuchProcess
 from criuctl.ops.checks import scene
 from criuctl.ops.checks.files import _saves_bpf_maps
+from criuctl.ops.checks.processes import check_processes
 from criuctl.proc.mappings import Mapping, mappings
 from criuctl.proc.tree import children
 
@@ -51,3 +53,11 @@ def test_who_ends_while_it_is_looked_at_is_left_out(tmp_path: Path, monkeypatch:
     assert [process.pid for process in seen.tree] == [program.pid, child]
     assert [process.pid for process in seen.living] == [program.pid]
     assert seen.opened.keys() == seen.mapped.keys() == seen.namespaces.keys() == {program.pid}
+
+
+def test_who_is_forked_after_the_look_at_the_tree_is_not_left_behind(tmp_path: Path) -> None:
+    with running("if os.fork() == 0:\n os.close(READY)\n sleep()", tmp_path) as program:
+        seen = scene.collect(program.pid, Config())
+        before = replace(seen, tree=seen.tree[:1])
+        assert len(seen.tree) == 2
+        assert not [finding for finding in check_processes(before) if finding.code == "left-behind"]

@@ -252,3 +252,15 @@ def test_numbers_of_terminals() -> None:
     assert pts_index(os.makedev(136, 7)) == 7
     assert pts_index(os.makedev(136, 300)) == 300
     assert pts_index(os.makedev(4, 1)) is None
+
+
+def test_a_descriptor_that_is_another_socket_by_now_is_not_asked_for_the_first_one() -> None:
+    """A unix socket that the tables do not list is one of another net namespace, and refused: this one is only closed."""
+    first, second = socket.socketpair()
+    with first, second, socket.socket(socket.AF_UNIX) as third:
+        me = os.getpid()
+        seen = [descriptor for descriptor in descriptors(me) if descriptor.fd == first.fileno()]
+        assert [found.socket.listed for found in tree_sockets({me: seen})] == [True]
+        os.dup2(third.fileno(), first.fileno())
+        second.close()
+        assert tree_sockets({me: seen}) == []
