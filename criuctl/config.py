@@ -7,7 +7,6 @@ never values here: they are references (a file, an environment variable, a comma
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -101,7 +100,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-_RANGES: dict[str, tuple[float, float]] = {"compression": (-7, 19), "workers": (0, 1024)}  # of other numbers: from 0 on
+_RANGES: dict[str, tuple[float, float]] = {"compression": (-7, 19), "workers": (0, 1024)}
+_SECONDS, _COUNT = (0, 86400), (0, (1 << 31) - 1)  # of other numbers
 _FOLDERS = ("state_dir", "cache_dir", "run_dir", "key_dir")
 
 
@@ -109,10 +109,9 @@ def _coerce(key: str, value: Any, where: str) -> Any:
     """The value as the field of `Config` wants it, or a `ConfigError` naming `where`."""
     wanted = _typed(key, value, where)
     if isinstance(wanted, int | float):
-        low, high = _RANGES.get(key, (0, math.inf))
+        low, high = _RANGES.get(key, _SECONDS if isinstance(wanted, float) else _COUNT)
         if not low <= wanted <= high:
-            kind = f"from {low} to {high}" if key in _RANGES else "0 or more"
-            raise ConfigError(f"{where}: {key} must be {kind}, not {value!r}")
+            raise ConfigError(f"{where}: {key} must be from {low} to {high}, not {value!r}")
     elif key in _FOLDERS and not os.path.isabs(wanted) and wanted != getattr(_DEFAULTS, key):
         raise ConfigError(f"{where}: {key} must be an absolute path, not {value!r}")
     return wanted
@@ -213,7 +212,9 @@ def _read_file(path: Path) -> dict[str, Any]:
 def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:
     """Read the configuration: system file, user file, `path`, then ``CRIUCTL_<FIELD>`` variables."""
     home = environ.get("XDG_CONFIG_HOME") or os.path.join(environ.get("HOME", "/"), ".config")
-    candidates = [SYSTEM_FILE, Path(home) / "criuctl" / "config.yaml"]
+    candidates = [SYSTEM_FILE]
+    if os.path.isabs(home):  # else it would be anybody's: whoever made the folder that we are in
+        candidates.append(Path(home) / "criuctl" / "config.yaml")
     if path is not None:
         if not Path(path).is_file():
             raise ConfigError(f"{path}: no such configuration file")

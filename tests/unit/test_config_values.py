@@ -17,6 +17,9 @@ from criuctl.errors import ConfigError
         ("workers", "-3"),
         ("criu_timeout", "-1"),
         ("s3_timeout", ".nan"),
+        ("s3_timeout", ".inf"),
+        ("link_timeout", "1e9"),
+        ("criu_timeout", "4294967296"),
         ("state_dir", "state"),
         ("state_dir", "~/state"),
         ("run_dir", "run"),
@@ -52,3 +55,14 @@ def test_a_number_beyond_all_ranges_is_refused(tmp_path: Path) -> None:
     file.write_text(f"s3_timeout: 1{'0' * 400}\n")
     with pytest.raises(ConfigError, match=f"{file}: s3_timeout must be float"):
         load(str(file), {})
+
+
+@pytest.mark.parametrize("variable", [{"HOME": ""}, {"HOME": "home"}, {"HOME": "/nonexistent", "XDG_CONFIG_HOME": ".config"}])
+def test_whoever_made_the_folder_that_we_are_in_configures_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: dict[str, str]
+) -> None:
+    for folder in (".config", "home/.config"):
+        (tmp_path / folder / "criuctl").mkdir(parents=True)
+        (tmp_path / folder / "criuctl" / "config.yaml").write_text("hook_dirs: [/evil]\n")
+    monkeypatch.chdir(tmp_path)
+    assert load(None, variable).hook_dirs == Config().hook_dirs
