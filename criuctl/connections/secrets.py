@@ -58,7 +58,7 @@ def resolve(reference: Mapping[str, Any], *, timeout: float = 10.0, environ: Map
     if kind == "env":
         if value not in environ:
             raise SecretUnavailable(f"the environment variable {value} is not set", hint=f"Run criuctl with {value} set.")
-        return environ[value]
+        return _text(os.fsencode(environ[value]), f"the environment variable {value}")
     return _of_file(value) if kind == "file" else _of_command(tuple(value), timeout)
 
 
@@ -107,10 +107,14 @@ def _run(argv: tuple[str, ...], timeout: float) -> str:
 
 
 def _first_line(data: bytes, what: str) -> str:
-    try:
-        line = data.split(b"\n", 1)[0].rstrip(b"\r").decode()
-    except UnicodeDecodeError:
-        raise SecretUnavailable(f"{what} does not hold UTF-8 text") from None
+    line = _text(data.split(b"\n", 1)[0].rstrip(b"\r"), what)
     if not line:
         raise SecretUnavailable(f"{what} holds nothing in its first line")
     return line
+
+
+def _text(data: bytes, what: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise SecretUnavailable(f"{what} does not hold UTF-8 text") from None

@@ -96,3 +96,8 @@ def test_a_password_in_place_of_a_reference_is_not_repeated() -> None:
     with pytest.raises(ConfigError) as caught:
         secrets.check({"password": "hidden-word"}, "config.yaml: rule 1")
     assert "hidden-word" not in str(caught.value) + caught.value.hint
+
+
+def test_a_variable_that_holds_no_text_is_told() -> None:
+    with pytest.raises(SecretUnavailable, match="variable DB does not hold UTF-8"):
+        resolve({"env": "DB"}, environ={"DB": "latin \udce9"})
