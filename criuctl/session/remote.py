@@ -46,7 +46,7 @@ class Remote:
         there = (address.destination, address.port)
         plain = ssh.Host(address.destination, address)
         host = next((h for h in known if (h.address.destination, h.address.port) == there), plain)
-        return cls(host, names.check_name(name), tuple(shlex.split(config.ssh_command)))
+        return cls(host, names.check_name(name), tuple(ssh.program(config)))
 
     def connect(self, role: str, resume: tuple[str, str] | None) -> Session:
         """A connection through a new ssh; the one before, if any, is ended."""

@@ -143,19 +143,24 @@ def environment() -> dict[str, str]:
     return {key: os.environ[key] for key in _AGENT if key in os.environ}
 
 
+def program(config: Config) -> list[str]:
+    """The ssh program and its options; `ConfigError`, `PlatformError`."""
+    try:
+        words = shlex.split(config.ssh_command)
+    except ValueError as error:
+        raise ConfigError(f"ssh_command cannot be read: {error}") from None
+    if not words or shutil.which(words[0], path=command.environment()["PATH"]) is None:
+        raise PlatformError(f"{config.ssh_command or 'ssh'}: no such program", hint="Install openssh-client, or set ssh_command.")
+    return words
+
+
 def connect(host: Host, argv: Sequence[str], config: Config) -> tuple[command.Child, int, int]:
     """Start ``criuctl argv...`` there: ssh, and the descriptors for reading from it and writing to it.
 
     Returns before ssh is connected.  Raises `PlatformError` without an ssh, `CommandFailed` if it cannot be started.
     """
-    try:
-        program = shlex.split(config.ssh_command)
-    except ValueError as error:
-        raise ConfigError(f"ssh_command cannot be read: {error}") from None
-    if not program or shutil.which(program[0], path=command.environment()["PATH"]) is None:
-        raise PlatformError(f"{config.ssh_command or 'ssh'}: no such program", hint="Install openssh-client, or set ssh_command.")
     wanted = [*host.options, *_OPTIONS, f"BatchMode={'no' if _may_ask() else 'yes'}"]  # ssh takes the first of each name
-    words = [*program, "-T", *(word for option in wanted for word in ("-o", option)), *host.address.words()]
+    words = [*program(config), "-T", *(word for option in wanted for word in ("-o", option)), *host.address.words()]
     # ssh keeps ignoring what is ignored when it starts.
     words = ["env", "--ignore-signal=INT", "--ignore-signal=QUIT", "--ignore-signal=HUP", *words]
     (reading, theirs_out), (theirs_in, writing) = os.pipe(), os.pipe()

@@ -21,6 +21,7 @@ from support.oracle import read
 from criuctl import config as configuration
 from criuctl.config import Config
 from criuctl.errors import ConfigError, HostUnreachable, LinkLost, PlatformError, UsageError
+from criuctl.session.remote import Remote
 from criuctl.transport.ssh import Connection, Host
 
 PROJECT = Path(__file__).parents[3]
@@ -185,3 +186,5 @@ def test_without_ssh() -> None:
             connect(Config(ssh_command=program, hosts={"far": {"url": "ssh://far"}}))
     with pytest.raises(ConfigError):
         connect(Config(ssh_command="'", hosts={"far": {"url": "ssh://far"}}))
+    with pytest.raises(ConfigError):
+        Remote.parse("ssh://far/work", Config(ssh_command="'"))
