@@ -121,10 +121,11 @@ def test_webhook(
     assert (posted["target"], posted["error"], posted["phase"]) == ("web", FAILED["error"], "snapshot-failed")
     _Receiver.status = 500
     assert "answered 500" in run(config, "snapshot-failed", **FAILED).error
-    file.write_text("http://127.0.0.1:1/secret-path\n")
-    result = run(config, "snapshot-failed", **FAILED)
-    assert "cannot be reached" in result.error
-    assert "secret-path" not in str(result)
+    for address in ("http://127.0.0.1:1/secret-path", "http://127.0.0.1:1/a secret-path"):
+        file.write_text(f"{address}\n")
+        result = run(config, "snapshot-failed", **FAILED)
+        assert "cannot be reached" in result.error
+        assert "secret-path" not in str(result)
 
 
 def test_the_contract_s_own_examples(hooks: HookFolder, config: Config, tmp_path: Path) -> None:
