@@ -61,8 +61,8 @@ link_command() {
         [ -L "$bin/criuctl" ] || [ ! -e "$bin/criuctl" ] || die "$bin/criuctl is there already and is not set-up's" "Move it away and run $0 again."
         mkdir -p "$bin" && ln -sfn "$target" "$bin/criuctl"
     fi
-    [ "$(cat "$prefix/completion.stamp" 2>/dev/null)" = "$stamp" ] && return
     share=$(dirname "$bin")/share
+    [ "$(cat "$prefix/completion.stamp" 2>/dev/null)" = "$stamp $share" ] && return
     for shell in bash:bash-completion/completions/criuctl zsh:zsh/site-functions/_criuctl fish:fish/vendor_completions.d/criuctl.fish; do
         file=$share/${shell#*:}
         mkdir -p "$(dirname "$file")"
@@ -73,7 +73,7 @@ link_command() {
         fi
     done
     "$target" help -q --man-pages "$share/man" 2>/dev/null || say "note: no manual pages could be written to $share/man"
-    echo "$stamp" >"$prefix/completion.stamp"
+    echo "$stamp $share" >"$prefix/completion.stamp"
 }
 
 # install_dev: CHECKOUT/.venv, which runs the checkout itself and its tests.

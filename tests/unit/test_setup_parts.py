@@ -118,3 +118,17 @@ def test_the_quickstart_asks_its_server_through_no_proxy(tmp_path: Path) -> None
         told = shell(program, str(server.server_port), sys.executable, tmp_path, http_proxy="http://127.0.0.1:9", no_proxy="")
         serving.join()
     assert told == "1\n"
+
+
+def test_another_place_for_the_command_has_all_that_goes_with_it(tmp_path: Path) -> None:
+    """Also when a set-up before has put it elsewhere."""
+    target = tmp_path / "prefix/venv/bin/criuctl"
+    target.parent.mkdir(parents=True)
+    target.write_text('#!/bin/sh\nif [ $# -eq 0 ]; then echo complete; else mkdir -p "$4" && echo page >"$4/criuctl.1"; fi\n')
+    target.chmod(0o755)
+    program = "say() { :; }; prefix=$1 bin=$2 stamp=same; link_command"
+    for place in ("one", "two", "two"):
+        shell(program, tmp_path / "prefix", tmp_path / place / "bin")
+        assert (tmp_path / place / "bin/criuctl").resolve() == target
+        assert (tmp_path / place / "share/fish/vendor_completions.d/criuctl.fish").read_text() == "complete\n"
+        assert (tmp_path / place / "share/man/criuctl.1").read_text() == "page\n"
