@@ -20,7 +20,7 @@ from ..checkpoint.gc import Collected, Collection
 from ..checkpoint.manifest import CheckpointSummary
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..errors import Conflict, CriuctlError, DataError, NoSuchCheckpoint, UsageError
+from ..errors import Conflict, CriuctlError, Damaged, DataError, NoSuchCheckpoint, UsageError
 from ..report import Reporter
 from ..store import open_store
 from . import events
@@ -170,16 +170,24 @@ def _pinning(wishes: Mapping[str, Any]) -> str:
 
 @events.recorded(_pinning, events.pinned)
 def pin(config: Config, refs: Sequence[str], *, pinned: bool) -> list[Pinning]:
-    """Pin or unpin checkpoints; all REFs are looked up before the first is changed."""
+    """Pin or unpin checkpoints; all REFs are looked up before the first is changed, and none is if one cannot be."""
     with _opened(config) as repository:
-        found = [repository.resolve(ref) for ref in refs]
+        found = [repository.resolve(ref) if pinned else _pinned(repository, ref) for ref in refs]
         for summary in found:
             if pinned:
                 repository.catalog.pin(summary.id)
-                continue
-            repository.catalog.unpin(summary.id)
-            if repository.manifest_at(summary.object).pinned:
-                raise Conflict(
-                    f"{summary.session}@{summary.number} was pinned for good when it was made", hint="Its manifest says so."
-                )
+            else:
+                repository.catalog.unpin(summary.id)
         return [Pinning(summary.with_use(pinned=pinned)) for summary in found]
+
+
+def _pinned(repository: Repository, ref: str) -> CheckpointSummary:
+    """The checkpoint, damaged or not (else it could never be removed), if its pin can be taken away; `Conflict`."""
+    try:
+        summary = repository.resolve(ref)
+        for_good = repository.manifest_at(summary.object).pinned
+    except Damaged:
+        return repository.resolve_damaged(ref)
+    if for_good:
+        raise Conflict(f"{summary.session}@{summary.number} was pinned for good when it was made", hint="Its manifest says so.")
+    return summary

@@ -30,7 +30,7 @@ def pin(app: App, refs: tuple[str, ...]) -> int:
 @click.argument("refs", nargs=-1, required=True, metavar="REF...", shell_complete=complete.checkpoint_ref, help=_REFS)
 @pass_app
 def unpin(app: App, refs: tuple[str, ...]) -> int:
-    """Takes the pins from checkpoints, so that they may be removed. One that is not pinned is fine."""
+    """Takes the pins from checkpoints, so that they may be removed; a damaged one's, too. One that is not pinned is fine."""
     return _change(app, refs, pinned=False)
 
 
@@ -41,7 +41,7 @@ def _change(app: App, refs: tuple[str, ...], *, pinned: bool) -> int:
     word = "pinned" if pinned else "unpinned"
     app.emit(
         bodies,
-        lambda: "\n".join(f"{printable(b['session'])}@{b['number']} ({b['id'][:12]}): {word}" for b in bodies),
+        lambda: "\n".join(f"{printable(b['session'] or 'a damaged one')}@{b['number']} ({b['id'][:12]}): {word}" for b in bodies),
         brief=lambda: "\n".join(b["id"] for b in bodies),
     )
     return 0

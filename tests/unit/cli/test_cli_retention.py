@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from criuctl.checkpoint import leases
 from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.checkpoint.repository import Repository
 from criuctl.ops.registry import Registry, SessionRecord
+from criuctl.report import Reporter
 from criuctl.store import open_store
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -146,3 +148,26 @@ def test_gc_frees_what_was_removed(site: Site) -> None:
     manifest = next(path for path in (site.path / "store" / "checkpoints").rglob("*") if path.is_file())
     manifest.write_bytes(manifest.read_bytes()[:-1])
     assert site("gc", "--grace", "0", code=8)["error"]["code"] == "damaged"
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_what_is_pinned_and_damaged_can_be_removed(site: Site, cut: bool) -> None:
+    """Else it would keep `gc` from freeing anything for ever."""
+    site.write("web")
+    site("pin", "web@1")
+    (manifest,) = (path for path in (site.path / "store" / "checkpoints").rglob("*") if path.is_file())
+    data = manifest.read_bytes()
+    manifest.write_bytes(data[:-1] if cut else data[:-1] + bytes([data[-1] ^ 1]))
+    site("rm", "web@1", code=9)
+    assert site("unpin", "web@1")[0]["pinned"] is False
+    site("rm", "web@1")
+    assert site("gc", "--grace", "0")["checkpoints"] == 0
+
+
+def test_no_pin_is_taken_away_where_one_of_them_cannot_be(site: Site) -> None:
+    site.write("web")
+    with site.repository().writer(Reporter()) as writer:
+        kept = writer.commit(replace(kit.fill(writer, kit.SMALL, session="kept"), pinned=True))
+    site("pin", "web")
+    assert "pinned for good" in site("unpin", "web", kept.id, code=9)["error"]["message"]
+    assert {one["session"]: one["pinned"] for one in site("list")} == {"web": True, "kept": True}
