@@ -94,8 +94,10 @@ def test_what_was_written_to_since_the_fork_is_ones_own(launch: Launch) -> None:
 
 
 def test_what_is_little_is_not_told(launch: Launch) -> None:
-    parent, _child, memory, _other = launch([(0, PAGES)], [(10, 10 + LEAST - 1)], [(500, 500 + LEAST)])
-    for theirs in own_memory(read_tree(parent)).values():
+    parent, child, memory, _other = launch([(0, PAGES)], [(10, 10 + LEAST - 1)], [(500, 500 + LEAST)])
+    found = own_memory(read_tree(parent))
+    assert set(found) == {parent, child}
+    for theirs in found.values():
         assert pages(theirs, memory) == [(500, 500 + LEAST)]
 
 
