@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
 _SPAN = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(s|min|m|h|d|w|y)")
 _MOST = 1 << 31
+LONGEST = 366 * 86400.0  # seconds that anything is waited for
 
 _BUCKETS: dict[str, Callable[[datetime], tuple[int, ...]]] = {
     "hourly": lambda t: (t.year, t.month, t.day, t.hour),
@@ -47,6 +48,14 @@ def seconds(text: str) -> float:
     if not pieces or "".join(number + unit for number, unit in pieces) != text:
         raise UsageError(f"{text!r} is not a span of time", hint="Write a number and s, min, h, d, w or y: 36h, 7d, 1d12h.")
     return sum(float(number) * _UNITS[unit] for number, unit in pieces)
+
+
+def patience(text: str | None) -> float:
+    """The span of something that is waited for, 0 without a text; `UsageError` also for one beyond `LONGEST`."""
+    found = seconds(text) if text is not None else 0.0
+    if found > LONGEST:
+        raise UsageError(f"{text!r} is longer than 366 days")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

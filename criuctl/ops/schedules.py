@@ -27,13 +27,12 @@ from ..report import Reporter
 from ..session.names import check_name
 from . import batch, events, timers
 from .registry import boot_id, exclusive, write_record
-from .retention import Rules
+from .retention import LONGEST, Rules
 from .snapshot import SnapshotOutcome, snapshot
 from .subjects import chosen
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")  # what cron takes as a file's name, with our prefix
 SHORTEST = 60.0  # seconds between two runs
-LONGEST = 366 * 86400.0
 PLACES = timers.Places()
 
 

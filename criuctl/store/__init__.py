@@ -14,7 +14,7 @@ from ..config import Config
 from ..errors import UsageError
 from .base import Buffer, Capabilities, ObjectInfo, Store
 
-__all__ = ["Buffer", "Capabilities", "ObjectInfo", "Store", "open_store", "parse_s3_url"]
+__all__ = ["Buffer", "Capabilities", "ObjectInfo", "Store", "from_anywhere", "open_store", "parse_s3_url"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -43,6 +43,11 @@ def open_store(url: str, config: Config) -> Store:
     from .local import LocalStore
 
     return LocalStore(_local_path(url, scheme))
+
+
+def from_anywhere(url: str) -> str:
+    """The URL by which the store is the same one in whatever folder it is opened."""
+    return url if _SCHEME.match(url) else _local_path(url, "")
 
 
 def parse_s3_url(url: str) -> tuple[str, str]:

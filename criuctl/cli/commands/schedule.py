@@ -125,19 +125,20 @@ def add(
     criuctl prune of the sessions that it has dumped; criuctl gc is not run.
     """
     from ...ops import schedules, timers
-    from ...ops.retention import seconds
+    from ...ops.retention import patience
+    from ...store import from_anywhere
 
     wanted = schedules.Schedule(
         name=name,
-        every=seconds(every) if every is not None else 0.0,
+        every=patience(every),
         at=at or "",
         sessions=sessions,
         all=all_,
         labels=labels,
-        jitter=seconds(jitter or "0"),
-        deadline=seconds(deadline or "0"),
+        jitter=patience(jitter),
+        deadline=patience(deadline),
         jobs=jobs,
-        store=_absolute_store(app.store),
+        store=from_anywhere(app.store) if app.store else None,
         config=os.path.abspath(app.config_file) if app.config_file else None,
         keep={key: list(value) if isinstance(value, tuple) else value for key, value in keep.items() if value},
     )
@@ -151,13 +152,9 @@ def add(
     return 0
 
 
-def _absolute_store(url: str | None) -> str | None:
-    return os.path.abspath(url) if url and "://" not in url else url
-
-
 @page(
     examples=[("All of them:", "criuctl schedule list"), ("For a script:", "criuctl schedule list --json")],
-    exits=[],
+    exits=[11],
     see_also=["schedule add", "list"],
 )
 @pass_app

@@ -77,12 +77,12 @@ def snapshot(
     if (bool(targets), all_, bool(labels)).count(True) != 1:
         raise click.UsageError("give either TARGETs, or --all, or --label")
     from ...ops import batch
-    from ...ops.retention import seconds
+    from ...ops.retention import patience
     from ...ops.snapshot import lock_of
     from ...ops.snapshot import snapshot as take
     from ...ops.subjects import chosen
 
-    spans = [seconds(span or "0") for span in (wait, jitter, deadline)]
+    spans = [patience(span) for span in (wait, jitter, deadline)]
     lock = lock_of(app.config, targets, [f"{key}={value}" for key, value in labels.items()])
 
     def taken() -> Iterator[SnapshotOutcome]:

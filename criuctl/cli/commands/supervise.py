@@ -177,13 +177,10 @@ def supervise(
     Each thing done is told by a line, with --json by a JSON object a line: event, sequence, time, session, and facts, such as
     recovered_ms and lost_s of the event recovered. Ends with 11 if it was stopped when more than --max-loss would be lost.
     """
-    from ...ops.retention import seconds
+    from ...ops.retention import patience
     from ...ops.supervise import supervise as look_after
     from ...ops.supervisorpost import Wishes
     from ...report import Reporter
-
-    def span(text: str | None) -> float:
-        return seconds(text) if text is not None else 0.0
 
     def tell(event: dict[str, Any]) -> None:
         try:
@@ -197,19 +194,19 @@ def supervise(
             discard(1)
 
     wishes = Wishes(
-        every=span(every) if every is not None else None,
-        on_idle=span(on_idle),
+        every=patience(every) if every is not None else None,
+        on_idle=patience(on_idle),
         on_step=on_step,
-        max_loss=span(max_loss),
+        max_loss=patience(max_loss),
         keep_last=keep_last or 0,
         with_files=with_files,
         standby=standby,
         restart=restart,  # type: ignore[arg-type]  # click has checked it
         max_restores=max_restores,
-        stable=span(stable_after),
-        backoff=span(backoff),
-        max_backoff=span(max_backoff),
-        lease=span(lease),
+        stable=patience(stable_after),
+        backoff=patience(backoff),
+        max_backoff=patience(max_backoff),
+        lease=patience(lease),
         self_fence=self_fence,
     )
     if app.verbose:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.errors import ConfigError, UsageError
-from criuctl.ops.retention import Decision, Rules, decide, label, moment, policies, policy, seconds
+from criuctl.ops.retention import Decision, Rules, decide, label, moment, patience, policies, policy, seconds
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -147,6 +147,13 @@ def test_a_span_longer_than_any_calendar_keeps_everything() -> None:
 def test_no_spans(text: str) -> None:
     with pytest.raises(UsageError):
         seconds(text)
+
+
+def test_nothing_is_waited_for_longer_than_a_clock_counts() -> None:
+    assert (patience(None), patience("90s"), patience("366d")) == (0, 90, 366 * 86400)
+    for text in ("", "367d", "300y", "999999y"):
+        with pytest.raises(UsageError):
+            patience(text)
 
 
 def test_policies_go_by_the_first_pattern_that_fits() -> None:
