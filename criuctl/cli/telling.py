@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from ..errors import CriuctlError, of_the_host
 from .app import App
-from .streams import jsonable, tell, write_result
+from .streams import ResultLost, discard, jsonable, tell, write_result
 from .text import printable
 
 T = TypeVar("T")
@@ -42,18 +42,31 @@ def tell_failure(name: str, error: CriuctlError) -> None:
         tell(f"  hint: {printable(error.hint)}")
 
 
-def tell_each(app: App, outcomes: Iterable[T], told: Callable[[T], int], body: Callable[[T], Any]) -> list[int]:
+def tell_each(
+    app: App, outcomes: Iterable[T], told: Callable[[T], int], body: Callable[[T], Any], *, to_the_end: bool = False
+) -> list[int]:
     """Tell of each outcome: `told` prints it for people and gives its exit code, `body` is its JSON.  The exit codes.
 
-    What ends it before its time, a signal say, is the last element once there are others.
+    What ends it before its time, a signal say, is the last element once there are others.  When nobody listens any more, that
+    does, too, unless all is to be done `to_the_end`: then it is one more exit code.
     """
     array = JsonArray()
     codes: list[int] = []
+
+    def tell_of(outcome: T) -> int:
+        if app.json:
+            array.add(body(outcome))
+        return told(outcome)
+
     try:
         for outcome in outcomes:
-            if app.json:
-                array.add(body(outcome))
-            codes.append(told(outcome))
+            try:
+                codes.append(tell_of(outcome))
+            except (BrokenPipeError, ResultLost) as error:
+                if not to_the_end:
+                    raise
+                codes.append(_unheard(error))
+                codes.append(tell_of(outcome))
     except (CriuctlError, OSError) as error:
         of_us = of_the_host(error) if isinstance(error, OSError) else error  # a full disk, say
         if of_us is None or not array.begun:
@@ -73,3 +86,12 @@ def tell_each(app: App, outcomes: Iterable[T], told: Callable[[T], int], body: C
     if app.json:
         array.close()
     return codes
+
+
+def _unheard(error: BrokenPipeError | ResultLost) -> int:
+    """Standard output takes nothing any more, and leads nowhere from here on; the exit code that tells."""
+    discard(1)
+    if isinstance(error, BrokenPipeError):
+        return 128 + signal.SIGPIPE
+    tell(f"criuctl: {error.message}")
+    return error.exit_code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,7 +12,11 @@ from .. import complete
 from ..app import App, pass_app
 from ..pages import page
 from ..streams import tell, write_result
+from ..telling import tell_each
 from ..text import plural, printable
+
+if TYPE_CHECKING:
+    from ...ops.standdown import StandDown
 
 
 def _line(body: Mapping[str, Any]) -> str:
@@ -57,23 +61,20 @@ def fence(app: App, names: tuple[str, ...], all_: bool, freeze_only: bool) -> in
         raise click.UsageError("give either NAMEs or --all")
     from ...ops.standdown import stand_down
 
-    bodies = []
-    codes = []
+    def told(found: StandDown) -> int:
+        if found.error is None:
+            if not app.json and (found.done != "nothing" or not app.quiet):
+                write_result(_line(found.to_dict()))
+            return 0
+        if not app.json:
+            tell(f"criuctl: {printable(found.session)}: {printable(found.error.message)}; nothing was ended")
+            if found.error.hint:
+                tell(f"  hint: {printable(found.error.hint)}")
+        return found.error.exit_code
+
     with app.reporting() as reporter:
-        for found in stand_down(app.config, names, every=all_, freeze_only=freeze_only, reporter=reporter):
-            body = found.to_dict()
-            bodies.append(body)
-            codes.append(found.error.exit_code if found.error is not None else 0)
-            if app.json:
-                continue
-            if found.error is not None:
-                tell(f"criuctl: {printable(found.session)}: {printable(found.error.message)}; nothing was ended")
-                if found.error.hint:
-                    tell(f"  hint: {printable(found.error.hint)}")
-            elif found.done != "nothing" or not app.quiet:
-                write_result(_line(body))
-    if app.json:
-        app.emit(bodies, lambda: "")
-    elif not bodies and not app.quiet:
+        looked = stand_down(app.config, names, every=all_, freeze_only=freeze_only, reporter=reporter)
+        codes = tell_each(app, looked, told, lambda found: found.to_dict(), to_the_end=True)
+    if not codes and not app.json and not app.quiet:
         tell("no session runs on this host")
     return worst(codes)

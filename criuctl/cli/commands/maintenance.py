@@ -75,12 +75,12 @@ def begin(app: App, dump: bool, snapshot: bool, reason: str, jobs: int, deadline
         raise click.UsageError("--dump and --snapshot contradict each other")
     from ...ops import batch
     from ...ops.maintenance import begin as start
-    from ...ops.retention import seconds
+    from ...ops.retention import patience
 
     with app.reporting(bars=False) as reporter:
-        until = batch.ends_at(seconds(deadline or "0"))
+        until = batch.ends_at(patience(deadline))
         items = start(app.config, "snapshot" if snapshot else "dump", reason, jobs=jobs, until=until, reporter=reporter)
-        codes = tell_each(app, items, teller(app, "stored"), lambda item: item.to_dict())
+        codes = tell_each(app, items, teller(app, "stored"), lambda item: item.to_dict(), to_the_end=True)
     if not app.json and not app.quiet:
         tell(f"{plural(len(codes), 'session')}; no session begins here until `criuctl maintenance end`")
     return worst(codes)
@@ -117,14 +117,15 @@ def end(app: App, jobs: int, retry_after: str, again: bool, abandon: bool) -> in
     Ends with 0 if all came back, else with the worst exit code of all, as criuctl snapshot.
     """
     from ...ops.recovery import end as finish
-    from ...ops.retention import seconds
+    from ...ops.retention import patience
 
     if again and abandon:
         raise click.UsageError("--again and --abandon contradict each other")
     with app.reporting(bars=False) as reporter:
-        items = finish(app.config, jobs=jobs, pause=seconds(retry_after), again=again, abandon=abandon, reporter=reporter)
-        codes = tell_each(app, items, teller(app, "back") if not abandon else _forgotten(app), lambda item: item.to_dict())
-    return 0 if abandon else worst(codes)
+        items = finish(app.config, jobs=jobs, pause=patience(retry_after), again=again, abandon=abandon, reporter=reporter)
+        told = teller(app, "back") if not abandon else _forgotten(app)
+        codes = tell_each(app, items, told, lambda item: item.to_dict(), to_the_end=True)
+    return worst(codes)
 
 
 @page(

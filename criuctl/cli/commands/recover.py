@@ -59,11 +59,11 @@ def recover(app: App, all_: bool, jobs: int, retry_after: str, again: bool, inst
     if installs or removes:
         return _boot(app, all_, installs)
     from ...ops.recovery import recover as bring_back
-    from ...ops.retention import seconds
+    from ...ops.retention import patience
 
     with app.reporting(bars=False) as reporter:
-        items = bring_back(app.config, every=all_, jobs=jobs, pause=seconds(retry_after), again=again, reporter=reporter)
-        codes = tell_each(app, items, teller(app, "back"), lambda item: item.to_dict())
+        items = bring_back(app.config, every=all_, jobs=jobs, pause=patience(retry_after), again=again, reporter=reporter)
+        codes = tell_each(app, items, teller(app, "back"), lambda item: item.to_dict(), to_the_end=True)
     if not codes and not app.quiet and not app.json:
         tell("there is nothing to bring back")
     return worst(codes)
@@ -71,12 +71,13 @@ def recover(app: App, all_: bool, jobs: int, retry_after: str, again: bool, inst
 
 def _boot(app: App, all_: bool, installs: bool) -> int:
     from ...ops import bootunit, timers
+    from ...store import from_anywhere
 
     if not installs:
         removed = [str(path) for path in bootunit.remove()]
         app.emit({"installed": False, "removed": removed}, lambda: f"{', '.join(removed)} removed", brief=lambda: "")
         return 0
-    store = os.path.abspath(app.store) if app.store and "://" not in app.store else app.store
+    store = from_anywhere(app.store) if app.store else None
     argv = [
         *timers.own_program(sys.argv[0], sys.executable),
         *(["--config", os.path.abspath(app.config_file)] if app.config_file else []),

@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -19,6 +20,9 @@ from criuctl import errors
 from criuctl.cli import main as program
 from criuctl.cli.app import App, pass_app
 from criuctl.cli.pages import Entry, page
+from criuctl.cli.streams import write_result
+from criuctl.cli.telling import tell_each
+from criuctl.ops.severity import worst
 from criuctl.report import Finding
 
 
@@ -115,16 +119,47 @@ def opens(app: App, path: str) -> int:
 
 
 @page()
+@click.argument("path")
+@pass_app
+def each(app: App, path: str) -> int:
+    """Does three things, to the end, and notes each in the file PATH when it is done."""
+
+    def outcomes() -> Iterator[int]:
+        for number in range(3):
+            yield number
+            with open(path, "a") as file:
+                file.write(str(number))
+
+    def told(number: int) -> int:
+        if not app.json:
+            write_result(str(number))
+        return 0
+
+    return worst(tell_each(app, outcomes(), told, lambda number: number, to_the_end=True))
+
+
+@page()
+@click.argument("name")
+@pass_app
+def late(app: App, name: str) -> int:
+    """Has a result, and fails then."""
+    app.emit({"done": True}, lambda: "done")
+    if name == "interrupt":
+        signal.raise_signal(signal.SIGTERM)
+    raise getattr(errors, name, ValueError)("what happened")
+
+
+@page()
 @pass_app
 def degraded(app: App) -> int:
     """Exit 11."""
     return 11
 
 
+MISBEHAVING = ("fail", "wait", "flood", "tell", "opens", "each", "late", "degraded")
+
 if __name__ == "__main__":
-    program.COMMANDS.update(
-        {name: Entry(f"__main__:{name}", "Misbehave.") for name in ("fail", "wait", "flood", "tell", "opens", "degraded")}
-    )
+    program.COMMANDS.update({name: Entry(f"__main__:{name}", "Misbehave.") for name in MISBEHAVING})
     if os.environ.get("PROVOKE_IGNORE_HUP"):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     raise SystemExit(program.main())

@@ -230,6 +230,19 @@ def test_a_result_that_cannot_be_written_is_told(provoke: Run, options: tuple[st
     with open("/dev/full", "w") as full:
         done = provoke("tell", *options, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+@pytest.mark.parametrize(("closed", "code"), [(True, 141), (False, 1)], ids=["closed", "full"])
+def test_what_must_be_done_to_the_end_is_done_though_nobody_listens(
+    provoke: Run, tmp_path: Path, options: tuple[str, ...], closed: bool, code: int
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as pipe, open("/dev/full", "w") as full:
+        done = provoke("each", str(tmp_path / "done"), *options, stdout=pipe if closed else full, stderr=subprocess.PIPE)
+    assert (done.returncode, (tmp_path / "done").read_text()) == (code, "012")
+    assert done.stderr == ("" if closed else "criuctl: the result could not be printed: No space left on device\n")
+
+
     assert "the result could not be printed: No space left on device" in done.stderr
     assert "Exception ignored" not in done.stderr
 

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.keeper import wait_until
+from support.program import CRIUCTL, run_program
 
 from criuctl.cli.main import main
 from criuctl.config import Config
@@ -92,10 +94,15 @@ def test_who_lets_go_of_it_leaves_nothing_running(tmp_path: Path) -> None:
         time.sleep(60)
         return {}
 
-    running = forked.run_all([("endless", endless), ("quick", dict)], at_once=2)
+    def quick() -> dict[str, Any]:
+        wait_until(lambda: any(tmp_path.iterdir()), 60, "the other one runs")
+        return {}
+
+    running = forked.run_all([("endless", endless), ("quick", quick)], at_once=2)
     assert next(running).key == "quick"
     running.close()  # type: ignore[attr-defined]  # it is a generator
-    assert not [path for path in tmp_path.iterdir() if os.path.exists(f"/proc/{path.name}")]
+    (begun,) = tmp_path.iterdir()
+    assert not os.path.exists(f"/proc/{begun.name}")
 
 
 def test_locks_of_long_names_are_told_apart() -> None:
@@ -357,6 +364,30 @@ def test_three_tries_over_all_calls(config: Config, monkeypatch: pytest.MonkeyPa
     assert [i.state for i in recovery.end(config, jobs=1, abandon=True, reporter=Reporter())] == ["given-up"]
     with pytest.raises(NotFound):
         list(recovery.end(config, jobs=1, reporter=Reporter()))
+
+
+def test_a_closed_standard_output_stops_no_maintenance_half_way(config: Config) -> None:
+    error = RestoreFailed("no").to_dict()
+    items = [Item(name, 50, state="given-up", checkpoint="c" * 32, tries=3, error=error) for name in ("a", "b")]
+    _noted(config, items, phase="returning")
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = run_program(
+            CRIUCTL,
+            "maintenance",
+            "end",
+            "--json",
+            env={"CRIUCTL_STATE_DIR": config.state_dir},
+            stdout=write,
+            stderr=subprocess.PIPE,
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (141, "")
+    record = maintenance.read(config)
+    assert record is not None
+    assert (record.phase, len(record.items)) == ("over", 2)
 
 
 def test_what_was_cut_off_each_time_is_given_up(config: Config) -> None:
