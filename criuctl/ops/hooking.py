@@ -12,6 +12,7 @@ from ..hooks import Hooks
 from ..proc.tree import read_process
 from ..report import Reporter
 from .registry import SessionRecord
+from .target import is_pid
 
 
 def of_dump(
@@ -56,7 +57,7 @@ def snapshot_failed(config: Config, reporter: Reporter, target: str, error: Criu
     """One target of a snapshot could not be dumped."""
     from ..hooks.runner import error_body
 
-    known = None if target.isascii() and target.isdigit() else target  # a PID, as `resolve_target` has it
+    known = None if is_pid(target) else target
     facts: dict[str, Any] = {
         "session": known,
         "incarnation": None,

@@ -34,6 +34,7 @@ from .subjects import chosen
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")  # what cron takes as a file's name, with our prefix
 SHORTEST = 60.0  # seconds between two runs
 PLACES = timers.Places()
+_TOLD = {"began", "ended", "result", "exit_code"}  # of a run, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +133,14 @@ def get(config: Config, name: str) -> Schedule:
         known = {f.name for f in fields(Schedule)}
         schedule = Schedule(**{key: value for key, value in found.items() if key in known})
         timers.backends(PLACES)[schedule.backend]
-        return Schedule(**{**_values(schedule), "name": name, "sessions": tuple(schedule.sessions)})
-    except (TypeError, KeyError) as error:
-        raise UsageError(f"{_folder(config) / name}.json is no definition of a schedule: {error}") from error
+        schedule = Schedule(
+            **{**_values(schedule), "name": name, "sessions": tuple(schedule.sessions), "labels": dict(schedule.labels)}
+        )
+        _check(schedule)
+    except (TypeError, KeyError, ValueError, AttributeError, UsageError) as error:
+        text = f"{_folder(config) / name}.json is no definition of a schedule: {error}"
+        raise UsageError(text, hint="Remove the schedule, and add it again.") from error
+    return schedule
 
 
 def _unknown(name: str) -> NotFound:
@@ -156,10 +162,22 @@ def names(config: Config) -> list[str]:
     return sorted(path.stem for path in _folder(config).glob("*.json") if _NAME.fullmatch(path.stem))
 
 
-def listed(config: Config, wanted: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """Every schedule, or those `wanted`, with its files, its next run and how the last one ended."""
+def listed(
+    config: Config, wanted: Sequence[str] | None = None, *, unreadable: list[CriuctlError] | None = None
+) -> list[dict[str, Any]]:
+    """Every schedule, or those `wanted`, with its files, its next run and how the last one ended.
+
+    A definition that cannot be understood is left out, and its error appended to `unreadable`; without that it is raised.
+    """
     folder = _folder(config)
-    schedules = [get(config, name) for name in (names(config) if wanted is None else wanted)]
+    schedules = []
+    for name in names(config) if wanted is None else wanted:
+        try:
+            schedules.append(get(config, name))
+        except CriuctlError as error:
+            if unreadable is None:
+                raise
+            unreadable.append(error)
     following: dict[str, datetime] = {}
     for kind, backend in timers.backends(PLACES).items():
         triggers = [s.trigger() for s in schedules if s.backend == kind]
@@ -176,13 +194,17 @@ def listed(config: Config, wanted: Sequence[str] | None = None) -> list[dict[str
 
 
 def _last(folder: Path, name: str) -> dict[str, Any] | None:
-    """How the last run ended; one that does not tell and whose process is gone was killed."""
-    told = _read(folder / f"{name}.last.json")
-    if not told or (process := told.pop("process", None)) is None:
-        return told
-    boot, pid, start = process
-    if boot != boot_id() or not ProcessIdentity(pid, start).alive():
-        told["result"] = "killed"
+    """How the last run ended, if that can be read; one that does not tell and whose process is gone was killed."""
+    try:
+        told = _read(folder / f"{name}.last.json")
+        if told is None or not told.keys() >= _TOLD:
+            return None
+        if (process := told.pop("process", None)) is not None:
+            boot, pid, start = process
+            if boot != boot_id() or not ProcessIdentity(pid, start).alive():
+                told["result"] = "killed"
+    except (UsageError, TypeError, ValueError):
+        return None
     return told
 
 

@@ -82,4 +82,4 @@ def _dump(config: Config, subject: Subject, leave_running: bool) -> Callable[[Re
 def lock_of(config: Config, targets: Sequence[str], labels: Sequence[str]) -> str:
     """The name of the lock that keeps the same snapshots from being taken twice at the same time."""
     what = "\0".join([config.state_dir, config.store, *sorted(targets), "", *sorted(labels)])
-    return f"snapshot/{sha256(what.encode()).hexdigest()[:32]}"
+    return f"snapshot/{sha256(what.encode(errors='surrogateescape')).hexdigest()[:32]}"

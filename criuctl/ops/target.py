@@ -27,6 +27,7 @@ SessionOf = Callable[[ProcessIdentity], str | None]
 """The name of the session whose root is this process."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PID = re.compile(r"[0-9]{1,64}")
 _UNIT_TYPES = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
 
 
@@ -38,6 +39,11 @@ class Target:
     session: str | None = None  # the session that it is, if criuctl knows it as one
 
 
+def is_pid(text: str) -> bool:
+    """Whether a target is the number of a process, there or not."""
+    return _PID.fullmatch(text) is not None
+
+
 def resolve_target(text: str, lookup: Lookup, session_of: SessionOf) -> Target:
     """The tree that `text` names.
 
@@ -45,7 +51,7 @@ def resolve_target(text: str, lookup: Lookup, session_of: SessionOf) -> Target:
     group with several roots, `PreflightRefused` for a process that can never be dumped.
     """
     kind, colon, name = text.partition(":")
-    if text.isascii() and text.isdigit():
+    if is_pid(text):
         root = _root(int(text))
     elif colon and kind == "unit":
         root = _root(_only_root(_pids_of_unit(name), text))

@@ -105,7 +105,7 @@ def _of_pid_file(tree: Tree) -> int:
         raise NotFound(f"tree {tree.name!r}: there is no PID file {tree.pid_file}") from None
     except OSError as error:
         raise UsageError(f"tree {tree.name!r}: {tree.pid_file} cannot be read: {error.strerror}") from error
-    if not words or not words[0].isascii() or not words[0].isdigit() or int(words[0]) >= 1 << 31:
+    if not words or not re.fullmatch("[0-9]{1,10}", words[0]) or int(words[0]) >= 1 << 31:
         raise UsageError(f"tree {tree.name!r}: {tree.pid_file} does not begin with a PID")
     pid = int(words[0])
     if not os.path.exists(f"/proc/{pid}"):

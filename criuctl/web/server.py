@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ class Address:
         """From ``HOST:PORT``, ``[IPV6]:PORT``, or a port alone; `UsageError`."""
         host, colon, port = text.rpartition(":")
         host = host.removeprefix("[").removesuffix("]") if colon else "127.0.0.1"
-        if not host or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
+        if not host or not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
             raise UsageError(f"{text!r} is no address to listen on", hint="Like 127.0.0.1:8765, or [::1]:8765.")
         return cls(host, int(port))
 

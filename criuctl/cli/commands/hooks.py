@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import click
@@ -81,10 +82,10 @@ def list_(app: App) -> int:
 def _descriptor(_ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int | None, int] | None:
     if value is None:
         return None
-    pid, colon, fd = value.rpartition(":")
-    if not value.isascii() or not fd.isdigit() or (colon and not pid.isdigit()):
+    match = re.fullmatch(r"(?:([0-9]{1,10}):)?([0-9]{1,10})", value)
+    if match is None:
         raise click.BadParameter(f"{value!r} is not of the form FD or PID:FD", param=param)
-    return (int(pid) if colon else None), int(fd)
+    return (int(match[1]) if match[1] else None), int(match[2])
 
 
 def _report(body: dict[str, Any]) -> str:

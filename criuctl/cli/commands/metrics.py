@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 
@@ -19,7 +20,7 @@ def _address(_ctx: click.Context, param: click.Parameter, value: str | None) -> 
     if value is None:
         return None
     address, _colon, port = value.rpartition(":")
-    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535:
         raise click.BadParameter(f"{value!r} is not ADDR:PORT", param=param)
     return address.removeprefix("[").removesuffix("]") or _LOOPBACK, int(port)
 

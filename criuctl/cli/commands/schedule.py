@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from ...errors import CriuctlError
 from ...ops.severity import worst
 from .. import complete
 from ..app import DEGRADED, App, pass_app
@@ -51,7 +52,6 @@ schedule = LazyGroup(
 
 def complete_schedule(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The schedules there are."""
-    from ...errors import CriuctlError
     from ...ops.schedules import names
 
     try:
@@ -160,14 +160,16 @@ def add(
 @pass_app
 def list_(app: App) -> int:
     """Lists this host's schedules: of what, when, the next run, how long ago the last one was and how it ended, and where
-    it is written. A schedule whose unit or crontab has been removed by hand is told.
+    it is written. A schedule whose unit or crontab has been removed by hand is told. One whose definition is damaged is told on
+    standard error, and the exit status is 11; criuctl schedule remove removes it.
 
     In JSON, last has began, ended, result (ok, warnings, failed, interrupted, running, killed), exit_code, stored, pruned and
     failed. A run that was killed could not tell when it ended, and may have stored more.
     """
     from ...ops.schedules import listed
 
-    found = listed(app.config)
+    unreadable: list[CriuctlError] = []
+    found = listed(app.config, unreadable=unreadable)
     rows = []
     for body in found:
         where = f"MISSING: {', '.join(body['missing'])}" if body["missing"] else body["files"][-1]
@@ -176,7 +178,9 @@ def list_(app: App) -> int:
         )
     columns = [Column("name"), Column("what"), Column("when"), Column("next"), Column("last"), Column("where")]
     app.emit_table(found, columns, rows, empty="there are no schedules", brief=lambda: "\n".join(b["name"] for b in found))
-    return 0
+    for error in unreadable:
+        tell(f"criuctl: warning: {printable(error.message)}")
+    return DEGRADED if unreadable else 0
 
 
 def _ended(last: dict[str, Any] | None) -> str:

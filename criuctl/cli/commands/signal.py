@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import click
 
 from ..app import App, pass_app
@@ -34,7 +36,7 @@ def signal_(app: App, name: str, signal: str, to: str, take: bool) -> int:
     from ...ops.typing import writer
 
     with writer(app.config, name, take=take) as session:
-        count = session.signal(int(signal) if signal.isdecimal() else signal, to)
+        count = session.signal(int(signal) if re.fullmatch("[0-9]{1,9}", signal) else signal, to)
     body = {"session": name, "signal": signal, "to": to, "signalled": count}
     app.emit(body, lambda: f"{printable(name)}: {plural(count, 'process', 'processes')} signalled", brief=lambda: "")
     return 0

@@ -197,7 +197,7 @@ def test_a_tree_by_its_pid_file(tmp_path: Path, config: Config) -> None:
     with pytest.raises(NotFound, match="no PID file"):
         Registry(config).lookup("db")
     assert subjects.running(config) == []  # so it is left out, and named it is an error
-    for text in ("", "x", "0x1", "99999999999"):
+    for text in ("", "x", "0x1", "99999999999", "9" * 5000):
         file.write_text(text)
         with pytest.raises(UsageError, match="does not begin with a PID"):
             trees.find(config, "db")

@@ -152,6 +152,41 @@ def test_another_one_s_damage_makes_no_failure_of_one_that_was_made(site: Site) 
     assert "criuctl-schedule-web.timer" in site.files()
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["{", "[]", '{"backend": "cron"}', '{"backend": "cron", "every": "1h", "all": true}', '{"backend": "cron", "labels": 3}'],
+)
+def test_a_damaged_definition_hides_no_other_one(site: Site, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    for name in ("other", "web"):
+        site("add", name, "web", "--every", "1h")
+    (site.path / "state_dir/schedules/other.json").write_text(text)
+    assert [row["name"] for row in site("list", code=11)] == ["web"]
+    assert main(["schedule", "list"]) == 11
+    assert "schedules/other.json" in capsys.readouterr().err
+    assert site("run", "other", code=2)["error"]["hint"].startswith("Remove the schedule")
+    site("remove", "other")
+    assert [row["name"] for row in site("list")] == ["web"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"process": 1}', '{"began": "x", "ended": null, "result": "running", "process": [1]}']
+)
+def test_what_cannot_be_read_of_the_last_run_hides_no_schedule(site: Site, text: str) -> None:
+    site("add", "web", "--all", "--every", "1h")
+    (site.path / "state_dir/schedules/web.last.json").write_text(text)
+    (row,) = site("list")
+    assert row["last"] is None
+    assert "web" in site.table()
+
+
+def test_the_store_is_the_same_one_from_everywhere(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(site.path / "home"))
+    monkeypatch.chdir(site.path)
+    given = ("~/trees", "trees", "file:///srv/trees", "s3://bucket/trees")
+    stores = [site("add", f"s{n}", "--all", "--every", "1h", "--store", url)["store"] for n, url in enumerate(given)]
+    assert stores == [f"{site.path}/home/trees", f"{site.path}/trees", *given[2:]]
+
+
 def test_a_systemd_timer(site: Site) -> None:
     site.boot()
     made = site("add", "web", "web", "db", "--at", "Mon..Fri 08:30", "--jitter", "5m", "--deadline", "30m", "--keep-last", "3")
@@ -292,8 +327,9 @@ def test_a_run_that_cannot_be_written_down_is_told_all_the_same(site: Site, monk
     assert [one["target"] for one in site("run", "web", code=3)["snapshots"]] == ["one"]
 
 
-def test_a_digit_that_is_no_number_is_no_pid(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--json", "snapshot", "\u00b2"]) == 2
+@pytest.mark.parametrize("target", ["\u00b2", "9" * 5000, "\udcff"])
+def test_a_target_that_is_no_number_is_no_pid(site: Site, capsys: pytest.CaptureFixture[str], target: str) -> None:
+    assert main(["--json", "snapshot", target]) == 2
     assert json.loads(capsys.readouterr().out)[0]["error"]["code"] == "invalid-name"
 
 
