@@ -34,6 +34,7 @@ class App:
     quiet: bool = False
     store: str | None = None
     config_file: str | None = None
+    answered: bool = False  # the one JSON value is on standard output: what goes wrong from then on is told elsewhere
     _config: Config | None = field(default=None, repr=False)
 
     @property
@@ -68,6 +69,7 @@ class App:
             import json
 
             write_result(json.dumps(value, indent=2 if _on_terminal() else None, default=jsonable))
+            self.answered = True
             return
         text = brief() if self.quiet and brief is not None else human()
         if text:

@@ -199,8 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Paths and commands are bytes to the kernel; one that is no valid text must not fail a listing.
             stream.reconfigure(errors="backslashreplace")
-    options = args[: args.index("--")] if "--" in args else args
-    app = App(json="--json" in options)
+    app = App()
     try:
         with signals_as_exception():
             return _run(args, app)
@@ -216,6 +215,8 @@ def _run(args: list[str], app: App) -> int:
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
     except click.UsageError as error:
+        # What stands behind the mistake was not read any more.
+        app.json = app.json or "--json" in (args[: args.index("--")] if "--" in args else args)
         return _fail(_as_usage_error(error), app)
     except click.ClickException as error:
         return _fail(UsageError(error.format_message()), app)
@@ -269,6 +270,11 @@ def _coloured() -> bool:
     return sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
 
+def _in_json(app: App) -> bool:
+    """Whether an error is to be the one JSON value."""
+    return app.json and not app.answered
+
+
 def _print_error(body: dict[str, Any]) -> None:
     import json
 
@@ -281,7 +287,7 @@ def _print_error(body: dict[str, Any]) -> None:
 
 
 def _fail(error: CriuctlError, app: App) -> int:
-    if app.json and not isinstance(error, ResultLost):  # which says that standard output takes nothing
+    if _in_json(app) and not isinstance(error, ResultLost):  # which says that standard output takes nothing
         _print_error(error.to_dict())
     elif obstacles := [f for f in error.details.get("findings", ()) if f["level"] == "error"]:
         from .commands.check import finding_lines
@@ -316,7 +322,7 @@ def _tell_traceback(error: BaseException) -> None:
 def _bug(error: BaseException, app: App) -> int:
     message = f"this is a bug in criuctl, sorry: {type(error).__name__}: {error}"
     hint = "Run it again with -v and report the traceback together with the output of `criuctl version`."
-    if app.json:
+    if _in_json(app):
         _print_error({"code": "bug", "exit_code": 1, "message": message, "hint": hint})
     else:
         _say(message, hint)
@@ -328,7 +334,7 @@ def _bug(error: BaseException, app: App) -> int:
 def _interrupted(interrupt: KeyboardInterrupt, app: App) -> int:
     number = interrupt.number if isinstance(interrupt, Signalled) else int(signal.SIGINT)
     name = signal.Signals(number).name
-    if app.json:
+    if _in_json(app):
         _print_error({"code": "interrupted", "exit_code": 128 + number, "message": f"stopped by {name}", "hint": ""})
     else:
         _say(f"stopped by {name}")

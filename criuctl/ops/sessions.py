@@ -85,7 +85,12 @@ def run(
             f"this runs inside of session {around!r}, whose checkpoints would then hold the new session's holder",
             hint="Start it from outside of any session.",
         )
-    folder = os.path.abspath(workspace or os.getcwd())
+    if workspace == "":  # a variable that is not set, say: the whole current folder would travel along
+        raise UsageError("'' is no folder to start in")
+    try:
+        folder = os.path.abspath(workspace or os.getcwd())
+    except FileNotFoundError:
+        raise UsageError("the current folder is gone", hint="Go to one that is there, or name one by --workspace.") from None
     if not os.path.isdir(folder):
         raise UsageError(f"{folder}: no such folder")
     variables = {k: v for k, v in (os.environ if env is None else env).items() if not k.startswith("CRIUCTL_SESSION")}

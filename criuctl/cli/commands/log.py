@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ...errors import UsageError
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import name_argument
@@ -56,6 +57,8 @@ def log(app: App, name: str, since: int, export: str | None) -> int:
     from ...ops.logs import audit, recording
 
     if export:
+        if app.json:
+            raise UsageError("--export has no JSON: standard output is the recording")
         for line in recording(app.config, name):
             write_bytes(line.encode() + b"\n")
         return 0

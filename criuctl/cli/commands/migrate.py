@@ -142,6 +142,8 @@ def migrate(
     if resolve:
         if host is not None:
             raise click.UsageError("--resolve takes no HOST: where the session went is known")
+        if dry_run:
+            raise click.UsageError("--resolve and --dry-run contradict each other")
         return _resolve(app, target)
     if target is None or host is None:
         raise click.UsageError("TARGET and HOST are needed")

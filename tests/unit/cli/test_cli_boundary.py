@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.program import run_program
+from support.program import ROOT, run_program
 
 from criuctl import errors
 
@@ -121,6 +121,13 @@ def test_a_limit_of_the_host_is_no_bug(provoke: Run, name: str, text: str, hint:
         (["--store", "", "gc"], "'--store': it is empty"),
         (["dump", "1", "--drain", "nan"], "'nan' is not a valid number of seconds"),
         (["wait", "web", "--timeout", "5x"], "'5x' is not a valid number of seconds"),
+        (["metrics", "--listen", "9" * 5000], "is not ADDR:PORT"),
+        (["ui", "--listen", "9" * 5000], "is no address to listen on"),
+        (["hooks", "run", "reconnect", "x", "--target", "1", "--fd", "9" * 5000], "is not of the form FD or PID:FD"),
+        (["check", "9" * 5000], "cannot be a session's name"),
+        (["snapshot", "--all", "--deadline", ""], "'' is not a span of time"),
+        (["maintenance", "begin", "--deadline", "300y"], "longer than 366 days"),
+        (["migrate", "--resolve", "--dry-run"], "contradict each other"),
     ],
 )
 def test_usage_errors_exit_2_and_say_what_is_meant(criuctl: Run, args: list[str], words: str) -> None:
@@ -131,6 +138,43 @@ def test_usage_errors_exit_2_and_say_what_is_meant(criuctl: Run, args: list[str]
     assert machine.returncode == 2
     assert machine.stderr == ""
     assert words in json.loads(machine.stdout)["error"]["message"] or not args or args == ["store"]
+
+
+def test_a_recording_is_no_json(criuctl: Run) -> None:
+    done = criuctl("log", "web", "--export", "cast", "--json")
+    assert (done.returncode, "has no JSON" in json.loads(done.stdout)["error"]["message"]) == (2, True)
+
+
+def test_json_as_the_value_of_another_option_asks_for_nothing(provoke: Run) -> None:
+    done = provoke("late", "Conflict", "--store", "--json")
+    assert (done.returncode, done.stdout) == (9, "done\n")
+
+
+def test_what_goes_wrong_after_the_result_is_not_a_second_json_value(provoke: Run) -> None:
+    for name, code, said in (("Conflict", 9, "what happened"), ("bug", 1, "sorry"), ("interrupt", 143, "stopped by SIGTERM")):
+        done = provoke("late", name, "--json")
+        assert done.returncode == code
+        assert json.loads(done.stdout) == {"done": True}
+        assert said in done.stderr
+
+
+def test_an_interrupt_while_it_is_imported_is_quiet(criuctl: Run, tmp_path: Path) -> None:
+    (tmp_path / "click.py").write_text("import signal, time\nsignal.raise_signal(signal.SIGINT)\ntime.sleep(60)\n")
+    done = criuctl("--help", env={"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_no_folder_to_be_in(tmp_path: Path) -> None:
+    gone = 'cd "$1"; rmdir "$1"; shift; exec "$@"'
+    (tmp_path / "gone").mkdir()
+    program = ("sh", "-c", gone, "sh", str(tmp_path / "gone"), sys.executable, "-m", "criuctl")
+    done = run_program(program, "run", "-d", "--", "true", env={"CRIUCTL_STATE_DIR": str(tmp_path)})
+    assert (done.returncode, "the current folder is gone" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_workspace_that_is_not_said_is_not_the_current_folder(criuctl: Run, tmp_path: Path) -> None:
+    done = criuctl("run", "-d", "--workspace", "", "--", "true", env={"CRIUCTL_STATE_DIR": str(tmp_path)})
+    assert (done.returncode, "'' is no folder" in done.stderr) == (2, True), done.stderr
 
 
 def test_global_options_stand_before_and_after_the_command(provoke: Run) -> None:
@@ -186,6 +230,19 @@ def test_a_reader_that_goes_away_ends_it_quietly(provoking: Start) -> None:
         assert child.stderr.read() == ""
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+@pytest.mark.parametrize(("closed", "code"), [(True, 141), (False, 1)], ids=["closed", "full"])
+def test_what_must_be_done_to_the_end_is_done_though_nobody_listens(
+    provoke: Run, tmp_path: Path, options: tuple[str, ...], closed: bool, code: int
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as pipe, open("/dev/full", "w") as full:
+        done = provoke("each", str(tmp_path / "done"), *options, stdout=pipe if closed else full, stderr=subprocess.PIPE)
+    assert (done.returncode, (tmp_path / "done").read_text()) == (code, "012")
+    assert done.stderr == ("" if closed else "criuctl: the result could not be printed: No space left on device\n")
+
+
 def test_help_into_a_closed_pipe_is_quiet(criuctl: Run) -> None:
     read, write = os.pipe()
     os.close(read)
@@ -230,19 +287,6 @@ def test_a_result_that_cannot_be_written_is_told(provoke: Run, options: tuple[st
     with open("/dev/full", "w") as full:
         done = provoke("tell", *options, stdout=full, stderr=subprocess.PIPE)
     assert done.returncode == 1
-@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
-@pytest.mark.parametrize(("closed", "code"), [(True, 141), (False, 1)], ids=["closed", "full"])
-def test_what_must_be_done_to_the_end_is_done_though_nobody_listens(
-    provoke: Run, tmp_path: Path, options: tuple[str, ...], closed: bool, code: int
-) -> None:
-    read, write = os.pipe()
-    os.close(read)
-    with open(write, "w") as pipe, open("/dev/full", "w") as full:
-        done = provoke("each", str(tmp_path / "done"), *options, stdout=pipe if closed else full, stderr=subprocess.PIPE)
-    assert (done.returncode, (tmp_path / "done").read_text()) == (code, "012")
-    assert done.stderr == ("" if closed else "criuctl: the result could not be printed: No space left on device\n")
-
-
     assert "the result could not be printed: No space left on device" in done.stderr
     assert "Exception ignored" not in done.stderr
 
