@@ -216,7 +216,11 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Co
     if os.path.isabs(home):  # else it would be anybody's: whoever made the folder that we are in
         candidates.append(Path(home) / "criuctl" / "config.yaml")
     if path is not None:
-        if not Path(path).is_file():
+        try:
+            there = Path(path).is_file()
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}") from error
+        if not there:
             raise ConfigError(f"{path}: no such configuration file")
         candidates.append(Path(path))
     values: dict[str, Any] = {}

@@ -138,19 +138,19 @@ def read_secret(path: Path) -> bytes:
     """The content of a small file that only we may read; `KeyMissing` says what is wrong with it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            os.close(fd)
+            raise KeyMissing(f"{path} is no regular file", hint="Name the key file itself.")
+        with os.fdopen(fd, "rb") as file:
+            if found.st_mode & 0o077 or found.st_uid not in (0, os.geteuid()):
+                raise KeyMissing(
+                    f"{path} is not used: others than its owner may read or change it",
+                    hint=f"chmod 600 {path}, and see who has read it.",
+                )
+            return file.read(_MAX_SECRET_FILE)
     except OSError as error:
         raise KeyMissing(f"{path} cannot be read: {error.strerror}", hint="Bring the file back, or name another one.") from error
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(fd)
-        raise KeyMissing(f"{path} is no regular file", hint="Name the key file itself.")
-    with os.fdopen(fd, "rb") as file:
-        if found.st_mode & 0o077 or found.st_uid not in (0, os.geteuid()):
-            raise KeyMissing(
-                f"{path} is not used: others than its owner may read or change it",
-                hint=f"chmod 600 {path}, and see who has read it.",
-            )
-        return file.read(_MAX_SECRET_FILE)
 
 
 # -- slots --------------------------------------------------------------------------------------------

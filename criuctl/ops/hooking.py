@@ -62,7 +62,7 @@ def snapshot_failed(config: Config, reporter: Reporter, target: str, error: Criu
         "session": known,
         "incarnation": None,
         "checkpoint": None,
-        "pid": None if known else int(target),
+        "pid": int(target) if known is None else None,
         "inner_pid": None,
         "store": config.store,
         "labels": {},

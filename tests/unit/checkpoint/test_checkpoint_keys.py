@@ -289,3 +289,8 @@ def test_preflight_reads_and_writes(tmp_path: Path) -> None:
     assert {info.name for info in repo.store.list()} == before
     with repo.writer(Reporter()) as writer:
         assert writer.stats.chunks == 0
+
+
+def test_a_secret_that_the_disk_does_not_give_is_told() -> None:
+    with pytest.raises(KeyMissing, match="cannot be read: Input/output error"):
+        keys.read_secret(Path("/proc/self/mem"))  # whose first page is nobody's

@@ -116,6 +116,7 @@ def test_a_limit_of_the_host_is_no_bug(provoke: Run, name: str, text: str, hint:
         (["store", "init", "--passphrase", "--store", "/nonexistent/s"], "asks on a terminal"),
         (["help", "nothing"], "there is no command 'nothing'"),
         (["list", "--config", "/nonexistent/c.yaml"], "no such configuration file"),
+        (["list", "--config", "x" * 5000], "File name too long"),
         (["list", "--config", ""], "'--config': it is empty"),
         (["rm", "web", "--store", ""], "'--store': it is empty"),
         (["--store", "", "gc"], "'--store': it is empty"),

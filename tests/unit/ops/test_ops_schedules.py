@@ -327,7 +327,7 @@ def test_a_run_that_cannot_be_written_down_is_told_all_the_same(site: Site, monk
     assert [one["target"] for one in site("run", "web", code=3)["snapshots"]] == ["one"]
 
 
-@pytest.mark.parametrize("target", ["\u00b2", "9" * 5000, "\udcff"])
+@pytest.mark.parametrize("target", ["", "\u00b2", "9" * 5000, "\udcff"])
 def test_a_target_that_is_no_number_is_no_pid(site: Site, capsys: pytest.CaptureFixture[str], target: str) -> None:
     assert main(["--json", "snapshot", target]) == 2
     assert json.loads(capsys.readouterr().out)[0]["error"]["code"] == "invalid-name"
