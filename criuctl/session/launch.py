@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CommandFailed, Conflict, CriuctlError, NotFound, PlatformError, TimedOut, UsageError
+from ..errors import CommandFailed, Conflict, CriuctlError, NotFound, PlatformError, TimedOut, UsageError, of_the_host
 from ..proc.folders import make_private
 from . import names
 from .sessions import read_state
@@ -148,6 +148,10 @@ def _not_started(name: str, why: Mapping[str, Any]) -> CriuctlError:
         return UsageError(text, hint="It is a folder, or may not be executed: see `ls -ld` of it.")
     if number == errno.ENOEXEC:
         return UsageError(text, hint="A script begins with #! and its interpreter; or name that: `-- sh SCRIPT`.")
+    if number in (errno.ENAMETOOLONG, errno.E2BIG, errno.ELOOP):
+        return UsageError(text)
+    if number is not None and (told := of_the_host(OSError(number, text))) is not None:
+        return PlatformError(text, hint=told.hint)
     return CommandFailed(text)
 
 

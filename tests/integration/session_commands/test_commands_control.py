@@ -61,7 +61,7 @@ def test_sessions_that_are_started_at_the_same_moment_have_names_of_their_own(op
 def test_what_cannot_be_started_says_why(operators: Operators) -> None:
     absent = operators("run", "-d", "--", "no-such-command", check=False)
     assert absent["exit_code"] == 3 and "no-such-command" in absent["error"]["message"]
-    for wrong in ("/etc/passwd", "/tmp"):  # no program: nothing that criuctl has done wrong
+    for wrong in ("/etc/passwd", "/tmp", "x" * 5000):  # no program: nothing that criuctl has done wrong
         assert operators("run", "-d", "--", wrong, check=False)["exit_code"] == 2
     assert operators("run", "-d", "--workspace", "/none", "--", "true", check=False)["exit_code"] == 2
     assert operators("run", "-d", "--name", "-x", "--", "true", check=False)["exit_code"] == 2
