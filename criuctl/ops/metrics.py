@@ -282,6 +282,8 @@ def write(metrics: Sequence[Metric], path: Path) -> None:
     """
     told = text(metrics).encode()
     try:
+        if path.exists() and not path.is_file():  # whose place it would take: /dev/null's, say
+            raise UsageError(f"{path} is no regular file", hint="Name a file in a folder that is there.")
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
             with open(descriptor, "wb") as file:

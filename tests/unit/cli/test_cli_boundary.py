@@ -19,6 +19,13 @@ from criuctl import errors
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[str]]
 
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    """Folders of this test's own, should what is to be refused be done."""
+    return {f"CRIUCTL_{name}": str(tmp_path / name.lower()) for name in ("STORE", "STATE_DIR", "RUN_DIR", "CACHE_DIR", "KEY_DIR")}
+
+
 CLASSES = sorted(n for n, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.CriuctlError))
 
 
@@ -131,11 +138,11 @@ def test_a_limit_of_the_host_is_no_bug(provoke: Run, name: str, text: str, hint:
         (["migrate", "--resolve", "--dry-run"], "contradict each other"),
     ],
 )
-def test_usage_errors_exit_2_and_say_what_is_meant(criuctl: Run, args: list[str], words: str) -> None:
-    done = criuctl(*args)
+def test_usage_errors_exit_2_and_say_what_is_meant(criuctl: Run, env: dict[str, str], args: list[str], words: str) -> None:
+    done = criuctl(*args, env=env)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
-    machine = criuctl(*args, "--json")
+    machine = criuctl(*args, "--json", env=env)
     assert machine.returncode == 2
     assert machine.stderr == ""
     assert words in json.loads(machine.stdout)["error"]["message"] or not args or args == ["store"]
@@ -165,16 +172,16 @@ def test_an_interrupt_while_it_is_imported_is_quiet(criuctl: Run, tmp_path: Path
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_no_folder_to_be_in(tmp_path: Path) -> None:
+def test_no_folder_to_be_in(tmp_path: Path, env: dict[str, str]) -> None:
     gone = 'cd "$1"; rmdir "$1"; shift; exec "$@"'
     (tmp_path / "gone").mkdir()
     program = ("sh", "-c", gone, "sh", str(tmp_path / "gone"), sys.executable, "-m", "criuctl")
-    done = run_program(program, "run", "-d", "--", "true", env={"CRIUCTL_STATE_DIR": str(tmp_path)})
+    done = run_program(program, "run", "-d", "--", "true", env=env)
     assert (done.returncode, "the current folder is gone" in done.stderr) == (2, True), done.stderr
 
 
-def test_a_workspace_that_is_not_said_is_not_the_current_folder(criuctl: Run, tmp_path: Path) -> None:
-    done = criuctl("run", "-d", "--workspace", "", "--", "true", env={"CRIUCTL_STATE_DIR": str(tmp_path)})
+def test_a_workspace_that_is_not_said_is_not_the_current_folder(criuctl: Run, env: dict[str, str]) -> None:
+    done = criuctl("run", "-d", "--workspace", "", "--", "true", env=env)
     assert (done.returncode, "'' is no folder" in done.stderr) == (2, True), done.stderr
 
 

@@ -156,6 +156,10 @@ def test_metrics_are_served_and_written(tmp_path: Path) -> None:
     write(look(config), path)
     assert "criuctl_build_info" in path.read_text() and path.stat().st_mode & 0o777 == 0o644
     assert list(tmp_path.glob("criuctl.prom*")) == [path]
+    os.mkfifo(tmp_path / "like-dev-null")
+    with pytest.raises(UsageError, match="no regular file"):
+        write(look(config), tmp_path / "like-dev-null")
+    assert (tmp_path / "like-dev-null").is_fifo()
     assert not (tmp_path / "state").exists(), "who looks writes nothing"
 
 
