@@ -95,23 +95,21 @@ def test_a_criu_that_ends_at_once(body: str, zoo: Zoo, criuctl: Criuctl, afterma
     wrapper.chmod(0o700)
     criuctl.extra["CRIUCTL_CRIU"] = str(wrapper)
     answer = criuctl("dump", animal.pid, check=False)
-    assert answer["exit_code"] in (5, 13)
+    assert answer["exit_code"] == 5, answer
     assert "errno 0" not in answer["error"]["message"]
     del criuctl.extra["CRIUCTL_CRIU"]
     assert aftermath.of_dump(animal) == "alive"
 
 
 def test_its_first_error_is_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """A restore that CRIU refuses: the process and what it stumbled over are named, and the log is kept, 0600."""
+    """What CRIU would stumble over is named, before it does; the log of one that did is kept, see `test_needs`."""
     animal = zoo.launch("nowhere.py")
     told = trip.dump(animal)
     (animal.folder / "ready").unlink()
     os.rename(animal.folder, animal.folder.with_name("moved-away"))
     answer = criuctl("restore", told["checkpoint"], check=False)
-    assert answer["exit_code"] in (4, 6)
+    assert answer["exit_code"] == 4, answer
     assert str(animal.folder) in answer["error"]["message"]
-    if "log" in answer["error"]:
-        assert Path(answer["error"]["log"]).stat().st_mode & 0o077 == 0
     os.rename(animal.folder.with_name("moved-away"), animal.folder)
     trip.restore(told, animal, equal=False).ask()
 
@@ -122,7 +120,7 @@ def test_a_tree_that_cannot_be_frozen(compiled: Path, zoo: Zoo, criuctl: Criuctl
     animal = zoo.launch([str(compiled / "vfork")])
     wait_until(lambda: oracle.stat_of(animal.pid)[:1] == ["D"], 60, "vfork has begun")
     answer = criuctl("dump", animal.pid, check=False, timeout=120)
-    assert answer["exit_code"] in (4, 5, 12)
+    assert answer["exit_code"] == 5, answer
     assert answer["error"]["message"]
     assert animal.alive()
     assert stopped(animal) == []

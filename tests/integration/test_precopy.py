@@ -96,7 +96,7 @@ def test_given_up_between_rounds_nothing_has_happened(zoo: Zoo, criuctl: Criuctl
         assert list((criuctl.store / "packs").rglob("*"))
         held.kill(signal.SIGINT)
         held.go_on()
-        assert held.command.process.wait(120) != 0
+        assert held.command.process.wait(120) == 130
     animal.ask()
     assert [path for path in (criuctl.store / "packs").rglob("*") if path.is_file()] == []
     assert criuctl("list") == []
