@@ -58,15 +58,11 @@ def tell_each(
             array.add(body(outcome))
         return told(outcome)
 
+    telling = insistent(tell_of, codes) if to_the_end else tell_of
     try:
         for outcome in outcomes:
-            try:
-                codes.append(tell_of(outcome))
-            except (BrokenPipeError, ResultLost) as error:
-                if not to_the_end:
-                    raise
-                codes.append(_unheard(error))
-                codes.append(tell_of(outcome))
+            code = telling(outcome)  # which may add to the codes, too
+            codes.append(code)
     except (CriuctlError, OSError) as error:
         of_us = of_the_host(error) if isinstance(error, OSError) else error  # a full disk, say
         if of_us is None or not array.begun:
@@ -86,6 +82,19 @@ def tell_each(
     if app.json:
         array.close()
     return codes
+
+
+def insistent(told: Callable[[T], int], codes: list[int]) -> Callable[[T], int]:
+    """`told`, which goes on when nobody listens any more; the exit code that tells of that is added to `codes`."""
+
+    def insists(outcome: T) -> int:
+        try:
+            return told(outcome)
+        except (BrokenPipeError, ResultLost) as error:
+            codes.append(_unheard(error))
+            return told(outcome)
+
+    return insists
 
 
 def _unheard(error: BrokenPipeError | ResultLost) -> int:

@@ -16,6 +16,7 @@ from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..pages import Entry, LazyGroup, page
 from ..streams import tell
+from ..telling import insistent
 from ..text import Column, age, plural, printable
 from .dump import parse_labels
 from .snapshot import JOBS, teller
@@ -256,8 +257,10 @@ def run(app: App, name: str, delay: bool) -> int:
     if wanted.config and not app.config_file:
         config = configuration.load(wanted.config).with_options(state_dir=config.state_dir)
     config = config.with_options(store=app.store or wanted.store)
+    unheard: list[int] = []
+    told = insistent(teller(app), unheard)  # a schedule's snapshots are taken, whatever becomes of cron's pipe
     with app.reporting(bars=False) as reporter:
-        ran, code = schedules.run(config, wanted, delay=delay, reporter=reporter, told=teller(app), judge=_judge)
+        ran, code = schedules.run(config, wanted, delay=delay, reporter=reporter, told=told, judge=_judge)
     if app.json:
         app.emit(ran.to_dict() | {"exit_code": code}, lambda: "")
         return code
@@ -269,7 +272,7 @@ def run(app: App, name: str, delay: bool) -> int:
         tell(f"criuctl: warning: {printable(text)}")
     if ran.error is not None:
         tell(f"criuctl: prune: {printable(ran.error.message)}")
-    return code
+    return worst([code, *unheard])
 
 
 def _judge(ran: Ran) -> int:

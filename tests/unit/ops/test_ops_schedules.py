@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -331,6 +332,30 @@ def test_a_run_that_cannot_be_written_down_is_told_all_the_same(site: Site, monk
 def test_a_target_that_is_no_number_is_no_pid(site: Site, capsys: pytest.CaptureFixture[str], target: str) -> None:
     assert main(["--json", "snapshot", target]) == 2
     assert json.loads(capsys.readouterr().out)[0]["error"]["code"] == "invalid-name"
+
+
+def test_a_run_goes_on_when_nobody_listens_any_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def closed_at_first(text: str) -> None:
+        said.append(text)
+        if len(said) == 1:
+            raise BrokenPipeError
+
+    amounts = {"memory": 1, "stored": 1}
+    stored = {"checkpoint": "c" * 32, "processes": 1, "bytes": amounts, "frozen_ms": 1.0, "total_ms": 1.0}
+
+    def dump(_config: object, target: str, **_more: object) -> SimpleNamespace:
+        return SimpleNamespace(to_dict=lambda: {**stored, "session": target}, degraded=False)
+
+    monkeypatch.setattr(snapshot, "dump", dump)
+    monkeypatch.setattr("criuctl.cli.commands.snapshot.write_result", closed_at_first)
+    monkeypatch.setattr("criuctl.cli.telling.discard", lambda _descriptor: None)  # it is the test's own
+    site("add", "web", "one", "two", "--every", "1h")
+    assert main(["schedule", "run", "web"]) == 141
+    assert len(said) == 3
+    (row,) = site("list")
+    assert (row["last"]["result"], row["last"]["stored"]) == ("ok", 2)
 
 
 def test_a_second_run_at_the_same_time_is_a_conflict(site: Site) -> None:
