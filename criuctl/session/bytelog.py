@@ -33,6 +33,7 @@ class OutputLog:
         self.capacity = max(_PAGE, capacity // _PAGE * _PAGE)
         self.end = base
         self._first = base  # nothing before it was ever kept
+        self._told = base  # the base that the file's first page tells
         self._flushed = base
         self._ring_start = base  # offset of the oldest byte in the ring
         self._size, self._piece = ring, min(OUTPUT_PIECE, ring // 4)
@@ -41,7 +42,7 @@ class OutputLog:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self.broken = ""  # why the file was given up
         try:
-            os.pwrite(self._fd, _HEADER.pack(_MAGIC, self.capacity, base, base), 0)
+            self._tell(base)
         except OSError as error:
             self._give_up(error)
 
@@ -55,7 +56,7 @@ class OutputLog:
             os.close(fd)
         log = cls.__new__(cls)
         log.path, log.capacity, log.end = path, capacity, end
-        log._first, log._flushed, log._ring_start = base, end, end
+        log._first, log._told, log._flushed, log._ring_start = base, base, end, end
         log._size, log._piece, log._ring, log.broken = ring, min(OUTPUT_PIECE, ring // 4), bytearray(ring), ""
         log._view = memoryview(log._ring)
         log._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -97,13 +98,21 @@ class OutputLog:
         if self._fd < 0 or self._flushed == self.end:
             return
         try:
+            oldest = min(self.end - self.capacity, self._flushed)
+            if oldest > self._told:
+                self._tell(oldest)  # first: whoever is killed in the middle leaves no new bytes under the offsets of old ones
             while self._flushed < self.end:
                 at, place = self._flushed % self._size, self._flushed % self.capacity
                 count = min(self.end - self._flushed, self._size - at, self.capacity - place)
                 self._flushed += os.pwrite(self._fd, self._view[at : at + count], _PAGE + place)
-            os.pwrite(self._fd, _HEADER.pack(_MAGIC, self.capacity, self.base, self._flushed), 0)
+            self._tell(self.base)
         except OSError as error:
             self._give_up(error)
+
+    def _tell(self, base: int) -> None:
+        """Write down which offsets the file holds: from `base` to what is flushed."""
+        os.pwrite(self._fd, _HEADER.pack(_MAGIC, self.capacity, base, self._flushed), 0)
+        self._told = base
 
     def _give_up(self, error: OSError) -> None:
         self.broken = f"{self.path}: {error.strerror}"

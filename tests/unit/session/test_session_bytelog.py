@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,33 @@ def test_escapes_are_found_in_the_stretch_that_is_asked_for(tmp_path: Path) -> N
     at = log.end - 7
     assert log.escapes(at, 7) and log.escapes(at, 1) and log.escapes(at - 1, 2)
     assert not log.escapes(at - 5, 5) and not log.escapes(at + 1, 6)
+    log.close()
+
+
+class Killed(BaseException):
+    """By SIGKILL."""
+
+
+@pytest.mark.parametrize("done", range(6))
+def test_a_holder_that_is_killed_while_it_writes_leaves_every_byte_at_its_offset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int
+) -> None:
+    log, left, write = OutputLog(tmp_path / "output", 8 * PAGE, ring=4 * PAGE), [done], os.pwrite
+    log.append(pattern(0, 50_000))
+    log.flush()
+
+    def pwrite(fd: int, data: bytes, at: int) -> int:
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        return write(fd, data, at)
+
+    with monkeypatch.context() as patch, suppress(Killed):
+        patch.setattr(os, "pwrite", pwrite)
+        log.append(pattern(50_000, 60_000))
+        log.flush()
+    base, data = read_file(tmp_path / "output")
+    assert data == pattern(base, base + len(data)) and len(data) > PAGE
     log.close()
 
 
