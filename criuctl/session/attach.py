@@ -187,8 +187,7 @@ class Attachment:
                 continue
             poll = select.poll()
             poll.register(wake, select.POLLIN)
-            # A pipe is read no faster than the session takes it; a person may always leave.
-            if self._keyboard and (terminal.keyboard or len(self._typed) < _MAX_UNANSWERED):
+            if self._listens:
                 poll.register(terminal.stdin, select.POLLIN)
             if terminal.waiting < _MAX_WAITING:
                 poll.register(self.session.fileno(), select.POLLIN)
@@ -286,6 +285,11 @@ class Attachment:
             self._notice(f"not typed: {error.message}")
 
     # -- typing -----------------------------------------------------------------------------------
+
+    @property
+    def _listens(self) -> bool:
+        """Whether what is typed is read now: a pipe no faster than the session takes it, while a person may always leave."""
+        return self._keyboard and (self._terminal.keyboard or len(self._typed) < _MAX_UNANSWERED)
 
     def _read_keyboard(self) -> None:
         """Take what was typed, or find that nothing will be any more."""
@@ -395,18 +399,21 @@ class Attachment:
         if session is None:
             return
         self.session, self._lease = session, None
-        if self._position:
-            self._attach(self._position)
-            self._resize()
-        else:
-            self._begin()
+        try:
+            if self._position:
+                self._attach(self._position)
+                self._resize()
+            else:
+                self._begin()
+        except (SessionGone, TimedOut) as error:
+            self._come_back(error)
         incarnation = session.hello["status"]["incarnation"]
         self._notice(f"criuctl: moved to {moved.host}, {self.name} is incarnation {incarnation}")
 
     def _pause(self, seconds: float) -> bool:
         """Wait for the next attempt; the detach key works meanwhile."""
         poll = select.poll()
-        if self._keyboard:
+        if self._listens:
             poll.register(self._terminal.stdin, select.POLLIN)
         if poll.poll(seconds * 1000):
             self._read_keyboard()

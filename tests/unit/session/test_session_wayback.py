@@ -8,14 +8,14 @@ import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from criuctl.errors import SessionGone, TimedOut
 from criuctl.session.attach import Attachment, Ended
 from criuctl.session.client import Session
-from criuctl.session.wayback import Wayback
+from criuctl.session.wayback import Moved, Wayback
 
 ATTACHED = {"lease": None, "offset": 7, "end": 7, "state": "running"}
 
@@ -24,6 +24,7 @@ class Link:
     """A connection as an attachment sees it, or what comes of an attempt to make one."""
 
     operator, token, pending = "op-1", "t", False
+    hello: ClassVar[dict[str, Any]] = {"status": {"incarnation": 2}}
 
     def __init__(self, *answers: dict[str, Any] | Exception) -> None:
         self.answers = list(answers)
@@ -41,6 +42,8 @@ class Link:
         return 1
 
     def close(self) -> None: ...
+
+    def leave(self) -> None: ...
 
 
 def connecting(*attempts: Link | Exception) -> Any:
@@ -86,6 +89,15 @@ def test_a_connection_that_breaks_at_once_again_is_made_again(pipe: tuple[int, i
     assert attached.session is back and attached._ended is None and attached._position == 7
 
 
+def test_a_connection_that_breaks_at_once_where_it_has_moved_to_is_made_again(pipe: tuple[int, int]) -> None:
+    back: Any = Link(ATTACHED)
+    attached = attachment(connecting(), pipe[0])
+    attached._way = Wayback(connecting(), 10.0, lambda _url: connecting(Link(SessionGone("cut at once")), back))
+    attached.session, attached._position = cast("Session", Link()), 7
+    attached._go_after(Moved("ssh://b/s", "b"))
+    assert attached.session is back and attached._ended is None
+
+
 def test_who_has_no_keyboard_any_more_waits_and_types_nothing() -> None:
     ended = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     attached = attachment(connecting(), ended)
@@ -118,3 +130,12 @@ def test_a_pipe_is_read_no_faster_than_the_session_takes_it(pipe: tuple[int, int
     assert len(attached._typed) <= 128 << 10
     for fd in (endless, silent):
         os.close(fd)
+
+
+def test_a_pipe_is_not_read_while_the_session_cannot_be_reached() -> None:
+    endless = os.open("/dev/zero", os.O_RDONLY | os.O_CLOEXEC)
+    attached = attachment(connecting(), endless)
+    for _ in range(10):
+        assert attached._pause(0.001)
+    assert 0 < len(attached._typed) <= 128 << 10
+    os.close(endless)
