@@ -25,6 +25,7 @@ from .cells import plain, position, rendition, styled, text_of
 
 HISTORY = 2000  # lines of scrollback that are kept
 _MAX_CARRY = 64 << 10  # a sequence longer than this is none
+_MAX_FILLED = 1 << 20  # cells of a screen that is filled as a whole; what is empty of a larger one takes no memory
 
 _STRING = r"|\x1b[PX^_](?:[^\x1b]|\x1b(?!\\))*\x1b\\"
 _OTHERS = (
@@ -146,7 +147,7 @@ class Screen(pyte.Screen):
                 number, _, value = token["osc"].partition(";")
                 if number in ("0", "2"):
                     self.title = value
-            elif kind == "sharp" and token["sharp"] == "8":
+            elif kind == "sharp" and token["sharp"] == "8" and self.lines * self.columns <= _MAX_FILLED:
                 self.alignment_display()
 
     def _named(self, name: str | None) -> None:

@@ -121,6 +121,13 @@ def test_the_alternate_screen_comes_and_goes() -> None:
     assert both.text() == ["one", "two!", ""]
 
 
+def test_a_test_picture_is_no_larger_than_any_window() -> None:
+    small, large = Screen(4, 2), Screen(2048, 1024)
+    for screen in (small, large):
+        screen.feed(b"\x1b#8")
+    assert small.text() == ["EEEE"] * 2 and not large.buffer
+
+
 def test_what_scrolls_by_is_history() -> None:
     screen = Screen(10, 3, history=4)
     screen.feed(b"".join(b"%d\r\n" % n for n in range(8)) + b"end")
