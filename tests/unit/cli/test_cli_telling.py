@@ -10,8 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from criuctl.cli.app import App
+from criuctl.cli.main import main
 from criuctl.cli.telling import tell_each
 from criuctl.errors import Conflict
+from criuctl.ops import standdown
 
 
 def _outcomes(number: int, ending: BaseException | None, closed: list[bool]) -> Iterator[int]:
@@ -54,3 +56,16 @@ def test_a_reader_that_has_gone_ends_what_is_under_way() -> None:
     with pytest.raises(BrokenPipeError):
         tell_each(App(), _outcomes(2, None, closed), gone, lambda one: one)
     assert closed == [True]
+
+
+def test_whose_copy_was_ended_is_told_also_when_a_signal_comes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(*_args: object, **_options: object) -> Iterator[standdown.StandDown]:
+        yield standdown.StandDown("web", "fenced", "ended", 3)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(standdown, "stand_down", found)
+    assert main(["fence", "--all", "--json"]) == 130
+    told = json.loads(capsys.readouterr().out)
+    assert (told[0]["session"], told[0]["done"], told[1]["error"]["exit_code"]) == ("web", "ended", 130)
