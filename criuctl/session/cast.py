@@ -82,7 +82,7 @@ def _next_offsets(pieces: Sequence[Record], end: int) -> list[int]:
 def _event(interval: float, event: str, facts: dict[str, Any]) -> Iterator[str]:
     if event == "resize":
         yield _line(interval, "r", f"{facts.get('cols')}x{facts.get('rows')}")
-    elif event == "exit":
+    elif event == "exit" and facts.get("exit_code") is not None:
         yield _line(interval, "x", str(facts.get("exit_code")))
     elif event in _MARKED:
         text = _MARKED[event]

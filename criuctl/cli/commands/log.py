@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-from ...errors import UsageError
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import name_argument
@@ -52,15 +52,18 @@ def log(app: App, name: str, since: int, export: str | None) -> int:
     programs, which echo by themselves) is not recorded, only how much it was and where its effect is in the output.
 
     --export cast prints all that is kept of the output, with its times, the sizes of the window, and markers where the session
-    was checkpointed and restored. Both work for sessions that have ended, as long as this host keeps what they printed.
+    was checkpointed and restored; with --json its lines are the elements of an array. Both work for sessions that have
+    ended, as long as this host keeps what they printed.
     """
     from ...ops.logs import audit, recording
 
     if export:
+        lines = recording(app.config, name)
         if app.json:
-            raise UsageError("--export has no JSON: standard output is the recording")
-        for line in recording(app.config, name):
-            write_bytes(line.encode() + b"\n")
+            app.emit([json.loads(line) for line in lines], lambda: "")
+            return 0
+        for line in lines:
+            write_bytes(line.encode(errors="replace") + b"\n")  # a checkpoint may say anything of the host that it comes from
         return 0
     entries = audit(app.config, name, since)
     app.emit(entries, lambda: table(_COLUMNS, map(_row, entries)) if entries else "")

@@ -211,6 +211,7 @@ def test_the_log_and_the_recording(operators: Operators, tmp_path: Path) -> None
     (pause,) = [interval for interval, code, data in events if code == "o" and data.startswith("later")]
     assert 0.2 < pause < 60
     assert events[-1][1:] == ["x", "2"]
+    assert operators("log", "talk", "--export", "cast") == [header, *events]
 
 
 def test_following_the_output(operators: Operators) -> None:

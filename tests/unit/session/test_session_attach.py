@@ -171,6 +171,14 @@ def test_a_recording_has_markers_and_no_dead_time() -> None:
     assert events[3][2] == "checkpointed 0123456789ab" and events[4][2] == "restored, from other"
 
 
+def test_a_recording_of_what_nobody_saw_end_names_no_exit_code() -> None:
+    status = {"session": "s", "command": [], "created": 100.0, "exit_code": None}
+    _, *events = (
+        json.loads(line) for line in recording(status, b"z", 0, [(100.0, 0, "", {}), (101.0, 1, "exit", {"exit_code": None})])
+    )
+    assert [code for _, code, _ in events] == ["o"]
+
+
 def test_the_banner() -> None:
     text = restored_text("s", 3, {"host": "a", "created": "2020-01-01T00:00:00Z", "dropped": ["2 connections"]})
     assert text.startswith("s: restored, incarnation 3, from a, as it was 2020-01-01T00:00:00Z (")
