@@ -237,6 +237,7 @@ class HolderRecord(Record):
     rows: int = 24
     columns: int = 80
     base: int = 0  # offset of the first byte in `scrollback`
+    input_offset: int = 0  # where the output stood when something was typed last
     scrollback: StreamRef | None = None
     modes: dict[str, Any] = field(default_factory=dict)  # of the terminal, as the protocol of holders has them
     roles: tuple[tuple[str, ...], ...] = ()  # (kind, name, role): the ceilings of operators
@@ -245,7 +246,7 @@ class HolderRecord(Record):
     paused: dict[str, Any] | None = None  # by whom it stood still, whether halted, and the tree's PIDs that were stopped for it
 
     def check(self, where: str) -> None:
-        for name in ("base", "events", "audit"):
+        for name in ("base", "input_offset", "events", "audit"):
             check_range(getattr(self, name), 0, 1 << 62, f"{where}.{name}")
         for name in ("rows", "columns"):
             check_range(getattr(self, name), 0, (1 << 16) - 1, f"{where}.{name}")

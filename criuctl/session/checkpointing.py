@@ -79,9 +79,10 @@ class Checkpointing:
         holder.emit("checkpoint-begin", by=by.who(), offset=holder.log.end)
         master = holder.master
         status = holder.status()
+        kept = ("offset", "base", "input_offset", "rows", "cols", "modes", "operators", "lease", "state", "command")
         pending = fitting({**c.who, "base64": base64.b64encode(c.data[c.at :]).decode()} for c in master.queue)
         return {
-            **{key: status[key] for key in ("offset", "base", "rows", "cols", "modes", "operators", "lease", "state", "command")},
+            **{key: status[key] for key in kept},
             "xpixel": master.xpixel,
             "ypixel": master.ypixel,
             "roles": [[kind, name, role] for (kind, name), role in holder.authority.ceilings.items()],

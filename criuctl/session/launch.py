@@ -57,6 +57,7 @@ class HolderSpec:
     # Of a session that is to be restored:
     log_fd: int | None = None  # a file, positioned, with the scrollback; its descriptor is passed on
     base: int = 0  # offset of the scrollback's first byte
+    input_offset: int = 0  # where the output stood when something was typed last
     modes: Mapping[str, Any] = field(default_factory=dict)
     roles: Sequence[Sequence[str]] = ()  # [kind, name, role] as `checkpoint-begin` told
     events: int = 0  # sequence of the last event

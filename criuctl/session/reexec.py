@@ -117,6 +117,7 @@ def _state(holder: Holder) -> dict[str, Any]:
         "collected": holder.collected,
         "paused_by": holder.paused_by,
         "halted": holder.halted,
+        "input_offset": holder.input_offset,
         "until": holder.deadman.until,
         "checkpoint": holder.checkpoint_id,
         "linger": holder.linger,
@@ -173,7 +174,7 @@ def resume(memory: int) -> None:
     holder.state, holder.since, code, number = state["state"]
     holder.exit = (code, number)
     holder.collected, holder.paused_by, holder.linger = state["collected"], state["paused_by"], state["linger"]
-    holder.halted = state["halted"]
+    holder.halted, holder.input_offset = state["halted"], state.get("input_offset", log.end)
     holder.checkpoint_id, holder.sequence = state["checkpoint"], state["sequence"]
     holder.events.extend((sequence, _bytes(frame)) for sequence, frame in state["events"])
     holder.prepare()

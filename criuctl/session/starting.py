@@ -71,6 +71,7 @@ def _prepare(spec: dict[str, Any]) -> Holder:
     holder = Holder(identity, run_folder, state_folder, log, Modes.from_dict(spec.get("modes") or {}), audit)
     holder.linger = float(spec.get("linger", DEFAULT_LINGER))
     holder.sequence = int(spec.get("events", 0))
+    holder.input_offset = int(spec.get("input_offset", 0))
     holder.checkpoint_id = str(spec.get("checkpoint", ""))
     holder.authority.ceilings = {(kind, name): role for kind, name, role in spec.get("roles", ())}
     if spec.get("log_fd") is not None:

@@ -264,14 +264,14 @@ def test_a_restored_sessions_holder_has_the_old_scrollback(holders: Holders) -> 
     os.write(memory, b"from the other host\r\n")
     os.lseek(memory, 0, os.SEEK_SET)
     started = holders.start(
-        "cat", spawner="", id="feed" * 8, incarnation=4, log_fd=memory, base=5000, events=70, audit=30,
+        "cat", spawner="", id="feed" * 8, incarnation=4, log_fd=memory, base=5000, events=70, audit=30, input_offset=5007,
         modes={"alternate": True}, roles=[["agent", "bot", "observe"]], checkpoint="c9", rows=33, cols=77,
     )  # fmt: skip
     os.close(memory)
     client = holders.connect()
     status = client.status()
     assert (status["state"], status["incarnation"], status["id"], status["pid"]) == ("checkpointed", 4, "feed" * 8, None)
-    assert (status["base"], status["offset"], status["checkpoint"]) == (5000, 5021, "c9")
+    assert (status["base"], status["offset"], status["input_offset"], status["checkpoint"]) == (5000, 5021, 5007, "c9")
     assert (status["rows"], status["cols"], status["modes"]["alternate"]) == (33, 77, True)
     assert client.read("start").data == b"from the other host\r\n"
     assert holders.connect(kind="agent", operator="bot").role == "observe"

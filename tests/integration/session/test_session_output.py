@@ -163,6 +163,15 @@ def test_a_restart_by_reexec_under_load_loses_no_byte(holders: Holders) -> None:
     assert answer is not None and answer.id == waiting and answer.body["exit_code"] == 0
 
 
+def test_where_something_was_typed_last_the_next_program_knows(holders: Holders) -> None:
+    holders.start("sh", "-c", "echo before; exec cat")
+    client = holders.connect()
+    client.wait_match("before\r\n", since="start", timeout=TIMEOUT)
+    client.send("typed\n")
+    client.reexec()
+    assert client.status()["input_offset"] == len("before\r\n")
+
+
 def test_a_new_program_that_does_not_start_is_not_tried(holders: Holders, tmp_path: Path) -> None:
     holders.start("cat")
     client = holders.connect()
