@@ -16,7 +16,6 @@ from .sessions import connect
 if TYPE_CHECKING:
     from ..session.client import Session
 
-_PIECE = 64 << 10  # bytes that may wait in the holder for the terminal
 _PATIENCE, _LOOK = 3.0, 0.1  # seconds for somebody who types to pause; between two questions whether he does
 _BEGIN, _END = b"\x1b[200~", b"\x1b[201~"
 
@@ -70,15 +69,15 @@ def type_into(
             else _pasted(file, modes)
             for (way, value), file in zip(parts, pasted, strict=True)
         )
-        answers = [session.send(data[at : at + _PIECE], timeout=timeout) for at in range(0, len(data), _PIECE)]
-        if not answers:
+        if not data:
             raise UsageError("nothing to send: the text is empty")
+        answer = session.send(data, timeout=timeout)
         return {
             "session": name,
-            "offset": answers[0].get("offset", session.hello["status"]["offset"]),
-            "sequence": answers[-1].get("sequence"),
+            "offset": answer.get("offset", session.hello["status"]["offset"]),
+            "sequence": answer.get("sequence"),
             "bytes": len(data),
-            "held": any(answer.get("held", False) for answer in answers),
+            "held": answer.get("held", False),
         }
 
 

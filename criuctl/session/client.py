@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["ANSWER_TIMEOUT", "Answer", "Event", "Message", "Output", "Session"]
 
 _SEND = 64 << 10
+_GIVE_UP = 5.0  # seconds for an answer that one can do without
 _MATCH_WINDOW = 64 << 10  # bytes before the newest that a match may begin in
 
 
@@ -106,14 +107,36 @@ class Session(Wire):
     def send(self, data: str | bytes, *, timeout: float | None = ANSWER_TIMEOUT) -> dict[str, Any]:
         """Type `data` and wait until the terminal has taken it; ``offset`` of the answer is where the output was before.
 
-        `timeout` is for each 64 KiB: a program that does not read takes no more than a few pages.
+        `TimedOut` after `timeout` seconds: what the terminal has not taken by then, for nobody reads, is not typed any more.
         """
         data = data.encode() if isinstance(data, str) else data
+        deadline = None if timeout is None else time.monotonic() + timeout
         answer: dict[str, Any] = {}
         for at in range(0, max(len(data), 1), _SEND):
             request = self.submit_input(data[at : at + _SEND], answered=True)
-            answer = self._await(request, "input", timeout).body | {k: v for k, v in answer.items() if k == "offset"}
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                found = self._await(request, "input", left).body
+            except TimedOut as late:
+                found = self._not_taken(request, at, f"of {len(data)} bytes in {timeout:g} s", late)
+            except KeyboardInterrupt:
+                self._cancel(request)
+                raise
+            answer = found | {key: value for key, value in answer.items() if key in ("offset", "held")}
         return answer
+
+    def _not_taken(self, request: int, before: int, text: str, late: TimedOut) -> dict[str, Any]:
+        """The answer to input whose time is over, if it has come after all; else how much of it was typed is raised."""
+        answer = self._cancel(request)
+        if answer is None:  # of a holder that does not know this of input, or stands still itself
+            raise TimedOut(f"the session's terminal has not taken all {text}", hint="It may take the rest later.") from late
+        if answer.error is None:
+            return answer.body
+        if "written" not in answer.error.details:
+            raise answer.error
+        taken = before + int(answer.error.details["written"])
+        hint = "Its program does not read. What it has not taken is not typed any more."
+        raise TimedOut(f"the session's terminal has taken {taken} {text}", hint=hint) from late
 
     def resize(self, rows: int, cols: int, xpixel: int = 0, ypixel: int = 0) -> None:
         """Set the window size; needs the lease."""
@@ -303,7 +326,7 @@ class Session(Wire):
         """Say goodbye, which frees the lease at once, and close."""
         if not self._closed:
             with contextlib.suppress(CriuctlError):
-                self.request("bye", timeout=5.0)
+                self.request("bye", timeout=_GIVE_UP)
         self.close()
 
     def close(self) -> None:
@@ -325,15 +348,19 @@ class Session(Wire):
         try:
             return self._await(request, f"wait for {what}", timeout).body
         except TimedOut:
-            # The answer may have crossed our cancelling: then it counts.
-            with contextlib.suppress(CriuctlError):
-                self.request("cancel", request=request)
-            crossed = next((m for m in self._inbox if isinstance(m, Answer) and m.id == request), None)
-            if crossed is not None:
-                self._inbox.remove(crossed)
-                if crossed.error is None:
-                    return crossed.body
+            answer = self._cancel(request)
+            if answer is not None and answer.error is None:
+                return answer.body
             raise
+
+    def _cancel(self, request: int) -> Answer | None:
+        """Wait for the answer to `request` no more; what it is by now, for it may have crossed our cancelling: then it counts."""
+        with contextlib.suppress(CriuctlError):
+            self.request("cancel", request=request, timeout=_GIVE_UP)
+        crossed = next((m for m in self._inbox if isinstance(m, Answer) and m.id == request), None)
+        if crossed is not None:
+            self._inbox.remove(crossed)
+        return crossed
 
 
 def _user() -> str:

@@ -193,6 +193,11 @@ class Observing:
                 self._holder.waits.remove(wait)
                 self._requests.refuse(connection, request, Refused("cancelled", "cancelled"))
                 return {}
+        typed = (connection.sock.fileno(), request, False)
+        for chunk in self._holder.master.drop(lambda chunk: (chunk.connection, chunk.request, chunk.answered) != typed):
+            self._requests.record("cancel", by, written=chunk.at, dropped=len(chunk.data) - chunk.at)
+            self._requests.refuse(connection, request, Refused("cancelled", "not all is typed", written=chunk.at))
+            return {}
         raise Refused("not-found", "no such request is waiting")
 
 

@@ -65,7 +65,8 @@ def send(
 ) -> int:
     """Types into a session, as an agent: what the options say, in the order in which they are given. Ends when the
     session's terminal has taken all of it, and prints the offset in the output at which the first byte was typed: what
-    the program says in answer is at or after it (see criuctl capture --since and criuctl wait --since).
+    the program says in answer is at or after it (see criuctl capture --since and criuctl wait --since). What the terminal has not
+    taken after --timeout, because the program does not read, is not typed any more.
 
     Needs the write lease for the moment: it is taken if nobody has it. While somebody else writes, an attached person
     say, this ends with 9, unless --take takes it away.

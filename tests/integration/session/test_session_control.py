@@ -72,6 +72,22 @@ def test_halt_drops_queued_input_of_agents_only(holders: Holders) -> None:
     assert agent.lease_request()["operator"] == agent.operator
 
 
+def test_what_the_terminal_has_not_taken_in_time_is_not_typed_later(holders: Holders) -> None:
+    holders.start("sh", "-c", "stty raw -echo; echo ready; exec cat")
+    client = holders.connect()
+    client.wait_match("ready", since="start", timeout=TIMEOUT)
+    client.signal("STOP", to="session")
+    with pytest.raises(TimedOut, match=r"has taken [1-9]\d* of 200000 bytes in 0.5 s") as late:
+        client.send(b"x" * 200_000, timeout=0.5)
+    taken = int(late.value.message.split()[5])
+    assert client.status()["queued_input"] == 0
+    client.signal("CONT", to="session")
+    client.send("END")
+    client.wait_match("x+END", since="start", timeout=TIMEOUT)
+    assert client.read("start").data.count(b"x") == taken
+    assert [entry["written"] for entry in client.audit() if entry["what"] == "cancel"] == [taken]
+
+
 def test_pause_without_a_freezer_keeps_who_was_stopped_stopped(holders: Holders) -> None:
     """The walk that stops parents first, on a tree of this process's own."""
     environment = {"PATH": os.environ["PATH"], "TOKEN": holders.token}

@@ -17,7 +17,7 @@ from criuctl.errors import UsageError
 from criuctl.session import keys
 from criuctl.session.attach import Attachment
 from criuctl.session.cast import cast as recording
-from criuctl.session.client import Session
+from criuctl.session.client import Answer, Session
 from criuctl.session.keyboard import DetachKey
 from criuctl.session.notices import restored_text
 from criuctl.session.plain import strip
@@ -138,6 +138,27 @@ def test_a_command_is_one_line_of_harmless_characters() -> None:
     assert b"!" not in line.replace(b"\\041", b"")
     with pytest.raises(UsageError):
         command_line([" "], "n0")
+
+
+def test_all_that_is_typed_has_one_time() -> None:
+    class Slow(Session):
+        """Its terminal takes each piece in a moment."""
+
+        def __init__(self) -> None:
+            self.left: list[float] = []
+
+        def submit_input(self, data: bytes, *, answered: bool = False) -> int:
+            return 1
+
+        def _await(self, request: int, what: str, timeout: float | None) -> Answer:
+            assert timeout is not None
+            self.left.append(timeout)
+            time.sleep(0.01)
+            return Answer(request, {"offset": len(self.left), "held": len(self.left) == 1})
+
+    session = Slow()
+    assert session.send(b"x" * (300 << 10), timeout=60) == {"offset": 1, "held": True}
+    assert len(session.left) == 5 and session.left[0] - session.left[-1] >= 0.04
 
 
 def test_addresses_of_sessions_elsewhere() -> None:
