@@ -22,7 +22,7 @@ from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
 from ..criu.images import ImageSet
-from ..errors import Conflict, CriuctlError, NoSuchProcess
+from ..errors import Conflict, CriuctlError, NoSuchProcess, SessionGone
 from ..proc import command, terminalkeeper
 from ..proc.namespaces import ns_pids
 from ..proc.tree import ProcessIdentity, wait_ended
@@ -122,12 +122,14 @@ class DumpedHolder:
     def thawed(self) -> None:
         """The tree goes on, though its checkpoint is not stored yet: input reaches it again."""
         if self._session is not None and self._begun:
-            self._session.request("checkpoint-thawed")
+            with suppress(SessionGone):  # it was killed: its tree may end of that, and has the more need of this checkpoint
+                self._session.request("checkpoint-thawed")
 
     def done(self, checkpoint: str, number: int, *, ended: bool) -> None:
         """The dump is complete."""
         if self._session is not None and self._begun:
-            self._session.request("checkpoint-done", checkpoint=checkpoint, number=number, ended=ended)
+            with suppress(SessionGone):  # it has ended after its tree, say; the checkpoint is there
+                self._session.request("checkpoint-done", checkpoint=checkpoint, number=number, ended=ended)
 
 
 class RestoredHolder:

@@ -16,6 +16,7 @@ from support import checkpoints as kit
 from criuctl.checkpoint.manifest import HolderRecord, Manifest, SessionRef
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.config import Config
+from criuctl.errors import SessionGone
 from criuctl.ops.holders import DumpedHolder, RestoredHolder
 from criuctl.ops.registry import SessionRecord
 from criuctl.proc.tree import ProcessIdentity
@@ -74,6 +75,7 @@ def test_a_scrollback_with_a_gap_begins_behind_it(tmp_path: Path) -> None:
     """A program that prints faster than it is dumped: what was read ahead and what is there at the freeze are not neighbours."""
     repository = kit.repository(tmp_path)
     told = dict.fromkeys(("rows", "cols", "events", "audit"), 0) | {"offset": 900, "modes": {}, "roles": []}
+    told["input_offset"] = 893
     outputs = [Output(100, b"read ahead"), Output(890, b"at the end")]
     session = SimpleNamespace(
         read=lambda _start, _end: outputs.pop(0),
@@ -87,3 +89,16 @@ def test_a_scrollback_with_a_gap_begins_behind_it(tmp_path: Path) -> None:
         record = holder.begin(writer)
         assert record is not None and record.scrollback is not None
         assert (record.base, record.scrollback.size) == (890, 10)  # so the next byte is the 900th, as it was told
+        assert record.input_offset == 893
+
+
+def test_a_holder_that_ends_meanwhile_fails_no_dump_that_goes_on_without_it(tmp_path: Path) -> None:
+    def gone(_op: str, **_arguments: Any) -> dict[str, Any]:
+        raise SessionGone("the holder closed the connection")
+
+    holder = DumpedHolder(Config(run_dir=str(tmp_path)), SessionRecord("s"), ProcessIdentity(1, 1), ExitStack())
+    holder._session, holder._begun = cast("Session", SimpleNamespace(request=gone)), True
+    holder.thawed()
+    holder.done("c1", 1, ended=False)
+    with pytest.raises(SessionGone):
+        holder.commit("c1")  # the tree must not be ended then
