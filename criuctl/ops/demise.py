@@ -48,12 +48,9 @@ class Wanted:
         return f"it was {self.what}" + (f": {self.reason}" if self.reason else "")
 
 
-def fate(config: Config, record: SessionRecord, own: str = "") -> End | Wanted:
-    """How the tree of `record`, which has ended, has done so.
-
-    `own` is a checkpoint after which it was to live on: if it has died while that was stored, it looks as if ended by it.
-    """
-    wanted = _wanted(config, record, own)
+def fate(config: Config, record: SessionRecord) -> End | Wanted:
+    """How the tree of `record`, which has ended, has done so."""
+    wanted = _wanted(config, record)
     if wanted is not None:
         return wanted
     if record.boot_id != boot_id():
@@ -61,21 +58,21 @@ def fate(config: Config, record: SessionRecord, own: str = "") -> End | Wanted:
     end, holder = _told_by_holder(config, record)
     if end.code is None:
         deadline = time.monotonic() + (0.0 if holder else _FORGOTTEN)
-        while (wanted := _wanted(config, record, own)) is None and time.monotonic() < deadline:
+        while (wanted := _wanted(config, record)) is None and time.monotonic() < deadline:
             time.sleep(_LOOK)
         if wanted is None and holder and _killed_by_operator(config, record):
             wanted = Wanted("killed")
     return wanted or end
 
 
-def _wanted(config: Config, record: SessionRecord, own: str) -> Wanted | None:
+def _wanted(config: Config, record: SessionRecord) -> Wanted | None:
     """What the registry, and who moves sessions, have written down."""
     known = Registry(config).get(record.name)
     if known is None or known.id != record.id:
         return Wanted("killed")
     if known.state == "lost" or (known.state == "running" and known.reason):  # written down before a stale copy is ended
         return Wanted("fenced", known.reason)
-    if known.state != "checkpointed" or known.checkpoint == own or _exited(config, record):
+    if known.state != "checkpointed" or _exited(config, record):
         return None
     move = Moves(config, Outgoing).of(record.name)
     return Wanted("moved", known.moved_to) if known.moved_to or move is not None else Wanted("checkpointed")

@@ -83,7 +83,6 @@ class Supervisor:
         self._recoverer = Recoverer(post, self._heart)
         self._loss: Loss | None = None  # what is to be brought back
         self._members: list[ProcessIdentity] = []  # who was in the tree at the last look
-        self._own = ""  # the newest checkpoint that was taken here
         self._fresh = False  # it was restored just now
         self._risky = False
         self._still = False  # it stands still, since the lease could not be renewed
@@ -300,7 +299,6 @@ class Supervisor:
         self._heart.hurry()
         self._remember(record)
         body = result.to_dict()
-        self._own = body["checkpoint"]
         facts = {key: body[key] for key in ("checkpoint", "number", "processes", "frozen_ms", "total_ms", "bytes", "warnings")}
         post.tell("snapshot", reason=reason, **facts)
         if post.wishes.keep_last:
@@ -340,7 +338,7 @@ class Supervisor:
         """The tree of `record` has ended."""
         self._terminal.close()
         self._loss = Loss(record, time.monotonic(), time.time())
-        return self._after(record, fate(self._post.config, record, self._own))
+        return self._after(record, fate(self._post.config, record))
 
     def _after(self, record: SessionRecord, end: End | Wanted) -> Role:
         """What comes after an end of that kind."""

@@ -4,6 +4,9 @@ Between `begin` and its end input is kept, output that was printed before the fr
 end of the tree is not the session's end: a dump ends the tree by SIGKILL, and only afterwards says ``done``.  A connection
 that is lost in between means that the dump was not completed, unless it had already said that the checkpoint is
 ``committed``: then a tree that is killed within moments was checkpointed, and one that lives on was not.
+
+A tree that goes on while its checkpoint is still stored (``thawed``), which may take minutes, is a session as any other: it may
+be paused, signalled and killed, and its end is the session's.
 """
 
 from __future__ import annotations
@@ -107,7 +110,7 @@ class Checkpointing:
         """The tree goes on, though its checkpoint is not complete yet."""
         self._check(connection)
         self._thawed = True
-        self._holder.master.hold(False)
+        self._go_on()
 
     def done(self, connection: Connection, checkpoint: str, ended: bool) -> None:
         """The dump is complete."""
@@ -117,6 +120,7 @@ class Checkpointing:
             self._let_go(checkpoint)
         else:
             self._holder.checkpoint_id = checkpoint
+            self._holder.write_state()
             self._holder.emit("checkpoint", checkpoint=checkpoint, ended=False, offset=self._holder.log.end)
             self._go_on()
 
@@ -154,7 +158,7 @@ class Checkpointing:
             self._uncertain = None
             self._let_go(self._committed)
             return True
-        if self._connection is not None:
+        if self._connection is not None and not self._thawed:
             self._end = (code, number)
             return True
         return self._holder.state == "checkpointed"

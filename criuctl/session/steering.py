@@ -47,18 +47,21 @@ class Steering:
 
     # -- the tree ---------------------------------------------------------------------------------
 
-    def _needs(self, *states: str, busy: bool = False) -> None:
-        holder = self._holder
-        if holder.state not in states:
-            raise Refused("state", f"the session is {holder.state}", state=holder.state)
-        if holder.checkpointing.active and not busy:
-            raise Refused("busy", "a checkpoint of this session is being made")
+    def _needs(self, *states: str) -> None:
+        if self._holder.state not in states:
+            raise Refused("state", f"the session is {self._holder.state}", state=self._holder.state)
+
+    def _needs_tree(self, *other_states: str) -> None:
+        """It is there (or the session is in one of these states), and no dump or restore has it in its hands."""
+        self._needs("running", "paused", *other_states)
+        if self._holder.checkpointing.seizing:
+            raise Refused("busy", "a checkpoint of this session is being made, or restored")
 
     def _signal(self, connection: Connection, by: Operator, message: Message) -> Message:
         holder = self._holder
         number = _signal_number(message.get("signal"))
         to = one_of(message, "to", ("foreground", "session", "leader"), "foreground")
-        self._needs("running", "paused")
+        self._needs_tree()
         self._writing.claim(by, protocol.DEFAULT_TTL, "implicit", soft=True)
         members = holder.tree.members()
         if to == "foreground":
@@ -74,7 +77,7 @@ class Steering:
 
     def _pause(self, connection: Connection, by: Operator, message: Message) -> Message:
         holder = self._holder
-        self._needs("running", "paused")
+        self._needs_tree()
         method, count = holder.tree.freeze()
         self._requests.record("pause", by, method=method, processes=count)
         if holder.deadman.holds:
@@ -87,7 +90,7 @@ class Steering:
 
     def _resume(self, connection: Connection, by: Operator, message: Message) -> None:
         holder = self._holder
-        self._needs("running", "paused")
+        self._needs_tree()
         if holder.deadman.holds:
             holder.deadman.until = None
         holder.tree.thaw()
@@ -116,7 +119,7 @@ class Steering:
 
     def _kill(self, connection: Connection, by: Operator, message: Message) -> Message:
         grace = number(message, "grace", 0, 3600, protocol.DEFAULT_GRACE)
-        self._needs("running", "paused", "checkpointed", "exited", "lost")
+        self._needs_tree("checkpointed", "exited", "lost")
         self._requests.record("kill", by, grace=grace)
         self._holder.deadman.until = None
         self._holder.emit("killed", by=by.who())
@@ -136,7 +139,7 @@ class Steering:
 
     def _self_fence(self, connection: Connection, by: Operator, message: Message) -> Message:
         """Run for so many seconds more, and then stand still; 0: for ever."""
-        self._needs("running", "paused", busy=True)
+        self._needs("running", "paused")
         self._holder.deadman.extend(number(message, "seconds", 0, 1e9, 0))
         return {"state": self._holder.state}
 

@@ -205,7 +205,47 @@ def test_while_a_checkpoint_is_made_input_waits_and_output_is_recorded_to_the_la
         writer.request("checkpoint-abort")  # not his
     dumper.request("checkpoint-done", checkpoint="c1", ended=False)
     writer.wait_match("later", since="start", timeout=TIMEOUT)
-    assert writer.status()["checkpoint"] == "c1" and writer.status()["state"] == "running"
+    assert writer.status()["checkpoint"] == holders.state()["checkpoint"] == "c1" and writer.status()["state"] == "running"
+
+
+@pytest.mark.parametrize("how", ["done", "abort", "lost"])
+def test_while_a_checkpoint_is_stored_the_session_is_as_any_other(holders: Holders, how: str) -> None:
+    """That may take minutes: whoever wants to stop it, or to know how it ended, does not wait for them."""
+    holders.start("sh", "-c", "read line; exit 7")
+    dumper, operator = holders.connect(), holders.connect(operator="person")
+    operator.attach("start")
+    dumper.request("checkpoint-prepare")
+    dumper.request("checkpoint-begin")
+    for verb in ("pause", "resume", "halt", "kill"):
+        with pytest.raises(Conflict, match="checkpoint"):
+            operator.request(verb)
+    dumper.request("checkpoint-thawed")
+    operator.pause()
+    operator.resume()
+    assert operator.signal("CONT", "session")
+    operator.send("\n")
+    assert collect(operator, "exit")["exit_code"] == 7
+    assert operator.wait_exit(TIMEOUT)["exit_code"] == 7
+    if how == "done":
+        dumper.request("checkpoint-done", checkpoint="c1", ended=False)
+        assert collect(operator, "checkpoint")["checkpoint"] == holders.state()["checkpoint"] == "c1"
+    else:
+        dumper.request("checkpoint-abort") if how == "abort" else dumper.close()
+        assert collect(operator, "checkpoint-aborted")
+    assert (operator.status()["state"], operator.status()["exit_code"]) == ("exited", 7)
+
+
+def test_who_ends_just_when_the_tree_is_let_go_has_ended(holders: Holders) -> None:
+    started = holders.start("sleep", "1000")
+    dumper, operator = holders.connect(), holders.connect(operator="person")
+    operator.attach("start")
+    dumper.request("checkpoint-begin")
+    assert started.pid is not None
+    os.kill(started.pid, signal.SIGTERM)
+    wait_until(lambda: not os.path.exists(f"/proc/{started.pid}"), TIMEOUT, "the holder reaps it")
+    assert operator.status()["state"] == "running"
+    dumper.request("checkpoint-thawed")
+    assert collect(operator, "exit")["exit_signal"] == signal.SIGTERM
 
 
 @pytest.mark.parametrize("how", ["abort", "lost"])

@@ -119,3 +119,22 @@ def test_a_criu_that_is_killed_does_not_let_a_paused_session_run(operators: Oper
     assert operators("status", "work")["offset"] == stands["offset"]
     operators("resume", "work")
     _goes_on(operators, "work", last)
+
+
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_while_its_snapshot_is_stored_a_session_is_as_any_other(operators: Operators, how: str) -> None:
+    """That may take minutes: it can be stopped, how it ends is told at once, and then it has ended and is not checkpointed."""
+    operators("run", "-d", "--name", "work", "--", "sh", "-c", "read line; exit 7")
+    with paused(operators, "store", "dump", "work", "--leave-running") as held:
+        assert operators("halt", "work")["processes"] > 0
+        assert operators("resume", "work")["state"] == "running"
+        if how == "exit":
+            operators("send", "work", "--enter")
+            assert operators("wait", "work", "--exit", "--timeout", TIMEOUT)["exit_code"] == 7
+        else:
+            assert operators("kill", "work", "--timeout", 0)["exit_code"] == 128 + signal.SIGKILL
+        held.go_on()
+        assert held.command.process.wait(TIMEOUT) == 0, held.command.told()
+    wait_until(lambda: not operators("status", "work")["holder"], TIMEOUT, "its holder has ended")
+    assert (operators("status", "work")["state"], len(operators("list", "work"))) == ("exited", 1)
+    operators("run", "-d", "--name", "work", "--", "sleep", "1000")
