@@ -376,6 +376,8 @@ def test_a_session_in_the_browser(operators: Operators, browser: Browser, tmp_pa
                 page.get_by_role("link", name=tab, exact=True).tap()
                 expect(page.locator(".tab")).not_to_contain_text("asking", timeout=PATIENCE)
                 fits(page)
+            page.goto(f"{served.root}/#/s/100%/checkpoints")  # typed by somebody: no encoding
+            expect(page.locator("h1")).to_have_text("‹100%", timeout=PATIENCE)
             page.goto(f"{served.root}/#/")
             operators("pause", "web")
             expect(page.locator("[data-session=web] .pill")).to_have_text("paused", timeout=PATIENCE)

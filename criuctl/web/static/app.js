@@ -79,10 +79,19 @@ function askForToken(error) {
   field.focus();
 }
 
+/** What was encoded for the address; what was typed there may be no encoding of anything. */
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 function route(about) {
   leave?.();
   leave = null;
-  const [kind, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decodeURIComponent);
+  const [kind, ...rest] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
   window.scrollTo(0, 0);
   document.body.dataset.view = kind || "sessions";
   if (kind === "s" && rest[0]) leave = sessionView(page, rest[0], rest[1] ?? "terminal", about);
