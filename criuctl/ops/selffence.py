@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..config import Config
-from ..errors import CriuctlError, PreflightRefused
+from ..errors import CriuctlError, PreflightRefused, WrongState
 from ..session.deadman import clock
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class SelfFence:
         try:
             self._connected()
             self._tell()
+        except WrongState:
+            return  # it has ended just now, which its supervisor is about to see
         except CriuctlError as error:
             raise PreflightRefused(
                 f"nobody could stop session {self._name!r} in time: {error.message}",

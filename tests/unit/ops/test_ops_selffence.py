@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from criuctl.config import Config
-from criuctl.errors import PreflightRefused, SessionGone
+from criuctl.errors import PreflightRefused, SessionGone, WrongState
 from criuctl.ops import selffence
 from criuctl.ops.selffence import SelfFence
 
@@ -90,6 +90,20 @@ def test_a_holder_that_cannot_be_told_is_no_reason_to_fail_but_at_the_beginning(
     nobody = SelfFence(Config(run_dir=str(tmp_path), state_dir=str(tmp_path)), "web", 8)
     with pytest.raises(PreflightRefused, match="'web'"):
         nobody.check()
+
+
+def test_a_tree_that_has_just_died_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
+    """In a crash loop: that is for its supervisor to count, who would have ended for good."""
+    holder = Holder()
+    monkeypatch.setattr(selffence, "_connect", lambda _config, _name: holder)
+    fence = SelfFence(Config(), "web", 8)
+    fence.renewed(clock[0])
+
+    def over(_op: str, **_arguments: float) -> None:
+        raise WrongState("the session is exited", state="exited")
+
+    monkeypatch.setattr(holder, "request", over)
+    fence.check()
 
 
 def test_a_holder_that_cannot_be_looked_for_stops_no_heart(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
