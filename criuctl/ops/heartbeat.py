@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 from ..checkpoint import leases
@@ -71,19 +72,22 @@ class Heartbeat:
         with self._lock:
             self._session = None
 
-    def stop(self) -> None:
-        """Supervise no more: if the lease is ours, it does not run out any more."""
+    def stop(self, untold: Callable[[], None] = lambda: None) -> None:
+        """Supervise no more: if the lease is ours, it does not run out any more; or it is `untold`, and does."""
         self._over.set()
         self._now.set()
         if self._thread is not None:
             self._thread.join()
         with self._lock:
+            told = True
             if self._session is not None:
                 self._config = self._config.with_options(s3_timeout=min(self._config.s3_timeout, _LAST))
-                self._beat(0)
+                told = self._beat(0) or self.beaten is None
             self._close()
             if self._fence is not None:
                 self._fence.close()
+        if not told:
+            untold()
 
     def _run(self) -> None:
         while True:
@@ -94,9 +98,10 @@ class Heartbeat:
             with self._lock:
                 self._beat(self._ttl)
 
-    def _beat(self, ttl: int) -> None:
+    def _beat(self, ttl: int) -> bool:
+        """Make one, if there is something to renew; whether the store has answered."""
         if self._session is None:
-            return
+            return True
         began = clock()
         try:
             head = leases.renew(self._opened(), self._session, host=self._host, ttl=ttl)
@@ -104,9 +109,9 @@ class Heartbeat:
             self._close()
             if self._fence is not None and self.beaten is None and ttl:
                 self._fence.unknown()
-            return
+            return False
         if head is None or head.session != self._session:
-            return
+            return True
         if head.host == self._host:
             self.beaten = time.monotonic() if head.state == "held" else self.beaten
             if self._fence is not None and head.state == "held":
@@ -114,6 +119,7 @@ class Heartbeat:
         elif self.beaten is not None and self.taken is None:
             self.taken = head
             os.eventfd_write(self._wake, 1)
+        return True
 
     def _opened(self) -> Repository:
         if self._repository is None:

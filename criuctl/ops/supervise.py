@@ -94,7 +94,7 @@ class Supervisor:
         with ExitStack() as stack:
             stack.callback(os.close, self._wake)
             stack.enter_context(exclusive(f"supervise/{post.config.state_dir}/{post.name}", taken))
-            stack.callback(self._heart.stop)
+            stack.callback(self._heart.stop, lambda: post.tell("lease-runs-out", lease_s=post.wishes.lease))
             stack.callback(self._terminal.close)
             stack.callback(post.service.close)
             try:

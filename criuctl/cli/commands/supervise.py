@@ -58,6 +58,9 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "goes-on": lambda _e: "the lease is renewed, the session goes on",
     "fenced": lambda e: f"{e.get('text') or 'taken over'}; the copy here: {e['done']}",
     "store-failed": lambda e: f"the store cannot be asked: {e['error']['message']}",
+    "lease-runs-out": lambda e: (
+        f"the store cannot be told that the lease of {e['lease_s']:g} s is to stay: a standby may take over what runs here"
+    ),
     "stopped": lambda e: f"supervised no more{_left(e)}",
 }
 

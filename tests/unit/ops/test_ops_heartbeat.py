@@ -48,3 +48,19 @@ def test_a_beat_that_fails_in_a_way_nobody_thought_of_is_not_the_last(tmp_path: 
     with open_store(config.store, config) as store, Repository.open(store, config) as repository:
         head = leases.read_head(repository, SESSION.name)
     assert head is not None and head.state == "held" and not head.ttl  # given up in order: it does not run out
+
+
+def test_a_lease_that_runs_out_after_the_end_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config().with_options(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"))
+    wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    absent, heart = Heartbeat(config, 30.0, wake), Heartbeat(config, 30.0, wake)
+    told: list[Heartbeat] = []
+    absent.start(SESSION)  # there is no store yet, and so no lease
+    absent.stop(lambda: told.append(absent))
+    with open_store(config.store, config) as store, Repository.open(store, config, create_local=True) as repository:
+        leases.claim(repository, SESSION.name, SESSION.id, 1, host=host_id(config)).keep()
+    heart.start(SESSION)
+    (tmp_path / "store").rename(tmp_path / "away")
+    heart.stop(lambda: told.append(heart))
+    assert told == [heart]
+    os.close(wake)
