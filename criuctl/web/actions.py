@@ -117,7 +117,7 @@ async def _wish(request: web.Request) -> Mapping[str, Any]:
         raise UsageError("the request is too large")
     try:
         wish = json.loads(await request.text())
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError("the request is not JSON") from None
     if not isinstance(wish, dict):
         raise UsageError("the request is not a JSON object")

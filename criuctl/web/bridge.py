@@ -255,7 +255,7 @@ class Bridge:
             wish = json.loads(text)
             op = wish["op"]
             numbers = {key: max(0, int(wish[key])) for key in _NUMBERS.get(op, ())}
-        except (ArithmeticError, KeyError, TypeError, ValueError):
+        except (ArithmeticError, KeyError, RecursionError, TypeError, ValueError):
             await self._tell({"type": "refused", "error": {"code": "bad-request", "message": "no such request", "hint": ""}})
             return
         if op == "shown":

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from criuctl.config import Config
 from criuctl.errors import UsageError
 from criuctl.web.access import Access, hostname, is_loopback
 from criuctl.web.actions import Actions
+from criuctl.web.bridge import Bridge
 from criuctl.web.live import Live
 from criuctl.web.server import STATIC, Address, application
 from criuctl.web.views import Desk
@@ -181,6 +183,22 @@ def test_a_wish_that_makes_no_sense_starts_nothing(talk: Talk, wish: Any, status
         assert (await page.post("/api/actions", wish)).status == status
 
     talk(conversation)
+
+
+def test_what_is_nested_without_end_is_no_bug(talk: Talk) -> None:
+    told: list[dict[str, Any]] = []
+
+    async def tell(message: dict[str, Any]) -> None:
+        told.append(message)
+
+    async def visit(page: Page) -> None:
+        headers = {"Authorization": f"Bearer {page.token}"}
+        assert (await page.client.post("/api/actions", data=b"[" * 60_000, headers=headers)).status == 400
+        bridge: Any = SimpleNamespace(_tell=tell)
+        await Bridge._obey(bridge, "[" * 100_000)
+
+    talk(visit)
+    assert [message["error"]["code"] for message in told] == ["bad-request"]
 
 
 @pytest.mark.parametrize("talk", [True], indirect=True)
