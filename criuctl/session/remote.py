@@ -13,7 +13,7 @@ import socket
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..errors import CriuctlError, SessionGone, UsageError
+from ..errors import SessionGone, UsageError
 from ..proc import command
 from ..transport import ssh
 from . import names
@@ -100,7 +100,7 @@ def relay(config: Config, name: str) -> None:
                     else:
                         _write_all(1, data)
                 except OSError as error:
-                    raise CriuctlError(f"the connection broke: {error.strerror}") from error
+                    raise SessionGone(f"the connection to session {name!r} broke: {error.strerror}") from error
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
 import time
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,7 +18,7 @@ from hypothesis import strategies as st
 
 from criuctl.config import Config
 from criuctl.errors import UsageError
-from criuctl.session import keys
+from criuctl.session import keys, names
 from criuctl.session.attach import Attachment
 from criuctl.session.cast import cast as recording
 from criuctl.session.client import Answer, Session
@@ -171,6 +175,34 @@ def test_addresses_of_sessions_elsewhere() -> None:
     for bad in ("ssh://-oProxyCommand=x/work", "ssh://host", "ssh://host/", "ssh://a b/work", "ssh://host/we ird"):
         with pytest.raises(UsageError):
             Remote.parse(bad, Config())
+
+
+RELAY = """
+import sys
+from criuctl.config import Config
+from criuctl.errors import CriuctlError
+from criuctl.session.remote import relay
+try:
+    relay(Config(run_dir=sys.argv[1]), "s")
+except CriuctlError as error:
+    sys.exit(error.exit_code)
+"""
+
+
+def test_a_relay_whose_other_side_takes_nothing_is_no_bug(tmp_path: Path) -> None:
+    path = names.run_folder(str(tmp_path), "s") / "socket"
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as holder, open("/dev/full", "wb") as full:
+        with names.socket_address(path) as address:
+            holder.bind(address)
+        holder.listen()
+        holder.settimeout(60)
+        words = [sys.executable, "-c", RELAY, str(tmp_path)]
+        with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=full) as relaying:
+            connection, _ = holder.accept()
+            with connection:
+                connection.sendall(b"x")
+                assert relaying.wait(60) == 3
 
 
 def test_a_recording_has_markers_and_no_dead_time() -> None:
