@@ -13,7 +13,7 @@ from ..session import names
 from ..session.bytelog import read_file
 from ..session.cast import cast
 from ..session.sessions import state_of
-from ..session.timeline import records
+from ..session.timeline import OWNER, records
 from .sessions import connect
 
 
@@ -43,7 +43,11 @@ def recording(config: Config, name: str) -> list[str]:
     """The lines of an asciicast of all that is kept of the session's output."""
     status, base, data = kept_output(config, name)
     folder = names.state_folder(config.state_dir, name)
-    known = [record for record in records(folder / "timeline") if record[0] >= status["created"] - 1]
+    known = list(records(folder / "timeline"))
+    if known and known[0][2] == OWNER:
+        del known[0]
+    else:  # it may begin with what an earlier session of this name did
+        known = [record for record in known if record[0] >= status["created"] - 1]
     return list(cast(status, data, base, known))
 
 

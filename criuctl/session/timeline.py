@@ -2,8 +2,8 @@
 
 One JSON array a line: ``[time, offset]`` says that the output from `offset` on came at `time` (UNIX seconds), up to the
 next line; ``[time, offset, event, {...}]`` that something happened there: a resize, a checkpoint, a restore, the end.
-Bursts are told apart to 50 ms.  The file is bounded: when it is full, its older half goes.  A disk that is full must
-not stop a session; then times are missing, no more.
+Bursts are told apart to 50 ms.  The first line says whose it is: ``[time, -1, "session", {"id"}]``.  The file is bounded: when it
+is full, its older half goes.  A disk that is full must not stop a session; then times are missing, no more.
 """
 
 from __future__ import annotations
@@ -18,22 +18,29 @@ from typing import Any
 
 RESOLUTION = 0.05
 MAX_SIZE = 4 << 20
+OWNER = "session"
 EVENTS = frozenset(("resize", "checkpoint", "checkpointed", "restored", "paused", "resumed", "halted", "exit"))
 
 
 class Timeline:
     """The writer, a holder's."""
 
-    def __init__(self, path: Path, position: int, *, new: bool = False) -> None:
-        self._path, self._position = path, position
+    def __init__(self, path: Path, position: int, session: str, *, new: bool = False) -> None:
+        """That of the session with this id, which goes on in what it has left at `path`, unless it is `new`."""
+        self._path, self._position, self._session = path, position, session
         self._last = 0.0
         self._fd = -1
         with suppress(OSError):
-            self._open(os.O_TRUNC if new else 0)
+            self._open(os.O_TRUNC if new or owner(path) not in ("", session) else 0)
+            if not self._size:
+                self._write(self._first())
 
     def _open(self, flags: int = 0) -> None:
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
         self._size = os.fstat(self._fd).st_size
+
+    def _first(self) -> list[Any]:
+        return [round(time.time(), 3), -1, OWNER, {"id": self._session}]
 
     def output(self, end: int) -> None:
         """Output came; the log ends at `end` now."""
@@ -57,7 +64,7 @@ class Timeline:
         if self._fd < 0:
             return
         with suppress(OSError):
-            self._size += os.write(self._fd, json.dumps(record, separators=(",", ":")).encode() + b"\n")
+            self._size += os.write(self._fd, _line(record))
             if self._size > MAX_SIZE:
                 self._halve()
 
@@ -66,11 +73,21 @@ class Timeline:
         kept = data[data.find(b"\n", len(data) // 2) + 1 :]
         temporary = self._path.with_name(".timeline")
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(kept)
+            file.write(_line(self._first()) + kept)
         temporary.replace(self._path)
         os.close(self._fd)
         self._fd = -1
         self._open()
+
+
+def _line(record: list[Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
+def owner(path: Path) -> str:
+    """The id of the session whose timeline is at `path`; "" if there is none, or an older criuctl has begun it."""
+    _time, _offset, event, facts = next(records(path), (0.0, 0, "", {}))
+    return str(facts["id"]) if event == OWNER and isinstance(facts, dict) and "id" in facts else ""
 
 
 def records(path: Path) -> Iterator[tuple[float, int, str, dict[str, Any]]]:
