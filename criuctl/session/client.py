@@ -93,6 +93,8 @@ class Session(Wire):
             sock = names.connect(path, timeout)
         except PermissionError as error:
             raise Forbidden(f"session {name!r} belongs to another user", hint="Only its owner and root may connect.") from error
+        except BlockingIOError as error:
+            raise TimedOut(f"the holder of session {name!r} takes no connection in {timeout:g} s") from error
         except OSError as error:
             raise SessionGone(f"session {name!r} has no holder on this host ({error.strerror or error})") from error
         return cls(sock, kind=kind, operator=operator, role=role, resume=resume)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ..errors import InvalidName
 DEFAULT_RUN_DIR = "/run/criuctl"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ENDED = "ended.json"  # in the state folder: which life of the session has ended of itself
+_LOOK = 0.02  # seconds between two tries to connect
 _MAX_SOCKET_PATH = 100  # of the 107 bytes that the kernel takes
 
 
@@ -60,12 +62,20 @@ def socket_address(path: Path) -> Iterator[str]:
 
 
 def connect(path: Path, timeout: float | None = None) -> socket.socket:
-    """A connected stream socket to the unix socket at `path`; lets `OSError` through."""
+    """A connected stream socket to the unix socket at `path`; lets `OSError` through, `BlockingIOError` when time is over."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    deadline = time.monotonic() + (timeout or 0.0)
     try:
         sock.settimeout(timeout)
         with socket_address(path) as address:
-            sock.connect(address)
+            while True:
+                try:
+                    sock.connect(address)
+                    break
+                except BlockingIOError:  # as many wait already as may, and the kernel tells nobody when there is room
+                    if time.monotonic() >= deadline:
+                        raise
+                    time.sleep(_LOOK)
         sock.settimeout(None)
     except BaseException:
         sock.close()

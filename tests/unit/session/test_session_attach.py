@@ -6,7 +6,9 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criuctl.config import Config
-from criuctl.errors import UsageError
+from criuctl.errors import TimedOut, UsageError
 from criuctl.session import keys, names
 from criuctl.session.attach import Attachment
 from criuctl.session.cast import cast as recording
@@ -175,6 +177,30 @@ def test_addresses_of_sessions_elsewhere() -> None:
     for bad in ("ssh://-oProxyCommand=x/work", "ssh://host", "ssh://host/", "ssh://a b/work", "ssh://host/we ird"):
         with pytest.raises(UsageError):
             Remote.parse(bad, Config())
+
+
+def test_a_holder_at_which_many_wait_already_is_there_all_the_same(tmp_path: Path) -> None:
+    path = names.run_folder(str(tmp_path), "s") / "socket"
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as holder, ExitStack() as stack:
+        with names.socket_address(path) as address:
+            holder.bind(address)
+            holder.listen(0)
+            with suppress(BlockingIOError):
+                while True:
+                    waiting = stack.enter_context(socket.socket(socket.AF_UNIX))
+                    waiting.setblocking(False)
+                    waiting.connect(address)
+        with pytest.raises(TimedOut, match="takes no connection"):
+            Session.connect("s", config=Config(run_dir=str(tmp_path)), timeout=0.1)
+
+        def take() -> None:
+            holder.accept()[0].close()
+
+        taking = threading.Timer(0.1, take)
+        taking.start()
+        names.connect(path, 60).close()
+        taking.join()
 
 
 RELAY = """
