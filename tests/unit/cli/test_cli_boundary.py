@@ -148,11 +148,6 @@ def test_usage_errors_exit_2_and_say_what_is_meant(criuctl: Run, env: dict[str, 
     assert words in json.loads(machine.stdout)["error"]["message"] or not args or args == ["store"]
 
 
-def test_a_recording_is_no_json(criuctl: Run) -> None:
-    done = criuctl("log", "web", "--export", "cast", "--json")
-    assert (done.returncode, "has no JSON" in json.loads(done.stdout)["error"]["message"]) == (2, True)
-
-
 def test_json_as_the_value_of_another_option_asks_for_nothing(provoke: Run) -> None:
     done = provoke("late", "Conflict", "--store", "--json")
     assert (done.returncode, done.stdout) == (9, "done\n")
