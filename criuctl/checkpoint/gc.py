@@ -9,7 +9,7 @@ Packs and index segments are shared, and hosts do not know of each other.  One r
     4  doom    packs marked at least the grace time ago and still not needed: put gc/doomed-X
     5  look again, at manifests that came since; copy what is needed and is in doomed packs only
     6  index   segments that tell of doomed packs, or of packs that are gone, are replaced by such as do not, and many small
-               ones by a few
+               ones by a few; damaged ones go
     7  delete  doomed packs, but those that a writer's intent names
     8  forget  lists whose packs are all gone
 
@@ -47,13 +47,13 @@ itself cannot collect.  Why it never relies on a pack whose doom it cannot read 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import DataError, ObjectMissing, StoreDenied
+from ..errors import Damaged, DataError, ObjectMissing, StoreDenied
 from . import gclists
 from .gclists import ABANDONED, DOOMED, MARKED, WRITING, PackList
 from .index import PREFIX, in_batches
@@ -143,6 +143,7 @@ class Collection:
             unneeded += self._repack(survey, packs)
         if not done.dry_run:
             self._tell_again(survey)
+            self._remove_damaged(self._repository.index.unreadable)
         done.unneeded, done.unneeded_bytes = len(unneeded), sum(survey.packs[pack].size for pack in unneeded)
         ripe = [pack for pack in unneeded if pack in self._marked and self._now - self._marked[pack] >= self._grace]
         if done.dry_run:
@@ -383,8 +384,24 @@ class Collection:
             if len(small) >= MANY and sum(len(pack) for packs in small.values() for pack in packs) >= _TOLD_AT_ONCE:
                 replace()
         replace()
+        self._remove_damaged(unreadable)
+
+    def _remove_damaged(self, unreadable: Sequence[DataError]) -> None:
+        """Remove index segments that are damaged: packs tell themselves what they hold, and `_tell_again` tells it anew."""
         for error in unreadable:
             self._reporter.warning(error.message, "the packs tell themselves what they hold")
+        damaged = {str(error.details.get("object", "")) for error in unreadable if isinstance(error, Damaged)}
+        # Else it is what opens it that is damaged.
+        gone = [name for name in sorted(damaged) if name.startswith(PREFIX) and self._damaged(name)]
+        self.done.segments += len(gone) - self._delete_others(gone)
+
+    def _damaged(self, segment: str) -> bool:
+        """Whether it is so in the store, and was not on its way here."""
+        try:
+            self._repository.index.read_segment(segment)
+        except (DataError, ObjectMissing) as error:
+            return isinstance(error, Damaged)
+        return False
 
     def _delete(self, names: Iterable[str]) -> set[str]:
         """Delete objects; returns those that the store refuses to delete."""

@@ -49,6 +49,10 @@ ABANDONED = 7 * 86400.0  # seconds after which a writer that has neither committ
 _COMMIT_LIMIT = 86400.0  # a writer that takes longer for its commit gives up, long before others think it dead
 _WHOLE_SECOND = 1.0  # S3 tells one object's time without the fraction that it tells in listings
 _ATTEMPTS = 3  # readings of a list that a weak store shows half written
+_DAMAGED = (
+    "It tells of packs, and only for as long as a dump or a garbage collection takes. While neither is at it anywhere, "
+    "remove it: `criuctl gc` finds out anew what it told."
+)
 
 Prefix = Literal["writing/", "gc/marked-", "gc/doomed-"]
 _KINDS = (WRITING, MARKED, DOOMED)
@@ -112,17 +116,24 @@ def avoided(store: Store, sealer: Sealer) -> frozenset[bytes]:
 
 
 def _read(store: Store, sealer: Sealer, info: ObjectInfo) -> PackList:
-    name = info.name
-    for attempt in range(_ATTEMPTS):
-        data = store.get(name)
+    for attempt in range(1, _ATTEMPTS + 1):
         try:
-            outline = objects.layout(KIND, name, data, len(data))
-            shared = SHARED in outline.features
-            listed = load_json(objects.open_body(name, outline, data, sealer.of_list(name, shared=shared)), name).get("packs")
-            break
-        except Damaged:
-            if attempt + 1 == _ATTEMPTS:
-                raise
+            return _open(sealer, info, store.get(info.name))
+        except Damaged as error:
+            if attempt < _ATTEMPTS:
+                continue
+            if info.name.startswith(MARKED):  # it only advises: a collection takes it away, and marks what it named anew
+                return PackList(info.name, frozenset(), info.modified)
+            error.hint = _DAMAGED
+            raise
+    raise AssertionError("unreachable")
+
+
+def _open(sealer: Sealer, info: ObjectInfo, data: bytes) -> PackList:
+    name = info.name
+    outline = objects.layout(KIND, name, data, len(data))
+    shared = SHARED in outline.features
+    listed = load_json(objects.open_body(name, outline, data, sealer.of_list(name, shared=shared)), name).get("packs")
     try:
         packs = frozenset(bytes.fromhex(text) for text in listed or ())
         if listed is None or any(len(pack) != NAME_SIZE for pack in packs):

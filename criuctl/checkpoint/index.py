@@ -44,6 +44,7 @@ _AT_ONCE = (4 << 20, 256)  # bytes and number of segments that are learned in on
 _MANY_PACKS = 20_000  # more packs than this are not listed before a dump
 _LISTED_AT_ONCE = 1000  # packs on one page of a listing, which takes as long as
 _LOOKS_PER_PAGE = 8  # looks at single packs
+_DAMAGED = "No checkpoint needs it: `criuctl gc` removes it, and tells anew what is in the packs."
 
 
 def encode_segments(packs: Iterable[PackIndex]) -> Iterator[bytes]:
@@ -146,6 +147,8 @@ class Index:
             except Foreign:
                 return []  # none of our packs is in it
             except DataError as error:
+                if isinstance(error, Damaged) and error.details.get("object") == name:
+                    error.hint = _DAMAGED
                 unreadable.append(error)
                 return None
 

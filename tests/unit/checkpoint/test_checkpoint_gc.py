@@ -366,6 +366,54 @@ def test_lost_index_segments_are_told_anew(tmp_path: Path) -> None:
     kit.check(again(repo), kept, content(1))
 
 
+@pytest.mark.parametrize("known", [False, True])
+def test_a_damaged_index_segment_is_replaced(tmp_path: Path, known: bool) -> None:
+    """Else every check of every checkpoint would end with its damage, for ever; also where this host has learned it before."""
+    repo = kit.repository(tmp_path, workers=1)
+    kept, gone = kit.write(repo, content(1)), kit.write(repo, content(2), session="gone")
+    host = repo if known else again(repo)
+    for info in list(repo.store.list("index/")):
+        repo.store.put(info.name, repo.store.get(info.name)[:-1])
+    with pytest.raises(Damaged, match="index/") as caught:
+        again(host).verify(host.manifest(kept), Reporter())
+    assert "criuctl gc" in caught.value.hint
+    host.remove(gone)
+    done = collect(host)
+    assert done.lost == 0 and any("index/" in text for text in done.warnings)
+    collect(again(host))
+    assert {p.pack for s in host.store.list("index/") for p in host.index.read_segment(s.name)} == packs(host)
+    fresh = again(host)
+    assert fresh.verify(fresh.manifest(kept), Reporter()) and collect(fresh).warnings == []
+    there = [info.name for info in host.store.list("index/")]
+    on_its_way = FaultyStore(host.store, get=".T")  # cut off there, and not in the store
+    assert any("index/" in text for text in collect(again(host, on_its_way)).warnings)
+    assert there and set(there) <= {info.name for info in host.store.list("index/")}
+
+
+def test_damaged_lists_of_packs_are_marked_anew_or_told_with_what_helps(tmp_path: Path) -> None:
+    """A mark only advises, so it keeps nobody from dumping or collecting; what is doomed, or written, somebody must know."""
+    store = Aged()
+    repo = kit.repository(tmp_path, workers=1, store=store)
+    repo.remove(kit.write(repo, content(1)))
+    store.now += DAY
+    assert collect(repo, DAY).marked == 1
+    (mark,) = (info.name for info in store.list("gc/marked-"))
+    store.put(mark, store.get(mark)[:-1])
+    kept = kit.write(again(repo), content(2))
+    store.now += DAY
+    assert (collect(again(repo), DAY).marked, mark in left(repo)) == (1, False)
+    store.now += DAY
+    assert collect(again(repo), DAY).deleted == 1
+    kit.check(again(repo), kept, content(2))
+    for prefix in (gclists.DOOMED, gclists.WRITING):
+        name = gclists.put(store, repo.sealer, prefix, [])
+        store.put(name, store.get(name)[:-1])
+        with pytest.raises(Damaged, match=name) as caught:
+            collect(again(repo), DAY)
+        assert "remove it" in caught.value.hint
+        store.delete(name)
+
+
 def test_intents_of_dead_writers_count_for_a_week(tmp_path: Path) -> None:
     store = Aged()
     repo = kit.repository(tmp_path, workers=1, store=store)
