@@ -14,10 +14,11 @@ from typing import Any
 
 from ..config import Config
 from ..errors import NoSuchProcess, SessionGone, TimedOut
+from ..proc import netfilter
 from ..proc.tree import ProcessIdentity
 from ..session.sessions import leftovers, state_of
 from . import events
-from .registry import Registry, SessionRecord, boot_id
+from .registry import Registry, SessionRecord, boot_id, exclusive_session
 from .sessions import connect, known_of, why_not
 
 _LOOK = 0.02  # seconds between two looks at processes that are to end
@@ -61,6 +62,10 @@ def _end_tree(config: Config, name: str, grace: float) -> int:
     if tree.root is not None and tree.root.alive():
         tree.stopped = _stopped_init(tree.root)
     elif tree.group is None or state is None or not leftovers(state):  # who is in the group may have outlived its root
+        with exclusive_session(config, name):  # nobody is just bringing it back
+            record = Registry(config).get(name)
+            if record is not None and record.state == "checkpointed" and not record.moved_to:
+                return 0  # nobody waits for it any more
         raise SessionGone(why_not(known))
     hard = time.monotonic() + grace
     seen = set(tree.members())
@@ -101,7 +106,9 @@ def forget(config: Config, name: str) -> list[str]:
     registry = Registry(config)
     record = registry.get(name)
     registry.forget(name)
-    if record is None or not record.leases:
+    if record is not None and record.lock_table and record.boot_id == boot_id() and not record.alive():
+        netfilter.delete_table(record.lock_table)  # nothing takes its connections up any more
+    if record is None or not (record.leases or record.state == "checkpointed"):
         return []
     from . import fencing  # stores are slow to import, and a session that was never stored needs none
 

@@ -14,7 +14,7 @@ from ..text import plural, printable
         ("End a session; its processes may clean up for five seconds:", "criuctl kill build"),
         ("At once:", "criuctl kill build --timeout 0"),
     ],
-    exits=[3, 10, 12],
+    exits=[3, 9, 10, 12],
     see_also=["signal", "halt", "forget", "ls"],
 )
 @name_argument

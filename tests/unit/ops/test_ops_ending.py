@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from criuctl.config import Config
-from criuctl.errors import Conflict
+from criuctl.errors import Conflict, SessionGone
+from criuctl.ops.ending import kill
 from criuctl.ops.forgetting import forget
-from criuctl.ops.registry import boot_id
+from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive_session
+from criuctl.proc import netfilter
 from criuctl.proc.tree import ProcessIdentity
 
 KILL = """
@@ -19,6 +24,25 @@ from criuctl.config import Config
 from criuctl.ops.ending import kill
 print(json.dumps(kill(Config(run_dir=sys.argv[1], state_dir=sys.argv[2]), "web", 0)))
 """
+
+
+def test_nobody_waits_any_more_for_what_lies_checkpointed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`forget` says that kill does it, also of a tree that never had a terminal; nothing stays locked for its sake."""
+    gone: list[str] = []
+    monkeypatch.setattr(netfilter, "delete_table", gone.append)
+    config = Config(run_dir=str(tmp_path / "run"), state_dir=str(tmp_path / "state"))
+    registry = Registry(config)
+    lies = SessionRecord("web", state="checkpointed", checkpoint="1", boot_id=boot_id(), lock_table="CRIU-web", lock_kept=True)
+    registry.put(lies)
+    registry.put(replace(lies, name="moved", moved_to="ssh://there", home="there"))
+    (kept,) = forget(config, ["web"])
+    assert isinstance(kept.error, Conflict) and "criuctl kill web" in kept.error.hint
+    with exclusive_session(config, "web"), pytest.raises(Conflict, match="in use"):  # it is just being brought back
+        kill(config, "web", 0)
+    assert kill(config, "web", 0) == {"session": "web", "state": "exited", "killed": 0, "leases_kept": []}
+    assert (registry.get("web"), gone) == (None, ["CRIU-web"])
+    with pytest.raises(SessionGone, match="moved to there"):
+        kill(config, "moved", 0)
 
 
 def test_who_outlives_holder_and_root_is_ended(tmp_path: Path) -> None:
