@@ -6,7 +6,7 @@ the session's home exactly one wins, the others are told who.  A record holds a 
 the store is asked whose record is there.
 
     held      the session lives on `host`, or is being restored there
-    released  it lives nowhere: whoever comes first may claim it
+    released  it lives nowhere: whoever comes first may claim it; `ended` says that nobody waits for it either
 
 A claim raises the *epoch*.  A host may take over what it holds itself, as when it was restarted in the middle of a
 restore; nobody else may: taking a session from a host that seems dead is a decision for a person (``restore --take-over``).
@@ -79,6 +79,7 @@ class Head(Record):
     beat: int = 0  # how often the claim has been renewed
     beaten: str = ""  # RFC 3339; when it was renewed last, by the clock of its home
     ttl: int = 0  # milliseconds without another beat after which anybody may take over; 0: only a person
+    ended: bool = False  # released for good: not to come back from a checkpoint
 
     def is_beat_of(self, other: Head) -> bool:
         """Whether this is the very claim and beat that `other` is, under whatever number."""
@@ -214,18 +215,8 @@ def claim(
                 hint="End it there; restore a copy with --as NEW-NAME; or, if that host is lost for good, use --take-over.",
                 host=current.host_name or current.host,
             )
-        head = Head(
-            session=ref,
-            host=host,
-            host_name=host_name,
-            incarnation=incarnation,
-            epoch=max(current.epoch if current else 0, above) + 1,
-            state="held",
-            nonce=os.urandom(16).hex(),
-            time=now(),
-            sequence=current.sequence + 1 if current else 1,
-            ttl=ttl,
-        )
+        epoch = max(current.epoch if current else 0, above) + 1
+        head = _following(current, ref, host, host_name, incarnation, epoch, "held").with_use(ttl=ttl)
         if not leased:
             return Claim(repository, head, leased=False)
         taken = current if current is not None and current.state == "held" and current.host != host else None
@@ -278,6 +269,26 @@ def release(repository: Repository, session: str, *, host: str) -> bool:
     return True
 
 
+def end(repository: Repository, session: SessionRef, incarnation: int, *, host: str, host_name: str = "") -> bool:
+    """The session has ended on `host`, and nobody waits for it; False where nothing need, or may, be said of that.
+
+    Of one without a lease that is said only if there is a checkpoint, of which somebody might think that it is to come back.
+    """
+    if not repository.capabilities.conditional_create:
+        return False
+    current = read_head(repository, session.name)
+    if current is not None and (current.state == "held" or current.session.id == session.id):
+        if current.ended or current.host != host:
+            return False
+        _follow(repository, current, current.with_use(state="released", ended=True, time=now()))
+        return True
+    if not repository.catalog.names(session.name):
+        return False
+    epoch = current.epoch if current else 0
+    head = _following(current, session, host, host_name, incarnation, epoch, "released")
+    return put_record(repository, head.with_use(ended=True))
+
+
 def pass_on(
     repository: Repository, session: SessionRef, *, from_host: str, to_host: str, to_name: str, incarnation: int
 ) -> Head | None:
@@ -296,21 +307,26 @@ def pass_on(
                 f"session {session.name!r} is held by host {current.host_name or current.host} since {current.time}",
                 host=current.host_name or current.host,
             )
-        head = Head(
-            session=session,
-            host=to_host,
-            host_name=to_name,
-            incarnation=incarnation,
-            epoch=current.epoch + 1 if current else 1,
-            state="held",
-            nonce=os.urandom(16).hex(),
-            time=now(),
-            sequence=current.sequence + 1 if current else 1,
-        )
+        epoch = current.epoch + 1 if current else 1
+        head = _following(current, session, to_host, to_name, incarnation, epoch, "held")
         if put_record(repository, head) and _in_force(repository, head):
             _clear(repository, head)
             return head
     raise Conflict(f"session {session.name!r} is being claimed by many at once", hint="Try again.")
+
+
+def _following(
+    current: Head | None,
+    session: SessionRef,
+    host: str,
+    host_name: str,
+    incarnation: int,
+    epoch: int,
+    state: Literal["held", "released"],
+) -> Head:
+    """A new record, to stand behind `current`."""
+    number = current.sequence + 1 if current else 1
+    return Head(session, host, host_name, incarnation, epoch, state, os.urandom(16).hex(), now(), number)
 
 
 def _in_force(repository: Repository, head: Head) -> bool:

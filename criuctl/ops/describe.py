@@ -93,6 +93,8 @@ def describe(
     images: ImageSet,
     memory: Sequence[PageImage],
     writer: CheckpointWriter,
+    *,
+    leave_running: bool,
 ) -> Manifest:
     """The manifest; CRIU's metadata images and the maps of the memory go into the checkpoint on the way."""
     image_files = tuple(_add_images(images, writer))
@@ -109,7 +111,7 @@ def describe(
         parent=session.checkpoint or None,
         labels=dict(labels),
         host=host_info(),
-        criu=surroundings.criu_info(config),
+        criu=surroundings.criu_info(config) | {"leave_running": leave_running},
         criuctl=__version__,
         root=_process(taken.tree[0], everywhere),
         processes=tuple(_process(p, everywhere) for p in taken.tree),

@@ -399,7 +399,8 @@ class _Dump:
         taken = Taken(
             self.tree, file_records, self.connections, links, self.external, self.entry, self.own.result(), typed, holder
         )
-        made = describe(self.config, self.session, self.labels, taken, images, memory, self.writer)
+        running = self.leave_running
+        made = describe(self.config, self.session, self.labels, taken, images, memory, self.writer, leave_running=running)
         return predicates.with_required(made, self.required)
 
     def fate(self) -> str:

@@ -101,14 +101,17 @@ def _is_of(state: Mapping[str, Any], record: SessionRecord | None) -> bool:
     return state.get("boot_id") == boot_id() and (record is None or state["id"] == record.id)
 
 
-def forget(config: Config, name: str) -> list[str]:
-    """Nobody takes this session for one that lives here, or that is to come back here; stores that could not be told."""
+def forget(config: Config, name: str, *, stored: bool = True) -> list[str]:
+    """Nobody takes this session for one that lives here, or that is to come back here; stores that could not be told.
+
+    One without a checkpoint (`stored`) cannot come back, so nobody need be told that it does not.
+    """
     registry = Registry(config)
     record = registry.get(name)
     registry.forget(name)
     if record is not None and record.lock_table and record.boot_id == boot_id() and not record.alive():
         netfilter.delete_table(record.lock_table)  # nothing takes its connections up any more
-    if record is None or not (record.leases or record.state == "checkpointed"):
+    if record is None or not (record.leases or (stored and record.state == "checkpointed")):
         return []
     from . import fencing  # stores are slow to import, and a session that was never stored needs none
 

@@ -9,7 +9,8 @@ claimed it, for this life of the session only: for the very processes that the r
                        others see, and elsewhere a plain restore of it is a conflict (exit 9).  A copy (--as) is another
                        session and stays free
     a dump that ends the tree
-                       gives it back: the session lives nowhere and whoever comes first may restore it; so does a kill
+                       gives it back: the session lives nowhere and whoever comes first may restore it; so does a kill,
+                       which says that nobody waits for it: its newest checkpoint may be pruned, too
 
 RULE: a home that finds a higher epoch than its own is *fenced*: another host has taken the session over.  It writes
 nothing more for the session, and its copy is stopped (`standdown`).  Looked at: by every dump and snapshot before anything is
@@ -32,6 +33,7 @@ from typing import Any, Self
 
 from ..checkpoint import leases
 from ..checkpoint.leases import Head
+from ..checkpoint.manifest import SessionRef
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import Conflict, CriuctlError, HomeLost
@@ -117,17 +119,21 @@ def judge(config: Config, repository: Repository, record: SessionRecord, head: H
 def give_back(config: Config, record: SessionRecord) -> list[str]:
     """The session has ended here for good: whoever wants may restore it.  Returns the stores that could not be told."""
     left = []
+    ref, host = SessionRef(record.name, record.id), host_id(config)
+    told = dict(record.leases)
+    if not told and record.state == "checkpointed" and not record.moved_to:  # a dump that ends a tree claims nothing
+        told[""] = {"url": record.store}
     # Nobody waits long for this: without it, the next home takes the session over by force.
     config = config.with_options(s3_retries=1, s3_timeout=min(config.s3_timeout, _PATIENCE))
-    for store_id, claimed in record.leases.items():
+    for store_id, claimed in told.items():
         url = str(claimed.get("url", ""))
         try:
             with open_store(url, config) as store, Repository.open(store, config) as repository:
-                if repository.id != store_id or check(config, repository, record) is not None:
+                if repository.id != (store_id or repository.id) or check(config, repository, record) is not None:
                     continue
-                leases.release(repository, record.name, host=host_id(config))
+                leases.end(repository, ref, record.incarnation, host=host, host_name=platform.node())
         except CriuctlError:
-            left.append(url)
+            left += [url] if store_id else []
     return left
 
 

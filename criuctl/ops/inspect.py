@@ -324,6 +324,6 @@ def forget_gone(config: Config, repository: Repository, names: Iterable[str]) ->
                     continue
                 unreadable: list[DataError] = []
                 if not repository.list(name, unreadable=unreadable) and not unreadable:
-                    forget(config, name)
+                    forget(config, name, stored=False)
         except Conflict:
             continue  # somebody is just making a checkpoint of it

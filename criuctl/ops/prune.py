@@ -2,8 +2,8 @@
 
 `prune` decides by `criuctl.ops.retention` and removes what no rule keeps, one checkpoint after the other, oldest
 first; cut off anywhere it has removed a part of what it would have, and the next run the rest.  The newest checkpoint of a
-session that lives, or lies checkpointed, here or on another host (by its lease) is kept unless that is asked for.
-Space is freed by `collect`.
+session that lives, or lies checkpointed, is kept unless that is asked for, also where another host knows of it: its lease says
+that it lives there, or was killed; the checkpoint itself, that its dump has ended it.  Space is freed by `collect`.
 """
 
 from __future__ import annotations
@@ -129,15 +129,26 @@ def _protected(config: Config, repository: Repository, session: str, decisions: 
         if known.checkpoint and not known.alive():
             where[known.checkpoint] = "this host's session would come back from it"
         return where
-    if not repository.capabilities.conditional_create:
-        return {}
     try:
-        head = leases.read_head(repository, session)
+        head = leases.read_head(repository, session) if repository.capabilities.conditional_create else None
     except (Conflict, DataError):  # it is damaged, or a write-only host cannot see where it lives
         return {newest.id: "newest of a session that another host may hold"}
     if head is not None and head.state == "held":
         return {newest.id: f"newest of a session that lives on {head.host_name or head.host}"}
+    over = head is not None and head.ended and head.session.id == newest.session_id
+    if not over and _ended_by(repository, newest):
+        return {newest.id: f"newest of a session that was ended by it, on {newest.host}"}
     return {}
+
+
+def _ended_by(repository: Repository, newest: CheckpointSummary) -> bool:
+    """Whether the dump has ended the session, which lies in this checkpoint then; what cannot be told may be so."""
+    try:
+        return repository.manifest_at(newest.object).criu.get("leave_running") is False
+    except NoSuchCheckpoint:
+        return False  # removed meanwhile
+    except DataError:
+        return True
 
 
 def _collecting(wishes: Mapping[str, Any]) -> str:

@@ -25,7 +25,8 @@ def kill(app: App, name: str, timeout: float) -> int:
     this command ends with 0, that was looked up, not assumed.
 
     A paused session is resumed to hear the signal. For a session that is checkpointed nobody waits any more; its
-    checkpoints stay in the store, and any host that shares it may restore them: the session's lease is given back.
+    checkpoints stay in the store until `prune` takes them, and any host that shares it may restore them: the session's
+    lease is given back.
     """
     from ...ops.ending import kill as end
 

@@ -13,8 +13,9 @@ import pytest
 from support import checkpoints as kit
 
 from criuctl.checkpoint import leases
-from criuctl.checkpoint.manifest import CheckpointSummary
+from criuctl.checkpoint.manifest import CheckpointSummary, SessionRef
 from criuctl.checkpoint.repository import Repository
+from criuctl.ops import ending
 from criuctl.ops.registry import Registry, SessionRecord
 from criuctl.report import Reporter
 from criuctl.store import open_store
@@ -89,6 +90,41 @@ def test_the_newest_of_a_session_that_would_be_brought_back_stays(site: Site) ->
     site(*label, "--newest-too")
     assert site.repository().list() == []
     assert site.write("web").number == 4
+
+
+def test_the_newest_of_a_session_that_its_dump_has_ended_elsewhere_stays(site: Site) -> None:
+    """Nobody holds it; until somebody says that nobody waits for it either, as `kill` on the host that had it does."""
+    repository = site.repository()
+
+    def lies(session: str, id: str = "ab" * 16) -> CheckpointSummary:
+        with repository.writer(Reporter()) as writer:
+            made = kit.fill(writer, kit.Content(b"memory" * 4096, {"a": b"a"}), session=session)
+            return writer.commit(made.with_use(session=SessionRef(session, id), criu={"leave_running": False}))
+
+    for session in ("bare", "given", "kept", "killed", "taken") * 2:
+        lies(session)
+    ref, far = {name: SessionRef(name, "ab" * 16) for name in ("given", "killed", "taken", "none")}, "f" * 32
+    for name in ("given", "killed", "taken"):
+        leases.claim(repository, name, ref[name].id, 1, host=far).keep()
+        assert leases.release(repository, name, host=far)
+    assert leases.end(repository, ref["killed"], 1, host=far) and not leases.end(repository, ref["killed"], 1, host=far)
+    assert not leases.end(repository, ref["taken"], 1, host="e" * 32) and not leases.end(repository, ref["none"], 1, host=far)
+    done = site("prune", "bare", "given", "killed", "taken", "--keep-label", "none=such")
+    left = {name: site.numbers(name) for name in ("bare", "given", "killed", "taken")}
+    assert left == {"bare": [2], "given": [2], "killed": [], "taken": [2]}
+    assert ["newest of a session that was ended by it, on canary-host"] in [one["rules"] for one in done["checkpoints"]]
+    registry = Registry(site.config)
+    for name in ("bare", "kept"):
+        registry.put(SessionRecord(name, "ab" * 16, state="checkpointed", checkpoint="1", store=site.config.store))
+        assert ending.kill(site.config.with_options(run_dir=str(site.path / "run")), name, 0)["leases_kept"] == []
+    site("prune", "--keep-label", "none=such")
+    assert [site.numbers(name) for name in ("bare", "given", "kept")] == [[], [2], []]
+    # What was said of a session says nothing of a later one of its name.
+    lies("bare", "cd" * 16)
+    assert site("prune", "--keep-label", "none=such")["removed"] == 0 and site.numbers("bare") == [3]
+    assert leases.end(repository, SessionRef("bare", "cd" * 16), 1, host=far)
+    assert site("prune", "bare", "--keep-label", "none=such")["removed"] == 1
+    assert leases.claim(repository, "bare", "ab" * 16, 2, host=far).head.epoch == 1
 
 
 def test_a_lease_that_cannot_be_read_keeps_its_session_alone_from_being_pruned_away(site: Site) -> None:
