@@ -57,8 +57,15 @@ class LocalStore(Store):
                     _write_all(fd, views)
                     os.fdatasync(fd)
                     with _folder(root, folder_name, make=True) as folder:
+                        fresh = if_absent or not _exists(folder, base)
                         self._publish(temps, temp, folder, base, name, if_absent)
-                        os.fsync(folder)
+                        try:
+                            os.fsync(folder)
+                        except OSError:
+                            if fresh:  # who is told that it failed does not reckon with it
+                                with suppress(OSError):
+                                    os.unlink(base, dir_fd=folder)
+                            raise
                 finally:
                     # Gone already if it was renamed.
                     with suppress(FileNotFoundError):
@@ -275,6 +282,14 @@ def _folder(root: int, name: str, *, make: bool = False) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _new_temp(temps: int) -> tuple[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import os
@@ -105,6 +106,25 @@ def test_what_put_returned_from_is_durable(store: Store, monkeypatch: pytest.Mon
     calls.clear()
     store.delete("n0/m/o")
     assert calls == ["gone", "sync m"]
+
+
+@pytest.mark.parametrize("if_absent", [False, True])
+def test_what_could_not_be_made_durable_is_not_there(
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch, if_absent: bool
+) -> None:
+    """Whoever was told that a segment could not be put deletes its packs: others must not find it."""
+    store.put("p/o", b"old")
+
+    def broken(_fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", broken)
+        for name in ("p/new", "p/o"):
+            with pytest.raises(StoreError):
+                store.put(name, b"new", if_absent=if_absent)
+    assert _files(folder) == ["p/o"]  # one that was replaced stays, in one state or the other
+    store.put("p/new", b"x", if_absent=if_absent)
 
 
 @pytest.mark.parametrize("if_absent", [False, True])
