@@ -98,7 +98,7 @@ class StoreSealer(Sealer):
 
         name = writers.PREFIX + domain.hex()
         try:
-            data = self._store.get(name)
+            data = self._store.get(name, writers.WRAPPED.size)
         except ObjectMissing:
             raise writers.lost(name) from None
         opened = Sealer(writers.unwrap(self._master, self._id, name, data), encrypted=True, domain=domain)

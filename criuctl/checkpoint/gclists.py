@@ -118,7 +118,7 @@ def avoided(store: Store, sealer: Sealer) -> frozenset[bytes]:
 def _read(store: Store, sealer: Sealer, info: ObjectInfo) -> PackList:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return _open(sealer, info, store.get(info.name))
+            return _open(sealer, info, store.get(info.name, KIND.limit))
         except Damaged as error:
             if attempt < _ATTEMPTS:
                 continue

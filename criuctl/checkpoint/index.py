@@ -164,7 +164,7 @@ class Index:
             with suppress(Damaged):
                 start = self._store.get_range(name, 0, objects.DECLARED)
                 self._sealer.of(objects.declared(objects.INDEX, name, start)[2], name)
-        data = self._store.get(name)
+        data = self._store.get(name, objects.INDEX.limit)
         found = objects.layout(objects.INDEX, name, data, len(data))
         packs = decode_segment(name, objects.open_body(name, found, data, self._sealer))
         for pack in packs if found.domain else ():

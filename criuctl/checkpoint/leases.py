@@ -360,7 +360,7 @@ def _name(repository: Repository, head: Head) -> str:
 
 
 def _read(repository: Repository, name: str) -> Head:
-    data = repository.store.get(name)
+    data = repository.store.get(name, objects.LEASE.limit)
     try:
         outline = objects.layout(objects.LEASE, name, data, len(data))
         head = Head.from_dict(load_json(objects.open_body(name, outline, data, repository.sealer), name))

@@ -43,6 +43,11 @@ class Kind:
     features: frozenset[str] = frozenset()  # the ones understood
     domains: bool = True  # whether it may be of a write-only host's domain
 
+    @property
+    def limit(self) -> int:
+        """The most bytes that an object of this kind can have."""
+        return HEADER.size + MAX_FEATURES + MAX_HEAD + self.max_body + 2 * _BOUND
+
 
 INDEX = Kind("index segment", b"CRIUCTLI", 1, 64 << 20)
 MANIFEST = Kind("manifest", b"CRIUCTLM", 1, 256 << 20, frozenset({"carried-binaries", "predicates", LAYERS}))

@@ -279,7 +279,7 @@ class Repository:
         """The manifest that is the object `name`; errors as `manifest`."""
         _token, number, checkpoint = parse_name(name)
         try:
-            data = self.store.get(name)
+            data = self.store.get(name, objects.MANIFEST.limit)
         except ObjectMissing as error:
             raise NoSuchCheckpoint(f"checkpoint {checkpoint[:12]} was removed") from error
         outline = objects.layout(objects.MANIFEST, name, data, len(data))

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import Damaged, ObjectExists, ObjectMissing, StoreCannot, StoreError, StoreFull, UnsupportedFormat
-from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_name, check_prefix, short_object, valid_name
+from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_limit, check_name, check_prefix, short_object, valid_name
 
 MAGIC = b"CRIUCTLX"
 VERSION = 1
@@ -83,7 +83,7 @@ class ArchiveWriter(Store):
             self._write(SECTION.pack(DIGEST_SIZE, len(END), 0) + END)
             self._write(self._hash.digest())
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, limit: int | None = None) -> bytes:
         with self._lock:
             if name in self._passing:
                 return self._passing[name]
@@ -152,8 +152,9 @@ class ArchiveStore(Store):
         """Read the whole file and check it; `UnsupportedFormat` for another kind of file, `Damaged`."""
         return cls(fd, url, _Scan(fd, url, progress).run())
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, limit: int | None = None) -> bytes:
         offset, size = self._place(name)
+        check_limit(name, self.url, size, limit)
         return self._read(name, offset, size)
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:

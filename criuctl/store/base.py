@@ -110,6 +110,16 @@ def short_object(name: str, url: str, offset: int, length: int, got: int) -> Dam
     )
 
 
+def check_limit(name: str, url: str, size: int, limit: int | None) -> None:
+    """`Damaged` for an object that has more bytes than whatever has its name can have."""
+    if limit is not None and size > limit:
+        raise Damaged(
+            f"{name} in {url} has {size} bytes, where {limit} are the most that are possible",
+            hint="criuctl has not written it so: bring the object back, or remove it.",
+            object=name,
+        )
+
+
 class Store(ABC):
     """Whole objects under names; see the module's docstring for the promises.
 
@@ -128,8 +138,11 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def get(self, name: str) -> bytes:
-        """The whole object; `ObjectMissing`, `Damaged` when the store cannot deliver its full length."""
+    def get(self, name: str, limit: int | None = None) -> bytes:
+        """The whole object; `ObjectMissing`, `Damaged` when the store cannot deliver its full length.
+
+        One of more than `limit` bytes is `Damaged`, and is not read: whoever can put objects shall not use up our memory.
+        """
 
     @abstractmethod
     def get_range(self, name: str, offset: int, length: int) -> bytes:

@@ -28,7 +28,19 @@ from contextlib import contextmanager, suppress
 
 from ..errors import NoSuchBucket, ObjectExists, ObjectMissing, StoreCannot, StoreDenied, StoreError, StoreFull, StoreUnreachable
 from . import direct
-from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_name, check_prefix, probe_name, short_object, valid_name
+from .base import (
+    Capabilities,
+    Data,
+    ObjectInfo,
+    Store,
+    as_views,
+    check_limit,
+    check_name,
+    check_prefix,
+    probe_name,
+    short_object,
+    valid_name,
+)
 
 _TEMP = ".tmp"  # begins with a dot, so no object can have the name
 _STALE = 3600.0  # seconds after which a temporary file that nobody holds is a dead writer's
@@ -102,9 +114,10 @@ class LocalStore(Store):
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, limit: int | None = None) -> bytes:
         with self._errors(name), self._object(name) as fd:
             size = os.fstat(fd).st_size
+            check_limit(name, self.url, size, limit)
             return self._read(fd, name, 0, size)
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 
 from ..errors import ObjectExists, ObjectMissing
-from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_name, check_prefix, short_object
+from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_limit, check_name, check_prefix, short_object
 
 _named: dict[str, MemoryStore] = {}
 _named_lock = threading.Lock()
@@ -41,8 +41,10 @@ class MemoryStore(Store):
                 raise ObjectExists(f"{name} is in {self.url} already", object=name)
             self._objects[name] = (content, time.time())
 
-    def get(self, name: str) -> bytes:
-        return self._find(name)[0]
+    def get(self, name: str, limit: int | None = None) -> bytes:
+        content = self._find(name)[0]
+        check_limit(name, self.url, len(content), limit)
+        return content
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
         piece = self._find(name)[0][offset : offset + length]

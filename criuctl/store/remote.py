@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import Damaged, LinkLost, StoreError, UnsupportedFormat
-from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_name, check_prefix, short_object, valid_name
+from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_limit, check_name, check_prefix, short_object, valid_name
 
 if TYPE_CHECKING:
     from ..transport.link import Answer, Link
@@ -57,9 +57,10 @@ class RemoteStore(Store):
             views = []
         self._ask("store.put", arguments, views)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, limit: int | None = None) -> bytes:
         answer = self._ask("store.get", {"name": check_name(name)})
         size = _number(answer.arguments, "size")
+        check_limit(name, self.url, int(size), limit)
         if answer.view.nbytes == size:
             return bytes(answer.view)
         return self.get_range(name, 0, int(size))

@@ -32,7 +32,19 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponent
 
 from ..config import Config
 from ..errors import ConfigError, ObjectExists, ObjectMissing, StoreCannot, StoreError
-from .base import Capabilities, Data, Keeping, ObjectInfo, Store, as_views, check_name, check_prefix, short_object, valid_name
+from .base import (
+    Capabilities,
+    Data,
+    Keeping,
+    ObjectInfo,
+    Store,
+    as_views,
+    check_limit,
+    check_name,
+    check_prefix,
+    short_object,
+    valid_name,
+)
 from .s3_body import ViewReader, md5_of, slices
 from .s3_client import make_client
 from .s3_errors import (
@@ -148,13 +160,14 @@ class S3Store(Store):
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, limit: int | None = None) -> bytes:
         key = self._key(name)
 
         def attempt() -> bytes:
             answer = self._client.get_object(Bucket=self._bucket, Key=key)
             with closing(answer["Body"]) as stream:
-                self._field(answer, "ContentLength")  # urllib3 sees to it that all of it comes
+                # urllib3 sees to it that all of it comes, and no more.
+                check_limit(name, self.url, self._field(answer, "ContentLength"), limit)
                 content: bytes = stream.read()
             return content
 

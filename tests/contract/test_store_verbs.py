@@ -27,6 +27,15 @@ def test_what_was_put_is_got(store: Store, place: Place) -> None:
         assert other.get("packs/3f/3f9a") == content
 
 
+def test_what_is_larger_than_it_can_be_is_not_read(store: Store) -> None:
+    store.put("o", bytes(5000))
+    for _turn in range(20):  # the connections go on being of use
+        with pytest.raises(Damaged, match="5000 bytes") as caught:
+            store.get("o", 4999)
+    assert caught.value.details["object"] == "o"
+    assert store.get("o", 5000) == store.get("o") == bytes(5000)
+
+
 def test_several_buffers_are_one_object(store: Store) -> None:
     """More of them than one writev takes, some empty, of every kind, and too large in all to be joined."""
     pieces: list[bytes | bytearray | memoryview] = []

@@ -49,9 +49,9 @@ class FaultyStore(Store):
                 data = _wrong(b"".join(as_views(data)))
             self.inner.put(name, data, if_absent=if_absent)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, limit: int | None = None) -> bytes:
         with self._spoilt("get", name) as letter:
-            return _spoil(self.inner.get(name), letter)
+            return _spoil(self.inner.get(name, limit), letter)
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
         with self._spoilt("get_range", name) as letter:

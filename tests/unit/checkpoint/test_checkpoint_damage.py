@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import checkpoints as kit
 
-from criuctl.checkpoint import objects
+from criuctl.checkpoint import gclists, leases, objects
+from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.manifest import Manifest
 from criuctl.checkpoint.packs import FOOTER, HEADER, RECORD, object_name, pack_of, read_index
 from criuctl.checkpoint.repository import Repository
@@ -203,6 +204,28 @@ def test_one_damaged_manifest_hides_no_other(tmp_path: Path, encrypted: bool) ->
         for ref in ("bad", "bad@1", bad.id):
             with pytest.raises(Damaged):
                 again.resolve(ref)
+
+
+def test_nothing_is_read_whole_without_a_bound(tmp_path: Path) -> None:
+    """Whoever can put objects shall not use up the memory of those who read them."""
+
+    asked: set[str] = set()
+
+    class Bounded(MemoryStore):
+        def get(self, name: str, limit: int | None = None) -> bytes:
+            asked.add(name.partition("/")[0])
+            assert name == "config" or limit is not None, name
+            return super().get(name, limit)
+
+    store = Bounded()
+    repo = kit.repository(tmp_path, encrypted=True, store=store, workers=1)
+    leases.claim(repo, "web", "ab" * 16, 1, host="f" * 32).keep()
+    repo.remove(kit.write(repo, session="gone"))
+    gclists.put(store, repo.sealer, gclists.MARKED, [])
+    with Repository.open(store, repo.config) as other:
+        kit.check(other, kit.write(other))
+        Collection(other, Reporter(), grace=0).run()
+    assert asked == {"config", "sessions", "checkpoints", "index", "gc"}
 
 
 def test_compressed_content_cannot_claim_more_than_it_should(tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ class Stage(memory.MemoryStore):
         super().delete(name)
         self.at("was deleted", name)
 
-    def get(self, name: str) -> bytes:
+    def get(self, name: str, limit: int | None = None) -> bytes:
         self.at("get", name)
-        return super().get(name)
+        return super().get(name, limit)
 
     def stat(self, name: str) -> ObjectInfo:
         self.at("stat", name)

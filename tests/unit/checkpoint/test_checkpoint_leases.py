@@ -123,9 +123,9 @@ def test_a_signal_while_it_is_claimed_leaves_the_lease_as_it_was(tmp_path: Path,
             self.step()
             return super().list(prefix)
 
-        def get(self, name: str) -> bytes:
+        def get(self, name: str, limit: int | None = None) -> bytes:
             self.step()
-            return super().get(name)
+            return super().get(name, limit)
 
     repo = kit.repository(tmp_path)
     if before:

@@ -415,9 +415,9 @@ def test_a_store_without_writers_is_asked_for_none(tmp_path: Path) -> None:
             self.asked.append(prefix)
             return super().list(prefix)
 
-        def get(self, name: str) -> bytes:
+        def get(self, name: str, limit: int | None = None) -> bytes:
             self.asked.append(name)
-            return super().get(name)
+            return super().get(name, limit)
 
     store = Listening()
     repo = kit.repository(tmp_path, encrypted=True, store=store)
