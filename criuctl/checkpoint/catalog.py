@@ -27,6 +27,7 @@ _ID_PREFIX = re.compile(r"[0-9a-f]{4,32}")
 _PINS = "pins/"
 _FETCHERS = 8
 _LOOKED_UP = 1000  # more heads than this are read in one go
+_COUNTED = 10**18  # a session's numbers stay below; a name that says more was put to be in the way, and is passed over
 _SPARE = 1000  # kept heads of manifests that are gone, before they are cleared out
 
 Head = tuple[int, bytes]  # size of the object, its first bytes up to the end of its head
@@ -151,7 +152,7 @@ class Catalog:
         """The number of the next checkpoint of the session behind `token`; removed ones' are not used again."""
         used = [int(i.name[-20:]) for i in self._store.list(f"numbers/{token}/") if i.name[-20:].isdigit()]
         used += [int(match[2]) for i in self._store.list(f"checkpoints/{token}/") if (match := _NAME.fullmatch(i.name))]
-        return max(used, default=0) + 1
+        return max((number for number in used if number < _COUNTED), default=0) + 1
 
     # -- inside ----------------------------------------------------------------------------------------
 

@@ -168,6 +168,11 @@ def put_record(repository: Repository, head: Head) -> bool:
     An unknown outcome is resolved by asking the store; `StoreUnreachable` when it does not answer that either.
     """
     name = _name(repository, head)
+    try:
+        head.check(name)  # what nobody could read again must not be written
+    except Damaged:
+        before = f"{name[:-20]}{head.sequence - 1:020d}"
+        raise Damaged(f"{before} is no lease: nothing can follow its number or epoch", hint=_DAMAGED, object=before) from None
     repository.sealer.prepare()
     body = json.dumps(head.to_dict()).encode("ascii")
     data = objects.encode(objects.LEASE, name, b"", body, repository.sealer)
@@ -363,7 +368,7 @@ def _read(repository: Repository, name: str) -> Head:
     data = repository.store.get(name, objects.LEASE.limit)
     try:
         outline = objects.layout(objects.LEASE, name, data, len(data))
-        head = Head.from_dict(load_json(objects.open_body(name, outline, data, repository.sealer), name))
+        head = Head.from_dict(load_json(objects.open_body(name, outline, data, repository.sealer), name), name)
     except Foreign:
         raise Conflict(
             f"another host holds the session, or had it last, and this write-only host cannot see which: {name}",

@@ -206,6 +206,18 @@ def test_one_damaged_manifest_hides_no_other(tmp_path: Path, encrypted: bool) ->
                 again.resolve(ref)
 
 
+def test_numbers_that_nobody_counts_up_to_are_in_nobodys_way(tmp_path: Path) -> None:
+    """Whoever may put objects may put such names; a session of which one was removed could be dumped no more."""
+    repo = kit.repository(tmp_path, workers=1)
+    token, forged = repo.sealer.token("web"), 10**20 - 1
+    repo.store.put(f"numbers/{token}/{forged:020d}", b"used\n")
+    assert kit.write(repo).number == 1
+    repo.store.put(f"checkpoints/{token}/{forged:020d}-{7:032x}", b"nothing")
+    assert kit.write(repo).number == 2
+    repo.remove(repo.resolve_damaged("web"))
+    assert [kit.write(repo).number, repo.resolve("web").number] == [3, 3]
+
+
 def test_nothing_is_read_whole_without_a_bound(tmp_path: Path) -> None:
     """Whoever can put objects shall not use up the memory of those who read them."""
 

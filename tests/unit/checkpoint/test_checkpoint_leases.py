@@ -164,6 +164,21 @@ def test_records_do_not_pile_up_and_are_not_forged(tmp_path: Path) -> None:
         assert "restore --as NAME" in caught.value.hint  # and not what helps where a checkpoint is damaged
 
 
+@pytest.mark.parametrize("field", ["epoch", "sequence"])
+def test_what_nothing_can_follow_is_told_and_not_followed(tmp_path: Path, field: str) -> None:
+    """A host that may write could put it; one more record would be one that nobody can read."""
+    repo = kit.repository(tmp_path)
+    most = {"epoch": 1 << 62, "sequence": 10**19}[field]
+    last = claim(repo, A).head.with_use(**{"state": "released", "sequence": 2, field: most})
+    assert leases.put_record(repo, last)
+    before = [info.name for info in repo.store.list("sessions/")]
+    with pytest.raises(Damaged, match=before[-1]) as caught:
+        claim(repo, B)
+    assert "remove it" in caught.value.hint and leases.read_head(repo, "web") == last
+    repo.store.delete(before[-1])
+    claim(repo, A).keep()
+
+
 def held(repo: Repository) -> leases.Head:
     """The lease as it is now, which somebody has."""
     head = leases.read_head(repo, "web")
