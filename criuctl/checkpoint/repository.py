@@ -24,6 +24,7 @@ import json
 import os
 import platform
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +40,7 @@ from ..errors import (
     NoSuchCheckpoint,
     ObjectExists,
     ObjectMissing,
+    StoreFull,
     StoreUnreachable,
     UnsupportedFormat,
 )
@@ -311,7 +313,13 @@ class Repository:
             raise Conflict(f"{summary.session}@{summary.number} is pinned", hint="Unpin it first: `criuctl unpin`.")
         token = parse_name(summary.object)[0]
         if self.catalog.next_number(token) == summary.number + 1:
-            self.store.put(f"numbers/{token}/{summary.number:020d}", b"used\n")
+            used = f"numbers/{token}/{summary.number:020d}"
+            try:
+                self.store.put(used, b"used\n")
+            except StoreFull:
+                self.store.delete(summary.object)  # which makes room for it
+                with suppress(StoreFull):
+                    self.store.put(used, b"used\n")
         self.store.delete(summary.object)
 
     # -- inside ----------------------------------------------------------------------------------------

@@ -366,6 +366,16 @@ def test_lost_index_segments_are_told_anew(tmp_path: Path) -> None:
     kit.check(again(repo), kept, content(1))
 
 
+@pytest.mark.parametrize(("put", "number"), [("F", 2), ("F*", 1)])
+def test_a_checkpoint_can_be_removed_from_a_store_that_is_full(tmp_path: Path, put: str, number: int) -> None:
+    """Nothing else makes room there. Its number is used again only if there is no room even then to note it."""
+    repo = kit.repository(tmp_path, workers=1)
+    only = kit.write(repo)
+    full = again(repo, FaultyStore(repo.store, put=put))
+    full.remove(only)
+    assert full.list() == [] and kit.write(again(repo)).number == number
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_damaged_index_segment_is_replaced(tmp_path: Path, known: bool) -> None:
     """Else every check of every checkpoint would end with its damage, for ever; also where this host has learned it before."""
