@@ -21,6 +21,7 @@ from ..errors import AmbiguousRef, Conflict, CriuctlError, NotFound, UsageError,
 from ..store import open_store
 
 Slot = dict[str, Any]
+REPLACED = "replaced_by"  # the key of a slot that says which other one is about to take its place
 _PREFIX = 4  # digits of a fingerprint that name a key
 _MAX_LABEL = 100
 
@@ -180,14 +181,22 @@ class Keyring:
             )
         return slot
 
+    def replaced(self, slots: Slots) -> Slots:
+        """Those of the keys whose place this host's own key file has taken, in a rotation that was cut off before they went."""
+        by = self.opened.by
+        if by is None or self.opened.file != keys.key_path(self._repository.config, self.id):
+            return []
+        return [slot for slot in slots if slot.get(REPLACED) == keys.slot_fingerprint(by)]
+
     def see_not_removed(self, slots: Slots) -> None:
         """What opened the store still does."""
-        if self.opened.by is not None and self.opened.by not in slots:
+        if self.opened.by is not None and keys.slot_fingerprint(self.opened.by) not in map(keys.slot_fingerprint, slots):
             raise WrongKey(f"the key from {self.opened.source} was removed from the store meanwhile")
 
     def without(self, slots: Slots, gone: Sequence[Slot]) -> Slots:
         """The slots that are left; `Conflict` if none of them was seen to open the store."""
-        left = [slot for slot in slots if slot not in gone]
+        names = set(map(keys.slot_fingerprint, gone))
+        left = [slot for slot in slots if keys.slot_fingerprint(slot) not in names]
         if len(left) == len(slots):
             return slots
         if not left:

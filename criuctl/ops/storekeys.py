@@ -9,8 +9,8 @@ which opened it, another one that was shown, or a new one that is kept somewhere
 has written it down yet.
 
 `rotate` of this host's own key file goes by way of both: the new key is added, the file is replaced, then the old key is removed.
-Wherever it is cut off, what lies in the file opens the store, and another run goes on with the key that was made.  The old file
-stays beside it, since checkpoints that were exported for it still need it.
+Wherever it is cut off, what lies in the file opens the store, and another run, or `tidy`, goes on with the key that was made: the
+old one says which one takes its place.  The old file stays beside it, since checkpoints that were exported for it still need it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..checkpoint.generations import Slots, described
 from ..config import Config
 from ..errors import Conflict, KeyMissing, UsageError, WrongKey
 from . import events
-from .keyring import KeyChange, KeyFacts, Keyring, NewKey, Slot, checked_label, named, refuse_known
+from .keyring import REPLACED, KeyChange, KeyFacts, Keyring, NewKey, Slot, checked_label, named, refuse_known
 
 
 def key_list(config: Config) -> tuple[list[KeyFacts], list[str]]:
@@ -36,6 +36,8 @@ def key_list(config: Config) -> tuple[list[KeyFacts], list[str]]:
         notes = []
         if not the.changer.settled():
             notes.append("older slots are still in the store: an earlier change was cut off, and `criuctl key tidy` finishes it")
+        if the.replaced(current.slots):
+            notes.append("an earlier rotation was cut off: `criuctl key tidy` removes the key that it has replaced")
         return the.facts(current.slots), notes
 
 
@@ -98,7 +100,7 @@ def key_rotate(config: Config, new: NewKey) -> KeyChange:
                 return the.without(slots, [old])
             refuse_known(slots, slot)
             the.see_not_removed(slots)
-            return [slot if one == old else one for one in slots]
+            return [slot if keys.slot_fingerprint(one) == keys.slot_fingerprint(old) else one for one in slots]
 
         try:
             current = the.changer.change(change)
@@ -133,7 +135,13 @@ def key_recovery(config: Config, *, label: str = "", replace: bool = False) -> K
 def key_tidy(config: Config) -> KeyChange:
     """Finish what an interrupted change has left."""
     with Keyring.of(config) as the:
-        return the.done(the.changer.tidy())
+        gone: list[Slot] = []
+
+        def change(slots: Slots) -> Slots:
+            gone[:] = the.replaced(slots)
+            return the.without(slots, gone)
+
+        return the.done(the.changer.change(change), removed=gone)
 
 
 def _rotate_own_file(the: Keyring, config: Config, old: Slot, label: str) -> KeyChange:
@@ -153,14 +161,21 @@ def _replace_own_file(the: Keyring, path: Path, old: Slot, label: str) -> KeyCha
     key = _fresh_key(fresh)
     slot = described(keys.file_slot(the.master, key, the.id), checked_label(label) or old.get("label", ""))
 
+    name, new = keys.slot_fingerprint(old), keys.slot_fingerprint(slot)
+    gone: list[Slot] = []
+
     def add(slots: Slots) -> Slots:
         the.see_not_removed(slots)
-        known = keys.slot_fingerprint(slot) in map(keys.slot_fingerprint, slots)
-        return slots if known else [*slots, slot]
+        marked = [{**one, REPLACED: new} if keys.slot_fingerprint(one) == name else one for one in slots]
+        return marked if new in map(keys.slot_fingerprint, slots) else [*marked, slot]
+
+    def remove(slots: Slots) -> Slots:
+        gone[:] = [one for one in slots if name in (keys.slot_fingerprint(one), one.get(REPLACED))]
+        return the.without(_with_shown(slots, the.shown), gone)
 
     added = the.changer.change(add)
     the.show(keys.open_by_key(added.slots, the.id, key, str(fresh), fresh))
-    kept = path.with_name(f"{the.id}.{keys.slot_fingerprint(old)}.key")
+    kept = path.with_name(f"{the.id}.{name}.key")
     with suppress(FileExistsError):
         keys.write_secret(kept, the.opened.key.text())
     try:
@@ -171,8 +186,8 @@ def _replace_own_file(the: Keyring, path: Path, old: Slot, label: str) -> KeyCha
             f"the key file {path} cannot be replaced: {error.strerror}",
             hint=f"The old key and the new one in {fresh} open the store.",
         ) from error
-    current = the.changer.change(lambda slots: the.without(_with_shown(slots, the.shown), [old]))
-    return the.done(current, added=[slot], removed=[old], file=path, previous=kept)
+    current = the.changer.change(remove)
+    return the.done(current, added=[slot], removed=gone or [old], file=path, previous=kept)
 
 
 @contextmanager

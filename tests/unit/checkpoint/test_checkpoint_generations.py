@@ -213,9 +213,10 @@ def test_killed_anywhere_the_store_opens_and_the_next_change_settles_it(site: Se
         assert not here.stage.replaced if weak else set(here.stage.replaced) == {"config"}
 
 
+@pytest.mark.parametrize("tidied", [False, True])
 @pytest.mark.parametrize("number", range(2))
 def test_a_key_file_that_is_being_replaced_opens_the_store_at_every_instant(
-    site: Setting, number: int, monkeypatch: pytest.MonkeyPatch
+    site: Setting, number: int, tidied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = site(second=False)
     path = keys.key_path(here.one, here.id)
@@ -231,10 +232,13 @@ def test_a_key_file_that_is_being_replaced_opens_the_store_at_every_instant(
         with pytest.raises(Killed):
             key_rotate(here.one, NewKey())
     assert here.opens(here.one) and (path.read_bytes() != old) is bool(number)
+    assert any("rotation" in note for note in key_list(here.one)[1]) is bool(number)
+    if tidied:
+        assert len(key_tidy(here.one).removed) == number  # its place was taken; before that it is the one in use
+        assert [one.used for one in key_list(here.one)[0]] == [True, False][: 2 - number]
     key_rotate(here.one, NewKey())  # goes on with the key that was made, or replaces that
     assert here.opens(here.one) and not path.with_suffix(".new").exists()
-    left = {one.fingerprint for one in key_list(here.one)[0]}
-    assert here.fingerprint(here.one) in left and len(left) == 1 + number
+    assert [one.fingerprint for one in key_list(here.one)[0]] == [here.fingerprint(here.one)]
 
 
 def test_two_on_one_host_do_not_replace_its_key_file_at_once(site: Setting) -> None:
