@@ -24,13 +24,14 @@ from ..proc.folders import make_private
 
 T = TypeVar("T")
 
-_VERSION = 1
+_VERSION = 2
 _BUSY = 60.0  # seconds to wait for another process's transaction
 _SCHEMA = """
 CREATE TABLE meta (store TEXT NOT NULL);
 CREATE TABLE segments (n INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE);
 CREATE TABLE packs (n INTEGER PRIMARY KEY AUTOINCREMENT, name BLOB NOT NULL UNIQUE, size INTEGER NOT NULL,
-                    segment INTEGER NOT NULL, bad INTEGER NOT NULL DEFAULT 0);
+                    bad INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE told (pack INTEGER NOT NULL, segment INTEGER NOT NULL, PRIMARY KEY (pack, segment)) WITHOUT ROWID;
 CREATE TABLE chunks (id BLOB NOT NULL, pack INTEGER NOT NULL, offset INTEGER NOT NULL, stored INTEGER NOT NULL,
                      plain INTEGER NOT NULL, PRIMARY KEY (id, pack)) WITHOUT ROWID;
 CREATE TABLE heads (name TEXT PRIMARY KEY, size INTEGER NOT NULL, head BLOB NOT NULL) WITHOUT ROWID;

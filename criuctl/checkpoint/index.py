@@ -37,8 +37,7 @@ PREFIX = "index/"
 PACK = struct.Struct(f"<{NAME_SIZE}sII")
 _SEGMENT_RECORDS = 1 << 18  # records of one segment, about 12 MiB
 _BATCH = 64  # ids per query
-_ADD_PACK = "INSERT INTO packs (name, size, segment) VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET segment = excluded.segment"
-_UNTOLD = "segment NOT IN (SELECT n FROM segments)"
+_UNTOLD = "SELECT n FROM packs WHERE n NOT IN (SELECT pack FROM told)"
 _FETCHERS = 8
 _AT_ONCE = (4 << 20, 256)  # bytes and number of segments that are learned in one go
 _MANY_PACKS = 20_000  # more packs than this are not listed before a dump
@@ -126,7 +125,7 @@ class Index:
 
         def forget(db: sqlite3.Connection) -> list[bytes]:
             bad = [name for (name,) in db.execute("SELECT name FROM packs WHERE bad").fetchall()]
-            for table in ("chunks", "packs", "segments"):
+            for table in ("chunks", "told", "packs", "segments"):
                 db.execute(f"DELETE FROM {table}")
             return bad
 
@@ -196,8 +195,9 @@ class Index:
                     continue  # another process was faster
                 segment = db.execute("SELECT n FROM segments WHERE name = ?", (name,)).fetchone()[0]
                 for pack in packs:
-                    db.execute(_ADD_PACK, (pack.pack, pack.size, segment))
+                    db.execute("INSERT OR IGNORE INTO packs (name, size) VALUES (?, ?)", (pack.pack, pack.size))
                     number = db.execute("SELECT n FROM packs WHERE name = ?", (pack.pack,)).fetchone()[0]
+                    db.execute("INSERT OR IGNORE INTO told VALUES (?, ?)", (number, segment))
                     rows += [(chunk, number, offset, stored, plain) for chunk, offset, stored, plain in pack]
             rows.sort()
             db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?, ?)", rows)
@@ -210,10 +210,11 @@ class Index:
         def forget(db: sqlite3.Connection) -> None:
             gone = [(n,) for n, name in db.execute("SELECT n, name FROM segments").fetchall() if name not in here]
             db.executemany("DELETE FROM segments WHERE n = ?", gone)
+            db.execute("DELETE FROM told WHERE segment NOT IN (SELECT n FROM segments)")
             # In one pass however many there are: chunks are not kept by pack.
-            if db.execute(f"SELECT n FROM packs WHERE {_UNTOLD} LIMIT 1").fetchone():
-                db.execute(f"DELETE FROM chunks WHERE pack IN (SELECT n FROM packs WHERE {_UNTOLD})")
-                db.execute(f"DELETE FROM packs WHERE {_UNTOLD}")
+            if db.execute(f"{_UNTOLD} LIMIT 1").fetchone():
+                db.execute(f"DELETE FROM chunks WHERE pack IN ({_UNTOLD})")
+                db.execute(f"DELETE FROM packs WHERE n IN ({_UNTOLD})")
 
         known = self._cache.run(lambda db: {row[0] for row in db.execute("SELECT name FROM segments")})
         # What was published while we were listing is not in the list, but not gone either: ask.

@@ -74,6 +74,19 @@ def test_a_damaged_cache_is_made_anew(tmp_path: Path, harm: str) -> None:
     assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_pack_is_known_for_as_long_as_one_segment_tells_of_it(tmp_path: Path) -> None:
+    """Two collections at once may both tell of it; the next one takes one of these segments away."""
+    repo = kit.repository(tmp_path, workers=1)
+    kit.write(repo)
+    (older,) = (info.name for info in repo.store.list("index/"))
+    newer: list[str] = []
+    repo.index.publish(repo.index.read_segment(older), newer)
+    for name, known in ((newer[0], True), (older, False)):
+        repo.store.delete(name)
+        repo.index.sync()
+        assert (new_bytes(repo) == 0) is known
+
+
 def test_a_cache_damaged_under_a_running_dump_only_costs_time(tmp_path: Path) -> None:
     repo, path = local(tmp_path)
     with Repository.open(repo.store, repo.config) as again:
