@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from support import checkpoints as kit
 from support import golden
 
 from criuctl.checkpoint import chunks, codec, index, leases, objects, packs, writers
+from criuctl.checkpoint import manifest as manifests
 from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.manifest import Manifest
 from criuctl.checkpoint.repository import Repository
@@ -86,6 +88,26 @@ def test_the_schema_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
+def test_the_schema_names_what_the_records_have() -> None:
+    records = {
+        "connection": manifests.ConnectionRecord,
+        "external": manifests.ExternalFile,
+        "file": manifests.FileRecord,
+        "holder": manifests.HolderRecord,
+        "host": manifests.HostInfo,
+        "image": manifests.ImageFile,
+        "link": manifests.LinkRecord,
+        "memory": manifests.MemoryImage,
+        "predicate": manifests.PredicateRecord,
+        "process": manifests.ProcessRecord,
+        "session": manifests.SessionRef,
+        "terminal": manifests.TerminalRecord,
+    }
+    told = {name: set(SCHEMA["$defs"][name]["properties"]) for name in records}
+    assert told == {name: {f.name for f in fields(record)} - {"extra"} for name, record in records.items()}
+    assert set(SCHEMA["properties"]) - {"origin"} == {f.name for f in fields(Manifest)} - {"extra", "image_data"}
+
+
 def test_manifests_fit_the_schema_and_others_do_not(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path)
     manifest = repo.manifest(kit.write(repo)).to_dict()
@@ -103,6 +125,8 @@ def test_manifests_fit_the_schema_and_others_do_not(tmp_path: Path) -> None:
         (("memory", 0, "data"), {"size": 0, "pages": {"size": 0, "chunks": []}}),
         (("memory", 0, "data"), {"size": 0, "chunks": [], "runs": {"size": 0, "chunks": []}}),
         (("files", 0, "path"), "relative"),
+        (("files", 0, "uid"), 1 << 32),
+        (("files", 0, "xattrs"), {"user.a": "?"}),
         (("created",), "yesterday"),
         (("processes", 0, "pid"), "7"),
         (("labels",), {"a": 1}),
