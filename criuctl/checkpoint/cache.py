@@ -43,7 +43,7 @@ class Cache:
     """The database of one store at `path`, or in memory where `path` is None."""
 
     def __init__(self, path: Path | None, store: str) -> None:
-        self.path = path
+        self.path = self._file = path
         self._store = store
         self._lock = threading.RLock()
         self._db: sqlite3.Connection | None = None
@@ -84,6 +84,13 @@ class Cache:
                 self._db.close()
                 self._db = None
 
+    def leave_disk(self) -> None:
+        """Begin anew in memory, and give the room on the disk back."""
+        with self._lock:
+            self._discard(keep_file=True)
+            if self._file is not None:
+                _remove(self._file)
+
     def _discard(self, *, keep_file: bool) -> None:
         """Start over: with a new file, or in memory when that has failed too."""
         self.generation += 1
@@ -96,9 +103,7 @@ class Cache:
         if keep_file:
             self.path = None
             return
-        for suffix in ("", "-wal", "-shm"):
-            with suppress(OSError):
-                os.unlink(f"{self.path}{suffix}")
+        _remove(self.path)
 
     def _open(self) -> sqlite3.Connection:
         place = ":memory:"
@@ -106,7 +111,7 @@ class Cache:
             if _prepare(self.path):
                 place = str(self.path)
             else:
-                self.path = None
+                self.path = self._file = None
         db = sqlite3.connect(place, timeout=_BUSY, isolation_level=None, check_same_thread=False)
         try:
             db.execute("PRAGMA journal_mode=WAL")
@@ -132,6 +137,12 @@ class Cache:
             return False
         row = db.execute("SELECT store FROM meta").fetchone()
         return row is not None and row[0] == self._store
+
+
+def _remove(path: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        with suppress(OSError):
+            os.unlink(f"{path}{suffix}")
 
 
 def _damage(error: sqlite3.DatabaseError) -> bool:

@@ -104,7 +104,7 @@ class Catalog:
 
     def pin(self, checkpoint: str) -> None:
         """Pin the checkpoint of this id; pinning it again is fine."""
-        self._store.put(_PINS + checkpoint, b"pinned\n")
+        self._store.put(_PINS + checkpoint, b"")
 
     def unpin(self, checkpoint: str) -> None:
         """Take the pin away; absent is fine."""

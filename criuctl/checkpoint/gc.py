@@ -5,7 +5,8 @@ Packs and index segments are shared, and hosts do not know of each other.  One r
     1  look    which chunks do the manifests need, and which packs therefore (`liveness`)?
     2  copy    what is needed of packs that are mostly garbage into new ones (`repack`); they are not needed then.  Small
                packs, of which every snapshot of an idle tree leaves one, are copied too once there are many
-    3  mark    packs that nobody needs: put gc/marked-X.  Writers that begin later do not rely on them
+    3  mark    packs that nobody needs: put gc/marked-X.  Writers that begin later do not rely on them.  Without a grace time they
+               are doomed at once instead
     4  doom    packs marked at least the grace time ago and still not needed: put gc/doomed-X
     5  look again, at manifests that came since; copy what is needed and is in doomed packs only
     6  index   segments that tell of doomed packs, or of packs that are gone, are replaced by such as do not, and many small
@@ -25,6 +26,7 @@ there, and the list stands until the last of them is gone.
 - Whoever comes across the list of a collection that died, or that is only slow, goes on with it: steps 5 to 8 are the same
   for all lists, and deleting a pack twice does no harm, since its name is never used again.
 - Cut off anywhere, a run leaves packs that nobody needs or lists that the next run goes on with.  Nothing is ever undone.
+- Where there is no room, nothing is copied, and segments are not put together: the list of what is doomed is all that it takes.
 - Readers found their places before: a reader that meets a pack gone looks where the segments tell now, which is the new place,
   since segments that tell of a pack go before the pack does.  Whoever lists segments while they are replaced may
   miss what both tell of: a reader that lacks a chunk lists them once more, and a writer stores it once more.
@@ -53,7 +55,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Damaged, DataError, ObjectMissing, StoreDenied
+from ..errors import Damaged, DataError, ObjectMissing, StoreDenied, StoreFull
 from . import gclists
 from .gclists import ABANDONED, DOOMED, MARKED, WRITING, PackList
 from .index import PREFIX, in_batches
@@ -140,7 +142,10 @@ class Collection:
             done.repacked = len(self._to_copy(survey))
         elif packs := self._to_copy(survey):
             self._reporter.step("gc-copy")
-            unneeded += self._repack(survey, packs)
+            try:
+                unneeded += self._repack(survey, packs)
+            except StoreFull as error:
+                self._reporter.warning(f"there is no room for copies: {error.message}", "only whole packs are freed")
         if not done.dry_run:
             self._tell_again(survey)
             self._remove_damaged(self._repository.index.unreadable)
@@ -155,7 +160,7 @@ class Collection:
         done.waiting = len(unneeded) - len(ripe)
         if ripe:
             self._reporter.step("gc-doom")
-            gclists.put(self._store, self._sealer, DOOMED, ripe)
+            self._doom(ripe)
         if ripe or self._doomed:
             survey = self._finish()
         else:
@@ -270,10 +275,19 @@ class Collection:
             # Packs that are needed again: writers shall rely on them, so the rest gets a mark of its own.
             self._stale.append(entry)
             fresh |= dict.fromkeys(pack for pack in there & wanted if self._now - self._marked[pack] < self._grace)
+        self.done.marked = len(fresh)
+        if self._grace <= 0:
+            return [pack for pack in fresh if pack not in self._marked]  # doomed at once, so nobody need be told before
         if fresh:
             gclists.put(self._store, self._sealer, MARKED, fresh)
-        self.done.marked = len(fresh)
-        return [pack for pack in fresh if pack not in self._marked] if self._grace <= 0 else []
+        return []
+
+    def _doom(self, packs: list[bytes]) -> None:
+        try:
+            gclists.put(self._store, self._sealer, DOOMED, packs)
+        except StoreFull:
+            self._repository.cache.leave_disk()  # it may lie on the same one
+            gclists.put(self._store, self._sealer, DOOMED, packs)
 
     def _tell_again(self, survey: Survey) -> None:
         """Put index segments for needed packs whose own were lost, so that writers know what is in them."""
@@ -281,7 +295,7 @@ class Collection:
             known = survey.packs[pack]
             if not known.used or self._now - known.modified < self._grace:
                 continue
-            with suppress(ObjectMissing):  # another collection was faster
+            with suppress(ObjectMissing, StoreFull):  # another collection was faster; or this has to free some room first
                 index = read_index(self._store, object_name(pack), known.size, self._sealer)
                 self._repository.index.publish([index], [])
 
@@ -353,17 +367,21 @@ class Collection:
         unreadable: list[DataError] = []
 
         def replace() -> None:
+            merged: list[str] = []
             if len(small) >= MANY:
                 moved = {pack.pack: pack for packs in small.values() for pack in packs}
                 told.difference_update(moved)
                 rest.update(moved)
-                old.extend(small)
+                merged.extend(small)
                 small.clear()
-            if fresh := [pack for name, pack in rest.items() if name not in told]:
-                index.publish(fresh, [])
+            try:
+                if fresh := [pack for name, pack in rest.items() if name not in told]:
+                    index.publish(fresh, [])
+            except StoreFull:  # dead packs must not be told of all the same; what else they were told with the next run tells
+                merged.clear()
             told.update(rest)
             rest.clear()
-            self.done.segments += len(old) - self._delete_others(old)
+            self.done.segments += len(old) + len(merged) - self._delete_others(old + merged)
             old.clear()
 
         # The largest first: where the store refuses to delete, what was put together is not put together again.

@@ -315,11 +315,11 @@ class Repository:
         if self.catalog.next_number(token) == summary.number + 1:
             used = f"numbers/{token}/{summary.number:020d}"
             try:
-                self.store.put(used, b"used\n")
+                self.store.put(used, b"")
             except StoreFull:
                 self.store.delete(summary.object)  # which makes room for it
                 with suppress(StoreFull):
-                    self.store.put(used, b"used\n")
+                    self.store.put(used, b"")
         self.store.delete(summary.object)
 
     # -- inside ----------------------------------------------------------------------------------------

@@ -429,7 +429,7 @@ def test_intents_of_dead_writers_count_for_a_week(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path, workers=1, store=store)
     repo.remove(kit.write(repo, content(1)))
     gclists.put(store, repo.sealer, gclists.WRITING, packs(repo))
-    store.put("gc/now-" + "0" * 32, b"now")
+    store.put("gc/now-" + "0" * 32, b"")
     store.now += 6 * DAY
     assert collect(repo).deleted == 0
     store.now += DAY
