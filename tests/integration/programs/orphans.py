@@ -12,15 +12,15 @@ libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 told_read, told_write = os.pipe()
 
 
-def orphan(code: int | None) -> None:
-    """A grandchild whose parent has ended; it ends with that code, or sleeps."""
+def orphan(*, ends: bool) -> None:
+    """A grandchild whose parent has ended; it ends with 7, or sleeps."""
     middle = os.fork()
     if middle == 0:
         if os.fork() == 0:
-            os.write(told_write, b"%s %d\n" % (b"living" if code is None else b"dead", os.getpid()))
-            if code is None:
+            os.write(told_write, b"%s %d\n" % (b"dead" if ends else b"living", os.getpid()))
+            if not ends:
                 sleeper()
-            os._exit(code)
+            os._exit(7)
         os._exit(0)
     os.waitpid(middle, 0)
 
@@ -28,8 +28,8 @@ def orphan(code: int | None) -> None:
 leader = os.fork()
 if leader == 0:
     os.setsid()
-    orphan(None)
-    orphan(7)
+    orphan(ends=False)
+    orphan(ends=True)
     sleeper()
 told = b""
 while told.count(b"\n") < 2:
