@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ..config import Config
 from ..errors import Conflict, CriuctlError, TimedOut, of_the_host
 from ..proc import forked
 from ..report import Reporter
@@ -38,11 +39,11 @@ class Outcome:
 
 
 @contextmanager
-def alone(what: str, busy: str, *, wait: float = 0.0) -> Iterator[None]:
+def alone(config: Config, what: str, busy: str, *, wait: float = 0.0) -> Iterator[None]:
     """Hold the lock `what` on this host; when somebody has it for `wait` seconds more, `Conflict` with the sentence `busy`."""
     until = time.monotonic() + wait
     while True:
-        lock = exclusive(what, busy)
+        lock = exclusive(config, what, busy)
         try:
             lock.__enter__()
             break

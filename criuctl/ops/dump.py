@@ -109,7 +109,7 @@ def dump(
     busy = f"PID {root.pid} is being dumped by another criuctl"
     with ExitStack() as stack:
         stack.enter_context(stopping(config, reporter))
-        stack.enter_context(exclusive(f"tree/{boot_id()}/{root.pid}/{root.start_time}", busy))
+        stack.enter_context(exclusive(config, f"tree/{boot_id()}/{root.pid}/{root.start_time}", busy))
         session = session_for(registry, resolved, name)
         stack.enter_context(exclusive_session(config, session.name))
         hooks = hooking.of_dump(config, reporter, session, root.pid, labels=labels or {}, leave_running=leave_running)

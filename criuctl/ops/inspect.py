@@ -315,6 +315,8 @@ def forget_gone(config: Config, repository: Repository, names: Iterable[str]) ->
 
     registry = Registry(config)
     for name in sorted(names):
+        if registry.get(name) is None:
+            continue  # nor need the lock be had, which a plain user may not
         try:
             with exclusive_session(config, name):
                 known = registry.get(name)

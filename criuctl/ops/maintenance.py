@@ -158,7 +158,7 @@ def begin(config: Config, how: How, reason: str, *, jobs: int, until: float | No
     if around is not None:
         raise Conflict(f"this runs inside of session {around!r}, which is to be stored, too", hint="Run it from outside of any.")
     lock, busy = lock_of(config)
-    with alone(lock, busy, wait=LOCK_PATIENCE):
+    with alone(config, lock, busy, wait=LOCK_PATIENCE):
         record = _opened(config, how, reason)
         reporter.step("shut", how=record.how)
         yield from _store(config, record, jobs, until, reporter)

@@ -39,7 +39,7 @@ def end(
 @events.recorded_each("maintenance-abandon", events.abandoned)
 def _abandon(config: Config) -> Iterator[Item]:
     lock, busy = lock_of(config)
-    with batch.alone(lock, busy, wait=LOCK_PATIENCE):
+    with batch.alone(config, lock, busy, wait=LOCK_PATIENCE):
         record = _noted(config)
         settle(config, record)
         forget(config)
@@ -49,7 +49,7 @@ def _abandon(config: Config) -> Iterator[Item]:
 @events.recorded_each("maintenance-end", events.maintained)
 def _end(config: Config, jobs: int, pause: float, again: bool, *, reporter: Reporter) -> Iterator[Item]:
     lock, busy = lock_of(config)
-    with batch.alone(lock, busy, wait=LOCK_PATIENCE):
+    with batch.alone(config, lock, busy, wait=LOCK_PATIENCE):
         record = _noted(config)
         if again:
             _forget_tries(record)
@@ -69,7 +69,7 @@ def recover(
 ) -> Iterator[Item]:
     """What a boot calls: as `end`, if there is anything to be ended; with `every` also sessions that the host has lost."""
     lock, busy = lock_of(config)
-    with batch.alone(lock, busy, wait=LOCK_PATIENCE):
+    with batch.alone(config, lock, busy, wait=LOCK_PATIENCE):
         record = read(config)
         if record is not None:
             settle(config, record)

@@ -4,8 +4,8 @@ A session's name and id outlive its processes; the file says where it is now: ru
 (PID, start time and boot, never a PID alone), or checkpointed, and as which checkpoint.  The file is a
 memory, not the truth: `SessionRecord.alive` asks the kernel.  Writes are atomic renames.
 
-`exclusive` is the lock against two operations on one tree or one name at a time.  It is an abstract unix
-socket, so it vanishes with its holder, ``kill -9`` included, and leaves no file.
+`exclusive` is the lock against two operations on one tree or one name at a time, a file in ``run_dir/locks``
+(`criuctl.proc.locks`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -22,13 +21,13 @@ from typing import Any
 
 from ..config import Config
 from ..errors import Conflict
-from ..proc import netfilter
+from ..proc import locks, netfilter
 from ..proc.folders import make_private
 from ..proc.tree import ProcessIdentity
 from ..session import sessions
-from ..session.names import check_name, valid_name
+from ..session.names import DEFAULT_RUN_DIR, check_name, valid_name
 
-_LONGEST = 107  # bytes of an address
+_LONGEST = 200  # bytes of the name of a lock's file
 
 __all__ = [
     "Registry",
@@ -202,29 +201,36 @@ def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
         os.close(descriptor)
 
 
-def _lock_name(what: str) -> bytes:
-    """The abstract socket address of a lock; what is too long for one is told apart by its hash."""
-    name = f"\0criuctl/{what}".encode("utf-8", "surrogateescape")
-    if len(name) <= _LONGEST:
+def _locks(config: Config) -> Path:
+    return Path(config.run_dir or DEFAULT_RUN_DIR) / "locks"
+
+
+def _lock_name(what: str) -> str:
+    """The name of a lock's file; what is too long for one is told apart by its hash."""
+    name = what.replace("%", "%25").replace("/", "%2F")
+    if len(os.fsencode(name)) <= _LONGEST:
         return name
     import hashlib  # slow to import, and seldom needed
 
-    return name[:40] + hashlib.blake2b(name, digest_size=16).hexdigest().encode()
+    return f"{what.partition('/')[0]}-{hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()}"
 
 
 @contextlib.contextmanager
-def exclusive(what: str, busy: str) -> Iterator[None]:
+def exclusive(config: Config, what: str, busy: str) -> Iterator[None]:
     """Hold the lock `what` on this host; `Conflict` with the sentence `busy` when somebody has it."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as lock:
+    path = _locks(config) / _lock_name(what)
+    with contextlib.ExitStack() as stack:
         try:
-            lock.bind(_lock_name(what))
-        except OSError as error:
-            raise Conflict(busy, hint="Wait for the other criuctl to finish.") from error
+            stack.enter_context(locks.held(path))
+        except BlockingIOError as error:
+            pid = locks.holder(path)
+            raise Conflict(busy, hint=f"Wait for the other criuctl{f' (PID {pid})' if pid else ''} to finish.") from error
         yield
 
 
 def forget_stale_locks(config: Config) -> None:
-    """Take down the firewall tables of dumps whose criuctl was killed before it could."""
+    """Take down the firewall tables of dumps whose criuctl was killed before it could, and remove the files of its locks."""
+    locks.sweep(_locks(config))
     registry = Registry(config)
     for name in [record.name for record in registry.locked() if not record.lock_kept]:
         try:
@@ -241,4 +247,4 @@ def forget_stale_locks(config: Config) -> None:
 
 def exclusive_session(config: Config, name: str) -> contextlib.AbstractContextManager[None]:
     """Hold the session `name` of this state folder; `Conflict` when another criuctl works on it."""
-    return exclusive(f"session/{config.state_dir}/{name}", f"session {name!r} is in use by another criuctl")
+    return exclusive(config, f"session/{config.state_dir}/{name}", f"session {name!r} is in use by another criuctl")

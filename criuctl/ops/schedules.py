@@ -78,7 +78,7 @@ def add(config: Config, schedule: Schedule, program: tuple[str, ...], variables:
     backend = timers.here(PLACES)
     backend.check(trigger)
     folder = _folder(config)
-    with exclusive(f"schedules/{config.state_dir}", "another criuctl adds or removes schedules"):
+    with exclusive(config, f"schedules/{config.state_dir}", "another criuctl adds or removes schedules"):
         if (folder / f"{schedule.name}.json").exists():
             raise Conflict(
                 f"there is a schedule {schedule.name!r} already",
@@ -214,7 +214,7 @@ def remove(config: Config, name: str) -> None:
     if _NAME.fullmatch(name) is None:
         raise _unknown(name)
     folder = _folder(config)
-    with exclusive(f"schedules/{config.state_dir}", "another criuctl adds or removes schedules"):
+    with exclusive(config, f"schedules/{config.state_dir}", "another criuctl adds or removes schedules"):
         try:
             known = (folder / f"{name}.json").exists()
             # What is no schedule of this state folder is left alone: it may be another one's.
@@ -300,7 +300,7 @@ def run(
     `delay` first waits a random part of the jitter.
     """
     busy = f"the schedule {schedule.name!r} runs already"
-    with batch.alone(f"schedule/{schedule.name}/{config.state_dir}", busy):
+    with batch.alone(config, f"schedule/{schedule.name}/{config.state_dir}", busy):
         batch.spread(schedule.jitter if delay else 0)
         ran = Ran(schedule.name, _now())
         _note(config, ran.beginning(), schedule.name)  # else it can only not be told while it runs

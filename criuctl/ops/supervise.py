@@ -93,7 +93,7 @@ class Supervisor:
         taken = f"session {post.name!r} is supervised by another criuctl"
         with ExitStack() as stack:
             stack.callback(os.close, self._wake)
-            stack.enter_context(exclusive(f"supervise/{post.config.state_dir}/{post.name}", taken))
+            stack.enter_context(exclusive(post.config, f"supervise/{post.config.state_dir}/{post.name}", taken))
             stack.callback(self._heart.stop, lambda: post.tell("lease-runs-out", lease_s=post.wishes.lease))
             stack.callback(self._terminal.close)
             stack.callback(post.service.close)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -24,13 +23,14 @@ from types import TracebackType
 from typing import Self
 
 from ..errors import CommandFailed, CriuctlError, NoSuchProcess
-from ..proc import command, linediscipline
+from ..proc import command, linediscipline, locks
 from ..proc.linediscipline import Held
 from ..proc.tree import ProcessIdentity
+from .names import DEFAULT_RUN_DIR
 
 _TIMEOUT = 20.0  # seconds for an answer of the guard
 _WINDOW = struct.Struct("4H")
-_MAKING = b"\0criuctl/terminals"  # an address that whoever makes terminals is bound to
+_MAKING = Path(DEFAULT_RUN_DIR) / "locks" / "terminals"  # whatever is configured: the numbers are the host's
 _PATIENCE = 10.0  # seconds that somebody else may take for it
 
 
@@ -41,16 +41,16 @@ def making() -> Iterator[None]:
     The kernel gives out the lowest free number, and CRIU needs the very numbers that were chosen: two restores at once, or
     one and a new session, would take each other's.  Who has waited for long goes on all the same: that may be well.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as lock:
+    with contextlib.ExitStack() as stack:
         deadline = time.monotonic() + _PATIENCE
         while time.monotonic() < deadline:
             try:
-                lock.bind(_MAKING)
+                stack.enter_context(locks.held(_MAKING))
                 break
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    break
-            time.sleep(0.005)
+            except BlockingIOError:
+                time.sleep(0.005)
+            except OSError:  # a plain user may not
+                break
         yield
 
 

@@ -88,7 +88,7 @@ def snapshot(
     def taken() -> Iterator[SnapshotOutcome]:
         with (
             app.reporting(bars=len(targets) == 1) as reporter,
-            batch.alone(lock, "these snapshots are being taken already", wait=spans[0]),
+            batch.alone(app.config, lock, "these snapshots are being taken already", wait=spans[0]),
         ):
             batch.spread(spans[1])
             until = batch.ends_at(spans[2])

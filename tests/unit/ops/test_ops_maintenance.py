@@ -105,21 +105,23 @@ def test_who_lets_go_of_it_leaves_nothing_running(tmp_path: Path) -> None:
     assert not os.path.exists(f"/proc/{begun.name}")
 
 
-def test_locks_of_long_names_are_told_apart() -> None:
+def test_locks_of_long_names_are_told_apart(config: Config) -> None:
     one, two = (f"schedule/{'deep/' * 40}{name}" for name in ("one", "two"))
-    with exclusive(one, "busy"), exclusive(two, "busy"), pytest.raises(Conflict), exclusive(one, "busy"):
+    both = exclusive(config, one, "busy"), exclusive(config, two, "busy")
+    with both[0], both[1], pytest.raises(Conflict) as told, exclusive(config, one, "busy"):
         pass
+    assert f"PID {os.getpid()}" in told.value.hint
 
 
 def test_a_lock_is_waited_for(config: Config) -> None:
     lock, busy = maintenance.lock_of(config)
-    with exclusive(lock, busy), pytest.raises(Conflict, match="another criuctl"), batch.alone(lock, busy):
+    with exclusive(config, lock, busy), pytest.raises(Conflict, match="another criuctl"), batch.alone(config, lock, busy):
         pass
-    held = exclusive(lock, busy)
+    held = exclusive(config, lock, busy)
     held.__enter__()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("criuctl.ops.batch.time.sleep", lambda _seconds: held.__exit__(None, None, None))
-        with batch.alone(lock, busy, wait=60):
+        with batch.alone(config, lock, busy, wait=60):
             pass
 
 
@@ -129,7 +131,7 @@ def test_the_same_snapshots_do_not_overlap(
     for name in ("store", "state_dir", "run_dir"):
         monkeypatch.setenv(f"CRIUCTL_{name.upper()}", getattr(config, name))
     monkeypatch.setenv("CRIUCTL_HOOK_DIRS", config.state_dir)
-    with exclusive(lock_of(config, ["two", "one"], []), "busy"):
+    with exclusive(config, lock_of(config, ["two", "one"], []), "busy"):
         assert main(["--json", "snapshot", "one", "two"]) == 9
         assert "being taken already" in json.loads(capsys.readouterr().out)["error"]["message"]
         assert main(["--json", "snapshot", "one"]) == 3  # that is another one

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import stat
 from pathlib import Path
 
 import pytest
 
 from criuctl.config import Config
+from criuctl.errors import Conflict
 from criuctl.ops import registry as module
 from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive_session, forget_stale_locks
 from criuctl.proc import netfilter
@@ -78,6 +81,26 @@ def test_locks_that_nobody_needs_are_taken_down(config: Config, monkeypatch: pyt
         forget_stale_locks(config)
     assert gone == [table]  # that of an earlier boot went with it
     assert {found.name for found in registry.locked()} == {"kept", "busy"}
+
+
+def test_nobody_who_knows_a_name_is_in_the_way(config: Config) -> None:
+    """A socket's abstract name anybody could take, root's locks only root."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as taken:
+        taken.bind(f"\0criuctl/session/{config.state_dir}/web"[:107])
+        with exclusive_session(config, "web"), pytest.raises(Conflict, match="in use") as told, exclusive_session(config, "web"):
+            pass
+    assert f"PID {os.getpid()}" in told.value.hint
+    assert stat.S_IMODE((Path(config.run_dir) / "locks").stat().st_mode) == 0o700
+
+
+def test_what_killed_ones_have_left_of_their_locks_is_removed(config: Config) -> None:
+    folder = Path(config.run_dir) / "locks"
+    with exclusive_session(config, "busy"):
+        busy = os.listdir(folder)
+        (folder / "left").touch()
+        forget_stale_locks(config)
+        assert os.listdir(folder) == busy
+    assert os.listdir(folder) == []
 
 
 def test_a_lock_is_looked_at_again_when_nobody_else_has_the_session(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import pytest
 from support.keeper import wait_until
 
 from criuctl.cli.main import main
+from criuctl.config import Config
 from criuctl.errors import UsageError
 from criuctl.ops import batch, calendars, schedules, snapshot, timers
 from criuctl.ops.eventlog import EventLog
@@ -360,7 +361,7 @@ def test_a_run_goes_on_when_nobody_listens_any_more(site: Site, monkeypatch: pyt
 
 def test_a_second_run_at_the_same_time_is_a_conflict(site: Site) -> None:
     site("add", "web", "--all", "--every", "1h")
-    with exclusive(f"schedule/web/{site.path}/state_dir", "busy"):
+    with exclusive(Config(run_dir=str(site.path / "run_dir")), f"schedule/web/{site.path}/state_dir", "busy"):
         assert "runs already" in site("run", "web", code=9)["error"]["message"]
     assert site("list")[0]["last"] is None
 
