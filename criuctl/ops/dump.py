@@ -424,7 +424,7 @@ class _Dump:
         left = wait_ended((p.identity for p in self.tree), _GONE_TIMEOUT)
         if left:
             self.reporter.warning(f"still ending: PIDs {', '.join(str(i.pid) for i in left)}")
-        remaps.clean(self.manifest.links if self.manifest else ())
+        remaps.clean(self.manifest.links if self.manifest else (), self.reporter)
         if not self.stays_locked:
             self.forget_lock()
         self.farewell.say()

@@ -12,7 +12,8 @@
   a mount namespace of its own (`criuctl.ops.overlays`), and what is here stays as it is;
 - ``refuse``: it differs and there is nothing to put back, or the policy forbids touching it.
 
-`Applied` does it.  Setting aside is a rename, so undoing is one too.
+`Applied` does it.  Setting aside is a rename, so undoing is one too.  Folders are another user's now and then: nobody leads what
+is put back elsewhere (`criuctl.proc.ways`).
 """
 
 from __future__ import annotations
@@ -22,14 +23,17 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import PurePath
 from typing import Literal, TypeVar
 
 from ..checkpoint.manifest import FileRecord
 from ..checkpoint.reader import CheckpointReader
 from ..errors import Damaged, RestoreFailed
+from ..proc import ways
 from ..report import Finding
 from . import overlays
 from .files import digest
@@ -69,7 +73,15 @@ def check_path(path: str) -> str:
 
 def judge(record: FileRecord, policy: Policy) -> Judgement:
     """Compare one record with the present file."""
-    path = check_path(record.path)
+    check_path(record.path)
+    try:
+        return _compared(record, policy)
+    except OSError as error:
+        return Judgement(record, "refuse", f"cannot be looked at: {error.strerror}", "See what is there, and on the way there.")
+
+
+def _compared(record: FileRecord, policy: Policy) -> Judgement:
+    path = record.path
     if record.kind == "mapped" and record.data is not None:
         return _came_along(record)
     try:
@@ -196,10 +208,10 @@ class Applied:
             except OSError as error:
                 raise RestoreFailed(f"{judgement.record.path} cannot be put back: {error.strerror}") from error
         for judgement in reversed(wanted):  # folders last: their times change with what is put into them
+            path, mtime = judgement.record.path, judgement.record.mtime_ns
             if stat.S_ISDIR(judgement.record.mode):
-                with suppress(OSError):
-                    times = (judgement.record.mtime_ns, judgement.record.mtime_ns)
-                    os.utime(judgement.record.path, ns=times, follow_symlinks=False)
+                with suppress(OSError), ways.folder(os.path.dirname(path)) as folder:
+                    os.utime(os.path.basename(path), ns=(mtime, mtime), dir_fd=folder, follow_symlinks=False)
 
     def undo(self) -> None:
         """Take everything back; what cannot be is left, for there is nobody left to tell but the log."""
@@ -209,47 +221,71 @@ class Applied:
 
     def _put_back(self, judgement: Judgement) -> None:
         record = judgement.record
-        path = record.path
-        self._make_parents(os.path.dirname(path))
-        newer = ""
-        if os.path.lexists(path):
-            newer = self._set_aside(path)
-        if stat.S_ISDIR(record.mode):
-            self._do(lambda: os.mkdir(path, 0o700), lambda: os.rmdir(path))
-            dress(path, record)
-        elif stat.S_ISLNK(record.mode):
-            self._do(lambda: os.symlink(record.target, path), lambda: os.unlink(path))
-            os.chown(path, record.uid, record.gid, follow_symlinks=False)
-        elif stat.S_ISFIFO(record.mode):
-            self._do(lambda: os.mkfifo(path, 0o600), lambda: os.unlink(path))
-            dress(path, record)
-        elif (record.device, record.inode) in self._made:
-            self._do(lambda: os.link(self._made[record.device, record.inode], path), lambda: os.unlink(path))
-        else:
-            self._write(record, newer if judgement.from_prefix else "")
-            self._made[record.device, record.inode] = path
+        path, name = record.path, os.path.basename(record.path)
+        with self._parent(path) as folder:
+            newer = self._set_aside(path, folder) if _is_there(name, folder) else ""
+            if stat.S_ISDIR(record.mode):
+                self._do(path, folder, lambda: os.mkdir(name, 0o700, dir_fd=folder), _rmdir)
+                dress(name, record, folder)
+            elif stat.S_ISLNK(record.mode):
+                self._do(path, folder, lambda: os.symlink(record.target, name, dir_fd=folder), _unlink)
+                os.chown(name, record.uid, record.gid, dir_fd=folder, follow_symlinks=False)
+            elif stat.S_ISFIFO(record.mode):
+                self._do(path, folder, lambda: os.mkfifo(name, 0o600, dir_fd=folder), _unlink)
+                dress(name, record, folder)
+            elif (record.device, record.inode) in self._made:
+                self._link(self._made[record.device, record.inode], path, folder)
+            else:
+                self._write(record, newer if judgement.from_prefix else "", folder)
+                self._made[record.device, record.inode] = path
 
-    def _do(self, act: Callable[[], T], back: Callable[[], None]) -> T:
-        """Do one thing, and note first what takes it back: a signal may be served as soon as it is done."""
-        self._undo.append(back)
+    @contextmanager
+    def _parent(self, path: str) -> Iterator[int]:
+        """The folder that `path` is in, and what is missing of it is made."""
+        above = os.path.dirname(path)
+        with suppress(FileNotFoundError), ways.folder(above):
+            above = ""
+        if above:
+            with self._parent(above) as folder:
+                self._do(above, folder, lambda: os.mkdir(os.path.basename(above), 0o755, dir_fd=folder), _rmdir)
+        with ways.folder(os.path.dirname(path)) as folder:
+            yield folder
+
+    def _do(self, path: str, folder: int, act: Callable[[], T], back: Callable[[str, int], None]) -> T:
+        """Do one thing in the folder that `path` is in, and note first what takes it back there: a signal may follow at once."""
+        there = os.fstat(folder)
+
+        def undo() -> None:
+            with ways.folder(os.path.dirname(path)) as folder:
+                if os.path.samestat(os.fstat(folder), there):
+                    back(os.path.basename(path), folder)
+
+        self._undo.append(undo)
         try:
             return act()
         except OSError:
             self._undo.pop()
             raise
 
-    def _write(self, record: FileRecord, prefix_of: str) -> None:
+    def _link(self, made: str, path: str, folder: int) -> None:
+        with ways.folder(os.path.dirname(made)) as beside:
+            names = os.path.basename(made), os.path.basename(path)
+            link = partial(os.link, *names, src_dir_fd=beside, dst_dir_fd=folder, follow_symlinks=False)
+            self._do(path, folder, link, _unlink)
+
+    def _write(self, record: FileRecord, prefix_of: str, folder: int) -> None:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = self._do(lambda: os.open(record.path, flags, 0o600), lambda: os.unlink(record.path))
+        name = os.path.basename(record.path)
+        fd = self._do(record.path, folder, lambda: os.open(name, flags, 0o600, dir_fd=folder), _unlink)
         try:
             if prefix_of:
-                source = os.open(prefix_of, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                source = os.open(prefix_of, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
                 try:
                     done = 0
                     while done < record.size:
                         copied = os.copy_file_range(source, fd, record.size - done)
                         if not copied:
-                            raise RestoreFailed(f"{prefix_of} became shorter while it was read")
+                            raise RestoreFailed(f"{record.path} became shorter while it was read")
                         done += copied
                 finally:
                     os.close(source)
@@ -261,27 +297,43 @@ class Applied:
         finally:
             os.close(fd)
 
-    def _make_parents(self, folder: str) -> None:
-        if os.path.isdir(folder):
-            return
-        self._make_parents(os.path.dirname(folder))
-        self._do(lambda: os.mkdir(folder, 0o755), lambda: os.rmdir(folder))
-
-    def _set_aside(self, path: str) -> str:
-        newer = f"{path}.newer-{self._mark}-{time.strftime('%Y%m%dT%H%M%S')}"
-        while os.path.lexists(newer):
+    def _set_aside(self, path: str, folder: int) -> str:
+        """Rename what is there; its new name."""
+        name = os.path.basename(path)
+        newer = f"{name}.newer-{self._mark}-{time.strftime('%Y%m%dT%H%M%S')}"
+        while _is_there(newer, folder):
             newer += "x"
-        self._do(lambda: os.rename(path, newer), lambda: os.rename(newer, path))
-        self.aside.append((path, newer))
+
+        def rename(source: str, target: str, folder: int) -> None:
+            os.rename(source, target, src_dir_fd=folder, dst_dir_fd=folder)
+
+        self._do(path, folder, lambda: rename(name, newer, folder), lambda name, folder: rename(newer, name, folder))
+        self.aside.append((path, os.path.join(os.path.dirname(path), newer)))
         return newer
 
 
-def dress(path: str, record: FileRecord) -> None:
+def _is_there(name: str, folder: int) -> bool:
+    try:
+        os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _unlink(name: str, folder: int) -> None:
+    os.unlink(name, dir_fd=folder)
+
+
+def _rmdir(name: str, folder: int) -> None:
+    os.rmdir(name, dir_fd=folder)
+
+
+def dress(path: str, record: FileRecord, folder: int | None = None) -> None:
     """Give a file that was made anew the owner, mode, attributes and time that it had.
 
     Its folder may be another user's, who can put a link to a file of somebody else in its place: nothing is followed.
     """
-    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         if stat.S_IFMT(os.fstat(fd).st_mode) != stat.S_IFMT(record.mode):
             raise OSError(errno.ESTALE, "something else is in its place by now", path)
@@ -304,10 +356,30 @@ def _dress(fd: int, record: FileRecord) -> None:
 def judge_all(records: Iterable[FileRecord], policy: Policy) -> list[Judgement]:
     """Judge every record, parents before what is in them."""
     judged = [judge(record, policy) for record in sorted(records, key=lambda r: r.path)]
+    anew = {j.record.path for j in judged if j.verdict == "put-back"}
+    judged = [_if_reached(j, anew) if j.verdict == "put-back" else j for j in judged]
     if not any(j.verdict == "overlaid" for j in judged):
         return judged
     written = overlays.written_folders(j.record for j in judged)
     return [_beside_written(j, written) for j in judged]
+
+
+def _if_reached(judgement: Judgement, anew: Container[str]) -> Judgement:
+    """Refused if another user leads the way there elsewhere; not by what is to be set aside itself."""
+    record = judgement.record
+    if any(str(above) in anew for above in PurePath(record.path).parents):
+        return judgement
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError), ways.folder(os.path.dirname(record.path)):
+            pass
+    except ways.ForeignLink as error:
+        hint = f"See what the link is for. Once it is gone, {record.path} can be put back."
+        return replace(judgement, verdict="refuse", why=f"is not put back, for {error.strerror}", hint=hint)
+    except OSError as error:
+        return replace(
+            judgement, verdict="refuse", why=f"cannot be put back: {error.strerror}", hint="See what is on the way there."
+        )
+    return judgement
 
 
 def _beside_written(judgement: Judgement, written: Mapping[str, str]) -> Judgement:

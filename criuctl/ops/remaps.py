@@ -22,6 +22,8 @@ from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.writer import CheckpointWriter
 from ..criu.images import ImageSet
 from ..errors import RestoreFailed
+from ..proc import ways
+from ..report import Reporter
 from .namespaces import NamespacePlan, saved_devices
 
 _PREFIX = "link_remap."
@@ -75,11 +77,15 @@ def collect(images: ImageSet, writer: CheckpointWriter, root: int, entry: Namesp
     return records
 
 
-def clean(links: Iterable[LinkRecord]) -> None:
+def clean(links: Iterable[LinkRecord], reporter: Reporter) -> None:
     """Remove the helper links of a dump that is over."""
     for link in links:
-        with suppress(FileNotFoundError):
-            os.unlink(link.path)
+        try:
+            _remove(link.path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            reporter.warning(f"{link.path}, which CRIU has made for the dump, cannot be removed: {error.strerror}", "Remove it.")
 
 
 @contextmanager
@@ -94,24 +100,30 @@ def provided(links: Iterable[LinkRecord], reader: CheckpointReader) -> Iterator[
                 continue
             made.append(link.path)
             try:
-                _make(link, reader)
+                with ways.folder(os.path.dirname(link.path)) as folder:
+                    _make(link, os.path.basename(link.path), folder, reader)
             except OSError as error:
                 raise RestoreFailed(f"{link.path}: the deleted file behind it cannot be provided: {error.strerror}") from error
         yield
     finally:
         for path in made:
-            with suppress(FileNotFoundError):
-                os.unlink(path)
+            with suppress(OSError):
+                _remove(path)
 
 
-def _make(link: LinkRecord, reader: CheckpointReader) -> None:
+def _remove(path: str) -> None:
+    with ways.folder(os.path.dirname(path)) as folder:
+        os.unlink(os.path.basename(path), dir_fd=folder)
+
+
+def _make(link: LinkRecord, name: str, folder: int, reader: CheckpointReader) -> None:
     if link.sibling:
         with suppress(FileNotFoundError):
             status = os.lstat(link.sibling)
             if (status.st_ino, status.st_dev) == (link.inode, link.device):
-                os.link(link.sibling, link.path, follow_symlinks=False)
+                os.link(link.sibling, name, dst_dir_fd=folder, follow_symlinks=False)
                 return
-    fd = os.open(link.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
         reader.write_to([(link.data, fd, 0)])
         os.ftruncate(fd, link.data.size)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from criuctl.checkpoint.manifest import FileRecord, Manifest, SessionRef
+from criuctl.checkpoint.manifest import FileRecord, LinkRecord, Manifest, SessionRef
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.writer import CheckpointWriter, FileDigest
 from criuctl.config import Config
-from criuctl.errors import Damaged
-from criuctl.ops import files
+from criuctl.errors import Damaged, RestoreFailed
+from criuctl.ops import files, remaps
 from criuctl.ops.files import digest
 from criuctl.ops.putback import Applied, Policy, judge, judge_all
 from criuctl.report import Reporter
@@ -196,8 +196,10 @@ def test_a_signal_in_the_middle_is_undone_too(
     applied = Applied(source, "abcd1234")
     does = getattr(os, call)
 
-    def interrupted(*arguments: object) -> None:
-        does(*arguments)
+    def interrupted(*arguments: Any, **more: Any) -> Any:
+        done = does(*arguments, **more)
+        if call == "open" and not arguments[1] & os.O_CREAT:
+            return done  # on the way there
         monkeypatch.undo()
         raise KeyboardInterrupt
 
@@ -230,6 +232,102 @@ def test_what_takes_its_place_meanwhile_is_not_touched(
     status = victim.stat()
     assert (status.st_mode & 0o777, status.st_mtime) == (0o600, 1)
     assert (tmp_path / "made").stat().st_mode == kept.mode
+
+
+@pytest.fixture
+def home(tmp_path: Path, reader: tuple[CheckpointReader, FileRecord]) -> tuple[CheckpointReader, FileRecord, Path, Path]:
+    """A carried file, which is gone, in a folder of another user; and a folder of root's."""
+    work, etc = tmp_path / "home" / "work", tmp_path / "etc"
+    work.mkdir(parents=True)
+    etc.mkdir()
+    for folder in (work.parent, work):
+        os.chown(folder, 65534, 65534)
+    source, kept = reader
+    return source, kept.with_use(path=str(work / "data")), work, etc
+
+
+def replaced_by_a_link(work: Path, target: Path) -> None:
+    work.rename(work.with_name("moved"))
+    work.symlink_to(target)
+    os.chown(work, 65534, 65534, follow_symlinks=False)
+
+
+def test_no_other_user_leads_it_elsewhere(home: tuple[CheckpointReader, FileRecord, Path, Path]) -> None:
+    _source, kept, work, etc = home
+    replaced_by_a_link(work, etc)
+    (judged,) = judge_all([kept], "restore")
+    assert judged.verdict == "refuse" and str(work) in judged.why and judged.hint
+    mine = work.with_name("mine")
+    work.with_name("moved").rename(mine)
+    work.unlink()
+    work.symlink_to(mine)
+    os.chown(work, 65534, 65534, follow_symlinks=False)
+    (judged,) = judge_all([kept], "restore")
+    assert judged.verdict == "put-back"  # where that user can write anyway
+
+
+@pytest.mark.parametrize("below", ["", "new/newer/"])
+def test_nor_in_the_last_moment(home: tuple[CheckpointReader, FileRecord, Path, Path], below: str) -> None:
+    source, kept, work, etc = home
+    judged = judge_all([kept.with_use(path=f"{work}/{below}data")], "restore")
+    assert judged[0].verdict == "put-back"
+    replaced_by_a_link(work, etc)
+    applied = Applied(source, "abcd1234")
+    with pytest.raises(RestoreFailed, match="symbolic link"):
+        applied.apply(judged)
+    applied.undo()
+    assert os.listdir(etc) == os.listdir(work.with_name("moved")) == []
+
+
+def test_what_is_undone_is_undone_where_it_was_done(home: tuple[CheckpointReader, FileRecord, Path, Path]) -> None:
+    source, kept, work, etc = home
+    applied = Applied(source, "abcd1234")
+    applied.apply(judge_all([kept], "restore"))
+    assert (work / "data").read_bytes() == OLD
+    replaced_by_a_link(work, etc)
+    (etc / "data").write_text("another one")
+    applied.undo()
+    assert (etc / "data").read_text() == "another one"
+
+
+def test_a_link_in_the_place_of_a_carried_folder_is_set_aside(home: tuple[CheckpointReader, FileRecord, Path, Path]) -> None:
+    source, kept, work, etc = home
+    folder = kept.with_use(path=str(work), mode=0o40750, data=None, digest="", size=0, inode=1)
+    replaced_by_a_link(work, etc)
+    applied = Applied(source, "abcd1234")
+    applied.apply(judge_all([kept, folder], "restore"))
+    assert work.is_dir() and not work.is_symlink()
+    assert (work / "data").read_bytes() == OLD
+    applied.undo()
+    assert work.is_symlink()
+    assert os.listdir(etc) == []
+
+
+@pytest.mark.parametrize("name", ["n" * 300, "round/data"])
+def test_what_cannot_be_looked_at_is_refused(file: Path, name: str) -> None:
+    (file.parent / "round").symlink_to("round")
+    judged = judge(record(file).with_use(path=str(file.parent / name)), "restore")
+    assert judged.verdict == "refuse" and "cannot be looked at" in judged.why
+
+
+def test_helper_links_are_made_and_removed_where_they_were(
+    home: tuple[CheckpointReader, FileRecord, Path, Path], tmp_path: Path
+) -> None:
+    source, kept, work, etc = home
+    assert kept.data is not None
+    link = LinkRecord(str(work / "link_remap.1"), kept.data, mode=0o100600, uid=65534, gid=65534)
+    with remaps.provided([link], source):
+        assert (work / "link_remap.1").read_bytes() == OLD
+    assert os.listdir(work) == []
+    replaced_by_a_link(work, etc)
+    with pytest.raises(RestoreFailed, match="symbolic link"), remaps.provided([link], source):
+        pass
+    assert os.listdir(etc) == []
+    (etc / "link_remap.1").touch()
+    reporter = Reporter()
+    remaps.clean([link], reporter)
+    assert os.listdir(etc) == ["link_remap.1"]
+    assert [str(work) in warning for warning in reporter.warnings] == [True]
 
 
 def test_a_file_that_is_made_shorter_while_it_is_read(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,75 @@
+"""The way to a folder, walked one part after the other, so that no other user leads us elsewhere.
+
+Who may write in a folder can put a symbolic link in the place of what is in it; and what root then makes by path, or gives an
+owner, is where only root may write.  So a link is followed if only root, or we, can have put it there, or if what it leads to
+belongs to who can: they may write there anyway.  From whoever has the descriptor, nobody takes the folder away any more.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+_LINKS = 40  # on one way; so many the kernel follows, too
+_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class ForeignLink(PermissionError):
+    """A link that is not followed."""
+
+    def __init__(self, path: str, uid: int) -> None:
+        super().__init__(
+            errno.EACCES, f"{path} is a symbolic link that user {uid} can have put there, to what is somebody else's", path
+        )
+
+
+@contextmanager
+def folder(path: str) -> Iterator[int]:
+    """A descriptor of the folder `path` for ``dir_fd=``; `ForeignLink`, and every other `OSError`."""
+    fd = _Walk().go(os.open("/", _PLACE), path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@dataclass(slots=True)
+class _Walk:
+    links: int = 0
+
+    def go(self, fd: int, path: str) -> int:
+        """What `path` is from the folder `fd`, which is closed."""
+        try:
+            for part in path.split("/"):
+                inner = self._step(fd, part)
+                os.close(fd)
+                fd = inner
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def _step(self, fd: int, part: str) -> int:
+        inner = os.open(part or ".", _PLACE, dir_fd=fd)
+        status = os.fstat(inner)
+        if stat.S_ISDIR(status.st_mode):
+            return inner
+        try:
+            if not stat.S_ISLNK(status.st_mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), part)
+            target = os.readlink("", dir_fd=inner)
+        finally:
+            os.close(inner)
+        self.links += 1
+        if self.links > _LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), part)
+        inner = self.go(os.open("/", _PLACE) if target.startswith("/") else os.dup(fd), target)
+        others = {status.st_uid, os.fstat(fd).st_uid} - {0, os.geteuid(), os.fstat(inner).st_uid}
+        if others:
+            os.close(inner)
+            raise ForeignLink(f"{os.readlink(f'/proc/self/fd/{fd}').rstrip('/')}/{part}", others.pop())
+        return inner
