@@ -179,6 +179,8 @@ def _changed(record: FileRecord, policy: Policy, why: str, from_prefix: bool = F
 def _missing(record: FileRecord) -> Judgement:
     if record.kind == "carried" or record.data is not None:
         return Judgement(record, "put-back", "is missing; put back from the checkpoint", exists=False)
+    if record.kind == "written" and not record.size and os.path.isdir(os.path.dirname(record.path)):  # a lock file, say
+        return Judgement(record, "put-back", "is missing; put back, empty as it was", exists=False)
     what = {"mapped": "is mapped into memory", "read": "is open", "written": "is open for writing"}[record.kind]
     return Judgement(
         record,

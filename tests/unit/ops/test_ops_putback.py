@@ -164,6 +164,19 @@ def test_a_grown_file_is_put_back_from_its_own_beginning(file: Path, reader: tup
     assert file.read_bytes() == OLD
 
 
+def test_an_empty_file_comes_back_though_it_did_not_travel(file: Path, reader: tuple[CheckpointReader, FileRecord]) -> None:
+    file.write_bytes(b"")
+    kept = record(file)
+    file.unlink()
+    assert judge(kept.with_use(path=str(file / "none" / "data")), "restore").verdict == "refuse"
+    applied = Applied(reader[0], "abcd1234")
+    applied.apply(judge_all([kept], "restore"))
+    status = file.stat()
+    assert (status.st_size, status.st_mode, status.st_mtime_ns) == (0, kept.mode, kept.mtime_ns)
+    applied.undo()
+    assert not file.exists()
+
+
 def test_a_folder_with_links_is_put_back(tmp_path: Path, reader: tuple[CheckpointReader, FileRecord]) -> None:
     source, kept = reader
     status = tmp_path.stat()
