@@ -10,7 +10,8 @@ most reported failure of checkpointing.  So every regular file that the tree has
   too, for `criuctl.ops.overlays`;
 - ``carried``: named by ``--with-files``: everything, folders with all that is below them.
 
-Contents are read through ``/proc/PID/fd`` and ``/proc/PID/root``, so paths mean what they mean to the tree.
+Contents are read through ``/proc/PID/fd`` and ``/proc/PID/map_files``, which lead to the very files, and what is to be carried
+through ``/proc/PID/root``, so that paths mean what they mean to the tree.
 What to do with the records on restore is decided in `criuctl.ops.putback`.
 """
 
@@ -100,9 +101,10 @@ def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, in
             ):
                 continue
             key = (m.device, m.inode)
+            source = f"/proc/{pid}/map_files/{m.start:x}-{m.end:x}"  # the very file, whatever is at its path by now
             if key not in seen:
-                seen[key] = _key(f"/proc/{pid}/root{m.path}", key)
-            entry = found.setdefault(seen[key], _Open(m.path, f"/proc/{pid}/root{m.path}", kind="mapped"))
+                seen[key] = _key(source, key)
+            entry = found.setdefault(seen[key], _Open(m.path, source, kind="mapped"))
             entry.mapped = True
             entry.executable = entry.executable or "x" in m.perms
             if m.shared and "w" in m.perms:
@@ -198,7 +200,7 @@ def _record(writer: CheckpointWriter, config: Config, entry: _Open, binaries: Bi
                 hashed = digest(fd, status.st_size)
         elif entry.mapped and binaries.travels(entry.path, status.st_size, executable=entry.executable):
             entry.kind = "mapped"  # perhaps open, too
-            attributes = _xattrs(entry.source)
+            attributes = _xattrs(fd)
             hashed, data, size = _store(writer, entry.path, fd, size, reporter)
         return _base(entry.path, entry.kind, status).with_use(
             holders=tuple(entry.holders),
@@ -254,10 +256,12 @@ def _base(path: str, kind: str, status: os.stat_result) -> FileRecord:
     )
 
 
-def _xattrs(path: str) -> dict[str, str]:
+def _xattrs(file: str | int) -> dict[str, str]:
+    """Those of an open file, or of what is at a path."""
+    follow = isinstance(file, int)
     try:
-        names = os.listxattr(path, follow_symlinks=False)
-        return {n: base64.b64encode(os.getxattr(path, n, follow_symlinks=False)).decode() for n in names}
+        names = os.listxattr(file, follow_symlinks=follow)
+        return {n: base64.b64encode(os.getxattr(file, n, follow_symlinks=follow)).decode() for n in names}
     except OSError:
         return {}  # a file system without extended attributes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -341,6 +342,21 @@ def test_helper_links_are_made_and_removed_where_they_were(
     remaps.clean([link], reporter)
     assert os.listdir(etc) == ["link_remap.1"]
     assert [str(work) in warning for warning in reporter.warnings] == [True]
+
+
+def test_a_mapped_file_is_the_one_that_is_mapped(tmp_path: Path) -> None:
+    """Whatever another process puts at its path between one look and the next."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "data").write_bytes(OLD)
+    with (tmp_path / "lib" / "data").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        status = os.fstat(file.fileno())
+        found = files.open_files({os.getpid(): []})
+        (tmp_path / "lib").rename(tmp_path / "old")
+        (tmp_path / "lib").mkdir()
+        (tmp_path / "lib" / "data").write_bytes(b"another")
+        entry = found[status.st_dev, status.st_ino]
+        assert entry.path == str(tmp_path / "lib" / "data")
+        assert Path(entry.source).read_bytes() == OLD
 
 
 def test_a_file_that_is_made_shorter_while_it_is_read(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
