@@ -166,7 +166,8 @@ def apply(sock: socket.socket, options: Mapping[str, Any]) -> list[str]:
                 sock.setsockopt(level, option, multicast.device_number(sock, value))
             else:
                 sock.setsockopt(level, option, struct.pack("ii" if kind == "linger" else "qq", *value))
-        except (KeyError, TypeError, AttributeError, OSError, struct.error):  # of a manifest, which may hold anything
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError, OSError, struct.error):
+            # Of a manifest, which may hold anything.
             refused.append(name)
     return refused
 
