@@ -31,7 +31,7 @@ from typing import Any
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..errors import CriuctlError
-from ..proc import dialling
+from ..proc import dialling, sockdiag
 from .protocols.base import ApplicationProtocol, CannotRebuild, PeerAway, Settings
 from .rules import endpoint
 
@@ -252,7 +252,7 @@ class Engine:
         try:
             if job.record.peer in self._rehearsed:
                 return
-            with socket.socket(socket.AF_UNIX, sock.type) as own:
+            with sockdiag.socket_beside(sock) as own:  # an abstract name is another server's in another net namespace
                 with self._changed:
                     state.borrowed = own
                 self._dial(job, own, deadline)

@@ -152,6 +152,20 @@ def socket_inside(namespace: int, family: int, kind: int, protocol: int = 0) -> 
     return result[0]
 
 
+def socket_beside(sock: socket.socket) -> socket.socket:
+    """A new socket of ours, of the same kind and in the net namespace of this one; `OSError`."""
+    try:
+        namespace = fcntl.ioctl(sock.fileno(), _SIOCGSKNS)
+    except OSError:
+        return socket.socket(sock.family, sock.type)  # a kernel without network namespaces, or no right to ask
+    try:
+        if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
+            return socket.socket(sock.family, sock.type)
+        return socket_inside(namespace, sock.family, sock.type)
+    finally:
+        os.close(namespace)
+
+
 def _dump(diag: socket.socket, request: bytes) -> Iterator[memoryview]:
     """The payload of each message that answers a dump request; nothing where the kernel lacks that table."""
     diag.send(_HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0) + request)

@@ -17,7 +17,6 @@ request of the program's that is not answered yet keeps us from asking.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import socket
@@ -33,7 +32,6 @@ from .base import CannotRebuild, PeerAway
 from .redis_wire import ErrorReply, NotRedis, Resp, as_map
 from .wire import Wire
 
-_SIOCGSKNS = 0x894C
 #: Bytes that the headers of strings and their rounding may make a client's memory differ by; a watched key takes 56 or more.
 _NOISE = 24
 
@@ -139,17 +137,9 @@ def _address(place: Place) -> Iterator[Any]:
 
 def _same_namespace(sock: socket.socket) -> socket.socket:
     try:
-        namespace = fcntl.ioctl(sock.fileno(), _SIOCGSKNS)
-    except OSError:
-        return socket.socket(sock.family, socket.SOCK_STREAM)  # a kernel without network namespaces, or no right to ask
-    try:
-        if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
-            return socket.socket(sock.family, socket.SOCK_STREAM)
-        return sockdiag.socket_inside(namespace, sock.family, socket.SOCK_STREAM)
+        return sockdiag.socket_beside(sock)
     except OSError as error:
         raise CannotRebuild(f"the net namespace of the connection cannot be entered: {error.strerror}") from error
-    finally:
-        os.close(namespace)
 
 
 # -- which line is ours ---------------------------------------------------------------------------

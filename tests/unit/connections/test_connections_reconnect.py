@@ -10,18 +10,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.keeper import wait_until
+from support.obstacles import running
 
 from criuctl.checkpoint.manifest import ConnectionRecord
 from criuctl.connections.protocols.base import ApplicationProtocol, CannotRebuild, PeerAway, Settings
 from criuctl.connections.protocols.tcp import PROTOCOL as TCP
 from criuctl.connections.reconnect import Engine, Job, Result
-from criuctl.proc import dialling
+from criuctl.proc import dialling, sockdiag
 
 
 class Protocol:
@@ -300,6 +301,35 @@ def test_a_unix_server_that_is_still_starting(tmp_path: Path) -> None:
         assert [r.connected for r in run(*jobs)] == [True, True]
         assert len(ours) == 5  # twice in vain, once rehearsed, then in earnest
         assert one.getpeername() == two.getpeername() == path
+
+
+def test_an_abstract_name_of_another_net_namespace(tmp_path: Path) -> None:
+    """A server of ours of the same name is nobody to rehearse with: it would be told the program's password."""
+    name = f"criuctl-test-{os.urandom(8).hex()}"
+    seen: list[int] = []
+
+    def act(sock: socket.socket, deadline: float) -> dict[str, Any]:
+        with server.accept()[0]:
+            seen.append(os.fstat(sock.fileno()).st_ino)
+        return {}
+
+    with ExitStack() as stack:
+        program = stack.enter_context(running("again(0x40000000)", tmp_path))
+        namespace = os.open(f"/proc/{program.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        stack.callback(os.close, namespace)
+        server, sock = (stack.enter_context(sockdiag.socket_inside(namespace, socket.AF_UNIX, socket.SOCK_STREAM)) for _ in "12")
+        server.settimeout(30)
+        other = stack.enter_context(socket.socket(socket.AF_UNIX))
+        for each in (server, other):
+            each.bind(f"\0{name}")
+            each.listen()
+        record = ConnectionRecord(pid=1, fd=3, family="unix", type="stream", peer=f"@{name}")
+        (result,) = run(Job(record, Protocol(act), Settings(), 30, sock.dup, os.getpid()))
+        assert result.connected, result.reason
+        assert len(seen) == 2
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.accept()
 
 
 def test_a_unix_server_that_changes_its_mind(tmp_path: Path) -> None:
