@@ -5,7 +5,7 @@ may be mounted more than once, with a terminal number 0 in each.  That pair is a
 external terminal, ``tty[RDEV:DEV]`` in hexadecimal.
 
 The *master* of a pseudo-terminal is in the tree when one of its processes has the ``ptmx`` descriptor of
-the same index (a terminal multiplexer, a test harness).  Otherwise somebody outside holds it (sshd, a
+the same index and mount (a terminal multiplexer, a test harness).  Otherwise somebody outside holds it (sshd, a
 terminal emulator, criuctl's holder): then the tree cannot be dumped as a whole and a restore has to give
 the slave side a new master.
 """
@@ -81,11 +81,22 @@ def master_index(descriptor: Descriptor) -> int | None:
     return None
 
 
+def _mounted(pid: int, master: Descriptor) -> int | None:
+    """``st_dev`` of the ``/dev/pts`` that this master is of, in which its ptmx is or beside it; None if that is not seen."""
+    folder = os.path.dirname(master.target)
+    if os.path.basename(folder) == "pts":
+        return master.device
+    try:
+        return os.stat(f"/proc/{pid}/root{folder}/pts").st_dev
+    except OSError:
+        return None
+
+
 def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descriptor]]) -> list[Terminal]:
     """The terminals of the tree, sorted by device; `descriptors` are those of each PID of the tree."""
     slaves: dict[tuple[int, int], list[tuple[int, int]]] = {}
     paths: dict[tuple[int, int], str] = {}
-    masters: dict[int, list[tuple[int, int]]] = {}
+    masters: dict[int, list[tuple[int, int, int | None]]] = {}
     aliases: dict[int, list[tuple[int, int, int]]] = {}
     hung_up: set[tuple[int, int]] = set()
     controlling = {process.pid: decode_tty_nr(process.tty_nr) for process in tree}
@@ -101,7 +112,7 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
             if descriptor.rdev == _PTMX:
                 index = master_index(descriptor)
                 if index is not None:
-                    masters.setdefault(index, []).append((pid, descriptor.fd))
+                    masters.setdefault(index, []).append((pid, descriptor.fd, _mounted(pid, descriptor)))
                 continue
             key = (descriptor.rdev, descriptor.device)
             slaves.setdefault(key, []).append((pid, descriptor.fd))
@@ -113,12 +124,23 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
         if process.tty_nr:
             controlled.setdefault(decode_tty_nr(process.tty_nr), []).append(process)
     known = {rdev for rdev, _dev in slaves}
+    # What controls a session is told without its mount: it is what the session has open, if that is any.
+    session = {process.pid: process.sid for process in tree}
+    of_session: dict[tuple[int, int | None], set[int]] = {}
+    for (rdev, dev), held in slaves.items():
+        for pid, _fd in held:
+            of_session.setdefault((rdev, session.get(pid)), set()).add(dev)
+
+    def means(pid: int, rdev: int, dev: int) -> bool:
+        return dev in of_session.get((rdev, session.get(pid)), {dev})
+
     keys = [*slaves, *((rdev, 0) for rdev in controlled if rdev not in known)]
     found = []
     for key in sorted(keys):
         rdev, dev = key
         index = pts_index(rdev)
-        under = controlled.get(rdev, [])
+        under = [process for process in controlled.get(rdev, ()) if means(process.pid, rdev, dev)]
+        ours = masters.get(index, ()) if index is not None else ()
         found.append(
             Terminal(
                 kind=_kind(rdev),
@@ -128,10 +150,10 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
                 index=index,
                 holders=tuple(slaves.get(key, ())),
                 controls=tuple(process.pid for process in under),
-                masters=tuple(masters.get(index, ())) if index is not None else (),
+                masters=tuple((pid, fd) for pid, fd, mounted in ours if not dev or mounted in (dev, None)),
                 session_leader=next((process.pid for process in under if process.pid == process.sid), None),
                 hung_up=key in hung_up,
-                aliases=tuple(aliases.get(rdev, ())),
+                aliases=tuple(alias for alias in aliases.get(rdev, ()) if means(alias[0], rdev, dev)),
             )
         )
     return found
