@@ -100,8 +100,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-_RANGES: dict[str, tuple[float, float]] = {"compression": (-7, 19), "workers": (0, 1024)}
 _SECONDS, _COUNT = (0, 86400), (0, (1 << 31) - 1)  # of other numbers
+_RANGES: dict[str, tuple[float, float]] = {"compression": (-7, 19), "workers": (0, 1024), "criu_timeout": _SECONDS}
 _FOLDERS = ("state_dir", "cache_dir", "run_dir", "key_dir")
 
 
