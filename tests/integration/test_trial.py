@@ -38,6 +38,7 @@ def test_it_comes_back_and_answers_and_the_living_one_is_not_touched(zoo: Zoo, t
     animal = zoo.launch("counter.py")
     book = animal.folder / "book"
     book.write_bytes(b"then")
+    (animal.folder / "log").write_text("not empty: it could be made anew\n")
     trip.snapshot(animal, "--name", "web", "--with-files", book)
     book.write_bytes(b"now another one")
     assert animal.ask()["counter"] == 1
