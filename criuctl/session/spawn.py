@@ -22,6 +22,7 @@ import select
 import socket
 import struct
 import sys
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -144,6 +145,22 @@ def _start_here(argv: list[str], env: Mapping[str, str], request: SpawnRequest, 
         os._exit(127)
 
 
+def _called(listener: socket.socket, init: int) -> socket.socket:
+    """The command's connection; anybody can call at an abstract address."""
+    until = time.monotonic() + _TIMEOUT
+    while True:
+        ready, _, _ = select.select([listener.fileno(), init], [], [], max(0.0, until - time.monotonic()))
+        if listener.fileno() not in ready:
+            raise CommandFailed(
+                "the session's init could not start its command" if ready else "the session did not start in time"
+            )
+        channel, _ = listener.accept()
+        _pid, uid, _gid = struct.unpack("iII", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid == os.geteuid():
+            return channel
+        channel.close()
+
+
 def _await_command(listener: socket.socket, root: int, request: SpawnRequest) -> int:
     """Let the command begin and wait until it is executed; the root's start time, `OSError` if it cannot be."""
     try:
@@ -151,13 +168,7 @@ def _await_command(listener: socket.socket, root: int, request: SpawnRequest) ->
     except ProcessLookupError as error:
         raise CommandFailed("the session's init ended at once") from error
     try:
-        ready, _, _ = select.select([listener.fileno(), pidfd], [], [], _TIMEOUT)
-        if listener.fileno() not in ready:
-            raise CommandFailed(
-                "the session's init could not start its command" if ready else "the session did not start in time"
-            )
-        channel, _ = listener.accept()
-        with channel:
+        with _called(listener, pidfd) as channel:
             channel.settimeout(_TIMEOUT)
             # Now, for a command may be over before we look, and its init reaped.
             start_time = ProcessIdentity.of(root).start_time
