@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import Config
-from ..errors import Conflict
+from ..errors import Conflict, PlatformError
 from ..proc import locks, netfilter
 from ..proc.folders import make_private
 from ..proc.tree import ProcessIdentity
@@ -225,6 +225,11 @@ def exclusive(config: Config, what: str, busy: str) -> Iterator[None]:
         except BlockingIOError as error:
             pid = locks.holder(path)
             raise Conflict(busy, hint=f"Wait for the other criuctl{f' (PID {pid})' if pid else ''} to finish.") from error
+        except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
+            raise PlatformError(
+                f"there is no place for the locks of criuctl: {error.filename}: {error.strerror}",
+                hint="Run criuctl as root, or configure a run_dir and a state_dir that may be written.",
+            ) from error
         yield
 
 

@@ -6,12 +6,13 @@ import json
 import os
 import socket
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from criuctl.config import Config
-from criuctl.errors import Conflict
+from criuctl.errors import Conflict, PlatformError
 from criuctl.ops import registry as module
 from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive_session, forget_stale_locks
 from criuctl.proc import netfilter
@@ -91,6 +92,13 @@ def test_nobody_who_knows_a_name_is_in_the_way(config: Config) -> None:
             pass
     assert f"PID {os.getpid()}" in told.value.hint
     assert stat.S_IMODE((Path(config.run_dir) / "locks").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("run_dir", ["/proc/self", "/proc/self/comm", "/proc/version/x"])
+def test_where_there_can_be_no_locks_is_told(config: Config, run_dir: str) -> None:
+    with pytest.raises(PlatformError, match=run_dir) as told, exclusive_session(replace(config, run_dir=run_dir), "web"):
+        pass
+    assert "run_dir" in told.value.hint
 
 
 def test_what_killed_ones_have_left_of_their_locks_is_removed(config: Config) -> None:
