@@ -6,7 +6,7 @@ import platform
 import threading
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import Conflict, CriuctlError, RestoreFailed, TimedOut
 from ..proc import addresses
+from ..proc.command import InterruptsDeferred
 from ..report import Reporter
 from ..store import open_store
 from . import inbox, rendezvous
@@ -23,7 +24,7 @@ from .feeding import Feeder
 from .fencing import with_lease
 from .host import host_id
 from .moves import Incoming, Moves, check_id
-from .registry import Registry
+from .registry import Registry, SessionRecord
 from .restore import restore
 
 _OPTIONS = ("pids", "connections", "connections_deadline", "files", "lazy")
@@ -54,15 +55,16 @@ class Arrival:
         self._ran_at = 0.0  # monotonic
         self._addresses: list[dict[str, Any]] = []
         self._brought: list[addresses.BroughtAddress] = []
+        self._going = ExitStack()  # from when it is let run until that is told
 
     # -- asked by the other threads ------------------------------------------------------------------
 
     def prepare(self, asked: Mapping[str, Any]) -> None:
         """What is to be restored, and how."""
-        self._begun = True
         self._options = {key: asked[key] for key in _OPTIONS if asked.get(key) is not None}
         self._addresses = [described for described in asked.get("addresses", ()) if isinstance(described, dict)]
         self._move = self._moves.put(replace(self._move, checkpoint=check_id(asked["checkpoint"])))
+        self._begun = True  # so whoever undoes it waits until `restore` is over
 
     def wait_held(self) -> dict[str, Any]:
         """Wait until it is held; raises why it is not."""
@@ -128,7 +130,11 @@ class Arrival:
     # -- done by the main thread ---------------------------------------------------------------------
 
     def restore(self) -> None:
-        """Restore, hold, and let run or undo."""
+        """Restore, hold, and let run or undo.  Once it is let run no signal breaks it off: it has no other home."""
+        with self._going:
+            self._restore()
+
+    def _restore(self) -> None:
         try:
             with rendezvous.listening(self._config, self._move.id, self.decide):
                 self._bring()
@@ -147,8 +153,15 @@ class Arrival:
                 self._ran_at = began + result.elapsed_ms / 1000
                 self._finish(result.to_dict() | {"degraded": result.degraded}, None)
         except BaseException as error:
-            self._undo_addresses()
-            self._finish(None, error if isinstance(error, CriuctlError) else RestoreFailed(f"{type(error).__name__}: {error}"))
+            why = error if isinstance(error, CriuctlError) else RestoreFailed(f"{type(error).__name__}: {error}")
+            here = running_here(self._config, self._move) if self.word == "go" else None
+            if here is None:
+                self._undo_addresses()
+                self._finish(None, why)
+            else:  # it was too late for that to keep it from running
+                self._ran_at = time.monotonic()
+                told = {"pid": here.pid, "incarnation": here.incarnation, "degraded": True}
+                self._finish(told | {"warnings": [*self._reporter.warnings, why.message]}, None)
             if not isinstance(error, Exception):
                 raise
         if self._result is not None:
@@ -207,6 +220,7 @@ class Arrival:
                 self._state.wait(left)
             if self.word != "go":
                 raise RestoreFailed("the host that sent the session lets it go on there")
+        self._going.enter_context(InterruptsDeferred())
         self._reporter.step("go")
         if not self._brought:
             self._bring()
@@ -225,3 +239,9 @@ class Arrival:
         with self._state:
             self._result, self._error, self._over = result, error, True
             self._state.notify_all()
+
+
+def running_here(config: Config, move: Incoming) -> SessionRecord | None:
+    """The session of this move, if it runs on this host."""
+    record = Registry(config).get(move.session)
+    return record if record is not None and record.id == move.session_id and record.alive() else None

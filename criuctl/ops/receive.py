@@ -37,7 +37,7 @@ from ..transport.messages import unknown_verb
 from . import inbox, rendezvous
 from .feeding import Feeder
 from .host import host_id
-from .incoming import Arrival
+from .incoming import Arrival, running_here
 from .lazymemory import LARGE
 from .maintenance import check_open
 from .moves import Incoming, Moves, Outgoing, check_id
@@ -208,15 +208,16 @@ class _Visit:
             if word == "go":
                 raise NoSuchCheckpoint("that session was never received there, or was given up and removed")
             return {}
-        running = Registry(self._config).get(move.session)
-        here = running is not None and running.alive() and running.id == move.session_id
-        if move.state == "running" or (here and running is not None and running.checkpoint == move.checkpoint):
+        here = running_here(self._config, move)  # perhaps with a newer checkpoint: it may have been dumped since
+        if move.state == "running" or (here is not None and (word == "go" or here.checkpoint == move.checkpoint)):
             if word == "go":
-                result = move.result or {"pid": running.pid if running is not None else 0}
+                result = move.result or ({"pid": here.pid, "incarnation": here.incarnation} if here is not None else {})
                 self._moves.put(replace(move, state="running", result=result))
                 return {"result": result}
             raise Conflict(f"session {move.session!r} runs there already")
-        arrival = Arrival(self._config, self._reporter, self._open(), self._moves, replace(move, receiver=_self()))
+        arrival = Arrival(
+            self._config, self._reporter, self._open(), self._moves, replace(move, receiver=_self(), boot_id=boot_id())
+        )
         if word == "abort":
             arrival.clean()
             return {}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 import threading
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import checkpoints as kit
@@ -16,6 +19,8 @@ from criuctl.ops import incoming, receive
 from criuctl.ops.arrival import RestoreResult
 from criuctl.ops.incoming import Arrival
 from criuctl.ops.moves import Incoming, Moves, new_id
+from criuctl.ops.registry import Registry, SessionRecord, boot_id
+from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
 
 
@@ -33,6 +38,12 @@ class Site:
 
     def arrival(self, move: Incoming) -> Arrival:
         return Arrival(self.config, Reporter(), self.repository, self.moves, move)
+
+    def runs(self, move: Incoming, checkpoint: str) -> None:
+        """The session of this move runs here, as the very process that asks."""
+        here = ProcessIdentity.of(os.getpid())
+        record = SessionRecord(move.session, move.session_id, 3, pid=here.pid, start_time=here.start_time, boot_id=boot_id())
+        Registry(self.config).put(replace(record, checkpoint=checkpoint))
 
 
 @pytest.fixture
@@ -89,3 +100,85 @@ def test_a_visit_ends_when_its_link_does_whatever_cannot_be_written_down(site: S
         ends.start()
         ends.join(5)
         assert not ends.is_alive()
+
+
+def test_what_could_not_be_begun_is_undone_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its home says abort, and would wait for a restore that never begins."""
+    kit.write(site.repository, session="work")
+    arrival, put = site.arrival(site.move("work")), site.moves.put
+
+    def full(_move: Incoming) -> Incoming:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(site.moves, "put", full)
+    with pytest.raises(OSError, match="No space"):
+        arrival.prepare({"checkpoint": new_id()})
+    monkeypatch.setattr(site.moves, "put", put)
+    undone = threading.Thread(target=arrival.decide, args=("abort",), daemon=True)
+    undone.start()
+    undone.join(10)
+    assert not undone.is_alive()
+    assert not list(site.moves.all()) and not site.repository.list("work")
+
+
+class Interrupted(Exception):
+    """What a signal's handler raises, as ^C does."""
+
+
+def test_a_signal_when_it_was_let_run_waits_until_that_is_told(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrival = site.arrival(site.move("work", "c" * 32))
+    arrival.word = "go"
+
+    def restored(*_args: Any, held: Any, **_wishes: Any) -> RestoreResult:
+        held([])
+        os.kill(os.getpid(), signal.SIGTERM)
+        return RestoreResult("c" * 32, "work", 2, 4711, 4711, 1.0, False, "same", [], [])
+
+    def interrupt(*_: Any) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr(incoming, "restore", restored)
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            arrival.restore()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert arrival.wait_done()["result"]["pid"] == 4711
+    assert [move.state for move in site.moves.all()] == ["running"]
+
+
+def test_what_fails_when_it_runs_is_no_failure_of_its_restore(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its home must not be told that it does not run, nor lose an address that came along."""
+    move = site.move("work", "c" * 32)
+    arrival = site.arrival(move)
+    arrival.word = "go"
+    taken_away: list[str] = []
+
+    def restored(*_args: Any, held: Any, **_wishes: Any) -> RestoreResult:
+        held([])
+        site.runs(move, "c" * 32)
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(incoming, "restore", restored)
+    monkeypatch.setattr(arrival, "_undo_addresses", lambda: taken_away.append("all"))
+    arrival.restore()
+    result = arrival.wait_done()["result"]
+    assert (result["pid"], result["incarnation"], result["degraded"]) == (os.getpid(), 3, True)
+    assert "Too many open files" in result["warnings"][-1]
+    assert [move.state for move in site.moves.all()] == ["running"] and not taken_away
+
+
+def test_a_session_that_was_dumped_since_it_came_is_told_to_run(site: Site) -> None:
+    """Its receiver was killed before it had written down that it runs; its home asks much later, again and again."""
+    move = site.move("work", "c" * 32, "held")
+    site.runs(move, "d" * 32)
+    told: list[Any] = []
+    with ExitStack() as stack:
+        visit = receive._Visit(site.config, Reporter(), 1.0, stack)
+        asked = {"id": move.id, "word": "go"}
+        settling = threading.Thread(target=lambda: told.append(visit._settle(asked)), daemon=True)
+        settling.start()
+        settling.join(10)
+    assert told == [{"result": {"pid": os.getpid(), "incarnation": 3}}]
+    assert [one.state for one in site.moves.all()] == ["running"]
