@@ -357,7 +357,9 @@ class _Dump:
         # The checkpoint exists.  From here to the end of the tree is no way back, so no signal may stop us.
         self.reporter.step("kill")
         ignore_signals()
+        root = self.tree[0]
         ended = replace(self.session, state="checkpointed", store=self.where, checkpoint=self.manifest.id, boot_id=boot_id())
+        ended = replace(ended, pid=root.pid, start_time=root.start_time)
         self.registry.put(replace(ended, lock_table=self.lock_table(), lock_kept=self.stays_locked))
         self.holder.commit(self.manifest.id)
         self.terminals.drop()

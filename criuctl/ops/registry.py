@@ -73,8 +73,11 @@ class SessionRecord:
         return ProcessIdentity(self.pid, self.start_time)
 
     def alive(self) -> bool:
-        """Whether the session runs on this host now."""
-        return self.state == "running" and self.boot_id == boot_id() and self.identity.alive()
+        """Whether the session runs on this host now.
+
+        One that is said to be checkpointed does if its dump was killed when that was written down, and CRIU let it go on.
+        """
+        return self.state != "lost" and self.boot_id == boot_id() and self.identity.alive()
 
 
 _KEYS = frozenset(f.name for f in fields(SessionRecord))
@@ -95,7 +98,7 @@ class Registry:
         """
         record = self._recorded(name)
         if record is not None and record.alive():
-            return record
+            return replace(record, state="running")
         return self._held(sessions.state_of(self._config, name), name, record) or record
 
     def _held(self, state: Mapping[str, Any] | None, name: str, record: SessionRecord | None) -> SessionRecord | None:

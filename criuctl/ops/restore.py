@@ -12,7 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -255,7 +255,8 @@ def restore(
             hooks.done = True
             claim.keep()
             if here.lock_table:
-                registry.put(replace(here, lock_table=""))
+                with suppress(OSError):  # a full disk: the next command looks for the lock once more
+                    registry.put(replace(here, lock_table=""))
         if not os.path.exists(f"/proc/{root}"):
             reporter.warning(f"PID {root}: the restored root has ended already")
     hooks.run("post-resume")
@@ -304,14 +305,24 @@ class _Restore:
     early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
     following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
     running_at: float = 0.0  # monotonic
+    root: int = 0  # the root's PID as we see it, once the tree runs for good
     net: int | None = None  # descriptor of the net namespace, if it is not ours
 
     def run(self, criu: binary.CriuBinary, running: ExitStack) -> int:
         """Restore and let it run; returns the root's PID as we see it.
 
-        From when it runs for good no signal breaks anything off until `running` is left: there is no way back, and a tree that
-        nobody knows of, or whose lease is given back, might be restored a second time.
+        From when it runs for good no signal breaks anything off until `running` is left, and no failure: there is no way back,
+        and a tree that nobody knows of, or whose lease is given back, might be restored a second time.
         """
+        try:
+            self._run(criu, running)
+        except Exception as error:
+            if not self.root:
+                raise
+            self.reporter.warning(f"not everything that was made for the restore could be taken down: {error}")
+        return self.root
+
+    def _run(self, criu: binary.CriuBinary, running: ExitStack) -> None:
         manifest, plan = self.manifest, self.plan
         self.inner_root = self.images.pids()[0]
         self.images.give_up(handback.endings(plan.connections))
@@ -320,10 +331,9 @@ class _Restore:
         if judged:
             self.images.forget_sizes(judged)
 
-        done = False
         with ExitStack() as stack:
             applied = Applied(self.reader, manifest.id[:8])
-            stack.callback(lambda: None if done else applied.undo())
+            stack.callback(lambda: None if self.root else applied.undo())
             self.reporter.step("files")
             applied.apply(plan.files)
             self.images.forget_modes()
@@ -351,7 +361,7 @@ class _Restore:
                 network = [*prefix, *(fresh.net_entry if fresh.net else [])]
                 prefix += fresh.net_entry if private is None else fresh.entry
             lock = ConnectionLock(self.images, self.reporter, self.net, fresh=plan.net == "private")
-            stack.callback(lambda: lock.remove(failed=not done))
+            stack.callback(lambda: lock.remove(failed=not self.root))
             lock.make(network)  # not with libraries that came along
             on: str | None = None
             if plan.pids == "init":
@@ -399,10 +409,7 @@ class _Restore:
                 self.reporter.step("pages-follow")
                 self.following.finish()
             running.enter_context(InterruptsDeferred())
-            done = True
-            self.placed = None
-        self.aside = applied.aside
-        return root
+            self.root, self.placed, self.aside = root, None, applied.aside
 
     def _placed(self, inner: int, private: PrivateNamespaces | None) -> None:
         """Everything is restored, nothing has run: the last moment at which all can be taken back."""

@@ -10,8 +10,9 @@ import signal
 import sys
 
 import pytest
-from support.aftermath import Aftermath
+from support.aftermath import Aftermath, stopped
 from support.command import Criuctl
+from support.keeper import wait_until
 from support.pauses import paused, steps_of
 from support.trip import Trip
 from support.zoo import Zoo
@@ -136,6 +137,66 @@ def test_a_signal_when_a_restored_tree_runs(number: signal.Signals, zoo: Zoo, tr
     another = {"CRIUCTL_HOST_ID": "another", "CRIUCTL_STATE_DIR": str(criuctl.home.path / "another")}
     there = criuctl("restore", told["checkpoint"], env=another, check=False)
     assert there["exit_code"] == 9
+
+
+# Is killed when it is written down that the tree is checkpointed, and CRIU does not know yet that it may end it.
+DIES = """
+import os, signal, sys
+from criuctl.cli.main import program
+from criuctl.ops.terminals import DumpedTerminals
+DumpedTerminals.drop = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+sys.argv[1:] = sys.argv[4:]
+program()
+"""
+
+
+def test_kill_9_just_before_a_tree_is_ended(zoo: Zoo, criuctl: Criuctl) -> None:
+    """It runs on, and is known to: a second copy is not restored beside it."""
+    animal = zoo.launch("counter.py", "1")
+    name = animal.folder.name
+    criuctl.prefix = [sys.executable, "-c", DIES]
+    assert criuctl("dump", animal.pid, "--name", name, check=False)["exit_code"] == -signal.SIGKILL
+    criuctl.prefix = []
+    wait_until(lambda: not stopped(animal), 60, f"{animal!r} runs on")
+    animal.ask()
+    status = criuctl("status", name)
+    assert (status["state"], status["pid"]) == ("running", animal.pid)
+    assert criuctl("restore", name, check=False)["exit_code"] == 9
+    again = criuctl("dump", animal.pid)
+    assert (again["session"], criuctl("status", name)["state"]) == (name, "checkpointed")
+
+
+# What was made for a restore cannot be taken down, and the tree runs already.
+STAYS_UP = """
+import sys
+from criuctl.cli.main import program
+from criuctl.ops import netlock
+remove = netlock.ConnectionLock.remove
+
+def failing(self, *, failed):
+    remove(self, failed=failed)
+    if not failed:
+        raise TimeoutError("the kernel does not answer")
+
+netlock.ConnectionLock.remove = failing
+sys.argv[1:] = sys.argv[4:]
+program()
+"""
+
+
+def test_a_failure_when_a_restored_tree_runs(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """It is told, and the tree is known."""
+    animal = zoo.launch("counter.py", "1")
+    told = trip.dump(animal)
+    criuctl.prefix = [sys.executable, "-c", STAYS_UP]
+    answer = criuctl("restore", told["checkpoint"])
+    criuctl.prefix = []
+    assert "the kernel does not answer" in answer["warnings"][-1]
+    (running,) = zoo.find(animal)
+    running.ask()
+    status = criuctl("status", told["session"])
+    assert (status["state"], status["pid"]) == ("running", running.pid)
+    assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 9
 
 
 def test_the_firewall_lock_goes_too(zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:

@@ -53,7 +53,9 @@ def test_a_tree_is_found_by_its_root(config: Config) -> None:
     assert [found.name for found in registry.of_pid(ME.pid)] == ["boot", "earlier", "mine"]
     assert registry.find(ME) == mine
     assert registry.find(ProcessIdentity(ME.pid, 1)) == earlier
-    registry.put(record("mine", state="checkpointed"))
+    ended = registry.put(record("mine", state="checkpointed"))  # its dump was killed before the tree was ended
+    assert registry.find(ME) == replace(ended, state="running")
+    registry.put(record("mine", state="lost"))
     assert registry.find(ME) is None
 
 
@@ -118,7 +120,7 @@ def test_a_lock_is_looked_at_again_when_nobody_else_has_the_session(config: Conf
     real = module.exclusive_session
 
     def ended_meanwhile(config: Config, name: str) -> object:
-        registry.put(record("web", state="checkpointed", checkpoint="1"))
+        registry.put(record("web", state="checkpointed", checkpoint="1", start_time=1))
         return real(config, name)
 
     monkeypatch.setattr(module, "exclusive_session", ended_meanwhile)
