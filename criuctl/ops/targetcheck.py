@@ -64,8 +64,8 @@ class Arrival:
 
     @cached_property
     def kept(self) -> frozenset[str]:
-        """The addresses that come along."""
-        return frozenset(text.partition("@")[0] for text in self.needs.keep_addresses)
+        """The addresses that come along, as the kernel writes them."""
+        return frozenset(str(ipaddress.ip_address(text.partition("@")[0])) for text in self.needs.keep_addresses)
 
     @cached_property
     def facts(self) -> HostFacts:

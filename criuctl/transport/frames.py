@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import CriuctlError, UsageError
+from ..errors import CriuctlError, UsageError, of_the_host
 
 Buffer = bytes | bytearray | memoryview
 Data = Buffer | Sequence[Buffer]
@@ -15,9 +16,10 @@ Data = Buffer | Sequence[Buffer]
 MAGIC = b"\x93CRL"
 HEADER = struct.Struct("!4sB3xQII")  # magic, kind, request, bytes of JSON, bytes of body
 HELLO, ASK, ANSWER, ERROR, TELL, PING, BYE = range(1, 8)
-MAX_JSON = 8 << 20
+MAX_JSON = 64 << 20  # what a tree with very many connections and files needs of a host is told at once
 MAX_BODY = 64 << 20
 MAX_TEXT = 100_000  # characters of an error
+_MAX_DETAILS = 1 << 20  # bytes of its details
 _WITH_BODY = (ASK, ANSWER)
 _WITHOUT_REQUEST = (HELLO, TELL, PING, BYE)
 
@@ -106,7 +108,9 @@ class OtherSideFailed(CriuctlError):
 
 
 def encode_error(error: BaseException, *, debug: bool = False) -> dict[str, Any]:
-    """An error as it travels."""
+    """An error as it travels; of its details those that can, and for which there is room."""
+    if isinstance(error, OSError):
+        error = of_the_host(error) or error  # a full disk there is no bug
     if isinstance(error, CriuctlError):
         said = {
             "code": error.code,
@@ -114,7 +118,12 @@ def encode_error(error: BaseException, *, debug: bool = False) -> dict[str, Any]
             "message": error.message[:MAX_TEXT],
             "hint": error.hint[:MAX_TEXT],
         }
-        details = {key: value for key, value in error.details.items() if _travels(value)}
+        details: dict[str, Any] = {}
+        room: float = _MAX_DETAILS
+        for key, value in error.details.items():
+            if (size := _size(value)) <= room:
+                details[key] = value
+                room -= size
         return {**said, "details": details} if details else said
     bug: dict[str, Any] = {"bug": type(error).__name__, "message": str(error)[:MAX_TEXT]}
     if debug:
@@ -152,9 +161,9 @@ def _classes() -> dict[tuple[str, int], type[CriuctlError]]:
     return found
 
 
-def _travels(value: Any) -> bool:
+def _size(value: Any) -> float:
+    """Bytes that it takes as JSON; endless if it is none."""
     try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return False
-    return True
+        return len(json.dumps(value))
+    except (TypeError, ValueError, RecursionError):
+        return math.inf

@@ -2,7 +2,7 @@
 
 Either side may ask, from any thread, many at once; answers come in any order.  A side that asks while it answers does no harm.
 
-**Frames.**  Each direction is a sequence of frames: a header of 24 bytes (big-endian), JSON (UTF-8, a mapping, 8 MiB at most),
+**Frames.**  Each direction is a sequence of frames: a header of 24 bytes (big-endian), JSON (UTF-8, a mapping, 64 MiB at most),
 a body (raw, 64 MiB at most)::
 
     0  magic    4   93 'C' 'R' 'L'
@@ -371,7 +371,10 @@ def _call(callbacks: list[Callable[[CriuctlError], None]], error: CriuctlError) 
             callback(error)
 
     if callbacks:
-        threading.Thread(target=call, name="criuctl-link-lost", daemon=True).start()
+        try:
+            threading.Thread(target=call, name="criuctl-link-lost", daemon=True).start()
+        except RuntimeError:  # no thread is left; whoever is not told would wait for ever
+            call()
 
 
 def _left(deadline: float | None) -> float | None:

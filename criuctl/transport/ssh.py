@@ -201,7 +201,14 @@ class Connection:
         """Start ``criuctl argv...`` on `host` and meet it.  `HostUnreachable` tells why that cannot be, `UnsupportedFormat`."""
         patience = _CONNECT + timeout + (_ASKING if _may_ask() else 0)
         child, reading, writing = connect(host, argv, config)
-        link = Link(reading, writing, serve, timeout=timeout, patience=patience, name=host.name, facts=facts, debug=debug)
+        try:
+            link = Link(reading, writing, serve, timeout=timeout, patience=patience, name=host.name, facts=facts, debug=debug)
+        except BaseException:
+            os.close(reading)
+            os.close(writing)
+            child.end()
+            child.close()
+            raise
         connection = cls(host, child, link)
         try:
             link.start()
@@ -220,7 +227,7 @@ class Connection:
         if not isinstance(error, LinkLost):
             return error
         _code, last, hint = self._last_words()
-        return LinkLost(f"{error.message}: {last}" if last else error.message, hint=hint or error.hint)
+        return LinkLost(f"{error.message} ({last})" if last else error.message, hint=hint or error.hint)
 
     def _unmet(self, error: CriuctlError) -> CriuctlError:
         """Why the other side was never met."""
@@ -264,7 +271,10 @@ class Connection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        told = self.why(error) if isinstance(error, LinkLost) else None
         self.close()
+        if told is not None:
+            raise told from error
 
 
 def _may_ask() -> bool:

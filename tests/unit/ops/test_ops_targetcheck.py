@@ -22,6 +22,7 @@ from criuctl.ops.registry import Registry, SessionRecord, boot_id
 from criuctl.ops.targetcheck import TREE_CHECKS, Arrival, examine, findings
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Finding
+from criuctl.transport import frames
 
 LISTENER = ConnectionRecord(pid=1, fd=3, family="inet", type="stream", protocol="tcp", state="listen", local="192.0.2.1:80")
 KEPT = ConnectionRecord(
@@ -182,6 +183,14 @@ def test_the_address_of_the_link_cannot_move(config: Config, monkeypatch: pytest
     assert "address-of-link" in codes(ask(wanted, config), "error")
 
 
+def test_an_address_may_be_written_in_another_way(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = LISTENER.with_use(family="inet6", local="[2001:db8::7]:80")
+    wanted = needs(connections=(listener,), keep_addresses=("2001:DB8:0::7@lo",))
+    assert "address-missing" not in codes(ask(wanted, config), "error")
+    monkeypatch.setenv("SSH_CONNECTION", "2001:db8::7 50000 2001:db8::8 22")
+    assert "address-of-link" in codes(ask(wanted, config), "error")
+
+
 # -- files
 
 
@@ -332,6 +341,15 @@ def test_another_version(config: Config) -> None:
         examine({**needs().to_dict(), "version": 2, "files": "of another shape"}, config, time.time())
     with pytest.raises(Damaged):
         examine([], config, time.time())  # type: ignore[arg-type]
+
+
+def test_the_needs_of_a_large_tree_can_be_told() -> None:
+    path = "/srv/data/" + "f" * 60
+    files = tuple(NeededFile(f"{path}-{n}", "written", size=n, mtime_ns=time.time_ns(), holders=((n, 3),)) for n in range(50_000))
+    connections = tuple(KEPT.with_use(fd=n, peer=f"192.0.2.9:{n}", inode=n) for n in range(50_000))
+    told = needs(files=files, connections=connections).to_dict()
+    head, *_ = frames.encode(frames.ASK, 1, {"verb": "examine", "arguments": {"needs": told, "clock": time.time()}})
+    assert frames.decode_header(head[: frames.HEADER.size])[2] < frames.MAX_JSON
 
 
 def test_needs_come_back_as_they_went() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -12,7 +13,17 @@ from support.linking import TIMEOUT, Ends, RawEnd
 
 from criuctl import __version__
 from criuctl.criu.driver import CriuFailed
-from criuctl.errors import Conflict, CriuctlError, LinkLost, ObjectMissing, PlatformError, TimedOut, UnsupportedFormat, UsageError
+from criuctl.errors import (
+    Conflict,
+    CriuctlError,
+    LinkLost,
+    ObjectMissing,
+    PlatformError,
+    PreflightRefused,
+    TimedOut,
+    UnsupportedFormat,
+    UsageError,
+)
 from criuctl.transport import frames
 from criuctl.transport.desk import Desk
 from criuctl.transport.link import Answer, Link, Request
@@ -110,6 +121,31 @@ def test_errors_keep_their_class(ends: Ends, no_thread_fails: list[object]) -> N
     assert (caught[5].exit_code, caught[5].message) == (1, "criuctl on right met a bug: KeyError: 'x'")
     assert "traceback" not in caught[5].details
     assert not right.lost.is_set()
+
+
+def test_an_error_with_endless_details_is_told(ends: Ends, no_thread_fails: list[object]) -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+
+    def fail(request: Request) -> None:
+        raise PreflightRefused("no", count=3, findings=["x" * frames.MAX_JSON], nested=nested)
+
+    left, right = ends(None, fail)
+    with pytest.raises(PreflightRefused) as info:
+        left.ask("fail", timeout=TIMEOUT)
+    assert info.value.details == {"count": 3}
+    assert not right.lost.is_set()
+
+
+def test_a_full_disk_there_is_no_bug(ends: Ends) -> None:
+    def fail(request: Request) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/var/lib/criuctl/moves/in/x.json")
+
+    left, _ = ends(None, fail)
+    with pytest.raises(PlatformError, match=r"moves/in/x\.json: No space left") as info:
+        left.ask("fail")
+    assert info.value.exit_code == 13 and "Free space" in info.value.hint
 
 
 def test_a_class_that_is_not_known_here_keeps_its_exit_code(raw: RawEnd) -> None:
@@ -315,6 +351,23 @@ def test_an_answer_that_is_about_to_be_sent_is_waited_for() -> None:
     go.set()
     assert desk.settle(TIMEOUT)
     desk.close()
+
+
+def test_who_wants_to_know_is_told_also_when_no_thread_is_left(raw: RawEnd, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, told = threading.Thread.start, threading.Event()
+
+    def none_left(thread: threading.Thread) -> None:
+        if thread.name == "criuctl-link-lost":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    link, far = raw()
+    far.hello()
+    assert link.hello
+    link.on_lost(lambda _why: told.set())
+    monkeypatch.setattr(threading.Thread, "start", none_left)
+    far.sock.close()
+    assert told.wait(TIMEOUT)
 
 
 def test_a_link_that_was_never_started_is_closed() -> None:

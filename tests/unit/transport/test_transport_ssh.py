@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import shlex
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from servers.common import free_ports
@@ -21,7 +23,9 @@ from support.oracle import read
 from criuctl import config as configuration
 from criuctl.config import Config
 from criuctl.errors import ConfigError, HostUnreachable, LinkLost, PlatformError, UsageError
+from criuctl.proc import command
 from criuctl.session.remote import Remote
+from criuctl.transport import ssh
 from criuctl.transport.ssh import Connection, Host
 
 PROJECT = Path(__file__).parents[3]
@@ -143,6 +147,37 @@ def test_a_host_that_dies_under_the_link(configured: Callable[..., Config]) -> N
         assert hung.wait(TIMEOUT)
         told = connection.why(LinkLost("the link with far was cut"))
         assert isinstance(told, LinkLost) and "far was cut" in told.message
+
+
+def test_why_a_link_was_lost_is_told(configured: Callable[..., Config]) -> None:
+    last_words = f"sh -c '{PEER}; echo out of memory >&2; exit 9'"
+
+    def lose() -> None:
+        with connect(configured(last_words)) as there:
+            os.kill(there.link.hello["pid"], signal.SIGKILL)
+            there.link.ask("hang")
+
+    with pytest.raises(LinkLost, match=r"the link with far was cut \(.*out of memory\)"):
+        lose()
+
+
+def test_a_link_that_cannot_be_made_leaves_no_ssh(configured: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[command.Child] = []
+    spawn = command.spawn
+
+    def note(*args: Any, **wishes: Any) -> command.Child:
+        started.append(spawn(*args, **wishes))
+        return started[-1]
+
+    def no_link(*_args: object, **_wishes: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(command, "spawn", note)
+    monkeypatch.setattr(ssh, "Link", no_link)
+    with pytest.raises(OSError, match="Too many open files"):
+        connect(configured())
+    (child,) = started
+    assert child.returncode is not None
 
 
 FAILURES = {
