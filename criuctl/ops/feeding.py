@@ -16,9 +16,11 @@ is there.
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -55,6 +57,8 @@ class Feeder:
     def __init__(self, config: Config, memory: int) -> None:
         """`config` has the store that the checkpoint will be in, whose tree has so many bytes of memory."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # One that hangs, and has not taken what it was told before, is found when its answer is missed.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", math.ceil(_PATIENCE), 0))
         try:
             with theirs:
                 words = [str(Path(__file__).parents[2]), str(theirs.fileno())]
