@@ -44,7 +44,7 @@ def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[
                     moves.forget(move.id)
         except CriuctlError as error:
             answer |= {"error": error.message}
-        answers.append({"outcome": "in-doubt", **answer})
+        answers.append({"outcome": "busy", **answer})  # without one nobody has looked where it is
     return answers
 
 

@@ -39,6 +39,7 @@ def _resolved(answer: Mapping[str, Any]) -> str:
         "stays": f"{name} goes on here; {host} keeps nothing of it",
         "moved": f"{name} runs on {host} now",
         "in-doubt": f"{name} was ended here, and {host} still cannot be told",
+        "busy": f"{name} is being worked on here, and {host} was told nothing",
     }[answer["outcome"]]
     return f"{told}: {printable(answer['error'])}" if answer["error"] else told
 
