@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -92,7 +92,8 @@ class HostDelivery:
         self._end_earlier()
         asked = {"id": self.move.id, "session": session.name, "session_id": session.id, "origin": platform.node()}
         self.reporter.step("connect", store=f"{self.host_name}: inbox")
-        told = self.there.link.ask("begin", asked).arguments
+        with self._named():
+            told = self.there.link.ask("begin", asked).arguments
         self.moves.put(self.move)
         folder = self._stack.enter_context(Scratch())
         key = Path(folder.path) / "inbox-key"
@@ -123,15 +124,11 @@ class HostDelivery:
         identities = tuple((i.pid, i.start_time) for i in tree)
         self.move = replace(self.move, checkpoint=manifest.id, tree=identities, options=options)
         self.reporter.step("hand-over")
-        for wanted in self.wishes.keep_addresses:
-            self._take(*addresses.parse(wanted))
+        for ip, device in dict(map(addresses.parse, self.wishes.keep_addresses)).items():
+            self._take(ip, device)
         asked = {"checkpoint": manifest.id, "addresses": list(self.move.addresses), **options}
-        try:
+        with self._named(f"; {self.move.session!r} goes on here"):
             self.there.link.ask("restore", asked, timeout=RESTORE)
-        except CriuctlError as error:
-            error.message = f"{self.host_name}: {error.message}; {self.move.session!r} goes on here"
-            error.args = (error.message,)
-            raise
         self.reporter.step("decide")
         self.move = self.moves.put(replace(self.move, state="handed-over"))
 
@@ -152,6 +149,16 @@ class HostDelivery:
             self._error = error
         except Exception as error:  # of our own side: no descriptor, no thread left; the word is to be said later, not taken back
             self._error = CriuctlError(f"{type(error).__name__}: {error}")
+
+    @contextmanager
+    def _named(self, more: str = "") -> Iterator[None]:
+        """What fails there is told with the host's name."""
+        try:
+            yield
+        except CriuctlError as error:
+            error.message = f"{self.host_name}: {error.message}{more}"
+            error.args = (error.message,)
+            raise
 
     def _take(self, ip: str, device: str | None) -> None:
         """Take an address away here; written down before, so that it can always be put back."""

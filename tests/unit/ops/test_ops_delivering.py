@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from criuctl.checkpoint.manifest import Manifest
 from criuctl.config import Config
 from criuctl.errors import InDoubt, LinkLost
 from criuctl.ops import delivering
@@ -52,3 +53,26 @@ def test_a_session_that_is_known_to_be_gone_here_does_not_stay(tmp_path: Path) -
     delivery = HostDelivery(Config(), "gamma", there, moves, Wishes(), Reporter(), host_name="gamma")
     delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma", state="ended"))
     assert delivery.settled() and delivery.outcome()["pid"] == 4711
+
+
+def test_an_address_that_is_named_twice_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[str] = []
+
+    def take(ip: str, _namespace: None, noted: Any) -> Any:
+        taken.append(ip)
+        held = SimpleNamespace(to_dict=lambda: {"ip": ip}, notes=[])
+        noted(held)
+        return held
+
+    monkeypatch.setattr(delivering.addresses, "take", take)
+    moves = Moves(Config(state_dir=str(tmp_path)), Outgoing)
+    asked: list[dict[str, Any]] = []
+    link = SimpleNamespace(ask=lambda _verb, arguments, **_wishes: asked.append(arguments))
+    there = cast("ssh.Connection", SimpleNamespace(link=link))
+    wishes = Wishes(keep_addresses=("192.0.2.1", "2001:DB8::1", "192.0.2.1@eth1", "2001:db8:0::1"))
+    delivery = HostDelivery(Config(), "gamma", there, moves, wishes, Reporter(), host_name="gamma")
+    delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma"))
+    delivery.hand_over(cast("Manifest", SimpleNamespace(id=new_id())), [])
+    assert taken == ["192.0.2.1", "2001:db8::1"]
+    told = [(one["ip"], one["wanted_device"]) for one in asked[0]["addresses"]]
+    assert told == [("192.0.2.1", "eth1"), ("2001:db8::1", None)]
