@@ -28,9 +28,7 @@ from ..config import Config
 from ..errors import PreflightRefused
 from ..proc import addresses
 from ..report import Finding, Reporter
-from ..session import sessions
 from ..session.client import Session
-from ..session.names import valid_name
 from ..transport import ssh
 from . import events
 from .delivering import HostDelivery, Wishes
@@ -158,10 +156,11 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
 
 def _travelling(config: Config, target: str, wishes: Wishes) -> Wishes:
     """What travels, the session's workspace included."""
-    state = sessions.state_of(config, target) if valid_name(target) else None
-    if state is None or not state["holder_alive"]:
+    registry = Registry(config)
+    name = registry.held(resolve_target(target, registry.lookup, registry.session_of).root)
+    if name is None:
         return wishes
-    with Session.connect(target, config=config, kind="service", operator="criuctl-migrate") as holder:
+    with Session.connect(name, config=config, kind="service", operator="criuctl-migrate") as holder:
         workspace = str(holder.status().get("facts", {}).get("workspace", ""))
     return replace(wishes, with_files=(*wishes.with_files, workspace)) if workspace else wishes
 

@@ -92,8 +92,10 @@ def test_a_session_moves_with_its_workspace_and_comes_back(hosts: Hosts) -> None
     away = a.criuctl("status", "work")
     assert (away["home"], away["pid"]) == ("host-b", None), away
 
-    back = b.criuctl("migrate", "work", a.ssh_url)
+    (there / "new").write_text("of b\n")
+    back = b.criuctl("migrate", told["pid"], a.ssh_url)  # however it is named
     assert (back["host"], back["incarnation"]) == ("host-a", 3)
+    assert (work / "new").read_text() == "of b\n"
     assert (work / "log").read_text() == "from-42\n"
     prompt(a, "work")
     a.criuctl("send", "work", "--text", "echo home-$((X + 3))", "--enter")
