@@ -193,9 +193,11 @@ class HostDelivery:
         with suppress(CriuctlError):
             self.there.link.ask("abort", timeout=SETTLE)
             told = True
-        put_back(self.move, self.reporter)
+        move = put_back(self.move, self.reporter)
         if told:
-            self.moves.forget(self.move.id)
+            self.moves.forget(move.id)
+        elif move != self.move:
+            self.moves.put(move)
 
     def outcome(self) -> dict[str, Any]:
         """What the other host says of the session that runs there."""
@@ -229,10 +231,14 @@ class HostDelivery:
                 time.sleep(_PAUSE)
 
 
-def put_back(move: Outgoing, reporter: Reporter) -> None:
-    """The tree stays: what was taken away for it comes back."""
+def put_back(move: Outgoing, reporter: Reporter) -> Outgoing:
+    """The tree stays: what was taken away for it comes back.  The move as it is then: none comes back twice, once it may have
+    gone elsewhere."""
+    left = []
     for described in move.addresses:
         try:
             addresses.HeldAddress.from_dict(described).put_back()
         except CriuctlError as error:
             reporter.warning(f"{described.get('ip')} could not be put back: {error.message}", error.hint)
+            left.append(described)
+    return replace(move, addresses=tuple(left))

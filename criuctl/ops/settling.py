@@ -31,8 +31,8 @@ def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[
             with exclusive_session(config, move.session):
                 stays = _stays(move)
                 answer |= {"outcome": "stays" if stays else "in-doubt"}
-                if stays:
-                    put_back(move, reporter)
+                if stays and move.addresses:
+                    move = moves.put(put_back(move, reporter))
                 with reach(config, move.to, reporter) as there:
                     asked = {"id": move.id, "word": "abort" if stays else "go", "addresses": list(move.addresses), **move.options}
                     told = there.link.ask("settle", asked, timeout=RESTORE).arguments

@@ -11,10 +11,11 @@ import pytest
 
 from criuctl.checkpoint.manifest import Manifest
 from criuctl.config import Config
-from criuctl.errors import InDoubt, LinkLost
-from criuctl.ops import delivering
+from criuctl.errors import InDoubt, LinkLost, NotFound
+from criuctl.ops import delivering, settling
 from criuctl.ops.delivering import HostDelivery, Wishes
 from criuctl.ops.moves import Moves, Outgoing, new_id
+from criuctl.proc import addresses
 from criuctl.report import Reporter
 from criuctl.transport import ssh
 
@@ -64,7 +65,7 @@ def test_an_address_that_is_named_twice_is_taken_once(tmp_path: Path, monkeypatc
         noted(held)
         return held
 
-    monkeypatch.setattr(delivering.addresses, "take", take)
+    monkeypatch.setattr(addresses, "take", take)
     moves = Moves(Config(state_dir=str(tmp_path)), Outgoing)
     asked: list[dict[str, Any]] = []
     link = SimpleNamespace(ask=lambda _verb, arguments, **_wishes: asked.append(arguments))
@@ -76,3 +77,43 @@ def test_an_address_that_is_named_twice_is_taken_once(tmp_path: Path, monkeypatc
     assert taken == ["192.0.2.1", "2001:db8::1"]
     told = [(one["ip"], one["wanted_device"]) for one in asked[0]["addresses"]]
     assert told == [("192.0.2.1", "eth1"), ("2001:db8::1", None)]
+
+
+def test_an_address_comes_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other host could not be told; when it is, the address may have been given to another host long ago."""
+    came_back: list[str] = []
+
+    class Held:
+        """An address; one has no device any more."""
+
+        def __init__(self, described: dict[str, Any]) -> None:
+            self.ip = described["ip"]
+
+        @classmethod
+        def from_dict(cls, described: dict[str, Any]) -> Held:
+            return cls(described)
+
+        def put_back(self) -> None:
+            came_back.append(self.ip)
+            if self.ip == "192.0.2.2":
+                raise NotFound("the network device eth1 is gone")
+
+    def ask(*_args: Any, **_wishes: Any) -> Any:
+        raise LinkLost("cut")
+
+    def reach(*_args: Any) -> Any:
+        raise LinkLost("cut")
+
+    monkeypatch.setattr(addresses, "HeldAddress", Held)
+    monkeypatch.setattr(settling, "reach", reach)
+    config = Config(state_dir=str(tmp_path))
+    moves = Moves(config, Outgoing)
+    there = cast("ssh.Connection", SimpleNamespace(link=SimpleNamespace(ask=ask)))
+    delivery = HostDelivery(config, "gamma", there, moves, Wishes(), Reporter(), host_name="gamma")
+    taken = ({"ip": "192.0.2.1"}, {"ip": "192.0.2.2"})
+    delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma", addresses=taken))
+    delivery.stays()
+    (answer,) = settling.resolve(config, "web", reporter=Reporter())
+    assert (answer["outcome"], answer["error"]) == ("stays", "cut")
+    assert came_back == ["192.0.2.1", "192.0.2.2", "192.0.2.2"]
+    assert [move.addresses for move in moves.all()] == [({"ip": "192.0.2.2"},)]
