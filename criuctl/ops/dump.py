@@ -216,10 +216,13 @@ def dump(
         if home is not None:
             home.keep()
         if not leave_running:
-            left = work.end_tree()
-            insidereport.sweep(config)
-            if delivery is not None:
-                delivery.ended(left)
+            left = work.see_ended()
+            try:
+                work.tidy()
+                insidereport.sweep(config)
+            finally:  # whatever of that fails: the tree is not here any more
+                if delivery is not None:
+                    delivery.ended(left)
             try:
                 leases.release(repository, session.name, host=host_id(config))
             except CriuctlError as error:
@@ -420,17 +423,20 @@ class _Dump:
         assert self.manifest is not None and self.manifest.number
         return self.manifest
 
-    def end_tree(self) -> list[ProcessIdentity]:
-        """CRIU has killed the tree: wait for that, and take down the lock on its connections; who is left."""
+    def see_ended(self) -> list[ProcessIdentity]:
+        """CRIU has killed the tree: wait for that; who is left."""
         self.reporter.step("cleanup")
         left = wait_ended((p.identity for p in self.tree), _GONE_TIMEOUT)
         if left:
             self.reporter.warning(f"still ending: PIDs {', '.join(str(i.pid) for i in left)}")
+        return left
+
+    def tidy(self) -> None:
+        """The tree is gone: so goes what was made for the dump, the lock on its connections above all."""
         remaps.clean(self.manifest.links if self.manifest else (), self.reporter)
         if not self.stays_locked:
             self.forget_lock()
         self.farewell.say()
-        return left
 
     @property
     def where(self) -> str:

@@ -226,8 +226,10 @@ class Connection:
         """How the link was lost: `error`, with what ssh said last."""
         if not isinstance(error, LinkLost):
             return error
-        _code, last, hint = self._last_words()
-        return LinkLost(f"{error.message} ({last})" if last else error.message, hint=hint or error.hint)
+        code, last, hint = self._last_words()
+        if code is None or not last:  # while ssh lives, its last words may be a greeting
+            return error
+        return LinkLost(f"{error.message} ({last})", hint=hint or error.hint)
 
     def _unmet(self, error: CriuctlError) -> CriuctlError:
         """Why the other side was never met."""
@@ -271,9 +273,9 @@ class Connection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        told = self.why(error) if isinstance(error, LinkLost) else None
+        told = self.why(error) if isinstance(error, LinkLost) else error
         self.close()
-        if told is not None:
+        if told is not None and told is not error:
             raise told from error
 
 

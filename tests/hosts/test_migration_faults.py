@@ -296,6 +296,34 @@ def test_another_build_of_a_library_is_there(moving: Moving, hosts: Hosts) -> No
 IMPATIENT = "import criuctl.ops.delivering as m; m.SETTLE = 2.0; from criuctl.cli.main import program; program()"
 
 
+# The tree is killed, one of its processes takes its time to end, and what was made for the dump cannot be taken down.
+SLOW_END = """
+import errno
+from criuctl.cli.main import program
+from criuctl.ops import dump, moves, remaps
+wait_ended = dump.wait_ended
+
+def still_ending(tree, timeout):
+    tree = list(tree)
+    wait_ended(tree, timeout)
+    return tree
+
+def read_only(_links):
+    raise OSError(errno.EROFS, "Read-only file system")
+
+dump.wait_ended, remaps.clean, moves.Outgoing.alive = still_ending, read_only, lambda move: True
+program()
+"""
+
+
+def test_what_fails_when_it_is_ended_does_not_undo_it_there(moving: Moving, hosts: Hosts) -> None:
+    teller = moving.observer.launch(hosts.a)
+    words = [sys.executable, "-c", SLOW_END, *moving.words(teller), "--json"]
+    command = hosts.a.start(words, env={"PYTHONPATH": str(PROJECT)})
+    code = command.process.wait(SECONDS)
+    assert (moving.settled(teller), code) == ("moved", 0), command.told()
+
+
 def test_the_link_is_cut_for_ever(moving: Moving, hosts: Hosts) -> None:
     """In the very moment between the two: it stands still, whole, and that is told; later, one word lets it run."""
     teller = moving.observer.launch(hosts.a)

@@ -161,6 +161,13 @@ def test_why_a_link_was_lost_is_told(configured: Callable[..., Config]) -> None:
         lose()
 
 
+def test_a_lost_link_whose_ssh_lives_is_told_as_it_is(configured: Callable[..., Config]) -> None:
+    lost = LinkLost("nothing was heard from far for 20 s")
+    with pytest.raises(LinkLost) as info, connect(configured()):
+        raise lost
+    assert info.value is lost and lost.__cause__ is None
+
+
 def test_a_link_that_cannot_be_made_leaves_no_ssh(configured: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[command.Child] = []
     spawn = command.spawn
