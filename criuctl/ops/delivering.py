@@ -180,9 +180,10 @@ class HostDelivery:
         """After a failure of the dump: whether the tree is gone all the same, so that it lives there."""
         if self._answer is not None or self._error is not None:
             return True
-        if self.move is None or self.move.state not in ("handed-over", "ended") or self.move.alive():
+        move = self.move
+        if move is None or move.state not in ("handed-over", "ended") or (move.alive() and not move.doomed()):
             return False
-        self.ended(())
+        self.ended([ProcessIdentity(pid, start) for pid, start in move.tree] if move.alive() else ())
         return True
 
     def stays(self) -> None:

@@ -413,10 +413,10 @@ class _Dump:
         return "; the tree runs on" if self.tree and self.tree[0].identity.alive() else "; the tree is gone"
 
     def ended(self) -> bool:
-        """Whether the checkpoint is committed and the tree is gone, whatever CRIU had to say."""
+        """Whether the checkpoint is committed and the tree is gone, or killed and about to be, whatever CRIU had to say."""
         if self.leave_running or not self.let_go:
             return False
-        return not wait_ended((p.identity for p in self.tree), _GONE_TIMEOUT)
+        return all(identity.doomed() for identity in wait_ended((p.identity for p in self.tree), _GONE_TIMEOUT))
 
     def committed(self) -> Manifest:
         """The manifest that is in the store."""

@@ -62,6 +62,10 @@ class Outgoing(Move):
         """Whether any process of the tree still runs here."""
         return self.boot_id == boot_id() and any(ProcessIdentity(pid, start).alive() for pid, start in self.tree)
 
+    def doomed(self) -> bool:
+        """Whether what still runs of it has been killed, and only takes its time to end."""
+        return all(ProcessIdentity(pid, start).doomed() for pid, start in self.tree)
+
     def traced(self) -> bool:
         """Whether CRIU has its hands on any of them."""
         for pid, start in self.tree:

@@ -61,10 +61,11 @@ def _arrived(config: Config, session: str) -> str:
 
 
 def _stays(move: Outgoing) -> bool:
-    """Whether the tree is at home after all.  A CRIU that is just ending it, or letting it go, is waited for."""
+    """Whether the tree is at home after all.  A CRIU that is just ending it, or letting it go, is waited for; so is its end."""
     deadline = time.monotonic() + SETTLE
-    while move.state == "handed-over" and move.alive() and move.traced():
+    while move.state == "handed-over" and move.alive() and ((doomed := move.doomed()) or move.traced()):
         if time.monotonic() > deadline:
-            raise TimedOut(f"CRIU still holds {move.session!r}", hint="See what it waits for: `ps axf`.")
+            why = f"{move.session!r} was killed and does not end" if doomed else f"CRIU still holds {move.session!r}"
+            raise TimedOut(why, hint="See what it waits for: `ps axf`.")
         time.sleep(0.05)
     return move.state == "sending" or move.alive()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ __all__ = [
     "wait_gone",
 ]
 
-_PF_KTHREAD = 0x00200000
+_PF_EXITING, _PF_KTHREAD = 0x00000004, 0x00200000
+_KILLED = 1 << signal.SIGKILL - 1  # in a set of signals
 _MAX_WALKS = 20  # a tree that forks faster than this is read as last seen; the freeze settles it
 _WATCHED = 64  # processes for each of which there is a descriptor for certain
 _DELETED = " (deleted)"
@@ -70,6 +72,15 @@ class ProcessIdentity:
     def alive(self) -> bool:
         """Whether it runs, sleeps or is stopped; a zombie is not alive."""
         return self.state() not in (None, "Z", "X", "x")
+
+    def doomed(self) -> bool:
+        """Whether none of its instructions runs any more: it is gone, or killed and about to be, which much memory can delay."""
+        try:
+            stat, status = _Stat.of(self.pid), read_text(self.pid, "status")
+        except NoSuchProcess:
+            return True
+        pending = [int(line.split()[1], 16) for line in status.split("\n") if line.startswith(("SigPnd:", "ShdPnd:"))]
+        return not self.alive() or bool(stat.flags & _PF_EXITING) or any(signals & _KILLED for signals in pending)
 
     def open_pidfd(self) -> int:
         """A pidfd of this very process, close-on-exec; the caller closes it.  `NoSuchProcess`."""

@@ -324,6 +324,35 @@ def test_what_fails_when_it_is_ended_does_not_undo_it_there(moving: Moving, host
     assert (moving.settled(teller), code) == ("moved", 0), command.told()
 
 
+# CRIU is taken along by the private PID namespace that it was a guest of, and a process takes its time to end.
+NO_ANSWER = """
+from criuctl.cli.main import program
+from criuctl.criu.driver import CriuFailed, Dumper
+from criuctl.ops import dump, moves
+wait_ended, finish = dump.wait_ended, Dumper.dump
+
+def still_ending(tree, timeout):
+    tree = list(tree)
+    wait_ended(tree, timeout)
+    return tree
+
+def gone(self, *told):
+    finish(self, *told)
+    raise CriuFailed("CRIU ended without an answer", "")
+
+dump.wait_ended, Dumper.dump, moves.Outgoing.alive = still_ending, gone, lambda move: True
+program()
+"""
+
+
+def test_a_tree_that_takes_its_time_to_end_moves(moving: Moving, hosts: Hosts) -> None:
+    teller = moving.observer.launch(hosts.a)
+    words = [sys.executable, "-c", NO_ANSWER, *moving.words(teller), "--json"]
+    command = hosts.a.start(words, env={"PYTHONPATH": str(PROJECT)})
+    code = command.process.wait(SECONDS)
+    assert (moving.settled(teller), code) == ("moved", 0), command.told()
+
+
 def test_the_link_is_cut_for_ever(moving: Moving, hosts: Hosts) -> None:
     """In the very moment between the two: it stands still, whole, and that is told; later, one word lets it run."""
     teller = moving.observer.launch(hosts.a)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from criuctl.cli.commands.migrate import _resolved
 from criuctl.config import Config
+from criuctl.ops import settling
 from criuctl.ops.moves import Moves, Outgoing, new_id
-from criuctl.ops.registry import exclusive_session
+from criuctl.ops.registry import boot_id, exclusive_session
 from criuctl.ops.settling import resolve
+from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
 
 
@@ -19,3 +25,15 @@ def test_one_that_another_criuctl_works_on_is_not_told_as_ended(tmp_path: Path) 
         (answer,) = resolve(config, "web", reporter=Reporter())
     assert answer["outcome"] == "busy" and "in use" in answer["error"]
     assert "ended" not in _resolved(answer)
+
+
+def test_a_tree_that_is_just_ending_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was killed, and much memory takes its time: the other host must not be told to undo what it has."""
+    me = ProcessIdentity.of(os.getpid())
+    config = Config(state_dir=str(tmp_path))
+    move = Outgoing(new_id(), "web", new_id(), to="ssh://gamma.example", state="handed-over", boot_id=boot_id())
+    Moves(config, Outgoing).put(replace(move, tree=((me.pid, me.start_time),)))
+    monkeypatch.setattr(settling, "SETTLE", 0.2)
+    monkeypatch.setattr(ProcessIdentity, "doomed", lambda _identity: True)
+    (answer,) = resolve(config, "web", reporter=Reporter())
+    assert answer["outcome"] == "busy" and "was killed and does not end" in answer["error"]

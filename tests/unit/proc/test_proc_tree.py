@@ -52,6 +52,22 @@ def test_own_process() -> None:
     assert me.rss > 1 << 20
 
 
+def test_who_is_killed_is_doomed_before_it_is_gone(child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = ProcessIdentity.of(child.pid)
+    assert not identity.doomed()
+    child.send_signal(signal.SIGSTOP)
+    wait_until(lambda: identity.state() == "T", 60, "it is stopped")
+    assert not identity.doomed()
+    with monkeypatch.context() as stuck:  # in the kernel, which shows the signal that waits
+        stuck.setattr(tree_module, "read_text", lambda _pid, _name: "SigPnd:\t0000000000000100\nShdPnd:\t0000000000000000\n")
+        assert identity.doomed()
+    child.kill()
+    wait_until(lambda: identity.state() == "Z", 60, "it is a zombie")
+    assert identity.doomed()
+    child.wait()
+    assert identity.doomed()
+
+
 def test_identity_is_more_than_a_pid(child: subprocess.Popen[bytes]) -> None:
     identity = ProcessIdentity.of(child.pid)
     assert identity.alive()
