@@ -474,7 +474,7 @@ def _remember(registry: Registry, work: _Dump, manifest: Manifest) -> None:
     """Write down where the session is now; the fate of a tree that was to be ended is told by looking at it."""
     record = replace(work.session, store=work.where, checkpoint=manifest.id, boot_id=boot_id())
     root = work.tree[0]
-    if work.leave_running or root.identity.alive():
+    if work.leave_running or not root.identity.doomed():
         record = replace(record, state="running", pid=root.pid, start_time=root.start_time)
     else:
         table = work.lock_table() if work.stays_locked else ""
