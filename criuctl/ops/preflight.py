@@ -14,7 +14,8 @@ from ..config import Config
 from ..errors import CriuctlError
 from ..report import Finding
 from .checks.connections import check_sockets
-from .checks.files import check_descriptors, check_program_mounts
+from .checks.files import check_descriptors
+from .checks.folders import check_folders
 from .checks.host import check_host
 from .checks.memory import check_mappings, check_programs
 from .checks.mounts import check_mounts
@@ -35,7 +36,7 @@ CHECKS: tuple[Check, ...] = (
     check_network,
     check_freezer,
     check_mounts,
-    check_program_mounts,
+    check_folders,
     check_descriptors,
     check_sockets,
     check_terminals,

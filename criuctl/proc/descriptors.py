@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from .procfs import read_raw, reading
+from .procfs import read_raw, reading, target_of
 
 Kind = Literal[
     "file",
@@ -61,7 +61,7 @@ class Descriptor:
 
     fd: int
     kind: Kind
-    target: str  # where /proc/PID/fd/N points, without " (deleted)"
+    target: str  # where /proc/PID/fd/N points, without " (deleted)"; "" to a path that is too long to be told
     inode: int
     device: int  # st_dev
     rdev: int  # st_rdev; of devices and terminals
@@ -114,7 +114,7 @@ def descriptors(pid: int) -> list[Descriptor]:
 
 
 def _read(name: str, fds: int, infos: int, root: str) -> Descriptor:
-    target = os.readlink(name, dir_fd=fds)
+    target = target_of(name, fds)
     status = os.stat(name, dir_fd=fds)
     lines = os.fsdecode(read_raw(name, dir_fd=infos)).splitlines()
     common = {"pos": "0", "flags": "0", "mnt_id": "-1"}

@@ -82,9 +82,19 @@ def text_lines(text: str) -> list[str]:
 
 
 def read_link(pid: int, name: str) -> str:
-    """Where the link ``/proc/PID/name`` points."""
+    """Where the link ``/proc/PID/name`` points; "" as `target_of`."""
     with reading(pid):
-        return os.readlink(f"/proc/{pid}/{name}")
+        return target_of(f"/proc/{pid}/{name}")
+
+
+def target_of(link: str, dir_fd: int | None = None) -> str:
+    """Where a link of procfs points; "" to a path that is longer than the kernel tells (4096 bytes).  Lets `OSError` through."""
+    try:
+        return os.readlink(link, dir_fd=dir_fd)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return ""
+        raise
 
 
 def available_memory() -> int:

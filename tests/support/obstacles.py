@@ -551,6 +551,34 @@ REFUSED = [
     ),
     case("moved-to-mount-namespace", "assert libc.unshare(0x20000) == 0", "mount-namespace"),
     case(
+        "folder-unmounted",
+        "again(0x20000); d = (TMP + '/d').encode(); os.mkdir(d); assert libc.mount(b'x', d, b'tmpfs', 0, None) == 0\n"
+        "os.chdir(d); assert libc.umount2(d, 2) == 0",
+        "mount-namespace",
+    ),
+    case(
+        "mapping-unmounted",
+        "again(0x20000); d = (TMP + '/d').encode(); os.mkdir(d); assert libc.mount(b'x', d, b'tmpfs', 0, None) == 0\n"
+        "f = open(TMP + '/d/f', 'w+'); f.truncate(4096); map_fd(f.fileno()); f.close(); assert libc.umount2(d, 2) == 0",
+        "mount-namespace",
+    ),
+    *(
+        case(
+            f"hidden-folder{name}",
+            "again(0x20000); d = TMP + '/d'; os.makedirs(d + '/e'); os.chdir(d + '/e')\n"
+            f"assert libc.mount(b'x', d.encode(), b'tmpfs', 0, None) == 0{more}",
+            "path-hidden",
+            also=("own-mounts",),
+        )
+        for name, more in (("", ""), ("-by-another", "\nos.mkdir(d + '/e')"))
+    ),
+    case("deep-folder", "os.chdir(TMP)\nfor _ in range(20):\n os.mkdir('x' * 250); os.chdir('x' * 250)", "path-too-long"),
+    case(
+        "deep-file",
+        "os.chdir(TMP)\nfor _ in range(20):\n os.mkdir('x' * 250); os.chdir('x' * 250)\nf = open('f', 'w'); os.chdir('/')",
+        "path-too-long",
+    ),
+    case(
         "hidden-file",
         "again(0x20000)\nos.mkdir(TMP + '/d'); f = open(TMP + '/d/f', 'w')\n"
         "assert libc.mount(b'x', (TMP + '/d').encode(), b'tmpfs', 0, None) == 0\n"

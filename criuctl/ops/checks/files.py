@@ -132,7 +132,10 @@ def _error(process: Process, d: Descriptor, code: str, text: str, hint: str) -> 
 
 
 def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
-    if d.flags & os.O_PATH and stat.S_ISSOCK(d.mode):
+    if not d.target:
+        text = "the path of what is open is longer than 4096 bytes, which the kernel does not tell, nor CRIU save"
+        yield _error(process, d, "path-too-long", text, "Have the program close it, or move the folder further up.")
+    elif d.flags & os.O_PATH and stat.S_ISSOCK(d.mode):
         yield _error(
             process,
             d,
@@ -175,13 +178,7 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
     elif d.kind in ("file", "dir", "symlink"):
         yield from _path(scene, process, d)
     elif d.kind == "other":
-        yield _error(
-            process,
-            d,
-            "descriptor-kind",
-            f"{d.target or 'a descriptor of unknown kind'} cannot be saved by CRIU",
-            "Have the program close it.",
-        )
+        yield _error(process, d, "descriptor-kind", f"{d.target} cannot be saved by CRIU", "Have the program close it.")
 
 
 def _field(d: Descriptor, name: str) -> int | None:
@@ -465,23 +462,6 @@ def _mounted_over(scene: Scene, own: Mount, path: str) -> Mount | None:
     others = [m for m in scene.mounts.values() if m.id != own.id and len(m.point) >= len(own.point)]
     above = [m for m in others if path == m.point or path.startswith(m.point.rstrip("/") + "/")]
     return max(above, key=lambda m: (len(m.point), m.id), default=None)
-
-
-def check_program_mounts(scene: Scene) -> Iterator[Finding]:
-    """Programs on a mount that their process's namespace does not have (``unshare --mount`` without starting anew)."""
-    for process in scene.tree:
-        if process.zombie or process.pid not in scene.opened:
-            continue
-        mnt_id = mount_of(f"/proc/{process.pid}/exe")
-        if mnt_id is not None and mnt_id not in scene.mounts and scene.knows_mounts_of(process.pid):
-            yield Finding(
-                "error",
-                "mount-namespace",
-                f"{process} runs {process.exe} from a mount (id {mnt_id}) that is not in its mount namespace: "
-                "it moved there without starting a program anew",
-                "Start the program inside the namespace: `unshare --mount program`, or nsenter.",
-                pid=process.pid,
-            )
 
 
 def mount_of(path: str) -> int | None:

@@ -231,8 +231,7 @@ def _sessions(scene: Scene) -> Iterator[Finding]:
             pid=pid,
         )
     for process in scene.tree:
-        at_home = scene.namespaces.get(process.pid, {}).get("pid") == scene.namespaces.get(root.pid, {}).get("pid")
-        if at_home and len(process.ns_pids) > 1 and _inner_session(process.pid) == 0:
+        if scene.at_home(process.pid, "pid") and len(process.ns_pids) > 1 and _inner_session(process.pid) == 0:
             yield Finding(
                 "error",
                 "session-outside-pid-namespace",

@@ -88,6 +88,11 @@ class Scene:
         mine = self.namespaces.get(self.root.pid)
         return mine is not None and mine.get(kind) != self.own_namespaces.get(kind)
 
+    def at_home(self, pid: int, kind: str) -> bool:
+        """Whether this process is in the root's namespace of this kind."""
+        home = self.namespaces.get(self.root.pid, {})
+        return self.namespaces.get(pid, {}).get(kind) == home.get(kind)
+
     @property
     def mounts(self) -> dict[int, Mount]:
         """Mount id -> mount, of all mount namespaces that processes of the tree live in."""

@@ -1,0 +1,95 @@
+"""Where processes are: their working and root folders, the program and the files that they have mapped.
+
+CRIU opens all of them again by their paths, as it does open files (criu/cr-dump.c, dump_task_fs), but for files on a mount of
+another namespace nobody can tell it another way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from ...errors import NoSuchProcess
+from ...proc.procfs import read_link
+from ...proc.tree import Process
+from ...report import Finding
+from .files import mount_of
+from .scene import Scene
+from .spaces import at_top
+
+_FOLDERS = {"cwd": "working folder", "root": "root folder"}
+
+
+def check_folders(scene: Scene) -> Iterator[Finding]:
+    """Folders, programs and mapped files to which no path leads."""
+    for process in scene.living:
+        for name, words in _FOLDERS.items():
+            yield from _folder(scene, process, name, words)
+        if scene.knows_mounts_of(process.pid):
+            yield from _program(scene, process)
+
+
+def _error(process: Process, code: str, text: str, hint: str) -> Finding:
+    return Finding("error", code, text, hint, pid=process.pid)
+
+
+def _folder(scene: Scene, process: Process, name: str, words: str) -> Iterator[Finding]:
+    link = f"/proc/{process.pid}/{name}"
+    try:
+        path, status = read_link(process.pid, name), os.stat(link)
+    except (NoSuchProcess, OSError):
+        return
+    leave = f"Have the program change its {words}, or start it from another one."
+    if not path:
+        text = f"the path of the {words} of {process} is longer than 4096 bytes, which the kernel does not tell, nor CRIU save"
+        yield _error(process, "path-too-long", text, leave)
+    elif mount_of(link) not in scene.mounts:
+        if scene.knows_mounts_of(process.pid):
+            text = f"the {words} of {process}, {path}, is on a mount that is not in its mount namespace (any more)"
+            yield _error(process, "mount-namespace", text, leave)
+    elif status.st_nlink and _hidden(scene, process, path, status):
+        text = f"{path}, the {words} of {process}, leads to another folder now, or to none: something was mounted over it"
+        yield _error(process, "path-hidden", text, f"Unmount what hides it. {leave}")
+
+
+def _hidden(scene: Scene, process: Process, path: str, status: os.stat_result) -> bool:
+    """Whether the path leads elsewhere in the tree's mount namespace; False if that cannot be asked."""
+    if scene.foreign("mnt"):
+        try:
+            top = f"/proc/{at_top(scene)}/root"
+            if os.readlink(top) != "/" or not scene.at_home(process.pid, "mnt"):
+                return False
+        except OSError:
+            return False
+        path = top + path
+    try:
+        return not os.path.samestat(os.stat(path), status)
+    except FileNotFoundError:
+        return not path.endswith(" (deleted)")
+    except OSError:
+        return False
+
+
+def _program(scene: Scene, process: Process) -> Iterator[Finding]:
+    """Programs and mapped files on a mount that their process's namespace does not have (``unshare --mount``, ``umount -l``)."""
+    mnt_id = mount_of(f"/proc/{process.pid}/exe")
+    if mnt_id is not None and mnt_id not in scene.mounts:
+        yield _error(
+            process,
+            "mount-namespace",
+            f"{process} runs {process.exe} from a mount (id {mnt_id}) that is not in its mount namespace: "
+            "it moved there without starting a program anew",
+            "Start the program inside the namespace: `unshare --mount program`, or nsenter.",
+        )
+        return
+    devices = {mount.device for mount in scene.mounts.values()}
+    told: set[str] = set()
+    for m in scene.mapped[process.pid]:
+        # What is shown as deleted may be of a mount of the kernel's own, which CRIU knows.
+        if m.path in told or not m.path.startswith("/") or m.deleted or not m.inode or m.device in devices:
+            continue
+        told.add(m.path)
+        mnt_id = mount_of(f"/proc/{process.pid}/map_files/{m.start:x}-{m.end:x}")
+        if mnt_id is not None and mnt_id not in scene.mounts:
+            text = f"{process} has {m.path} mapped, from a mount (id {mnt_id}) that is not in its mount namespace (any more)"
+            yield _error(process, "mount-namespace", text, "Have the program let go of the file, or start it anew.")
