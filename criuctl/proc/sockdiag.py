@@ -89,7 +89,7 @@ class Socket:
     pending: tuple[int, ...] = ()  # unix listeners: inodes of the clients in the accept queue; 0: closed again
     shutdown: int = 0  # unix and TCP: bit 0 no more reading, bit 1 no more writing
     port_id: int = 0  # netlink
-    groups: int = 0  # netlink: bit mask of the multicast groups
+    groups: bytes = b""  # netlink: bit mask of the multicast groups, as long as the kernel has one for it
     listed: bool = True  # False: not known to sock_diag, asked of the descriptor itself
 
     @property
@@ -263,7 +263,6 @@ def _netlink(diag: socket.socket) -> Iterator[Socket]:
     request = struct.pack("=BBxxIIII", socket.AF_NETLINK, 255, 0, 2, 0xFFFFFFFF, 0xFFFFFFFF)
     for message in _dump(diag, request):
         _f, kind, protocol, _state, port, _dport, _dgroup, inode, _c0, _c1 = _NETLINK.unpack_from(message)
-        groups = bytes(_attributes(message, _NETLINK.size).get(1, b""))
         yield Socket(
             inode=inode,
             family="netlink",
@@ -271,7 +270,7 @@ def _netlink(diag: socket.socket) -> Iterator[Socket]:
             protocol=f"netlink-{protocol}",
             state="close",
             port_id=port,
-            groups=int.from_bytes(groups, "little"),
+            groups=bytes(_attributes(message, _NETLINK.size).get(1, b"")),
         )
 
 

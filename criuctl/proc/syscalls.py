@@ -115,9 +115,11 @@ def timerfd_settime(fd: int, flags: int, value: int, interval: int) -> None:
 
 
 def getsockopt_of(fd: int, level: int, option: int, value: bytearray) -> None:
-    """getsockopt(2) of an option that is told in `value` what is asked for; the answer is put in its place."""
+    """getsockopt(2) of an option that is told in `value` what is asked for, or of which only the size is (an empty one); the
+    answer is put in its place."""
     size = ctypes.c_uint32(len(value))
-    _checked(_c().getsockopt(fd, level, option, ctypes.c_void_p(address_of(value)), ctypes.byref(size)))
+    place = ctypes.c_void_p(address_of(value)) if value else None
+    _checked(_c().getsockopt(fd, level, option, place, ctypes.byref(size)))
 
 
 def disconnect(fd: int) -> None:

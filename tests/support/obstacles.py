@@ -241,6 +241,15 @@ DUMPABLE = [
     ),
     case("raw-socket", "s = socket.socket(socket.AF_INET, socket.SOCK_RAW, 1)"),
     case("packet-socket", "s = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)"),
+    case(
+        "filtered-classically",
+        "code = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 65535)); s = socket.socket(2, 2)\n"  # take all
+        "s.setsockopt(1, 26, struct.pack('HxxxxxxQ', 1, ctypes.addressof(code)))",
+    ),
+    case(
+        "netlink-groups-left",
+        "s = socket.socket(16, 3, 0); s.bind((0, 0)); s.setsockopt(270, 1, 33); s.setsockopt(270, 2, 33)",
+    ),
     case("netlink-unbound", "s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)"),
     case("netlink", "s = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); s.bind((0, 0))"),
     case(
@@ -507,6 +516,32 @@ REFUSED = [
         "corked-datagram",
         "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.connect(('127.0.0.1', 9)); s.setsockopt(17, 1, 1); s.send(b'x')",
         "corked-datagram",
+    ),
+    case(
+        "corked-without-data", "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.setsockopt(17, 1, 1)", "corked-datagram"
+    ),
+    case("credentials-by-pidfd", "a, b = socket.socketpair(); b.setsockopt(1, 76, 1); a.send(b'x')", "unix-credentials"),
+    case(
+        "long-datagram",
+        "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM); b.setsockopt(1, 7, 2304); a.send(b'x' * 20000)",
+        "unix-datagram-long",
+    ),
+    case("netlink-groups-without-address", "s = socket.socket(16, 3, 0); s.setsockopt(270, 1, 1)", "netlink-groups"),
+    case("netlink-group-33", "s = socket.socket(16, 3, 0); s.bind((0, 0)); s.setsockopt(270, 1, 33)", "netlink-groups"),
+    *(
+        case(
+            f"filtered-by-program-{name}",
+            "code = ctypes.create_string_buffer(struct.pack('<BBhiBBhi', 0xB7, 0, 0, 0, 0x95, 0, 0, 0))\n"  # r0 = 0; exit
+            "free = ctypes.create_string_buffer(b'GPL')\n"
+            "told = struct.pack('IIQQ', 1, 2, ctypes.addressof(code), ctypes.addressof(free)) + b'\\0' * 96\n"
+            f"f = call(321, 5, told, 72); s = {made}; s.setsockopt(1, 50, f); os.close(f)",
+            "socket-filter",
+        )
+        for name, made in (
+            ("udp", "socket.socket(2, 2)"),
+            ("listener", "socket.create_server(('127.0.0.1', 0))"),
+            ("unix", "socket.socket(1, 1)"),
+        )
     ),
     case(
         "socket-of-another-namespace",

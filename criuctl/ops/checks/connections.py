@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ...errors import NoSuchProcess
 from ...proc.procfs import reading
 from ...proc.socketfiles import bound_file
 from ...proc.sockets import Peer, TreeSocket, outside_holders
-from ...proc.syscalls import borrow_socket
+from ...proc.syscalls import borrow_socket, getsockopt_of
 from ...report import Finding
 from .scene import Scene
 
@@ -18,6 +20,8 @@ _FAMILIES = frozenset({"inet", "inet6", "unix", "packet", "netlink"})
 _PROTOCOLS = frozenset({"ip", "tcp", "udp", "udplite", "icmp", "icmpv6"})
 _IPPROTO_MPTCP = 262
 _IPPROTO_UDP_CORK = 1
+_SO_GET_FILTER, _SO_PASSPIDFD = 26, 76
+_DATAGRAM_HEADER = 32  # bytes of a send buffer that are not for data, to CRIU
 _TRANSIENT = "It passes by itself: try again."
 
 
@@ -31,6 +35,15 @@ def check_sockets(scene: Scene) -> Iterator[Finding]:
     owners = outside_holders([s.peer_inode or s.socket.peer_inode for s in strangers], scene.by_pid) if strangers else {}
     for s in scene.sockets:
         kernel = s.socket
+        protocol, program = _asked(s)
+        if program:
+            yield _error(
+                s,
+                "socket-filter",
+                f"a BPF program (SO_ATTACH_BPF) filters what the {kernel.protocol or kernel.family} socket receives; CRIU, which "
+                "saves classic filters, cannot read it",
+                "Have the program detach it before the dump.",
+            )
         if kernel.family not in _FAMILIES:
             yield _error(
                 s,
@@ -46,7 +59,32 @@ def check_sockets(scene: Scene) -> Iterator[Finding]:
             if not kernel.listed:
                 yield _foreign_namespace(s)
         else:
-            yield from _internet(s)
+            yield from _internet(s, protocol)
+
+
+@contextmanager
+def _borrowed(s: TreeSocket) -> Iterator[socket.socket]:
+    """A duplicate of the process's socket; `NoSuchProcess`, `OSError` if it is gone meanwhile."""
+    with reading(s.pid):
+        pidfd = os.pidfd_open(s.pid)
+    try:
+        with borrow_socket(pidfd, s.fd) as borrowed:
+            yield borrowed
+    finally:
+        os.close(pidfd)
+
+
+def _asked(s: TreeSocket) -> tuple[int, bool]:
+    """The number of its protocol, and whether it has a filter that cannot be read, in the socket's own words."""
+    try:
+        with _borrowed(s) as borrowed:
+            try:
+                getsockopt_of(borrowed.fileno(), socket.SOL_SOCKET, _SO_GET_FILTER, bytearray())
+            except PermissionError:
+                return borrowed.proto, True
+            return borrowed.proto, False
+    except (NoSuchProcess, OSError):
+        return 0, False
 
 
 def _foreign_namespace(s: TreeSocket) -> Finding:
@@ -58,12 +96,10 @@ def _foreign_namespace(s: TreeSocket) -> Finding:
     )
 
 
-def _internet(s: TreeSocket) -> Iterator[Finding]:
+def _internet(s: TreeSocket, number: int) -> Iterator[Finding]:
     kernel = s.socket
-    protocol = kernel.protocol
     # Bound, it is in the kernel's tables as the TCP socket that it has inside.
-    if protocol == "tcp" and _option(s, socket.SOL_SOCKET, socket.SO_PROTOCOL) == _IPPROTO_MPTCP:
-        protocol = "mptcp"
+    protocol = "mptcp" if number == _IPPROTO_MPTCP else kernel.protocol
     if kernel.type != "raw" and protocol not in _PROTOCOLS:
         hint = "Have the program use TCP or UDP."
         if protocol == "mptcp":
@@ -87,8 +123,13 @@ def _internet(s: TreeSocket) -> Iterator[Finding]:
             pid=s.pid,
             fd=s.fd,
         )
-    elif kernel.type == "dgram" and kernel.wqueue and _corked(s):
-        yield _error(s, "corked-datagram", "a datagram is being put together (UDP_CORK); CRIU cannot save the parts", _TRANSIENT)
+    elif protocol in ("udp", "udplite") and _option(s, socket.IPPROTO_UDP, _IPPROTO_UDP_CORK):
+        yield _error(
+            s,
+            "corked-datagram",
+            f"a datagram is being put together (UDP_CORK), with {kernel.wqueue} bytes so far; CRIU cannot save that",
+            "It passes by itself, unless the program leaves the option on: try again.",
+        )
     elif kernel.type == "dgram" and kernel.rqueue:
         yield Finding(
             "warning",
@@ -100,20 +141,11 @@ def _internet(s: TreeSocket) -> Iterator[Finding]:
         )
 
 
-def _corked(s: TreeSocket) -> bool:
-    return bool(_option(s, socket.IPPROTO_UDP, _IPPROTO_UDP_CORK))
-
-
 def _option(s: TreeSocket, level: int, name: int) -> int:
     """A socket option of the process's socket; 0 if it is gone meanwhile."""
     try:
-        with reading(s.pid):
-            pidfd = os.pidfd_open(s.pid)
-        try:
-            with borrow_socket(pidfd, s.fd) as borrowed:
-                return borrowed.getsockopt(level, name)
-        finally:
-            os.close(pidfd)
+        with _borrowed(s) as borrowed:
+            return borrowed.getsockopt(level, name)
     except (NoSuchProcess, OSError):
         return 0
 
@@ -127,29 +159,35 @@ def _netlink(s: TreeSocket) -> Iterator[Finding]:
             "the netlink socket has messages that the program has not read; CRIU cannot save those",
             _TRANSIENT,
         )
-    elif kernel.groups >> 32:
+    elif _words(kernel.groups) > 1:
         yield _error(
             s,
             "netlink-groups",
-            "the netlink socket listens to a group above 32, which CRIU cannot save",
+            "the netlink socket listens to a group above 32, or has room for one above 64, which CRIU cannot save",
             "Have the program close it.",
         )
+    elif kernel.groups and not kernel.port_id:
+        yield _error(
+            s,
+            "netlink-groups",
+            "the netlink socket listens to groups and is bound to no address, which CRIU cannot save",
+            "Have the program bind it (to address 0, for one of the kernel's choice), or close it.",
+        )
+
+
+def _words(groups: bytes) -> int:
+    """How many words of 32 groups CRIU would save: all that there are, but for the last one if it is empty."""
+    words = len(groups) // 4
+    return words - (1 if groups and not any(groups[-4:]) else 0)
 
 
 def _readable(s: TreeSocket) -> bool:
     """Whether a read would find something; asked of a duplicate, nothing is taken."""
-    import select
-
     try:
-        with reading(s.pid):
-            pidfd = os.pidfd_open(s.pid)
-        try:
-            with borrow_socket(pidfd, s.fd) as borrowed:
-                poller = select.poll()
-                poller.register(borrowed, select.POLLIN)
-                return bool(poller.poll(0))
-        finally:
-            os.close(pidfd)
+        with _borrowed(s) as borrowed:
+            poller = select.poll()
+            poller.register(borrowed, select.POLLIN)
+            return bool(poller.poll(0))
     except (NoSuchProcess, OSError):
         return False
 
@@ -186,11 +224,21 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
             "CRIU cannot save that",
             _TRANSIENT,
         )
-    if not kernel.listening and kernel.rqueue and _option(s, socket.SOL_SOCKET, socket.SO_PASSCRED):
+    if kernel.listening or not kernel.rqueue:
+        return
+    if any(_option(s, socket.SOL_SOCKET, option) for option in (socket.SO_PASSCRED, _SO_PASSPIDFD)):
         yield _error(
             s,
             "unix-credentials",
-            "messages with credentials (SO_PASSCRED) wait to be read; CRIU cannot save those",
+            "messages with credentials (SO_PASSCRED, SO_PASSPIDFD) wait to be read; CRIU cannot save those",
+            _TRANSIENT,
+        )
+    elif kernel.type == "dgram" and kernel.rqueue > _option(s, socket.SOL_SOCKET, socket.SO_SNDBUF) - _DATAGRAM_HEADER:
+        yield _error(
+            s,
+            "unix-datagram-long",
+            f"a datagram of {kernel.rqueue} bytes waits to be read; CRIU cannot save one that is longer than what the socket "
+            "itself may send (SO_SNDBUF)",
             _TRANSIENT,
         )
 

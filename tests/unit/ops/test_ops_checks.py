@@ -11,7 +11,7 @@ from support.obstacles import running
 
 from criuctl.config import Config
 from criuctl.errors import NoSuchProcess
-from criuctl.ops.checks import scene
+from criuctl.ops.checks import connections, scene
 from criuctl.ops.checks.files import _saves_bpf_maps
 from criuctl.ops.checks.processes import check_processes
 from criuctl.proc.mappings import Mapping, mappings
@@ -61,3 +61,12 @@ def test_who_is_forked_after_the_look_at_the_tree_is_not_left_behind(tmp_path: P
         before = replace(seen, tree=seen.tree[:1])
         assert len(seen.tree) == 2
         assert not [finding for finding in check_processes(before) if finding.code == "left-behind"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [(b"", 0), (b"\1" + bytes(7), 1), (bytes(8), 1), (bytes(4) + b"\1" + bytes(3), 2), (b"\1" + bytes(15), 3)],
+)
+def test_netlink_groups_as_criu_counts_them(groups: bytes, words: int) -> None:
+    """It leaves out the last word of 32 if that is empty, and no other: where there are groups above 64, no socket is saved."""
+    assert connections._words(groups) == words

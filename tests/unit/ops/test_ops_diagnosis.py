@@ -92,6 +92,26 @@ Error: Could not process rule: No such file or directory
         ),
         ("(00.01) Error (criu/kerndat.c:732): Unable to connect a socket: Network is unreachable", "lo-down", 16590, None),
         (
+            "(00.05) Error (criu/sk-netlink.c:138): netlink: The netlink socket 0x1afc15f is bound to groups but not to portid",
+            "netlink-groups",
+            16590,
+            3,
+        ),
+        (
+            "(00.05) Error (criu/sk-netlink.c:133): netlink: 8 1\n"
+            "(00.05) Error (criu/sk-netlink.c:134): netlink: The netlink socket 0x1afc305 has more than 32 groups",
+            "netlink-groups",
+            16590,
+            3,
+        ),
+        (
+            "(00.04) Error (criu/sockets.c:371): sockets: Can't get socket filter len: Permission denied",
+            "socket-filter",
+            16590,
+            3,
+        ),
+        ("(00.06) Error (criu/sk-queue.c:243): skqueue: sys_recvmsg failed: truncated", "unix-datagram-long", 16590, 3),
+        (
             "(00.04) Error (criu/tty.c:410): tty: Found slave peer index 0 without correspond master peer",
             "terminals",
             16590,
