@@ -41,7 +41,7 @@ _NOISE = (
 )
 # The same failure told again by a caller.
 _ECHOES = re.compile(
-    r"^(?:Dump (?:files|core|mappings|ids|eventpoll|fs) |Dumping FAILED|Restoring FAILED|Collect (?:mappings|fds) "
+    r"^(?:Dump (?:files|core|mappings|ids|fs) |Dumping FAILED|Restoring FAILED|Collect (?:mappings|fds) "
     r"|Can't make \w+ id$|Can't infect |Can't dump (?:misc|threads)|Unable to open fd=|\d+ exited, status=|\d+ killed by signal"
     r"|Can't open \d+'s mapfile|Pre-dumping |Message reply from daemon|Can't retrieve FDs? from socket|Killing processes because"
     r"|Unable to (?:un)?freeze)"

@@ -24,6 +24,7 @@ from .checks.scene import Scene, collect
 from .checks.services import check_service
 from .checks.spaces import check_freezer, check_namespaces, check_network, check_proc_mount
 from .checks.terminals import check_terminals
+from .checks.watches import check_watches
 from .target import Target
 
 Check = Callable[[Scene], Iterable[Finding]]
@@ -38,6 +39,7 @@ CHECKS: tuple[Check, ...] = (
     check_mounts,
     check_folders,
     check_descriptors,
+    check_watches,
     check_sockets,
     check_terminals,
     check_mappings,

@@ -28,6 +28,7 @@ def _r(code: str, pattern: str, text: str, hint: str, *, fd: bool = False) -> Re
 
 _AGAIN = "It passes by itself: try again."
 _CLOSE = "Have the program close it before the dump."
+_DROP = "Have the program drop the watch, or close what it keeps open of the file."
 _OLD_CRIU = "Run scripts/setup: it finds or installs a CRIU that works on this kernel."
 _ROOT = "Run criuctl as root with all capabilities; some containers drop CAP_SYS_RESOURCE, CAP_SYS_ADMIN or CAP_NET_ADMIN."
 _PIDS = "Restore with `--pids private`, or end the process that has the number (`criuctl restore --dry-run` names it)."
@@ -228,12 +229,19 @@ _DUMP = (
         "no name can be given to the deleted file {path}",
         "Its folder must exist and be writable.",
     ),
+    _r("watch-of-deleted", r"Can't find suitable path for handle", "a watched file (inotify) was deleted", _DROP, fd=True),
     _r(
-        "inotify",
-        r"Can't find suitable path for handle|Can't dump that handle",
-        "a watched file (inotify) was deleted",
-        "Have the program drop the watch, or close what it keeps open of the deleted file.",
+        "watch-without-path",
+        r"Can't dump that handle",
+        "a watched file (inotify) is on a file system that finds no file again",
+        _DROP,
         fd=True,
+    ),
+    _r(
+        "epoll-target",
+        r"Dump eventpoll \(pid: (?P<pid>\d+)\)",
+        "an epoll of process {pid} watches what that has closed, and another process has open",
+        "Have the program take it off the epoll (EPOLL_CTL_DEL) before it closes what others have as well.",
     ),
     _r(
         "freeze",

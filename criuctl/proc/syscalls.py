@@ -6,6 +6,7 @@ Each wrapper raises `OSError` with the kernel's errno, like the functions of `os
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import socket
@@ -20,6 +21,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
 KCMP_FILES, KCMP_FS = 2, 3
+_KCMP_FILE, _KCMP_EPOLL_TFD = 0, 7
 
 CLONE_NEWTIME = 0x00000080
 CLONE_NEWNS = 0x00020000
@@ -74,6 +76,32 @@ def shares(one: int, other: int, what: int) -> bool:
     (`KCMP_FS`); also True where the kernel does not tell, or one of them has ended."""
     number = _SYS_KCMP.get(os.uname().machine)
     return number is None or int(_c().syscall(number, one, other, what, 0, 0)) <= 0
+
+
+def same_file(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether two descriptors, each (PID, number), are of the same open file; False where the kernel does not tell."""
+    number = _SYS_KCMP.get(os.uname().machine)
+    return (
+        number is not None and _c().syscall(number, one[0], other[0], _KCMP_FILE, *map(ctypes.c_ulong, (one[1], other[1]))) == 0
+    )
+
+
+def is_watched(pid: int, epoll: int, number: int, nth: int, fd: int) -> bool:
+    """Whether `fd` of a process is what its descriptor `epoll` watches as `number`, the `nth` time (from 0) that it does.
+
+    `OSError`: it has no such descriptor, it watches nothing as that, or the kernel does not tell.
+    """
+    kcmp = _SYS_KCMP.get(os.uname().machine)
+    if kcmp is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    slot = struct.pack("=III", epoll, number, nth)
+    return _checked(_c().syscall(kcmp, pid, pid, _KCMP_EPOLL_TFD, ctypes.c_ulong(fd), slot)) == 0
+
+
+def open_by_handle(mount: int, kind: int, handle: bytes) -> int:
+    """An O_PATH descriptor of the file of this handle, below a folder's mount (name_to_handle_at(2), and ``/proc``)."""
+    packed = struct.pack("=Ii", len(handle), kind) + handle
+    return _checked(_c().open_by_handle_at(mount, packed, os.O_PATH | os.O_CLOEXEC))
 
 
 def setns(fd: int, nstype: int = 0) -> None:

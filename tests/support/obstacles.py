@@ -363,6 +363,10 @@ DUMPABLE = [
     ),
     case("fanotify", "f = call(300, 0, 0); assert libc.fanotify_mark(f, 1, ctypes.c_ulong(2), -100, TMP.encode()) == 0"),
     case("epoll-of-closed", "import select\ne = select.epoll(); r, w = os.pipe(); d = os.dup(r); e.register(r, 1); os.close(r)"),
+    case(
+        "epoll-of-closed-in-a-child",
+        "import select\nr, w = os.pipe(); e = select.epoll(); e.register(r, 1); pid = child(lambda: os.close(r))",
+    ),
     case("half-closed-pair", "a, b = socket.socketpair(); b.close()"),
     case("seqpacket-pair", "a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET); a.send(b'x')"),
     case("passed-credentials-read", "a, b = socket.socketpair(); b.setsockopt(1, 16, 1); a.send(b'x'); b.recv(1)"),
@@ -567,6 +571,47 @@ REFUSED = [
         "d = f'/dev/shm/criuctl-{os.getpid()}'; os.mkdir(d); i = libc.inotify_init(); libc.inotify_add_watch(i, d.encode(), 2)\n"
         "f = os.open(d, 0); os.rmdir(d)",
         "watch-of-deleted",
+    ),
+    case(
+        "watch-of-hidden-in-memory",
+        "again(0x20000); d = TMP + '/d'; os.mkdir(d); assert libc.mount(b'x', d.encode(), b'tmpfs', 0, None) == 0\n"
+        "os.makedirs(d + '/e/f'); i = libc.inotify_init(); assert libc.inotify_add_watch(i, (d + '/e/f').encode(), 2) > 0\n"
+        "assert libc.mount(b'x', (d + '/e').encode(), b'tmpfs', 0, None) == 0",
+        "watch-of-deleted",
+    ),
+    case(
+        "watch-in-overlay",
+        "again(0x20000); [os.mkdir(TMP + '/' + n) for n in ('low', 'top', 'all')]\n"
+        "assert libc.mount(b't', (TMP + '/top').encode(), b'tmpfs', 0, None) == 0\n"
+        "[os.mkdir(TMP + '/top/' + n) for n in 'uw']\n"
+        "o = f'lowerdir={TMP}/low,upperdir={TMP}/top/u,workdir={TMP}/top/w'\n"
+        "assert libc.mount(b'o', (TMP + '/all').encode(), b'overlay', 0, o.encode()) == 0\n"
+        "i = libc.inotify_init(); assert libc.inotify_add_watch(i, (TMP + '/all').encode(), 2) > 0",
+        "watch-without-path",
+    ),
+    case(
+        "watch-in-proc",
+        "i = libc.inotify_init(); assert libc.inotify_add_watch(i, b'/proc/self/status', 2) > 0",
+        "watch-without-path",
+    ),
+    case(
+        "watch-in-sys", "i = libc.inotify_init(); assert libc.inotify_add_watch(i, b'/sys/kernel', 2) > 0", "watch-without-path"
+    ),
+    case(
+        "epoll-of-closed-here",
+        "import select\ne = select.epoll(); r, w = os.pipe(); e.register(r, 1); pid = child(lambda: None); os.close(r)",
+        "epoll-target",
+    ),
+    case(
+        "epoll-of-what-a-child-has",
+        "import select\ne = select.epoll(); pid = child(lambda: globals().update(q=os.pipe()) or e.register(q[0], 1))",
+        "epoll-target",
+    ),
+    case(
+        "epoll-of-closed-that-was-inherited",
+        "import select\nr, w = os.pipe()\n"
+        "def run():\n global e, d\n e = select.epoll(); e.register(r, 1); d = os.dup(r); os.close(r)\npid = child(run)",
+        "epoll-target",
     ),
     case(
         "deleted-from-overlay",

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import stat
-import sys
-import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +13,6 @@ from ...errors import PlatformError
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
 from ...proc.procfs import all_pids
-from ...proc.syscalls import pidfd_getfd
 from ...proc.tree import Process
 from ...report import Finding
 from .scene import Scene
@@ -213,32 +209,6 @@ def _anonymous(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findin
                 f"the timer runs on clock {clock}, which wakes the machine from sleep; CRIU knows the ordinary clocks only",
                 "Have the program use CLOCK_BOOTTIME or CLOCK_REALTIME.",
             )
-    elif d.kind in ("inotify", "fanotify"):
-        if unread := _unread(process, d):
-            yield Finding(
-                "warning",
-                "events-lost",
-                f"{unread} bytes of events ({d.kind}) that the program has not read are lost at a restore",
-                "It passes by itself: try again.",
-                pid=process.pid,
-                fd=d.fd,
-            )
-        if any(line.startswith("fanotify sdev:") for line in d.extra):
-            yield _error(
-                process,
-                d,
-                "watch-of-file-system",
-                "a whole file system is watched (FAN_MARK_FILESYSTEM); CRIU would restore the descriptor without that",
-                "Have the program watch the mount or folders, or end it before the dump.",
-            )
-        if any((ino, dev) in _deleted_in_memory(scene) for ino, dev in _watched(d)):
-            yield _error(
-                process,
-                d,
-                "watch-of-deleted",
-                "a watch (inotify) is on a deleted file of a tmpfs; no path leads there, and CRIU cannot save it",
-                "Have the program drop the watch, or close what it keeps open of the deleted file.",
-            )
     elif d.kind == "pidfd":
         pid = _field(d, "Pid")
         if d.flags & _PIDFD_THREAD:
@@ -279,37 +249,6 @@ def _saves_bpf_maps(config: Config) -> bool:
     except (PlatformError, OSError):
         return True  # no CRIU is another finding
     return not program.startswith(b"\x7fELF") or b"libbpf" in program
-
-
-def _unread(process: Process, d: Descriptor) -> int:
-    """Bytes that a read would give; asked of a duplicate, nothing is taken."""
-    try:
-        pidfd = os.pidfd_open(process.pid)
-        try:
-            borrowed = pidfd_getfd(pidfd, d.fd)
-        finally:
-            os.close(pidfd)
-        try:
-            return int.from_bytes(fcntl.ioctl(borrowed, termios.FIONREAD, bytes(4)), sys.byteorder)
-        finally:
-            os.close(borrowed)
-    except OSError:  # it has ended, or closed it
-        return 0
-
-
-def _watched(d: Descriptor) -> Iterator[tuple[int, int]]:
-    """Inode and device of each file that an inotify descriptor watches."""
-    for line in d.extra:
-        if line.startswith("inotify "):
-            fields = dict(word.split(":", 1) for word in line.split()[1:] if ":" in word)
-            kernel_device = int(fields["sdev"], 16)
-            yield int(fields["ino"], 16), os.makedev(kernel_device >> 20, kernel_device & 0xFFFFF)
-
-
-def _deleted_in_memory(scene: Scene) -> set[tuple[int, int]]:
-    """Inode and device of what the tree has open of deleted files of tmpfs: inode numbers do not lead to those."""
-    in_memory = {mount.id for mount in scene.mounts.values() if mount.kind in ("tmpfs", "devtmpfs")}
-    return {(d.inode, d.device) for _process, d in scene.descriptors() if d.nlink == 0 and d.mnt_id in in_memory}
 
 
 def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:

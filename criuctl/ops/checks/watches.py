@@ -1,0 +1,219 @@
+"""Descriptors that watch something: inotify, fanotify, epoll.
+
+The kernel tells files that are watched by handles, and what an epoll watches by numbers of descriptors that may be closed.
+CRIU looks for what they mean (criu/fsnotify.c, check_open_handle; criu/eventpoll.c), and refuses what it does not find.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import sys
+import termios
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ...proc.descriptors import Descriptor
+from ...proc.mounts import Mount
+from ...proc.syscalls import is_watched, open_by_handle, pidfd_getfd, same_file
+from ...proc.tree import Process
+from ...report import Finding
+from .files import mount_of
+from .scene import Scene
+from .spaces import at_top
+
+_IN_MEMORY = ("tmpfs", "devtmpfs")  # whose inode numbers mean nothing at a restore
+_SEARCHED = (  # criu/irmap.c: where CRIU looks for what no handle leads to
+    *("/etc", "/var/spool", "/var/log", "/usr/share/dbus-1/services", "/usr/share/dbus-1/system-services"),
+    *("/var/lib/polkit-1/localauthority", "/usr/share/polkit-1/actions", "/lib/udev"),
+)
+_FIELD = re.compile(r"([\w-]+):\s*(\w+)")
+_DROP = "Have the program drop the watch before the dump."
+
+
+def check_watches(scene: Scene) -> Iterator[Finding]:
+    """Events that are lost, and watches that CRIU cannot save."""
+    epolls: list[tuple[Process, Descriptor]] = []
+    for process, d in scene.descriptors():
+        if d.kind in ("inotify", "fanotify"):
+            yield from _notify(scene, process, d)
+        elif d.kind == "epoll" and not any(
+            d.extra == other.extra and same_file((holder.pid, other.fd), (process.pid, d.fd)) for holder, other in epolls
+        ):
+            epolls.append((process, d))
+            yield from _epoll(scene, process, d)
+
+
+def _error(process: Process, d: Descriptor, code: str, text: str, hint: str) -> Finding:
+    return Finding("error", code, text, hint, pid=process.pid, fd=d.fd)
+
+
+def _notify(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
+    if unread := _unread(process, d):
+        yield Finding(
+            "warning",
+            "events-lost",
+            f"{unread} bytes of events ({d.kind}) that the program has not read are lost at a restore",
+            "It passes by itself: try again.",
+            pid=process.pid,
+            fd=d.fd,
+        )
+    if any(line.startswith("fanotify sdev:") for line in d.extra):
+        yield _error(
+            process,
+            d,
+            "watch-of-file-system",
+            "a whole file system is watched (FAN_MARK_FILESYSTEM); CRIU would restore the descriptor without that",
+            "Have the program watch the mount or folders, or end it before the dump.",
+        )
+    marks = [mark for mark in map(_fields, d.extra) if "ino" in mark]
+    top = _top(scene) if marks else None
+    reasons = Counter(why for mark in marks if top is not None and (why := _unreachable(scene, top, mark)))
+    for (code, where), number in reasons.items():
+        yield _error(process, d, code, f"{number} watch(es) ({d.kind}) {where}; CRIU cannot save that", _DROP)
+
+
+def _unread(process: Process, d: Descriptor) -> int:
+    """Bytes that a read would give; asked of a duplicate, nothing is taken."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            borrowed = pidfd_getfd(pidfd, d.fd)
+        finally:
+            os.close(pidfd)
+        try:
+            return int.from_bytes(fcntl.ioctl(borrowed, termios.FIONREAD, bytes(4)), sys.byteorder)
+        finally:
+            os.close(borrowed)
+    except OSError:  # it has ended, or closed it
+        return 0
+
+
+def _fields(line: str) -> dict[str, str]:
+    return dict(_FIELD.findall(line))
+
+
+def _device(told: str) -> int:
+    number = int(told, 16)
+    return os.makedev(number >> 20, number & 0xFFFFF)
+
+
+def _top(scene: Scene) -> str | None:
+    """What leads from here to the paths of the tree's mount namespace; None if nothing does."""
+    if not scene.foreign("mnt"):
+        return ""
+    top = f"/proc/{at_top(scene)}/root"
+    return top if os.readlink(top) == "/" else None
+
+
+def _unreachable(scene: Scene, top: str, mark: dict[str, str]) -> tuple[str, str] | None:
+    """A code, and why CRIU does not come to what is watched; None: it does, or that cannot be told."""
+    device, inode = _device(mark["sdev"]), int(mark["ino"], 16)
+    found: Mount | None = None
+    for mount in scene.mounts.values():
+        if mount.device != device:
+            continue
+        try:
+            path = _path(top + mount.point, mount, mark)
+        except PermissionError:
+            return None
+        except (OSError, KeyError):
+            continue
+        found = mount
+        with suppress(OSError):
+            if os.stat(top + path).st_ino == inode:
+                return None
+    if found is not None:
+        return ("watch-of-deleted", f"on a deleted or hidden file of a {found.kind}") if found.kind in _IN_MEMORY else None
+    if _searched(top, device, inode):
+        return None
+    kinds = {mount.kind for mount in scene.mounts.values() if mount.device == device}
+    where = (
+        f"a file system ({', '.join(kinds)}) that finds no file again"
+        if kinds
+        else "a file system that is not mounted (any more)"
+    )
+    return "watch-without-path", f"on {where}"
+
+
+def _path(point: str, mount: Mount, mark: dict[str, str]) -> str:
+    """The path of what is watched, by its handle; `OSError`, `KeyError` if there is no way from this mount."""
+    base = os.open(point, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if mount_of(f"/proc/self/fd/{base}") != mount.id:
+            raise FileNotFoundError(point)  # something is mounted over it
+        fd = open_by_handle(base, int(mark["fhandle-type"], 16), bytes.fromhex(mark["f_handle"]))
+        try:
+            return os.readlink(f"/proc/self/fd/{fd}")
+        finally:
+            os.close(fd)
+    finally:
+        os.close(base)
+
+
+def _searched(top: str, device: int, inode: int) -> bool:
+    """Whether CRIU finds it where it searches."""
+    paths = [f"{top}/.", *(f"{top}{path}" for path in _SEARCHED)]
+    for path in _SEARCHED:
+        for folder, folders, files in os.walk(top + path):
+            paths += (f"{folder}/{name}" for name in (*folders, *files))
+    for path in paths:
+        with suppress(OSError):
+            status = os.lstat(path)
+            if (status.st_dev, status.st_ino) == (device, inode):
+                return True
+    return False
+
+
+def _epoll(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
+    """What an epoll watches has to be open in the process itself: in the first one that has the epoll."""
+    opened = {other.fd: other for other in scene.opened[process.pid]}
+    seen: Counter[int] = Counter()
+    lost = []
+    for mark in map(_fields, d.extra):
+        if not {"tfd", "ino", "sdev"} <= mark.keys():
+            continue
+        number, what = int(mark["tfd"]), (int(mark["ino"], 16), _device(mark["sdev"]))
+        nth, seen[number] = seen[number], seen[number] + 1
+        now = opened.get(number)
+        if now is None or (now.inode, now.device) != what:
+            with suppress(OSError):  # it watches something else by now
+                if not _has(scene, process, d, number, nth, what):
+                    lost.append(number)
+    if lost:
+        yield _error(
+            process,
+            d,
+            "epoll-target",
+            f"the epoll watches what {process} has closed, and another process has open (once its descriptor {lost[0]}"
+            + (f", and {len(lost) - 1} more)" if len(lost) > 1 else ")")
+            + "; CRIU cannot save that",
+            "Have the program take it off the epoll (EPOLL_CTL_DEL) before it closes what others have as well.",
+        )
+
+
+def _has(scene: Scene, process: Process, d: Descriptor, number: int, nth: int, what: tuple[int, int]) -> bool:
+    """Whether the process has what its epoll watches, under whatever number, and none before it has that; `OSError`."""
+    if _is(process, d, number, nth, number):
+        return True
+    for other in scene.opened[process.pid]:
+        if (other.inode, other.device) == what and _is(process, d, number, nth, other.fd):
+            own = process.pid, other.fd
+            break
+    else:
+        return False
+    before = scene.tree[: scene.tree.index(process)]
+    held = ((earlier.pid, each) for earlier in before for each in scene.opened.get(earlier.pid, ()))
+    return not any((each.inode, each.device) == what and same_file((pid, each.fd), own) for pid, each in held)
+
+
+def _is(process: Process, d: Descriptor, number: int, nth: int, fd: int) -> bool:
+    try:
+        return is_watched(process.pid, d.fd, number, nth, fd)
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            return False  # it has no such descriptor
+        raise
