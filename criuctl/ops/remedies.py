@@ -123,6 +123,7 @@ _DUMP = (
         "this CRIU is too old for this kernel: it cannot dump TCP sockets",
         _OLD_CRIU,
     ),
+    _r("namespace-file", r"No NS ID with kid", "a namespace is open in which no process of the tree is", _CLOSE, fd=True),
     _r("old-criu", r"Unexpected rt vDSO area bounds", "this CRIU is too old for this kernel", _OLD_CRIU),
     _r(
         "sysv-shm",

@@ -232,7 +232,7 @@ DUMPABLE = [
         "deleted-mapping", "f = open(TMP + '/f', 'w+b'); f.truncate(8192); map_fd(f.fileno(), 8192); os.unlink(f.name); f.close()"
     ),
     case("strange-name", "f = open(TMP + '/f (deleted)', 'w')"),
-    case("path-descriptor", "f = os.open(TMP, os.O_PATH)"),
+    case("path-descriptor", "f = [os.open(path, os.O_PATH) for path in (TMP, '/dev/null', '/etc/passwd')]"),
     case("listening", "s = socket.create_server(('127.0.0.1', 0))"),
     case("loopback", "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); a = s.accept()"),
     case(
@@ -292,7 +292,7 @@ DUMPABLE = [
     case("mlocked", "a = map_fd(-1, 65536, 3, 0x22); assert libc.mlock(ctypes.c_void_p(a), 65536) == 0"),
     case("aio-ring", "c = ctypes.c_ulong(); call(206, 8, ctypes.byref(c))"),
     case("pidfd-inside", "p = os.pidfd_open(child(lambda: None))"),
-    case("own-namespace-file", "f = os.open('/proc/self/ns/net', os.O_RDONLY)"),
+    case("own-namespace-file", "f = [os.open('/proc/self/ns/' + n, os.O_RDONLY) for n in os.listdir('/proc/self/ns')]"),
     case("posix-timer", "t = ctypes.c_int(); call(222, 0, None, ctypes.byref(t))"),
     case(
         "deleted-program",
@@ -628,6 +628,29 @@ REFUSED = [
         "path-of-socket",
         "s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s'); f = os.open(TMP + '/s', os.O_PATH)",
         "path-of-socket",
+    ),
+    *(
+        case(f"path-of-{name}", f"{before}f = os.open({path}, os.O_PATH)", code)
+        for name, before, path, code in (
+            ("fifo", "os.mkfifo(TMP + '/f'); ", "TMP + '/f'", "path-of-fifo"),
+            ("terminal", "", "'/dev/tty'", "path-of-terminal"),
+            ("terminals-master", "", "'/dev/ptmx'", "path-of-terminal"),
+        )
+    ),
+    case(
+        "namespace-of-others",
+        "def make():\n r, w = os.pipe(); pid = os.fork()\n if pid == 0:\n"
+        "  os.close(READY); libc.unshare(0x04000000); os.write(w, b'x'); sleep()\n"
+        " os.read(r, 1); os.close(r); os.close(w); return os.open(f'/proc/{pid}/ns/uts', 0)\n"
+        "f = outside(make)",
+        "namespace-file",
+    ),
+    # CRIU, which is in it, dumps this one, and then cannot restore it.
+    case(
+        "namespace-of-the-host",
+        "f = os.open('/proc/self/ns/uts', 0); assert libc.unshare(0x04000000) == 0",
+        "namespace-file",
+        criu=True,
     ),
     case("moved-to-mount-namespace", "assert libc.unshare(0x20000) == 0", "mount-namespace"),
     case(

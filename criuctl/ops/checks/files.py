@@ -131,12 +131,12 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
     if not d.target:
         text = "the path of what is open is longer than 4096 bytes, which the kernel does not tell, nor CRIU save"
         yield _error(process, d, "path-too-long", text, "Have the program close it, or move the folder further up.")
-    elif d.flags & os.O_PATH and stat.S_ISSOCK(d.mode):
+    elif d.flags & os.O_PATH and (kind := _taken_for(d)):
         yield _error(
             process,
             d,
-            "path-of-socket",
-            f"{d.target} is a socket file that is open as a path only (O_PATH); CRIU takes it for a socket",
+            f"path-of-{kind.lower()}",
+            f"{d.target} is a {kind} that is open as a path only (O_PATH); CRIU takes it for one that can be asked",
             "Have the program close it.",
         )
     elif d.kind == "io_uring":
@@ -173,8 +173,25 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
             yield from _path(scene, process, d)
     elif d.kind in ("file", "dir", "symlink"):
         yield from _path(scene, process, d)
+    elif d.kind == "namespace" and all(d.inode not in spaces.values() for spaces in scene.namespaces.values()):
+        yield _error(
+            process,
+            d,
+            "namespace-file",
+            f"the namespace {d.target} is open, in which no process of the tree is; CRIU cannot save or restore that",
+            "Have the program close it, or open it by a name (`ip netns`, a bind mount).",
+        )
     elif d.kind == "other":
         yield _error(process, d, "descriptor-kind", f"{d.target} cannot be saved by CRIU", "Have the program close it.")
+
+
+def _taken_for(d: Descriptor) -> str:
+    """What CRIU takes a descriptor of a path for, and asks in vain; "" for what it takes for a path."""
+    if stat.S_ISSOCK(d.mode):
+        return "socket"
+    if d.kind == "pipe" and not d.target.startswith("pipe:"):
+        return "FIFO"
+    return "terminal" if d.kind == "tty" and d.rdev in (_PTMX, _CTTY) else ""
 
 
 def _field(d: Descriptor, name: str) -> int | None:

@@ -106,6 +106,7 @@ Error: Could not process rule: No such file or directory
         ),
         ("(00.07) Error (criu/cr-dump.c:1550): Dump eventpoll (pid: 18290) failed with -1", "epoll-target", 18290, None),
         ("(00.06) Error (criu/fsnotify.c:284): fsnotify: \tCan't dump that handle", "watch-without-path", 16590, 3),
+        ("(00.03) Error (criu/namespaces.c:532): No NS ID with kid 4026532180", "namespace-file", 16590, 3),
         (
             "(00.04) Error (criu/sockets.c:371): sockets: Can't get socket filter len: Permission denied",
             "socket-filter",
