@@ -205,6 +205,19 @@ _DUMP = (
         "a terminal is held from outside of the tree",
         _TERMINAL,
     ),
+    _r(
+        "terminal-number",
+        r"Index (?P<number>\d+) on (?:ptmx|pts) is too big",
+        "a terminal inside the tree has the number {number}, which is too high for CRIU",
+        "End what holds the many others, and have the program open its terminal anew.",
+        fd=True,
+    ),
+    _r(
+        "many-terminals",
+        r"Too many external terminals",
+        "terminals held from outside of the tree are opened too often",
+        "Have programs use the descriptors that they inherit, instead of opening /dev/tty, or end some of them.",
+    ),
     _r("terminals", r"Unable to find a tty driver", "a terminal of a kind that CRIU does not know is open", _CLOSE, fd=True),
     _r(
         "mapping-kind",

@@ -323,6 +323,12 @@ DUMPABLE = [
         also=("terminal-controls",),
     ),
     case(
+        "terminal-opened-64-times",
+        "m, s = outside(os.openpty); os.close(m); f = [os.open(os.ttyname(s), os.O_RDWR | os.O_NOCTTY) for _ in range(63)]\n"
+        "g = [os.dup(s) for _ in range(9)]",
+        also=("terminal-outside",),
+    ),
+    case(
         "tcp-not-accepted",
         "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())",
         also=("tcp-not-accepted",),
@@ -777,6 +783,19 @@ REFUSED = [
         " s = os.open('/dev/tty', os.O_RDWR); os.close(w); sleep()\n"
         "os.close(s); os.close(w); os.read(r, 1); os.close(r)",
         "terminal-alias",
+    ),
+    case(
+        "terminal-with-a-high-number",
+        "import resource\nagain(0x20000); resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096)); os.mkdir(TMP + '/p')\n"
+        "assert libc.mount(b'd', (TMP + '/p').encode(), b'devpts', 0, b'newinstance,ptmxmode=666') == 0\n"
+        "m = [os.open(TMP + '/p/ptmx', os.O_RDWR | os.O_NOCTTY) for _ in range(1002)]\n[os.close(each) for each in m[:-1]]",
+        "terminal-number",
+    ),
+    case(
+        "terminal-opened-often",
+        "m, s = outside(os.openpty); os.close(m); f = [os.open(os.ttyname(s), os.O_RDWR | os.O_NOCTTY) for _ in range(64)]",
+        "many-terminals",
+        also=("terminal-outside",),
     ),
     case(
         "many-pipes",

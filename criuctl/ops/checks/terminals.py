@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from ...proc.tty import master_index, path_holders
+from ...proc.syscalls import same_file
+from ...proc.tty import Terminal, master_index, path_holders
 from ...report import Finding
 from .scene import Scene
+
+_HIGHEST, _DESCRIPTIONS = 1000, 64  # CRIU: criu/tty.c, MAX_PTY_INDEX and ETTY_INDEX_MAX
 
 
 def check_terminals(scene: Scene) -> Iterator[Finding]:
@@ -33,6 +36,8 @@ def check_terminals(scene: Scene) -> Iterator[Finding]:
         yield from _several_meanings(scene)
     else:
         yield from _aliases_inside(scene)
+    yield from _numbers(scene)
+    yield from _many_outside(outside)
     yield from _followers(scene)
     yield from _masters_alone(scene)
 
@@ -73,6 +78,43 @@ def _aliases_inside(scene: Scene) -> Iterator[Finding]:
                     fd=fd,
                 )
                 break
+
+
+def _numbers(scene: Scene) -> Iterator[Finding]:
+    """Terminals inside the tree with a number that CRIU has no room for."""
+    masters = ((index, process.pid, d.fd) for process, d in scene.descriptors() if (index := master_index(d)) is not None)
+    slaves = ((t.index, *t.holders[0]) for t in scene.terminals if t.index is not None and t.holders and t.master_inside)
+    found = {index: (pid, fd) for index, pid, fd in (*masters, *slaves) if index > _HIGHEST}
+    for index, (pid, fd) in found.items():
+        yield Finding(
+            "error",
+            "terminal-number",
+            f"the terminal /dev/pts/{index} is inside the tree; CRIU saves those up to number {_HIGHEST}",
+            "End what holds the many others, and have the program open its terminal anew; or give it a /dev/pts of its own "
+            "(mount namespace, devpts).",
+            pid=pid,
+            fd=fd,
+        )
+
+
+def _many_outside(outside: Sequence[Terminal]) -> Iterator[Finding]:
+    """How often terminals held from outside are opened, in the whole tree; who inherits a descriptor has not opened it."""
+    held = [holder for t in outside for holder in (*t.holders, *((pid, fd) for pid, fd, _dev in t.aliases))]
+    opened: list[tuple[int, int]] = []
+    for pid, fd in held if len(held) > _DESCRIPTIONS else ():
+        if any(same_file((pid, fd), other) for other in opened):
+            continue
+        opened.append((pid, fd))
+        if len(opened) > _DESCRIPTIONS:
+            yield Finding(
+                "error",
+                "many-terminals",
+                f"terminals held from outside the tree are opened more than {_DESCRIPTIONS} times; CRIU cannot save that",
+                "Have programs use the descriptors that they inherit, instead of opening /dev/tty, or end some of them.",
+                pid=pid,
+                fd=fd,
+            )
+            return
 
 
 def _followers(scene: Scene) -> Iterator[Finding]:
