@@ -197,6 +197,12 @@ _DUMP = (
         "a process lives on without its main thread",
         _AGAIN,
     ),
+    _r(
+        "shared-with-parent",
+        r"Can't make (?:VM|FS|FILES|IO) id for (?P<pid>\d+)",
+        "process {pid} shares memory, folders, descriptors or signal handlers with another one, as threads do",
+        "End it before the dump, or have the program fork instead.",
+    ),
     _r("root-dead", r"A root task is dead", "the root of the tree has ended", "There is nothing left to dump."),
     _r("terminals", r"Only one slave external peer", "more than one terminal is held from outside of the tree", _TERMINAL),
     _r(

@@ -20,7 +20,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
 
-KCMP_FILES, KCMP_FS = 2, 3
+KCMP_VM, KCMP_FILES, KCMP_FS, KCMP_SIGHAND = 1, 2, 3, 4
 _KCMP_FILE, _KCMP_EPOLL_TFD = 0, 7
 
 CLONE_NEWTIME = 0x00000080
@@ -71,11 +71,12 @@ def has_userfaultfd() -> bool:
     return True
 
 
-def shares(one: int, other: int, what: int) -> bool:
-    """Whether two threads have the same table of descriptors (`KCMP_FILES`), or the same working folder, root and umask
-    (`KCMP_FS`); also True where the kernel does not tell, or one of them has ended."""
+def shares(one: int, other: int, what: int, *, unknown: bool = True) -> bool:
+    """Whether two tasks have the same memory (`KCMP_VM`), table of descriptors (`KCMP_FILES`), working folder, root and umask
+    (`KCMP_FS`), or signal handlers (`KCMP_SIGHAND`); `unknown` where the kernel does not tell, or one of them has ended."""
     number = _SYS_KCMP.get(os.uname().machine)
-    return number is None or int(_c().syscall(number, one, other, what, 0, 0)) <= 0
+    answer = -1 if number is None else int(_c().syscall(number, one, other, what, 0, 0))
+    return unknown if answer < 0 else not answer
 
 
 def same_file(one: tuple[int, int], other: tuple[int, int]) -> bool:

@@ -216,6 +216,7 @@ DUMPABLE = [
         also=("events-lost",),
     ),
     case("zombie", "os.fork() or os._exit(0)\nwhile open('/proc/self/task/%d/children' % os.getpid()).read() == '': pass"),
+    case("descriptors-shared-with-a-child", "if call(56, 0x400 | 17, None, None, None, None) == 0:\n sleep()"),
     case("stopped-child", "pid = child(lambda: None); os.kill(pid, signal.SIGSTOP); os.waitpid(pid, os.WUNTRACED)"),
     case("seccomp", "libc.prctl(38, 1, 0, 0, 0)"),
     case("devices", "f = [os.open('/dev/' + n, os.O_RDWR) for n in ('null', 'zero', 'full', 'random', 'urandom')]"),
@@ -762,6 +763,18 @@ REFUSED = [
         "os.write(READY, str(pid).encode()); os.close(READY); READY = -1",
         "session-outside-pid-namespace",
         "proc-mount",
+    ),
+    case(
+        "memory-shared-with-a-child",
+        "libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]\n"
+        "stack = map_fd(-1, 65536, 3, 0x22) + 65536\n"
+        "assert libc.clone(ctypes.cast(libc.pause, ctypes.c_void_p), stack, 0x100 | 0x400 | 17, None) > 0",
+        "shared-with-parent",
+    ),
+    case(
+        "folder-shared-with-a-child",
+        "if call(56, 0x200 | 17, None, None, None, None) == 0:\n os.close(READY); sleep()",
+        "shared-with-parent",
     ),
     case("leader-gone", "threading.Thread(target=sleep).start(); ready(); libc.syscall(60, 0)", "leader-gone"),
     case("sigtrap-pending", "signal.pthread_sigmask(signal.SIG_BLOCK, [5]); os.kill(os.getpid(), 5)", "pending-sigtrap"),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from ...errors import NoSuchProcess
 from ...proc.limits import CAP_SYS_RESOURCE
 from ...proc.procfs import read_lines, read_raw, read_text
-from ...proc.syscalls import KCMP_FILES, KCMP_FS, shares
+from ...proc.syscalls import KCMP_FILES, KCMP_FS, KCMP_SIGHAND, KCMP_VM, shares
 from ...proc.tree import Process, ProcessIdentity, members
 from ...report import Finding
 from ..target import ancestors
@@ -20,6 +20,7 @@ _SIGTRAP_BIT = 1 << 4
 _POLICIES = frozenset({os.SCHED_OTHER, os.SCHED_FIFO, os.SCHED_RR, os.SCHED_BATCH, os.SCHED_IDLE})
 _ROOM = 4  # descriptors that CRIU opens inside a process to look at it
 _SERVICE, _PAD, _ALIGNMENT = 16, 16, 128  # CRIU: criu/servicefd.c, choose_service_fd_base()
+_SHARED = {KCMP_VM: "its memory", KCMP_FS: "its working folder, root and umask", KCMP_SIGHAND: "its signal handlers"}
 _THREADS_OWN = ("net", "mnt", "uts", "ipc")  # namespaces that a thread may enter alone
 _LOOKS, _LOOK = 10, 0.01  # how often, and seconds between, to look whether a process wakes up
 
@@ -59,8 +60,34 @@ def check_processes(scene: Scene) -> Iterator[Finding]:
                 "Give criuctl CAP_SYS_RESOURCE (ordinary hosts have it; some containers drop it), or run the program as root.",
                 pid=process.pid,
             )
+    yield from _shared(scene, stuck)
     yield from _sessions(scene)
     yield from _lost_sessions(scene)
+
+
+def _shared(scene: Scene, stuck: set[int]) -> Iterator[Finding]:
+    """What a process shares with its parent as threads do (clone(2) with CLONE_VM, CLONE_FS); descriptors may be shared.
+
+    A child of vfork(2) does, for a moment, or as long as its parent is `stuck`.
+    """
+    pairs = [(process, process.ppid) for process in scene.living[1:] if process.ppid not in stuck]
+    for look in range(_LOOKS):
+        pairs = [pair for pair in pairs if any(shares(pair[0].pid, pair[1], what, unknown=False) for what in _SHARED)]
+        if not pairs:
+            return
+        if look:
+            time.sleep(_LOOK)
+    for process, parent in pairs:
+        found = [words for what, words in _SHARED.items() if shares(process.pid, parent, what, unknown=False)]
+        if found:
+            yield Finding(
+                "error",
+                "shared-with-parent",
+                f"{process} shares {' and '.join(found)} with its parent {scene.command_of(parent)}, as threads do; CRIU cannot "
+                "save that",
+                "End it before the dump, or have the program fork instead.",
+                pid=process.pid,
+            )
 
 
 def _threads(scene: Scene, process: Process) -> Iterator[Finding]:
