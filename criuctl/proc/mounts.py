@@ -27,6 +27,7 @@ class Mount:
     kind: str  # of the file system: ext4, cgroup2, ...
     source: str
     settings: tuple[str, ...]  # of the file system, in their order: rw, size=..., cpu, name=systemd
+    parent: int = 0  # the id of the mount on which it is; another namespace's for a root
 
 
 def read_mounts(pid: int | None = None) -> list[Mount]:
@@ -49,6 +50,7 @@ def parse(line: str) -> Mount:
         kind=fields[optional + 1],
         source=_plain(fields[optional + 2]),
         settings=tuple(fields[optional + 3].split(",")),
+        parent=int(fields[1]),
     )
 
 

@@ -418,6 +418,12 @@ DUMPABLE = [
         "f = open(TMP + '/d/f', 'w+'); os.unlink(f.name)",
         also=("own-mounts",),
     ),
+    case(
+        "mounts-upon-mounts",
+        "again(0x20000); d = (TMP + '/d').encode(); os.makedirs(d + b'/e/f'); os.mkdir(d + b'/e2')\n"
+        "[libc.mount(p, p, None, 0x1000, None) for p in (d, d + b'/e', d + b'/e/f')]\n"
+        "f = open(TMP + '/d/e2/f', 'w'); os.chdir(d)",
+    ),
     case("uts-namespace-of-its-own", "again(0x04000000); socket.sethostname('other')"),
     case("cgroup-namespace-of-its-own", "again(0x02000000)"),
 ]
@@ -681,6 +687,15 @@ REFUSED = [
             also=("own-mounts",),
         )
         for name, more in (("", ""), ("-by-another", "\nos.mkdir(d + '/e')"))
+    ),
+    *(
+        case(
+            f"{name}-hidden-by-the-same",
+            "again(0x20000); d = (TMP + '/d').encode(); os.mkdir(d); assert libc.mount(d, d, None, 0x1000, None) == 0\n"
+            f"{use}; assert libc.mount(d, d, None, 0x1000, None) == 0",
+            "path-hidden",
+        )
+        for name, use in (("file", "f = open(TMP + '/d/f', 'w')"), ("folder", "os.chdir(d)"))
     ),
     case("deep-folder", "os.chdir(TMP)\nfor _ in range(20):\n os.mkdir('x' * 250); os.chdir('x' * 250)", "path-too-long"),
     case(

@@ -300,6 +300,10 @@ def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
         if scene.knows_mounts_of(process.pid):
             yield from _foreign_mount(process, d)
         return
+    if (over := scene.hides(mount)) is not None:
+        text = f"{d.target} is on a mount that is hidden: {over.point} was mounted over it"
+        yield _error(process, d, "path-hidden", text, "Unmount what hides it, or have the program open the file anew.")
+        return
     if mount.kind in ("proc", "devpts"):
         return  # these make their own names
     if d.nlink == 0:

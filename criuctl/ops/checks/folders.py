@@ -43,11 +43,11 @@ def _folder(scene: Scene, process: Process, name: str, words: str) -> Iterator[F
     if not path:
         text = f"the path of the {words} of {process} is longer than 4096 bytes, which the kernel does not tell, nor CRIU save"
         yield _error(process, "path-too-long", text, leave)
-    elif mount_of(link) not in scene.mounts:
+    elif (mount := scene.mounts.get(mount_of(link) or 0)) is None:
         if scene.knows_mounts_of(process.pid):
             text = f"the {words} of {process}, {path}, is on a mount that is not in its mount namespace (any more)"
             yield _error(process, "mount-namespace", text, leave)
-    elif status.st_nlink and _hidden(scene, process, path, status):
+    elif scene.hides(mount) or (status.st_nlink and _hidden(scene, process, path, status)):
         text = f"{path}, the {words} of {process}, leads to another folder now, or to none: something was mounted over it"
         yield _error(process, "path-hidden", text, f"Unmount what hides it. {leave}")
 

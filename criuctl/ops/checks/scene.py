@@ -130,6 +130,23 @@ class Scene:
         """Whether `mounts` has all mounts that the namespace of this process has."""
         return self.namespaces.get(pid, {}).get("mnt") in self.known_mount_namespaces
 
+    def hides(self, mount: Mount) -> Mount | None:
+        """What was mounted over all of this mount, or over what it is on (criu/mount.c, mnt_is_overmounted)."""
+        at = mount
+        while (parent := self.mounts.get(at.parent)) is not None and parent.id != at.id:
+            for other in self._mounted_on.get(parent.id, ()):
+                if other.id != at.id and (f"{at.point}/").startswith(f"{other.point.rstrip('/')}/"):
+                    return other
+            at = parent
+        return next((other for other in self._mounted_on.get(mount.id, ()) if other.point == mount.point), None)
+
+    @cached_property
+    def _mounted_on(self) -> dict[int, list[Mount]]:
+        found: dict[int, list[Mount]] = {}
+        for mount in self.mounts.values():
+            found.setdefault(mount.parent, []).append(mount)
+        return found
+
     def command_of(self, pid: int) -> str:
         """``PID (command)`` of any process, as far as it can be told."""
         try:

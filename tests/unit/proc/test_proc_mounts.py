@@ -26,17 +26,18 @@ from criuctl.proc.procfs import text_lines
                 "ext3",
                 "/dev/root",
                 ("rw", "errors=continue"),
+                35,
             ),
         ),
         # no optional field, and a mount whose source is ""
-        ("72 27 0:62 / /a rw - tmpfs  rw", Mount(72, os.makedev(0, 62), "/", "/a", frozenset({"rw"}), "tmpfs", "", ("rw",))),
+        ("72 27 0:62 / /a rw - tmpfs  rw", Mount(72, os.makedev(0, 62), "/", "/a", frozenset({"rw"}), "tmpfs", "", ("rw",), 27)),
         (
             r"1 2 0:3 / /with\040space\011tab\134octal\012line ro - fuse.x a\040- rw",
-            Mount(1, 3, "/", "/with space\ttab\\octal\nline", frozenset({"ro"}), "fuse.x", "a -", ("rw",)),
+            Mount(1, 3, "/", "/with space\ttab\\octal\nline", frozenset({"ro"}), "fuse.x", "a -", ("rw",), 2),
         ),
         (
             "1 2 0:3 / /a\udcff\u2028\x0b rw - tmpfs - rw",
-            Mount(1, 3, "/", "/a\udcff\u2028\x0b", frozenset({"rw"}), "tmpfs", "-", ("rw",)),
+            Mount(1, 3, "/", "/a\udcff\u2028\x0b", frozenset({"rw"}), "tmpfs", "-", ("rw",), 2),
         ),
     ],
 )
