@@ -37,7 +37,7 @@ def check_mappings(scene: Scene) -> Iterator[Finding]:
 
 def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Finding]:
     path = mapping.path
-    if path.startswith("/SYSV") and not scene.foreign("ipc"):
+    if path.startswith("/SYSV") and mapping.deleted and not scene.foreign("ipc"):  # as the kernel calls it
         yield Finding(
             "error",
             "sysv-shm",

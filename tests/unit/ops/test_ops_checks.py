@@ -11,7 +11,7 @@ from support.obstacles import running
 
 from criuctl.config import Config
 from criuctl.errors import NoSuchProcess
-from criuctl.ops.checks import connections, scene
+from criuctl.ops.checks import connections, memory, scene
 from criuctl.ops.checks.files import _saves_bpf_maps
 from criuctl.ops.checks.processes import check_processes
 from criuctl.proc.mappings import Mapping, mappings
@@ -70,3 +70,12 @@ def test_who_is_forked_after_the_look_at_the_tree_is_not_left_behind(tmp_path: P
 def test_netlink_groups_as_criu_counts_them(groups: bytes, words: int) -> None:
     """It leaves out the last word of 32 if that is empty, and no other: where there are groups above 64, no socket is saved."""
     assert connections._words(groups) == words
+
+
+def test_a_file_that_is_called_like_shared_memory_is_none(tmp_path: Path) -> None:
+    """The kernel's name of a System V segment is that of a deleted file."""
+    with running("", tmp_path) as program:
+        seen = scene.collect(program.pid, Config())
+    for deleted in (False, True):
+        seen.mapped[program.pid] = [Mapping(0x1000, 0x2000, "rw-s", 0, 0, 1, 7, "/SYSV0000002a", deleted)]
+        assert [finding.code for finding in memory.check_mappings(seen)] == ["sysv-shm"] * deleted
