@@ -849,6 +849,14 @@ REFUSED = [
         "proc-mount",
     ),
     case(
+        "vforked-by-a-thread",  # its main thread sleeps as always
+        "libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]\n"
+        "stack = map_fd(-1, 65536, 3, 0x22) + 65536; pause = ctypes.cast(libc.pause, ctypes.c_void_p)\n"
+        "threading.Thread(target=libc.clone, args=(pause, stack, 0x100 | 0x400 | 0x4000 | 17, None), daemon=True).start()\n"
+        "while not any(open(f'/proc/self/task/{t}/children').read() for t in os.listdir('/proc/self/task')): pass",
+        criu=None,
+    ),
+    case(
         "vforked",
         "os.mkfifo(TMP + '/f'); ready(); wait_for_pipe = (os.POSIX_SPAWN_OPEN, 5, TMP + '/f', os.O_RDONLY, 0)\n"
         "os.posix_spawn('/bin/sleep', ['sleep', '9'], {}, file_actions=[wait_for_pipe])",

@@ -22,6 +22,7 @@ _IPPROTO_MPTCP = 262
 _IPPROTO_UDP_CORK = 1
 _SO_GET_FILTER, _SO_PASSPIDFD = 26, 76
 _DATAGRAM_HEADER = 32  # bytes of a send buffer that are not for data, to CRIU
+_GONE = 1 << 32  # bytes: room for any datagram, of a socket that is gone meanwhile
 _TRANSIENT = "It passes by itself: try again."
 
 
@@ -233,7 +234,7 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
             "messages with credentials (SO_PASSCRED, SO_PASSPIDFD) wait to be read; CRIU cannot save those",
             _TRANSIENT,
         )
-    elif kernel.type == "dgram" and kernel.rqueue > _option(s, socket.SOL_SOCKET, socket.SO_SNDBUF) - _DATAGRAM_HEADER:
+    elif kernel.type == "dgram" and kernel.rqueue + _DATAGRAM_HEADER > (_option(s, socket.SOL_SOCKET, socket.SO_SNDBUF) or _GONE):
         yield _error(
             s,
             "unix-datagram-long",

@@ -60,26 +60,25 @@ def check_processes(scene: Scene) -> Iterator[Finding]:
                 "Give criuctl CAP_SYS_RESOURCE (ordinary hosts have it; some containers drop it), or run the program as root.",
                 pid=process.pid,
             )
-    yield from _shared(scene, stuck)
+    yield from _shared(scene)
     yield from _sessions(scene)
     yield from _lost_sessions(scene)
 
 
-def _shared(scene: Scene, stuck: set[int]) -> Iterator[Finding]:
+def _shared(scene: Scene) -> Iterator[Finding]:
     """What a process shares with its parent as threads do (clone(2) with CLONE_VM, CLONE_FS); descriptors may be shared.
 
-    A child of vfork(2) does, for a moment, or as long as its parent is `stuck`.
+    The child of a vfork(2) does until it starts its program, for which its parent waits.
     """
-    pairs = [(process, process.ppid) for process in scene.living[1:] if process.ppid not in stuck]
+    pairs = [(process, process.ppid) for process in scene.living[1:]]
     for look in range(_LOOKS):
-        pairs = [pair for pair in pairs if any(shares(pair[0].pid, pair[1], what, unknown=False) for what in _SHARED)]
+        pairs = [pair for pair in pairs if _shared_by(*pair) and not _waits_for_child(pair[1])]
         if not pairs:
             return
         if look:
             time.sleep(_LOOK)
     for process, parent in pairs:
-        found = [words for what, words in _SHARED.items() if shares(process.pid, parent, what, unknown=False)]
-        if found:
+        if found := _shared_by(process, parent):
             yield Finding(
                 "error",
                 "shared-with-parent",
@@ -88,6 +87,21 @@ def _shared(scene: Scene, stuck: set[int]) -> Iterator[Finding]:
                 "End it before the dump, or have the program fork instead.",
                 pid=process.pid,
             )
+
+
+def _shared_by(process: Process, parent: int) -> list[str]:
+    return [words for what, words in _SHARED.items() if shares(process.pid, parent, what, unknown=False)]
+
+
+def _waits_for_child(pid: int) -> bool:
+    """Whether one of its threads sleeps uninterruptibly, as in vfork(2)."""
+    for tid in _thread_ids(pid):
+        try:
+            if read_raw(f"/proc/{pid}/task/{tid}/stat").rpartition(b")")[2].split()[0] == b"D":
+                return True
+        except OSError:  # it has ended
+            continue
+    return False
 
 
 def _threads(scene: Scene, process: Process) -> Iterator[Finding]:
