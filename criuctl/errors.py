@@ -358,7 +358,9 @@ _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 def of_the_host(error: OSError) -> PlatformError | None:
     """What this host does not let criuctl do with its own files, None for what else is a bug: rights, room, descriptors."""
-    if error.errno in _NO_ROOM:
+    if error.errno == errno.ENOSPC and error.filename == "/dev/ptmx":
+        hint = "End programs that hold many terminals, or raise the sysctl kernel.pty.max."
+    elif error.errno in _NO_ROOM:
         hint = "Free space there, or name other folders in the configuration (state_dir, run_dir, cache_dir)."
     elif error.errno in _NO_DESCRIPTORS:
         hint = "Raise the limit of open files: `ulimit -Hn` before criuctl, LimitNOFILE= of a unit, or fs.file-max."

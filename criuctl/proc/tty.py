@@ -12,6 +12,7 @@ the slave side a new master.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,6 +62,16 @@ def decode_tty_nr(tty_nr: int) -> int:
     if not tty_nr:
         return 0
     return os.makedev((tty_nr >> 8) & 0xFFF, (tty_nr & 0xFF) | ((tty_nr >> 12) & 0xFFF00))
+
+
+def open_pair() -> tuple[int, int]:
+    """Master and slave of a new pseudo-terminal, close-on-exec; `OSError`, which names what there is none left of."""
+    try:
+        return os.openpty()
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OSError(errno.ENOSPC, "no pseudo-terminal is left on this host", "/dev/ptmx") from error
 
 
 def pts_index(rdev: int) -> int | None:

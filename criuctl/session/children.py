@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..proc import tty
+
 _CLOSE_FROM = 3
 
 
@@ -53,7 +55,7 @@ def window_size(fd: int, rows: int, cols: int, xpixel: int = 0, ypixel: int = 0)
 
 def spawn_plain(request: SpawnRequest) -> Spawned:
     """Start the command as the leader of a new session on a new terminal."""
-    master, slave = os.openpty()
+    master, slave = tty.open_pair()
     report, told = os.pipe2(os.O_CLOEXEC)
     pid = 0
     try:

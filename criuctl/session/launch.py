@@ -151,7 +151,7 @@ def _not_started(name: str, why: Mapping[str, Any]) -> CriuctlError:
         return UsageError(text, hint="A script begins with #! and its interpreter; or name that: `-- sh SCRIPT`.")
     if number in (errno.ENAMETOOLONG, errno.E2BIG, errno.ELOOP):
         return UsageError(text)
-    if number is not None and (told := of_the_host(OSError(number, text))) is not None:
+    if number is not None and (told := of_the_host(OSError(number, text, why.get("file")))) is not None:
         return PlatformError(text, hint=told.hint)
     return CommandFailed(text)
 

@@ -1,7 +1,7 @@
 """A holder's first minute: it reads its specification, starts the tree, listens, and tells its launcher so.
 
 The specification is one JSON object on a socket from `launch.start_holder`, with the keys of `launch.HolderSpec`; the answer
-is one JSON object, ``{"pid", "holder_pid", ...}`` or ``{"error": {"errno", "message"}}``, and the end of the stream.  The
+is one JSON object, ``{"pid", "holder_pid", ...}`` or ``{"error": {"errno", "message", "file"}}``, and the end of the stream.  The
 socket is listening before the tree is started, so nobody who knows of the tree finds no holder.
 """
 
@@ -36,9 +36,13 @@ def start(channel: int) -> None:
         try:
             holder = _prepare(spec)
         except (OSError, CriuctlError) as error:
-            number = error.errno if isinstance(error, OSError) else None
-            text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-            launcher.sendall(json.dumps({"error": {"errno": number, "message": text}}).encode())
+            told: dict[str, Any] = {"errno": None, "message": str(error), "file": None}
+            if isinstance(error, OSError):
+                told["errno"] = error.errno
+                if error.filename:
+                    told["message"] = f"{error.filename}: {error.strerror}"
+                    told["file"] = error.filename if isinstance(error.filename, str) else None
+            launcher.sendall(json.dumps({"error": told}).encode())
             return
         root = holder.tree.root
         answer: dict[str, Any] = {

@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from ..errors import CommandFailed, CriuctlError, NoSuchProcess
-from ..proc import command, linediscipline, locks
+from ..proc import command, linediscipline, locks, tty
 from ..proc.linediscipline import Held
 from ..proc.tree import ProcessIdentity
 from .names import DEFAULT_RUN_DIR
@@ -134,7 +134,7 @@ class Pty:
     """A new pseudo-terminal: `master` and `slave` are close-on-exec descriptors of ours."""
 
     def __init__(self, rows: int = 24, columns: int = 80, xpixel: int = 0, ypixel: int = 0) -> None:
-        self.master, self.slave = os.openpty()
+        self.master, self.slave = tty.open_pair()
         self.path = os.ttyname(self.slave)
         self.resize(rows, columns, xpixel, ypixel)
 

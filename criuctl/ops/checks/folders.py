@@ -47,7 +47,7 @@ def _folder(scene: Scene, process: Process, name: str, words: str) -> Iterator[F
         if scene.knows_mounts_of(process.pid):
             text = f"the {words} of {process}, {path}, is on a mount that is not in its mount namespace (any more)"
             yield _error(process, "mount-namespace", text, leave)
-    elif scene.hides(mount) or (status.st_nlink and _hidden(scene, process, path, status)):
+    elif scene.hides(mount) or (status.st_nlink and _hidden(scene, process, path, status) and _stays(process, name, path)):
         text = f"{path}, the {words} of {process}, leads to another folder now, or to none: something was mounted over it"
         yield _error(process, "path-hidden", text, f"Unmount what hides it. {leave}")
 
@@ -67,6 +67,14 @@ def _hidden(scene: Scene, process: Process, path: str, status: os.stat_result) -
     except FileNotFoundError:
         return not path.endswith(" (deleted)")
     except OSError:
+        return False
+
+
+def _stays(process: Process, name: str, path: str) -> bool:
+    """Whether it is there still: a program may go elsewhere, and remove the folder, while it is looked at."""
+    try:
+        return read_link(process.pid, name) == path
+    except (NoSuchProcess, OSError):
         return False
 
 

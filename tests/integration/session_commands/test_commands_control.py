@@ -43,6 +43,17 @@ def test_a_session_from_its_start_to_its_end(operators: Operators, tmp_path: Pat
     assert operators("run", "-d", "--name", "work", "--", "true")["session"] == "work"  # the name is free again
 
 
+def test_a_host_without_a_terminal_left_says_so(operators: Operators) -> None:
+    """Its file systems have room."""
+    room = "mount -t devpts -o newinstance,ptmxmode=0666,max=1 devpts /dev/pts; mount --bind /dev/pts/ptmx /dev/ptmx"
+    operators.prefix = ["unshare", "--mount", "sh", "-ec", f'{room}; exec 9<>/dev/ptmx "$@"', "sh"]
+    refused = operators("run", "-d", "--", "sleep", "600", check=False)
+    operators.prefix = []
+    assert refused["exit_code"] == 13
+    assert refused["error"]["message"].endswith("/dev/ptmx: no pseudo-terminal is left on this host")
+    assert "kernel.pty.max" in refused["error"]["hint"]
+
+
 def test_sessions_that_are_started_at_the_same_moment_have_names_of_their_own(operators: Operators) -> None:
     """Else they would all be told to have started, and only one of them could be reached."""
     at_once = 5

@@ -11,7 +11,7 @@ from support.obstacles import running
 
 from criuctl.config import Config
 from criuctl.errors import NoSuchProcess
-from criuctl.ops.checks import connections, memory, scene
+from criuctl.ops.checks import connections, folders, memory, scene
 from criuctl.ops.checks.files import _saves_bpf_maps
 from criuctl.ops.checks.processes import check_processes
 from criuctl.proc.mappings import Mapping, mappings
@@ -79,3 +79,11 @@ def test_a_file_that_is_called_like_shared_memory_is_none(tmp_path: Path) -> Non
     for deleted in (False, True):
         seen.mapped[program.pid] = [Mapping(0x1000, 0x2000, "rw-s", 0, 0, 1, 7, "/SYSV0000002a", deleted)]
         assert [finding.code for finding in memory.check_mappings(seen)] == ["sysv-shm"] * deleted
+
+
+def test_who_goes_to_another_folder_meanwhile_has_not_lost_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running("os.chdir(TMP)", tmp_path) as program:
+        seen = scene.collect(program.pid, Config())
+        told = {"cwd": ["/", str(tmp_path)], "root": ["/", "/"]}  # it was still in the first when that was asked
+        monkeypatch.setattr(folders, "read_link", lambda _pid, name: told[name].pop(0))
+        assert list(folders.check_folders(seen)) == []
