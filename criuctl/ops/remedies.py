@@ -38,8 +38,15 @@ _DUMP = (
     _r(
         "traced",
         r"(?:Unseizable non-zombie|Unable to interrupt task:?) (?P<pid>\d+)",
-        "process {pid} cannot be stopped: another program traces it, or it is not ours to stop",
-        "End the tracer (gdb, strace, a profiler) or have it detach; run criuctl as root.",
+        "process {pid} cannot be stopped: another program traces it, it is not ours to stop, or it was just ending",
+        "End the tracer (gdb, strace, a profiler) or have it detach; run criuctl as root; or try again.",
+    ),
+    _r("signal", r"Unexpected (?P<pid>\d+) task interruption", "a signal was just reaching process {pid}", _AGAIN),
+    _r(
+        "address-space-used-up",
+        r"remote mmap\(\) failed: Cannot allocate memory|Can't rmap memfd for parasite blob",
+        "a process may not map what CRIU needs inside of it (ulimit -v)",
+        "Raise its limit: `prlimit --pid PID --as=BYTES:`.",
     ),
     _r(
         "inside",

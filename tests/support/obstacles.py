@@ -490,6 +490,12 @@ REFUSED = [
         criu=True,
     ),
     case(
+        "address-space-used-up",
+        "import resource\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * 4096; resource.setrlimit(resource.RLIMIT_AS, (used, -1))",
+        "address-space-used-up",
+    ),
+    case(
         "descriptors-used-up",
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); f = [os.dup(0) for _ in range(58)]",
         "descriptors-used-up",

@@ -19,6 +19,7 @@ from .scene import Scene
 _SIGTRAP_BIT = 1 << 4
 _POLICIES = frozenset({os.SCHED_OTHER, os.SCHED_FIFO, os.SCHED_RR, os.SCHED_BATCH, os.SCHED_IDLE})
 _ROOM = 4  # descriptors that CRIU opens inside a process to look at it
+_HELPER = 64 << 10  # bytes that it maps there for that, at least
 _SERVICE, _PAD, _ALIGNMENT = 16, 16, 128  # CRIU: criu/servicefd.c, choose_service_fd_base()
 _SHARED = {KCMP_VM: "its memory", KCMP_FS: "its working folder, root and umask", KCMP_SIGHAND: "its signal handlers"}
 _THREADS_OWN = ("net", "mnt", "uts", "ipc")  # namespaces that a thread may enter alone
@@ -43,6 +44,7 @@ def check_processes(scene: Scene) -> Iterator[Finding]:
             continue
         yield from _threads(scene, process)
         yield from _numbers(scene, process)
+        yield from _address_space(process)
         if process.pid in stuck:
             yield Finding(
                 "warning",
@@ -210,6 +212,23 @@ def _numbers(scene: Scene, process: Process) -> Iterator[Finding]:
             "Start the program with a lower `ulimit -n`, or criuctl with a higher one (CAP_SYS_RESOURCE, fs.nr_open).",
             pid=process.pid,
             fd=max(opened),
+        )
+
+
+def _address_space(process: Process) -> Iterator[Finding]:
+    """Whether CRIU can map its helper there, which counts as the process's own memory."""
+    try:
+        limit = resource.prlimit(process.pid, resource.RLIMIT_AS)[0]
+        used = int(read_text(process.pid, "statm").split()[0]) * resource.getpagesize()
+    except (NoSuchProcess, OSError):  # it has ended, or is another user's, which is told
+        return
+    if limit != resource.RLIM_INFINITY and limit - used < _HELPER:
+        yield Finding(
+            "error",
+            "address-space-used-up",
+            f"{process} may map {limit >> 10} KiB of memory (ulimit -v) and has {used >> 10}; CRIU needs {_HELPER >> 10} there",
+            f"Have it unmap some, or raise its limit: `prlimit --pid {process.pid} --as={used + 16 * _HELPER}:`.",
+            pid=process.pid,
         )
 
 

@@ -109,6 +109,19 @@ Error: Could not process rule: No such file or directory
         ("(00.03) Error (criu/namespaces.c:532): No NS ID with kid 4026532180", "namespace-file", 16590, 3),
         ("(00.11) Error (criu/tty.c:182): tty: Index 1001 on ptmx is too big", "terminal-number", 16590, 3),
         ("(00.06) Error (criu/tty.c:201): tty: Too many external terminals", "many-terminals", 16590, None),
+        (
+            "(00.2) Error (compel/src/lib/infect.c:608): Unexpected 2980 task interruption, aborting\n"
+            "(00.2) Error (compel/src/lib/infect.c:972): remote_mprotect failed",
+            "signal",
+            2980,
+            None,
+        ),
+        (
+            "(00.1) Error (compel/src/lib/infect.c:690): remote mmap() failed: Cannot allocate memory",
+            "address-space-used-up",
+            16590,
+            None,
+        ),
         ("(00.2) Error (criu/cr-dump.c:669): Can't make VM id for 2980", "shared-with-parent", 2980, None),
         (
             "(00.04) Error (criu/sockets.c:371): sockets: Can't get socket filter len: Permission denied",
