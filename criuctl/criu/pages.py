@@ -57,6 +57,10 @@ class PageProtocolError(CriuctlError):
     code = "page-protocol"
 
 
+class PageStreamCut(PageProtocolError):
+    """It ended in the middle of something: CRIU has failed, and says why."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImageKey:
     """One pagemap: the memory of a task, or of a shared memory object."""
@@ -231,7 +235,7 @@ class PageReceiver(threading.Thread, Generic[B]):
     def raise_failure(self) -> None:
         """Raise what this thread or its sink failed of, if that is why CRIU failed."""
         self.join(timeout=5)
-        if self._error is not None and not isinstance(self._error, ConnectionError):
+        if self._error is not None and not isinstance(self._error, ConnectionError | PageStreamCut):
             raise self._error
 
     def finish(self) -> list[PageImage]:
@@ -287,7 +291,7 @@ class PageReceiver(threading.Thread, Generic[B]):
             count = self._sock.recv_into(view[got:], 0, socket.MSG_WAITALL)
             if count == 0:
                 if got:
-                    raise PageProtocolError("CRIU's page stream was cut off")
+                    raise PageStreamCut("CRIU's page stream was cut off")
                 return False
             got += count
         return True
@@ -311,7 +315,7 @@ class PageReceiver(threading.Thread, Generic[B]):
                 rest = [target[got:], header] if got < take else [header[got - take :]]
                 more = self._sock.recvmsg_into(rest if whole else rest[:1], 0, socket.MSG_WAITALL)[0]
                 if more == 0:
-                    raise PageProtocolError("CRIU's page stream was cut off")
+                    raise PageStreamCut("CRIU's page stream was cut off")
                 got += more
             self._watch(dst, vaddr, take)
             self._note(vaddr, take)

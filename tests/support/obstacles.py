@@ -643,6 +643,7 @@ REFUSED = [
         also=("overlay-deleted",),
         criu=False,
     ),
+    case("mapped-socket", "s = socket.socket(); call(9, 0, 4096, 1, 1, s.fileno(), 0)", "mapping-kind"),
     case(
         "path-of-socket",
         "s = socket.socket(socket.AF_UNIX); s.bind(TMP + '/s'); f = os.open(TMP + '/s', os.O_PATH)",

@@ -51,6 +51,9 @@ def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Findi
         code = "io-uring" if what == "[io_uring]" else "mapping-kind"
         hint = IO_URING_HINT if code == "io-uring" else "Have the program end its use of it before the dump."
         yield Finding("error", code, f"{process} has memory of {what} mapped, which CRIU cannot save", hint, pid=process.pid)
+    elif path.startswith("socket:") and (family := _family(scene, mapping.inode)) not in ("packet", ""):
+        text = f"{process} has memory of a socket ({family}) mapped, as for TCP_ZEROCOPY_RECEIVE; CRIU cannot save it"
+        yield Finding("error", "mapping-kind", text, "Have the program unmap it before the dump.", pid=process.pid)
     elif path == "/secretmem":
         yield Finding(
             "error",
@@ -77,6 +80,11 @@ def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Findi
                 "Have the program let go of the device (a GPU, a video or sound card) before the dump.",
                 pid=process.pid,
             )
+
+
+def _family(scene: Scene, inode: int) -> str:
+    """Of a socket that the tree has open; "" for another one."""
+    return next((s.socket.family for s in scene.sockets if s.socket.inode == inode), "")
 
 
 def _device_behind(pid: int, mapping: Mapping) -> int | None:

@@ -173,6 +173,7 @@ def test_a_stream_that_is_cut_off_is_never_complete(pair: tuple[socket.socket, s
     theirs.close()
     with pytest.raises(PageProtocolError):
         receiver.finish()
+    receiver.raise_failure()  # that is not why CRIU failed, but the other way round
 
 
 def test_an_error_of_the_sink_reaches_the_dump(pair: tuple[socket.socket, socket.socket]) -> None:
