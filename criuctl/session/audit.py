@@ -44,6 +44,14 @@ class AuditLog:
         log.write("opened", {}, incarnation, session=session, holder=os.getpid())
         return log
 
+    def move(self, folder: Path) -> None:
+        """Take the file to `folder`; that of another session there is set aside."""
+        place = folder / self.path.name
+        owner, _last = _owner(place)
+        if owner is not None:
+            place.replace(_aside(place, owner))
+        self.path = self.path.replace(place)
+
     def _end_line(self) -> None:
         """A line that was torn, by a power cut say, ends here: what follows is another one."""
         size = os.fstat(self._fd).st_size

@@ -155,6 +155,10 @@ class OutputLog:
         """Where a reader goes on whose next byte is no longer kept: far enough from `base` not to be overtaken at once."""
         return max(self.base, self.end - self._size // 2)
 
+    def move(self, folder: Path) -> None:
+        """Take the file to `folder`, in the place of one of its name."""
+        self.path = self.path.replace(folder / self.path.name)
+
     def close(self) -> None:
         """Write what is new and close the file, which stays."""
         self.flush()

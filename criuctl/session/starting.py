@@ -3,6 +3,9 @@
 The specification is one JSON object on a socket from `launch.start_holder`, with the keys of `launch.HolderSpec`; the answer
 is one JSON object, ``{"pid", "holder_pid", ...}`` or ``{"error": {"errno", "message", "file"}}``, and the end of the stream.  The
 socket is listening before the tree is started, so nobody who knows of the tree finds no holder.
+
+What an earlier session of the name has left (output, times, audit log) stays until the new one stands: it begins in
+a folder of its own, from where its files then take the places of the others.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from .holder import DEFAULT_LINGER, Holder, Identity
 from .killing import Kill
 from .modes import Modes
 
+_BEGINNING = "beginning"  # in the state folder: where a session's files are until it stands
+
 
 def start(channel: int) -> None:
     """Run a new holder; returns when it has ended."""
@@ -36,13 +41,7 @@ def start(channel: int) -> None:
         try:
             holder = _prepare(spec)
         except (OSError, CriuctlError) as error:
-            told: dict[str, Any] = {"errno": None, "message": str(error), "file": None}
-            if isinstance(error, OSError):
-                told["errno"] = error.errno
-                if error.filename:
-                    told["message"] = f"{error.filename}: {error.strerror}"
-                    told["file"] = error.filename if isinstance(error.filename, str) else None
-            launcher.sendall(json.dumps({"error": told}).encode())
+            launcher.sendall(json.dumps(_refusal(error)).encode())
             return
         root = holder.tree.root
         answer: dict[str, Any] = {
@@ -52,14 +51,30 @@ def start(channel: int) -> None:
         }
         if root is not None:
             answer |= {"pid": root.pid, "start_time": root.start_time, "facts": holder.identity.facts}
+        stands = True
+        try:
+            _move_in(holder, Path(spec["state_folder"]))
+        except OSError as error:
+            stands, answer = False, _refusal(error)
         holder.write_state()
         try:
             launcher.sendall(json.dumps(answer).encode())
         except OSError:  # it has given up, or was interrupted: who asked for the session was told that there is none
-            if root is not None:
-                holder.collected = True
-                holder.loop.soon(partial(_end, holder))
+            stands = False
+        if not stands and root is not None:
+            holder.collected = True
+            holder.loop.soon(partial(_end, holder))
     holder.run()
+
+
+def _refusal(error: OSError | CriuctlError) -> dict[str, Any]:
+    told: dict[str, Any] = {"errno": None, "message": str(error), "file": None}
+    if isinstance(error, OSError):
+        told["errno"] = error.errno
+        if error.filename:
+            told["message"] = f"{error.filename}: {error.strerror}"
+            told["file"] = error.filename if isinstance(error.filename, str) else None
+    return {"error": told}
 
 
 def _end(holder: Holder) -> None:
@@ -70,6 +85,37 @@ def _prepare(spec: dict[str, Any]) -> Holder:
     cgroup.leave_launchers()
     identity = Identity(**{key: spec[key] for key in asdict(Identity("", "")) if key in spec})
     run_folder, state_folder = Path(spec["run_folder"]), Path(spec["state_folder"])
+    if spec.get("spawner"):
+        state_folder /= _BEGINNING
+        _clear(state_folder)  # of a holder that was killed
+        state_folder.mkdir(0o700)
+    try:
+        return _begin(spec, identity, run_folder, state_folder)
+    except BaseException:
+        if spec.get("spawner"):
+            _clear(state_folder)
+        raise
+
+
+def _clear(folder: Path) -> None:
+    if folder.is_dir() and not folder.is_symlink():
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
+def _move_in(holder: Holder, folder: Path) -> None:
+    """The session stands: its files take the places of those of an earlier one."""
+    beginning = holder.state_folder
+    if beginning != folder:
+        holder.timeline.move(folder)
+        holder.audit.move(folder)
+        holder.log.move(folder)
+        holder.state_folder = folder
+        beginning.rmdir()
+
+
+def _begin(spec: dict[str, Any], identity: Identity, run_folder: Path, state_folder: Path) -> Holder:
     log = OutputLog(state_folder / "output", int(spec.get("scrollback") or DEFAULT_CAPACITY), base=int(spec.get("base", 0)))
     audit = AuditLog.opened(state_folder / "audit.jsonl", identity.id, identity.incarnation, int(spec.get("audit", 0)))
     holder = Holder(identity, run_folder, state_folder, log, Modes.from_dict(spec.get("modes") or {}), audit)

@@ -42,6 +42,15 @@ class Timeline:
     def _first(self) -> list[Any]:
         return [round(time.time(), 3), -1, OWNER, {"id": self._session}]
 
+    def move(self, folder: Path) -> None:
+        """Take the file to `folder`, in the place of one of its name."""
+        place = folder / self._path.name
+        try:
+            self._path.replace(place)
+        except FileNotFoundError:  # the disk is full: there is none, and that of another session is none of this one's
+            place.unlink(missing_ok=True)
+        self._path = place
+
     def output(self, end: int) -> None:
         """Output came; the log ends at `end` now."""
         start, self._position = self._position, end

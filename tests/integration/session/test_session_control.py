@@ -416,3 +416,27 @@ def test_a_holder_that_is_killed_leaves_a_lost_session_that_is_told(holders: Hol
     wait_until(lambda: not leftovers(holders.state()), TIMEOUT, "they are gone")
     holders.start("cat")
     assert holders.state()["state"] == "running"
+
+
+def test_what_a_session_has_left_stays_until_another_one_of_its_name_stands(holders: Holders) -> None:
+    """A command that is not there, say, is no reason to lose it."""
+    folder = state_folder(holders.config.state_dir, "s")
+    first = holders.start("echo", "what", "it", "printed")
+    holders.connect().wait_exit(TIMEOUT)
+    holders.clients.pop().close()
+    holders.gone(first)
+    left = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert {"output", "timeline", "audit.jsonl"} <= left.keys()
+    with pytest.raises(NotFound, match="no-such-command"):
+        holders.start("no-such-command")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == left
+    (folder / "beginning").mkdir()  # of a holder that was killed
+    (folder / "beginning" / "output").write_text("half")
+    second = holders.start("cat")
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert kept.pop(f"audit-{first.id[:16]}.jsonl") == left["audit.jsonl"] and kept.keys() == left.keys()
+    assert all(kept[name] != left[name] for name in ("output", "timeline", "audit.jsonl"))
+    client = holders.connect()
+    client.reexec()
+    assert client.status()["audit"] == str(folder / "audit.jsonl")
+    assert [entry["session"] for entry in client.audit() if entry["what"] == "opened"] == [second.id]
