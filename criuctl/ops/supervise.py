@@ -148,15 +148,16 @@ class Supervisor:
         return self._after(record, fate(post.config, record))
 
     def _role_anew(self) -> Role:
-        """The same in the middle of it all: a store that does not answer is waited for."""
-        told = False
+        """The same in the middle of it all: what keeps it from being told (a store that does not answer, a lease that cannot
+        be read, a restore under way here) is waited for, as there may be a session to look after then."""
+        told = ""
         while True:
             try:
                 return self._role()
-            except StoreError as error:
-                if not told:
+            except (StoreError, DataError, Conflict) as error:
+                if error.code != told:
                     self._post.tell("store-failed", error=error)
-                told = True
+                told = error.code
                 self._post.sleep(_LOOK)
 
     def _look_for_lease(self, record: SessionRecord, first: bool) -> Role:
@@ -174,7 +175,7 @@ class Supervisor:
                         post.tell("unleased", text=leases.UNLEASED)
         except (NoSuchBucket, StoreNotInitialised):
             pass  # the first snapshot makes it, or tells
-        except (StoreError, DataError) as error:
+        except (StoreError, DataError, Conflict) as error:
             post.tell("store-failed", error=error)
         return "home"
 

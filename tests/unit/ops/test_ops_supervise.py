@@ -1,4 +1,4 @@
-"""A supervisor on a host whose own disk is full: it goes on, and tries again."""
+"""A supervisor on a host whose own disk is full, or whose store is damaged: it goes on, and tries again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from criuctl.checkpoint import leases
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
-from criuctl.errors import PlatformError
+from criuctl.errors import Conflict, PlatformError
 from criuctl.ops import recoverer, supervise
 from criuctl.ops.recoverer import Loss, Recoverer
 from criuctl.ops.registry import SessionRecord, boot_id
@@ -64,3 +65,46 @@ def test_a_restore_that_finds_no_room_here_counts_as_one_that_failed(
     assert isinstance(one._try(Loss(None, 0.0), []), PlatformError)
     assert one.guard.failures == 1
     assert [one["event"] for one in told] == ["restore-failed"]
+
+
+@pytest.fixture
+def lease(post: Post) -> Path:
+    """The record by which another host holds the session."""
+    with post.repository() as repository:
+        leases.claim(repository, "web", "cd" * 16, 1, host="ef" * 16, host_name="other").keep()
+    (found,) = (path for path in Path(post.config.store).glob("sessions/*/*") if path.name.isdigit())
+    return found
+
+
+def test_a_lease_that_cannot_be_read_is_waited_for(
+    post: Post, told: list[dict[str, Any]], lease: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session may be brought back later, by nobody else."""
+    good, looks = lease.read_bytes(), list[float]()
+
+    def mended(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            lease.write_bytes(good)
+
+    monkeypatch.setattr(post, "sleep", mended)
+    lease.chmod(0o600)
+    lease.write_bytes(good[:-1])
+    assert Supervisor(post)._role_anew() == "standby"
+    assert len(looks) == 2
+    assert [(one["event"], one["error"]["exit_code"]) for one in told] == [("store-failed", 8)]
+
+
+def test_a_session_that_runs_here_is_looked_after_whatever_becomes_of_its_lease(
+    post: Post, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may write it faster than it can be read."""
+    me = ProcessIdentity.of(os.getpid())
+    post.registry.put(SessionRecord("web", "cd" * 16, pid=me.pid, start_time=me.start_time, boot_id=boot_id()))
+
+    def restless(*_args: object) -> None:
+        raise Conflict("the lease of 'web' changes faster than it can be read")
+
+    monkeypatch.setattr(supervise.fencing, "check", restless)
+    assert Supervisor(post)._role(first=True) == "home"
+    assert [one["event"] for one in told] == ["store-failed"]
