@@ -27,16 +27,25 @@ if TYPE_CHECKING:
 def read_state(run_folder: Path) -> dict[str, Any] | None:
     """The state file, with ``holder_alive``; a tree whose holder is gone without a word is ``lost``.  None: there is none."""
     try:
-        state = json.loads((run_folder / "state.json").read_text())
+        told = json.loads((run_folder / "state.json").read_text())
+        state = _untold(run_folder.name) | {key: value for key, value in told.items() if value is not None}
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        holder = state.get("holder")
-        alive = bool(holder) and state.get("boot_id") == boot and ProcessIdentity(**holder).alive()
+        holder = state["holder"]
+        alive = bool(holder) and state["boot_id"] == boot and ProcessIdentity(**holder).alive()
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     state["holder_alive"] = alive
-    if not alive and state.get("state") in ("running", "paused"):
+    if not alive and state["state"] in ("running", "paused"):
         state["state"] = "lost"
-    return dict(state)
+    return state
+
+
+def _untold(name: str) -> dict[str, Any]:
+    """What holds where a state file does not say: one may be of another version, or damaged, and its holder alive."""
+    known: dict[str, Any] = {"session": name, "id": "", "state": "running", "incarnation": 1, "since": 0.0, "created": 0.0}
+    known |= {"command": [], "labels": {}, "rows": 24, "cols": 80, "boot_id": "", "log": ""}
+    nothing = ("pid", "start_time", "exit_code", "exit_signal", "reason", "checkpoint", "moved_to", "home")
+    return known | dict.fromkeys((*nothing, "pid_namespace", "socket", "cgroup", "holder"))
 
 
 def leftovers(state: Mapping[str, Any]) -> list[ProcessIdentity]:
@@ -44,7 +53,7 @@ def leftovers(state: Mapping[str, Any]) -> list[ProcessIdentity]:
     pids: list[int] = []
     if state.get("cgroup"):
         pids = SessionGroup(str(state["cgroup"]), 2).pids()
-    if state.get("pid"):
+    if state.get("pid") and state.get("start_time"):
         root = ProcessIdentity(int(state["pid"]), int(state["start_time"]))
         with suppress(CriuctlError):
             pids += [process.pid for process in read_tree(root.pid) if root.exists() and process.pid not in pids]
