@@ -93,21 +93,18 @@ class LazyPages:
         self._error: BaseException | None = None
         self._watch: socket.socket | None = None
         self._watcher: command.Child | None = None
-        ours, theirs = socket_pair()
-        self._sock = ours
+        self._daemon: command.Child | None = None
+        self._sock, self._theirs = socket_pair()
         arguments = ["--no-default-config", "lazy-pages", "-D", folder_path(folder), "--page-server", "-v1", "-o", "lazy.log"]
-        with theirs:
-            self._daemon = command.spawn(
-                [*enter, *criu.argv, *arguments, "--ps-socket", str(theirs.fileno())],
-                pass_fds=[folder, theirs.fileno()],
-                new_session=True,
-            )
+        self._argv = [*enter, *criu.argv, *arguments, "--ps-socket", str(self._theirs.fileno())]
         self._thread = threading.Thread(target=self._run, name="criuctl-lazy", daemon=True)
-        self._thread.start()
 
     def __enter__(self) -> LazyPages:
-        """Wait until the daemon listens."""
+        """Start the daemon, and wait until it listens."""
         try:
+            with self._theirs, command.InterruptsDeferred():
+                self._daemon = command.spawn(self._argv, pass_fds=[self._folder, self._theirs.fileno()], new_session=True)
+            self._thread.start()
             self._start_watcher()
             deadline = time.monotonic() + _START_TIMEOUT
             while _SOCKET_NAME not in os.listdir(self._folder):
@@ -153,6 +150,7 @@ class LazyPages:
 
     def finish(self) -> None:
         """Wait until every page has arrived; raises what went wrong: the tree must not go on then."""
+        assert self._daemon is not None
         code = self._daemon.wait()
         self._thread.join()
         if self._error is None and code == 0:
@@ -179,8 +177,10 @@ class LazyPages:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # closed by the other side
-        self._daemon.end()
-        self._thread.join()
+        if self._daemon is not None:
+            self._daemon.end()
+        if self._thread.is_alive():
+            self._thread.join()
         self._sock.close()
 
     def _run(self) -> None:
