@@ -81,7 +81,7 @@ class Holder:
         self.loop = Loop()
         self.log, self.modes = log, modes
         self.audit = audit
-        self.timeline = Timeline(state_folder / "timeline", log.end, identity.id, new=log.end == 0 and identity.incarnation == 1)
+        self.timeline = Timeline(state_folder / "timeline", log.end, identity.id)
         self.authority = Authority()
         self.master = Master(self.loop, log, modes)
         self.master.on_output = self._on_output

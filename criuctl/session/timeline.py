@@ -25,13 +25,13 @@ EVENTS = frozenset(("resize", "checkpoint", "checkpointed", "restored", "paused"
 class Timeline:
     """The writer, a holder's."""
 
-    def __init__(self, path: Path, position: int, session: str, *, new: bool = False) -> None:
-        """That of the session with this id, which goes on in what it has left at `path`, unless it is `new`."""
+    def __init__(self, path: Path, position: int, session: str) -> None:
+        """That of the session with this id, which goes on in what it has left at `path`."""
         self._path, self._position, self._session = path, position, session
         self._last = 0.0
         self._fd = -1
         with suppress(OSError):
-            self._open(os.O_TRUNC if new or owner(path) not in ("", session) else 0)
+            self._open(os.O_TRUNC if owner(path) not in ("", session) else 0)
             if not self._size:
                 self._write(self._first())
 

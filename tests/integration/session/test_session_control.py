@@ -23,6 +23,7 @@ from criuctl.session.names import ENDED, state_folder
 from criuctl.session.processes import Tree
 from criuctl.session.protocol import RESTORES
 from criuctl.session.sessions import all_states, inside, leftovers, state_of
+from criuctl.session.timeline import records
 
 pytestmark = pytest.mark.integration
 
@@ -440,3 +441,15 @@ def test_what_a_session_has_left_stays_until_another_one_of_its_name_stands(hold
     client.reexec()
     assert client.status()["audit"] == str(folder / "audit.jsonl")
     assert [entry["session"] for entry in client.audit() if entry["what"] == "opened"] == [second.id]
+
+
+def test_times_from_before_the_first_output_outlive_another_program(holders: Holders) -> None:
+    holders.start("sleep", "600", rows=31, cols=99)
+    client = holders.connect()
+    client.pause()
+    timeline = state_folder(holders.config.state_dir, "s") / "timeline"
+    before = list(records(timeline))
+    assert [record[2] for record in before] == ["session", "resize", "paused"]
+    client.reexec()
+    client.resume()
+    assert list(records(timeline))[:3] == before

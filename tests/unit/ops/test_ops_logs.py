@@ -45,15 +45,15 @@ def test_who_did_what_before_its_beginning_by_a_clock_that_was_set_back(config: 
 
 
 @contextmanager
-def timeline_of(state: Path, position: int, session: str = "ab" * 16, *, new: bool = False) -> Iterator[Timeline]:
-    timeline = Timeline(state / "timeline", position, session, new=new)
+def timeline_of(state: Path, position: int, session: str = "ab" * 16) -> Iterator[Timeline]:
+    timeline = Timeline(state / "timeline", position, session)
     yield timeline
     os.close(timeline._fd)
 
 
 def test_a_recording_has_the_times_of_its_own_session_alone(config: Config, state: Path) -> None:
     """Another one had the name on this host, before this one came to it from a host whose clock is ahead."""
-    with timeline_of(state, 0, "cd" * 16, new=True) as other:
+    with timeline_of(state, 0, "cd" * 16) as other:
         other.event("resize", 0, {"rows": 5, "cols": 7})
         other.event("exit", 103, {"exit_code": 1})
     log = OutputLog(state / "output", base=100)
