@@ -211,6 +211,7 @@ class Checkpointing:
             facts = {key: restored[key] for key in _RESTORED_KEYS if key in restored} if isinstance(restored, dict) else {}
             if isinstance(message.get("init"), int):
                 holder.identity.facts |= {"init": message["init"], "private": bool(message["init"])}
+            holder.move_in()
             holder.own(root, fds.pop() if message.get("master", True) else -1)
         finally:
             for fd in fds:

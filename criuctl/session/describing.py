@@ -84,7 +84,7 @@ def write_state(holder: Holder, ended: bool = False) -> None:
     body = {key: known[key] for key in (*kept, "reason", "command", "labels", "checkpoint", "moved_to", "home", "rows", "cols")}
     body |= {"pid_namespace": _pid_namespace(holder), "socket": str(holder.run_folder / "socket")}
     body["cgroup"] = holder.tree.group.path if holder.tree.group is not None else None
-    body |= {"holder": None if ended else asdict(mine), "boot_id": _boot_id(), "log": str(holder.log.path)}
+    body |= {"holder": None if ended else asdict(mine), "boot_id": _boot_id(), "log": str(holder.state_folder / "output")}
     temporary = holder.run_folder / ".state"
     with suppress(OSError):  # a full disk must not end a session
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:

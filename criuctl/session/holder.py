@@ -169,6 +169,18 @@ class Holder:
             self.master.open(master)
             self.timeline.event("resize", self.log.end, {"rows": self.master.rows, "cols": self.master.cols})
 
+    def move_in(self) -> None:
+        """The session stands: its files take the places of what an earlier one, or its own last life, has left."""
+        beginning = self.log.path.parent
+        if beginning.name != names.BEGINNING:
+            return
+        if self.state_folder == beginning:
+            self.state_folder = beginning.parent
+            self.timeline.move(self.state_folder)
+            self.audit.move(self.state_folder)
+        self.log.move(self.state_folder)
+        beginning.rmdir()
+
     def watch_root(self) -> None:
         """Be told when the tree's first process ends, whoever's child it is."""
         assert self.tree.root is not None
@@ -202,6 +214,10 @@ class Holder:
         self.master.close()
         self.write_state(ended=True)
         self.log.close()
+        if self.expecting:  # its tree has never come
+            with suppress(OSError):
+                self.log.path.unlink()
+                self.log.path.parent.rmdir()
 
     # -- what others are told ---------------------------------------------------------------------
 

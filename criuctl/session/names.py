@@ -19,6 +19,7 @@ from ..errors import InvalidName
 DEFAULT_RUN_DIR = "/run/criuctl"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 ENDED = "ended.json"  # in the state folder: which life of the session has ended of itself
+BEGINNING = ".beginning"  # a folder in the state folder, and no session's name: where its files are until it stands
 _LOOK = 0.02  # seconds between two tries to connect
 _MAX_SOCKET_PATH = 100  # of the 107 bytes that the kernel takes
 

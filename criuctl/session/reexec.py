@@ -125,6 +125,7 @@ def _state(holder: Holder) -> dict[str, Any]:
         "audit": holder.audit.sequence,
         "events": [[sequence, _text(frame)] for sequence, frame in holder.events],
         "log": {
+            "path": str(log.path),
             "capacity": log.capacity,
             "base": log.base,
             "end": log.end,
@@ -160,7 +161,7 @@ def resume(memory: int) -> None:
         file.seek(0)
         state = json.load(file)
     run_folder, state_folder = map(Path, state["folders"])
-    log = _resume_log(state_folder / "output", state["log"])
+    log = _resume_log(Path(state["log"].get("path", state_folder / "output")), state["log"])
     modes = Modes.from_dict(state["modes"][0])
     modes.carry = _bytes(state["modes"][1])
     holder = Holder(

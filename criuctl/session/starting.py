@@ -5,7 +5,8 @@ is one JSON object, ``{"pid", "holder_pid", ...}`` or ``{"error": {"errno", "mes
 socket is listening before the tree is started, so nobody who knows of the tree finds no holder.
 
 What an earlier session of the name has left (output, times, audit log) stays until the new one stands: it begins in
-a folder of its own, from where its files then take the places of the others.
+a folder of its own, from where its files then take the places of the others.  So does the output of one that is to be
+restored, until its tree is there: what its last life has printed since the checkpoint is not lost by a restore that fails.
 """
 
 from __future__ import annotations
@@ -21,15 +22,13 @@ from typing import Any
 
 from ..errors import CriuctlError
 from ..proc.tree import ProcessIdentity
-from . import cgroup
+from . import cgroup, names
 from .audit import AuditLog
 from .bytelog import DEFAULT_CAPACITY, OutputLog
 from .children import Spawned, SpawnRequest
 from .holder import DEFAULT_LINGER, Holder, Identity
 from .killing import Kill
 from .modes import Modes
-
-_BEGINNING = "beginning"  # in the state folder: where a session's files are until it stands
 
 
 def start(channel: int) -> None:
@@ -52,10 +51,11 @@ def start(channel: int) -> None:
         if root is not None:
             answer |= {"pid": root.pid, "start_time": root.start_time, "facts": holder.identity.facts}
         stands = True
-        try:
-            _move_in(holder, Path(spec["state_folder"]))
-        except OSError as error:
-            stands, answer = False, _refusal(error)
+        if root is not None:
+            try:
+                holder.move_in()
+            except OSError as error:
+                stands, answer = False, _refusal(error)
         holder.write_state()
         try:
             launcher.sendall(json.dumps(answer).encode())
@@ -85,15 +85,13 @@ def _prepare(spec: dict[str, Any]) -> Holder:
     cgroup.leave_launchers()
     identity = Identity(**{key: spec[key] for key in asdict(Identity("", "")) if key in spec})
     run_folder, state_folder = Path(spec["run_folder"]), Path(spec["state_folder"])
-    if spec.get("spawner"):
-        state_folder /= _BEGINNING
-        _clear(state_folder)  # of a holder that was killed
-        state_folder.mkdir(0o700)
+    beginning = state_folder / names.BEGINNING
+    _clear(beginning)  # of a holder that was killed
+    beginning.mkdir(0o700)
     try:
         return _begin(spec, identity, run_folder, state_folder)
     except BaseException:
-        if spec.get("spawner"):
-            _clear(state_folder)
+        _clear(beginning)
         raise
 
 
@@ -104,19 +102,11 @@ def _clear(folder: Path) -> None:
         folder.rmdir()
 
 
-def _move_in(holder: Holder, folder: Path) -> None:
-    """The session stands: its files take the places of those of an earlier one."""
-    beginning = holder.state_folder
-    if beginning != folder:
-        holder.timeline.move(folder)
-        holder.audit.move(folder)
-        holder.log.move(folder)
-        holder.state_folder = folder
-        beginning.rmdir()
-
-
 def _begin(spec: dict[str, Any], identity: Identity, run_folder: Path, state_folder: Path) -> Holder:
-    log = OutputLog(state_folder / "output", int(spec.get("scrollback") or DEFAULT_CAPACITY), base=int(spec.get("base", 0)))
+    beginning = state_folder / names.BEGINNING
+    if spec.get("spawner"):
+        state_folder = beginning
+    log = OutputLog(beginning / "output", int(spec.get("scrollback") or DEFAULT_CAPACITY), base=int(spec.get("base", 0)))
     audit = AuditLog.opened(state_folder / "audit.jsonl", identity.id, identity.incarnation, int(spec.get("audit", 0)))
     holder = Holder(identity, run_folder, state_folder, log, Modes.from_dict(spec.get("modes") or {}), audit)
     holder.linger = float(spec.get("linger", DEFAULT_LINGER))

@@ -15,11 +15,12 @@ from support.keeper import wait_until
 
 from criuctl.errors import CommandFailed, Conflict, NotFound, TimedOut, UsageError, WrongState
 from criuctl.proc.tree import ProcessIdentity, children, read_tree
+from criuctl.session.bytelog import read_file
 from criuctl.session.cgroup import SessionGroup
 from criuctl.session.children import SpawnRequest, spawn_plain
 from criuctl.session.client import Event, Session
 from criuctl.session.launch import HolderSpec, start_holder
-from criuctl.session.names import ENDED, state_folder
+from criuctl.session.names import BEGINNING, ENDED, state_folder
 from criuctl.session.processes import Tree
 from criuctl.session.protocol import RESTORES
 from criuctl.session.sessions import all_states, inside, leftovers, state_of
@@ -431,8 +432,8 @@ def test_what_a_session_has_left_stays_until_another_one_of_its_name_stands(hold
     with pytest.raises(NotFound, match="no-such-command"):
         holders.start("no-such-command")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == left
-    (folder / "beginning").mkdir()  # of a holder that was killed
-    (folder / "beginning" / "output").write_text("half")
+    (folder / BEGINNING).mkdir()  # of a holder that was killed
+    (folder / BEGINNING / "output").write_text("half")
     second = holders.start("cat")
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert kept.pop(f"audit-{first.id[:16]}.jsonl") == left["audit.jsonl"] and kept.keys() == left.keys()
@@ -453,3 +454,33 @@ def test_times_from_before_the_first_output_outlive_another_program(holders: Hol
     client.reexec()
     client.resume()
     assert list(records(timeline))[:3] == before
+
+
+def test_what_its_last_life_has_printed_outlives_a_restore_that_comes_to_nothing(holders: Holders) -> None:
+    """And gives way to what the checkpoint has when the tree is there."""
+    folder = state_folder(holders.config.state_dir, "s")
+    first = holders.start("echo", "after the checkpoint")
+    holders.connect().wait_exit(TIMEOUT)
+    holders.clients.pop().close()
+    holders.gone(first)
+    printed = (0, b"after the checkpoint\r\n")
+    assert read_file(folder / "output") == printed
+    with open(folder.parent / "scrollback", "w+b", buffering=0) as stored:
+        stored.write(b"before it\r\n")
+        for adopted in (False, True):
+            stored.seek(0)
+            waiting = holders.start("cat", spawner="", id=first.id, incarnation=2, log_fd=stored.fileno())
+            client = holders.connect()
+            client.reexec()
+            assert client.read("start").data == b"before it\r\n" and read_file(folder / "output") == printed
+            if adopted:
+                spawned = spawn_plain(SpawnRequest(("echo", "again"), {"PATH": os.environ["PATH"], "TOKEN": holders.token}))
+                client.request("adopt", fds=[spawned.master], pid=spawned.pid, incarnation=2)
+                os.close(spawned.master)
+                os.waitpid(spawned.pid, 0)
+                client.wait_exit(TIMEOUT)
+            client.request("shutdown")
+            client.close()
+            holders.gone(waiting)
+            assert holders.state()["log"] == str(folder / "output") and not (folder / BEGINNING).exists()
+    assert read_file(folder / "output") == (0, b"before it\r\nagain\r\n")
