@@ -2,7 +2,7 @@
 
 A checkpoint that is damaged, or that fails to restore, is passed over for the one before.  A restore that fails counts, as does
 one whose tree dies again soon (`Guard`); a damaged checkpoint does not, as long as there is a good one.  A store that does
-not answer is asked again for as long as it takes.
+not answer, or whose lease of the session cannot be read, is asked again for as long as it takes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..checkpoint.leases import Head
+from ..checkpoint.leases import Head, read_head
 from ..checkpoint.manifest import CheckpointSummary, SessionRef
 from ..checkpoint.repository import Repository
 from ..errors import (
@@ -100,7 +100,7 @@ class Recoverer:
                 self._heart.rest()
                 post.sleep(TICK)
                 return "overtaken"
-            except StoreError as error:
+            except (StoreError, DataError) as error:
                 post.tell("store-failed", error=error)
                 if loss.instead_of is not None:
                     self._heart.rest()
@@ -118,6 +118,8 @@ class Recoverer:
         failure: CriuctlError | None = None
         unreadable: list[DataError] = []
         with post.repository() as repository, post.working():
+            if repository.capabilities.conditional_create:
+                read_head(repository, post.name)  # one that is damaged is no fault of any checkpoint
             found = candidates(repository, post.name, loss.session_id, unreadable)
             for damaged in unreadable:
                 self._pass_over(None, damaged, passed)

@@ -108,3 +108,25 @@ def test_a_session_that_runs_here_is_looked_after_whatever_becomes_of_its_lease(
     monkeypatch.setattr(supervise.fencing, "check", restless)
     assert Supervisor(post)._role(first=True) == "home"
     assert [one["event"] for one in told] == ["store-failed"]
+
+
+def test_a_damaged_lease_is_no_damaged_checkpoint(
+    post: Post, told: list[dict[str, Any]], lease: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every one was passed over for it, and the session given up."""
+    summary = SimpleNamespace(id="ab" * 16, session_id="cd" * 16, number=1)
+    here = SessionRecord("web", "cd" * 16)
+
+    def mended(_seconds: float) -> None:
+        monkeypatch.setattr(post, "lives", lambda: here)
+
+    monkeypatch.setattr(recoverer, "candidates", lambda *_args: [summary])
+    monkeypatch.setattr(recoverer, "restore", lambda *_args, **more: leases.read_head(more["repository"], "web"))
+    monkeypatch.setattr(post, "sleep", mended)
+    lease.chmod(0o600)
+    lease.write_bytes(lease.read_bytes()[:-1])
+    heart: Any = SimpleNamespace(start=lambda _session: None)
+    one = Recoverer(post, heart)
+    assert one.recover(Loss(None, 0.0), []) == "back"
+    assert [one["event"] for one in told] == ["store-failed", "waiting"]
+    assert one.guard.failures == 0
