@@ -407,7 +407,9 @@ class Attachment:
                 self._begin()
         except (SessionGone, TimedOut) as error:
             self._come_back(error)
-        incarnation = session.hello["status"]["incarnation"]
+            if self._ended is not None or self._moved is not None:
+                return  # it is not there any more
+        incarnation = self.session.hello["status"]["incarnation"]
         self._notice(f"criuctl: moved to {moved.host}, {self.name} is incarnation {incarnation}")
 
     def _pause(self, seconds: float) -> bool:

@@ -98,6 +98,15 @@ def test_a_connection_that_breaks_at_once_where_it_has_moved_to_is_made_again(pi
     assert attached.session is back and attached._ended is None
 
 
+def test_nobody_is_told_to_be_where_the_session_is_not_any_more(pipe: tuple[int, int], capfd: pytest.CaptureFixture[str]) -> None:
+    gone = SessionGone("moved on", moved_to="ssh://c/s", home="c")
+    attached = attachment(connecting(), pipe[0])
+    attached._way = Wayback(connecting(), 10.0, lambda _url: connecting(Link(SessionGone("cut at once")), gone))
+    attached.session, attached._position = cast("Session", Link()), 7
+    attached._go_after(Moved("ssh://b/s", "b"))
+    assert attached._moved is not None and attached._moved.host == "c" and not capfd.readouterr().err
+
+
 def test_who_has_no_keyboard_any_more_waits_and_types_nothing() -> None:
     ended = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     attached = attachment(connecting(), ended)
