@@ -179,7 +179,8 @@ class Holder:
             self.timeline.move(self.state_folder)
             self.audit.move(self.state_folder)
         self.log.move(self.state_folder)
-        beginning.rmdir()
+        with suppress(OSError):  # something else is in it, which the next beginning clears away
+            beginning.rmdir()
 
     def watch_root(self) -> None:
         """Be told when the tree's first process ends, whoever's child it is."""
