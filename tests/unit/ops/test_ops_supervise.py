@@ -14,7 +14,7 @@ from criuctl.checkpoint import leases
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.errors import Conflict, PlatformError
-from criuctl.ops import recoverer, supervise
+from criuctl.ops import fencing, recoverer, supervise
 from criuctl.ops.recoverer import Loss, Recoverer
 from criuctl.ops.registry import SessionRecord, boot_id
 from criuctl.ops.supervise import Supervisor
@@ -105,7 +105,7 @@ def test_a_session_that_runs_here_is_looked_after_whatever_becomes_of_its_lease(
     def restless(*_args: object) -> None:
         raise Conflict("the lease of 'web' changes faster than it can be read")
 
-    monkeypatch.setattr(supervise.fencing, "check", restless)
+    monkeypatch.setattr(fencing, "check", restless)
     assert Supervisor(post)._role(first=True) == "home"
     assert [one["event"] for one in told] == ["store-failed"]
 
