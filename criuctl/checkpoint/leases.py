@@ -10,8 +10,9 @@ the store is asked whose record is there.
 
 A claim raises the *epoch*.  A host may take over what it holds itself, as when it was restarted in the middle of a
 restore; nobody else may: taking a session from a host that seems dead is a decision for a person (``restore --take-over``).
-A take-over that comes to nothing is undone: the host that held the session holds it again, by its old epoch.  A home may
-`pass_on` what it holds, which is how a migration ends.  What a home does that finds a higher epoch than its own is told in
+A take-over that comes to nothing is undone: the host that held the session holds it again, by its old epoch.  A take-over goes
+over a newest record that is damaged, too, by an epoch that its home cannot have (`heads.standing`).  A home may `pass_on` what
+it holds, which is how a migration ends.  What a home does that finds a higher epoch than its own is told in
 `criuctl.ops.fencing`.
 
 A lease runs out only if its home has said so: `renew` puts the same claim again, with one more `beat` and the seconds (`ttl`)
@@ -28,70 +29,17 @@ in `Claim.warning`.
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..errors import (
-    Conflict,
-    CriuctlError,
-    Damaged,
-    DataError,
-    Foreign,
-    ObjectExists,
-    ObjectMissing,
-    StoreDenied,
-    StoreError,
-    StoreFull,
-    StoreUnreachable,
-)
-from . import objects
-from .catalog import load_json
+from ..errors import Conflict, CriuctlError, DataError, StoreDenied, StoreError, StoreFull
+from .heads import ATTEMPTS, Head, clear, put_record, read_head, read_record, record_name, standing
 from .manifest import SessionRef, now
-from .records import Record, check_range
 
 if TYPE_CHECKING:
     from .repository import Repository
 
-_ATTEMPTS = 8  # races lost in a row before giving up
 UNLEASED = "the store has no conditional writes, so nothing keeps another host from restoring this session at the same time"
-_DAMAGED = (
-    "It tells on which host a session lives. Bring the object back; or, if you know that, remove it: then the record before it "
-    "counts. A copy (restore --as NAME) needs none of that."
-)
-_KEPT = 4  # records of a session that are left; older ones are removed
-
-
-@dataclass(frozen=True, slots=True)
-class Head(Record):
-    """One record of a session's head."""
-
-    session: SessionRef
-    host: str  # id of the home; "" when released for good
-    host_name: str
-    incarnation: int
-    epoch: int  # +1 with each claim: a home whose epoch is older may write nothing
-    state: Literal["held", "released"]
-    nonce: str
-    time: str  # RFC 3339
-    sequence: int = 0
-    beat: int = 0  # how often the claim has been renewed
-    beaten: str = ""  # RFC 3339; when it was renewed last, by the clock of its home
-    ttl: int = 0  # milliseconds without another beat after which anybody may take over; 0: only a person
-    ended: bool = False  # released for good: not to come back from a checkpoint
-
-    def is_beat_of(self, other: Head) -> bool:
-        """Whether this is the very claim and beat that `other` is, under whatever number."""
-        mine = (self.session, self.host, self.state, self.epoch, self.beat, self.ttl)
-        return mine == (other.session, other.host, other.state, other.epoch, other.beat, other.ttl)
-
-    def check(self, where: str) -> None:
-        check_range(self.epoch, 0, 1 << 62, f"{where}.epoch")
-        check_range(self.incarnation, 0, 1 << 62, f"{where}.incarnation")
-        check_range(self.sequence, 0, 10**19, f"{where}.sequence")
-        check_range(self.beat, 0, 1 << 62, f"{where}.beat")
-        check_range(self.ttl, 0, 1 << 40, f"{where}.ttl")
 
 
 class Claim:
@@ -125,7 +73,7 @@ class Claim:
     def withdraw(self) -> None:
         """Give back what was not seen to be ours: if it is, by what the store has."""
         try:
-            ours = _read(self._repository, _name(self._repository, self.head)).nonce == self.head.nonce
+            ours = read_record(self._repository, record_name(self._repository, self.head)).nonce == self.head.nonce
         except CriuctlError:
             return
         if ours:
@@ -142,48 +90,12 @@ class Claim:
         try:
             if self._taken is None:
                 _release(self._repository, self.head)
+            elif not self._taken.host:  # damaged: it counts again
+                self._repository.store.delete(record_name(self._repository, self.head))
             else:
                 _follow(self._repository, self.head, self._taken)
         except CriuctlError:
             return  # taken over meanwhile, or still ours: either way nobody is shut out who may come in
-
-
-def read_head(repository: Repository, session: str) -> Head | None:
-    """The newest record of the session called `session`, None when there is none; `Damaged`, store errors."""
-    token = repository.sealer.token(session)
-    for _attempt in range(_ATTEMPTS):
-        names = [info.name for info in repository.store.list(f"sessions/{token}/") if info.name[-20:].isdigit()]
-        if not names:
-            return None
-        try:
-            return _read(repository, names[-1])
-        except ObjectMissing:
-            continue  # a newer one was written, and this one removed
-    raise Conflict(f"the lease of {session!r} changes faster than it can be read")
-
-
-def put_record(repository: Repository, head: Head) -> bool:
-    """Publish `head` as number ``head.sequence``; False when somebody else has that number.
-
-    An unknown outcome is resolved by asking the store; `StoreUnreachable` when it does not answer that either.
-    """
-    name = _name(repository, head)
-    try:
-        head.check(name)  # what nobody could read again must not be written
-    except Damaged:
-        before = f"{name[:-20]}{head.sequence - 1:020d}"
-        raise Damaged(f"{before} is no lease: nothing can follow its number or epoch", hint=_DAMAGED, object=before) from None
-    repository.sealer.prepare()
-    body = json.dumps(head.to_dict()).encode("ascii")
-    data = objects.encode(objects.LEASE, name, b"", body, repository.sealer)
-    try:
-        repository.store.put(name, data, if_absent=True)
-    except (ObjectExists, StoreUnreachable) as error:
-        try:
-            return _read(repository, name).nonce == head.nonce
-        except ObjectMissing:
-            raise error from None
-    return True
 
 
 def claim(
@@ -208,8 +120,8 @@ def claim(
     """
     leased = repository.capabilities.conditional_create
     ref = SessionRef(session, session_id)
-    for _attempt in range(_ATTEMPTS):
-        current = read_head(repository, session) if leased else None
+    for _attempt in range(ATTEMPTS):
+        current = standing(repository, ref, over_damage=take_over) if leased else None
         if instead_of is not None and (current is None or not current.is_beat_of(instead_of)):
             who = current.host_name or current.host if current is not None else "nobody"
             raise Conflict(f"the lease of session {session!r}, which had run out, has changed: {who} has it now", host=who)
@@ -235,7 +147,7 @@ def claim(
                 why = f"the store takes no lease for session {session!r}, so another host may use that name, too: {error.message}"
                 return Claim(repository, head, leased=False, refused=why)
             if won and _in_force(repository, head):
-                _clear(repository, head)
+                clear(repository, head)
                 return mine
         except BaseException:  # a signal, say: nobody else will know that there is something to give back
             if current is None or (current.state, current.host) != ("held", host):  # else it is as it was
@@ -251,14 +163,14 @@ def renew(repository: Repository, session: SessionRef, *, host: str, ttl: int) -
     """
     if not repository.capabilities.conditional_create:
         return None
-    for _attempt in range(_ATTEMPTS):
+    for _attempt in range(ATTEMPTS):
         current = read_head(repository, session.name)
         if current is None or (current.state, current.host, current.session) != ("held", host, session):
             return current
         beat = {"beat": current.beat + 1, "beaten": now(), "ttl": ttl}
         head = current.with_use(**beat, nonce=os.urandom(16).hex(), sequence=current.sequence + 1)
         if put_record(repository, head):
-            _clear(repository, head)
+            clear(repository, head)
             return head
     raise Conflict(f"the lease of {session.name!r} changes faster than it can be renewed")
 
@@ -303,7 +215,7 @@ def pass_on(
     """
     if not repository.capabilities.conditional_create:
         return None
-    for _attempt in range(_ATTEMPTS):
+    for _attempt in range(ATTEMPTS):
         current = read_head(repository, session.name)
         if current is not None and current.state == "held" and current.host != from_host:
             if (current.host, current.session.id, current.incarnation) == (to_host, session.id, incarnation):
@@ -315,7 +227,7 @@ def pass_on(
         epoch = current.epoch + 1 if current else 1
         head = _following(current, session, to_host, to_name, incarnation, epoch, "held")
         if put_record(repository, head) and _in_force(repository, head):
-            _clear(repository, head)
+            clear(repository, head)
             return head
     raise Conflict(f"session {session.name!r} is being claimed by many at once", hint="Try again.")
 
@@ -349,49 +261,15 @@ def _release(repository: Repository, current: Head) -> None:
 def _follow(repository: Repository, mine: Head, what: Head) -> None:
     """Put `what` as the record after `mine`, or after a later beat of it; `Conflict` when it is not ours any more."""
     current: Head | None = mine
-    for _attempt in range(_ATTEMPTS):
+    for _attempt in range(ATTEMPTS):
         if current is None or (current.host, current.epoch, current.state) != (mine.host, mine.epoch, mine.state):
             break
         head = what.with_use(nonce=os.urandom(16).hex(), sequence=current.sequence + 1)
         if put_record(repository, head):
-            _clear(repository, head)
+            clear(repository, head)
             return
         current = read_head(repository, mine.session.name)
     raise Conflict(f"session {mine.session.name!r} was claimed by somebody else meanwhile")
 
 
-def _name(repository: Repository, head: Head) -> str:
-    return f"sessions/{repository.sealer.token(head.session.name)}/{head.sequence:020d}"
-
-
-def _read(repository: Repository, name: str) -> Head:
-    data = repository.store.get(name, objects.LEASE.limit)
-    try:
-        outline = objects.layout(objects.LEASE, name, data, len(data))
-        head = Head.from_dict(load_json(objects.open_body(name, outline, data, repository.sealer), name), name)
-    except Foreign:
-        raise Conflict(
-            f"another host holds the session, or had it last, and this write-only host cannot see which: {name}",
-            hint="Use another name here; or go on with the session on a host that has the store's key.",
-            object=name,
-        ) from None
-    except Damaged as error:
-        if error.details.get("object", name) == name:  # else it is what opens it that is damaged
-            error.hint = _DAMAGED
-        raise
-    if _name(repository, head) != name:
-        raise Damaged(f"{name} holds the lease of another session", hint=_DAMAGED, object=name)
-    return head
-
-
-def _clear(repository: Repository, head: Head) -> None:
-    """Remove records that are long superseded; they only cost room, so trouble is no reason to fail."""
-    if head.sequence <= _KEPT:
-        return
-    prefix = _name(repository, head)[:-20]
-    try:
-        for info in repository.store.list(prefix):
-            if info.name[-20:].isdigit() and int(info.name[-20:]) <= head.sequence - _KEPT:
-                repository.store.delete(info.name)
-    except CriuctlError:
-        return
+__all__ = ["UNLEASED", "Claim", "Head", "claim", "end", "pass_on", "put_record", "read_head", "release", "renew"]

@@ -10,10 +10,10 @@ import pytest
 from support import checkpoints as kit
 from support.faulty_store import FaultyStore
 
-from criuctl.checkpoint import leases
+from criuctl.checkpoint import heads, leases
 from criuctl.checkpoint.manifest import SessionRef
 from criuctl.checkpoint.repository import Repository
-from criuctl.errors import Conflict, Damaged, StoreUnreachable
+from criuctl.errors import Conflict, Damaged, StoreUnreachable, UnsupportedFormat
 from criuctl.store.base import Capabilities, Data, ObjectInfo
 from criuctl.store.memory import MemoryStore
 
@@ -162,6 +162,44 @@ def test_records_do_not_pile_up_and_are_not_forged(tmp_path: Path) -> None:
         with pytest.raises(Damaged) as caught:
             claim(repo, B)
         assert "restore --as NAME" in caught.value.hint  # and not what helps where a checkpoint is damaged
+
+
+def records(repo: Repository) -> list[str]:
+    return [info.name for info in repo.store.list("sessions/")]
+
+
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_take_over_goes_over_a_damaged_record(tmp_path: Path, before: int) -> None:
+    repo = kit.repository(tmp_path, encrypted=True)
+    for _turn in range(before):
+        claim(repo, B).release_unless_kept()
+    home = leases.claim(repo, "web", SESSION, 2, host=A, above=9)  # whose records were lost once, say
+    home.keep()
+    repo.store.put(records(repo)[-1], b"what a broken disk left")
+    repo.store.put(records(repo)[0][:-20] + "zz" + "9" * 20, b"put to be in the way")
+    for turn in range(2):
+        damaged = records(repo)[-2]
+        with pytest.raises(Damaged) as caught:
+            claim(repo, B)
+        assert "restore --take-over" in caught.value.hint
+        taken = leases.claim(repo, "web", SESSION, 3, host=B, take_over=True)
+        assert taken.head.epoch > home.head.epoch and leases.read_head(repo, "web") == taken.head
+        if turn:
+            taken.keep()
+        taken.release_unless_kept()
+        assert turn or records(repo)[-2] == damaged  # as it was: nobody knows whose it is
+    home = taken
+    repo.store.put(heads.record_name(repo, taken.head), b"once more")
+    taken = leases.claim(repo, "web", SESSION, 4, host=A, take_over=True)
+    assert taken.head.epoch > home.head.epoch
+
+
+def test_a_take_over_does_not_go_over_what_only_cannot_be_opened(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path)
+    name = heads.record_name(repo, claim(repo, A).head)
+    repo.store.put(name, repo.store.get(name)[:8] + b"\xff" + repo.store.get(name)[9:])  # of a later version
+    with pytest.raises(UnsupportedFormat):
+        leases.claim(repo, "web", SESSION, 3, host=B, take_over=True)
 
 
 @pytest.mark.parametrize("field", ["epoch", "sequence"])
