@@ -53,8 +53,10 @@ from .s3_errors import (
     condition_failed,
     condition_unknown,
     digest_wanted,
+    field,
     is_transient,
     never_reached,
+    not_s3,
     status_of,
     store_error,
 )
@@ -243,7 +245,7 @@ class S3Store(Store):
         while True:
             page = self._list_page(start, **more)
             for item in page.get("Contents", []):
-                key = item["Key"]
+                key = self._field(item, "Key")
                 if key <= last or not key.startswith(start):
                     raise StoreError(
                         f"{self.url} does not list its objects in order ({key!r} after {last!r})",
@@ -251,10 +253,10 @@ class S3Store(Store):
                     )
                 last = key
                 if valid_name(name := key[len(self._base) :]):
-                    yield ObjectInfo(name, item["Size"], item["LastModified"].timestamp())
+                    yield ObjectInfo(name, self._field(item, "Size"), self._field(item, "LastModified").timestamp())
             if not page.get("IsTruncated"):
                 return
-            more = {"ContinuationToken": page["NextContinuationToken"]}
+            more = {"ContinuationToken": self._field(page, "NextContinuationToken")}
 
     def _list_page(self, start: str, **more: Any) -> Any:
         page = self._retry("listing", lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=start, **more))
@@ -262,14 +264,7 @@ class S3Store(Store):
         return page
 
     def _field(self, answer: dict[str, Any], name: str) -> Any:
-        """A part of the answer that every S3 server gives; boto3 reads what it can out of anything."""
-        try:
-            return answer[name]
-        except KeyError:
-            raise StoreError(
-                f"{self.url} at {self._client.meta.endpoint_url}: the answer is not S3's, it lacks {name}",
-                hint="Is the endpoint the address of an S3 server?",
-            ) from None
+        return field(answer, name, f"{self.url} at {self._client.meta.endpoint_url}")
 
     # -- the place ---------------------------------------------------------------------------------
 
@@ -333,6 +328,8 @@ class S3Store(Store):
             yield
         except FOREIGN as error:
             raise store_error(error, doing, self.url, self._client.meta.endpoint_url, name) from error
+        except ValueError as error:  # a number or a time that boto3 cannot read
+            raise not_s3(f"{doing} in {self.url} at {self._client.meta.endpoint_url}", str(error)) from error
         except RecursionError as error:
             # botocore looks for a bucket's region by asking again, also where every answer is a redirection.
             raise StoreError(

@@ -6,6 +6,9 @@ another attempt, `never_reached` whether there was an answer at all.  Imported o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from botocore import exceptions as b
 from botocore.parsers import ResponseParserError
 
@@ -95,6 +98,19 @@ def condition_failed(error: BaseException) -> bool:
 def condition_unknown(error: BaseException) -> bool:
     """Whether the server says that it knows no write conditions."""
     return status_of(error) == 501 or code_of(error) == "NotImplemented"
+
+
+def field(answer: Mapping[str, Any], name: str, where: str) -> Any:
+    """A part of the answer that every S3 server gives; boto3 reads what it can out of anything."""
+    try:
+        return answer[name]
+    except KeyError:
+        raise not_s3(where, f"it lacks {name}") from None
+
+
+def not_s3(where: str, why: str) -> StoreError:
+    """The error for an answer that no S3 server gives."""
+    return StoreError(f"{where}: the answer is not S3's, {why}", hint="Is the endpoint the address of an S3 server?")
 
 
 def store_error(error: Exception, doing: str, where: str, endpoint: str, name: str = "") -> CriuctlError:

@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 
 from ..errors import StoreError
 from .s3_body import ViewReader, md5_of
-from .s3_errors import code_of, digest_wanted
+from .s3_errors import code_of, digest_wanted, field
 
 T = TypeVar("T")
 Caller = Callable[[Callable[[], Any]], Any]  # runs a request, again after transient failures
@@ -35,7 +35,8 @@ class _Stopped(Exception):
 def put_in_parts(client: Any, call: Caller, bucket: str, key: str, views: list[memoryview], size: int, threads: int) -> None:
     """Store `views` (`size` bytes together) as one object; botocore's errors pass through."""
     target = {"Bucket": bucket, "Key": key}
-    upload = call(lambda: client.create_multipart_upload(**target))["UploadId"]
+    where = client.meta.endpoint_url
+    upload = field(call(lambda: client.create_multipart_upload(**target)), "UploadId", where)
     try:
         parts = _send_parts(client, call, {**target, "UploadId": upload}, views, size, threads)
         _complete(client, call, {**target, "UploadId": upload}, parts)
@@ -48,7 +49,7 @@ def put_in_parts(client: Any, call: Caller, bucket: str, key: str, views: list[m
         except Exception as failure:
             error.add_note(f"the unfinished upload of {key} could not be aborted: {failure}")
         raise
-    held = call(lambda: client.head_object(**target))["ContentLength"]
+    held = field(call(lambda: client.head_object(**target)), "ContentLength", where)
     if held != size:
         call(lambda: client.delete_object(**target))
         raise StoreError(f"the server put {key} together wrongly: {held} bytes instead of {size}", object=key)
@@ -59,6 +60,7 @@ def abort_stale(client: Any, call: Caller, bucket: str, base: str, older_than: f
 
     Others may keep their things there, too, above all where `base` is the whole bucket: theirs are left alone.
     """
+    where = client.meta.endpoint_url
     more: dict[str, str] = {}
     aborted = 0
     while True:
@@ -69,14 +71,14 @@ def abort_stale(client: Any, call: Caller, bucket: str, base: str, older_than: f
                 return aborted
             raise
         for upload in page.get("Uploads", []):
-            ours = upload["Key"].removeprefix(base).startswith(_LARGE)
-            if ours and time.time() - upload["Initiated"].timestamp() >= older_than:
-                target = {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+            ours = field(upload, "Key", where).removeprefix(base).startswith(_LARGE)
+            if ours and time.time() - field(upload, "Initiated", where).timestamp() >= older_than:
+                target = {"Bucket": bucket, "Key": upload["Key"], "UploadId": field(upload, "UploadId", where)}
                 call(partial(client.abort_multipart_upload, **target))
                 aborted += 1
         if not page.get("IsTruncated"):
             return aborted
-        more = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+        more = {name: field(page, f"Next{name}", where) for name in ("KeyMarker", "UploadIdMarker")}
 
 
 def _send_parts(
@@ -99,7 +101,7 @@ def _send_parts(
                 return attempt()
 
         try:
-            return {"PartNumber": number, "ETag": call(attempt)["ETag"]}
+            return {"PartNumber": number, "ETag": field(call(attempt), "ETag", client.meta.endpoint_url)}
         except BaseException:
             stop.set()
             raise

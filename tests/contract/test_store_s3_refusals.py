@@ -229,6 +229,35 @@ def test_a_web_server_that_is_no_s3(gateway: Place, status: int, body: str) -> N
             assert not isinstance(caught.value, ObjectMissing | ObjectExists)
 
 
+_LISTED = (
+    """<ListBucketResult><Name>b</Name><IsTruncated>%s</IsTruncated><Contents><Key>%s/o</Key>%s</Contents></ListBucketResult>"""
+)
+_SIZE, _TIME = "<Size>1</Size>", "<LastModified>2026-11-20T20:00:00Z</LastModified>"
+
+
+@pytest.mark.parametrize(
+    ("more", "entry", "what"),
+    [
+        ("false", _TIME, "Size"),
+        ("false", _TIME + "<Size>one</Size>", "one"),
+        ("false", _SIZE, "LastModified"),
+        ("false", _SIZE + "<LastModified>once</LastModified>", "once"),
+        ("true", _SIZE + _TIME, "NextContinuationToken"),
+    ],
+)
+def test_a_listing_that_lacks_something(gateway: Place, more: str, entry: str, what: str) -> None:
+    listed = _LISTED % (more, gateway.url.split("/", 3)[3], entry)
+    with _web_server(200, listed) as endpoint:
+        error = _refused(VERBS["list"], open_store(gateway.url, Config(s3_endpoint=endpoint)), StoreError)
+    assert what in error.message and endpoint in error.message
+
+
+def test_a_web_server_takes_no_parts(gateway: Place) -> None:
+    with _web_server(200, "") as endpoint:
+        error = _refused(VERBS["put in parts"], open_store(gateway.url, Config(s3_endpoint=endpoint)), StoreError)
+    assert "UploadId" in error.message
+
+
 def test_a_certificate_that_nobody_vouches_for(gateway: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Told at once, with what to do; and with that done, it is trusted."""
     certificate = _self_signed(tmp_path)
