@@ -10,7 +10,8 @@ A segment's body is a sequence of
 
 What the index says is a hint that is always checked: chunks are verified when read, and packs that a new checkpoint
 shares with older ones are seen to be there before it is committed.  A pack that was found missing or damaged
-is *distrusted*: its chunks count as unknown, so that the next dump stores them again.
+is *distrusted*: its chunks count as unknown, so that the next dump stores them again.  That ends when a missing one is there
+again, and when all of a damaged one was read and found whole.
 
 A segment is sealed in the domain of its packs (`domains`), and may tell of no others, nor of others' chunks.  A write-only host
 keeps the names of the segments that it cannot read, as of empty ones.
@@ -21,7 +22,7 @@ from __future__ import annotations
 import secrets
 import sqlite3
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
@@ -38,6 +39,7 @@ PACK = struct.Struct(f"<{NAME_SIZE}sII")
 _SEGMENT_RECORDS = 1 << 18  # records of one segment, about 12 MiB
 _BATCH = 64  # ids per query
 _UNTOLD = "SELECT n FROM packs WHERE n NOT IN (SELECT pack FROM told)"
+_PACKS = "SELECT n, name, size, name IN (SELECT name FROM distrusted) FROM packs"
 _FETCHERS = 8
 _AT_ONCE = (4 << 20, 256)  # bytes and number of segments that are learned in one go
 _MANY_PACKS = 20_000  # more packs than this are not listed before a dump
@@ -123,16 +125,13 @@ class Index:
             return False
         self._anew = True
 
-        def forget(db: sqlite3.Connection) -> list[bytes]:
-            bad = [name for (name,) in db.execute("SELECT name FROM packs WHERE bad").fetchall()]
+        def forget(db: sqlite3.Connection) -> None:
             for table in ("chunks", "told", "packs", "segments"):
                 db.execute(f"DELETE FROM {table}")
-            return bad
 
-        bad = self._cache.run(forget, write=True)
+        self._cache.run(forget, write=True)
         self._packs = {}
         self.sync()
-        self.distrust(bad)
         return True
 
     def read_segments(self, names: Sequence[str], unreadable: list[DataError]) -> Iterator[tuple[str, list[PackIndex] | None]]:
@@ -215,6 +214,7 @@ class Index:
             if db.execute(f"{_UNTOLD} LIMIT 1").fetchone():
                 db.execute(f"DELETE FROM chunks WHERE pack IN ({_UNTOLD})")
                 db.execute(f"DELETE FROM packs WHERE n IN ({_UNTOLD})")
+                db.execute("DELETE FROM distrusted WHERE name NOT IN (SELECT name FROM packs)")
 
         known = self._cache.run(lambda db: {row[0] for row in db.execute("SELECT name FROM segments")})
         # What was published while we were listing is not in the list, but not gone either: ask.
@@ -231,10 +231,11 @@ class Index:
 
     # -- lookups ---------------------------------------------------------------------------------------
 
-    def find(self, chunks: Sequence[bytes], *, distrusted: bool = False) -> dict[bytes, Place]:
+    def find(self, chunks: Sequence[bytes], *, distrusted: bool = False, failed: Collection[bytes] = ()) -> dict[bytes, Place]:
         """Where each of these chunks is; those that are nowhere are left out.
 
-        Chunks in distrusted packs count as nowhere, unless `distrusted` asks for them where there is no other.
+        Chunks in distrusted packs count as nowhere, unless `distrusted` asks for them where there is no other; of those, the
+        packs that have `failed` come last.
         """
         found: dict[bytes, Place] = {}
 
@@ -252,7 +253,8 @@ class Index:
                         packs = self._pack_names(db, fresh=True)
                     pack, size, bad = packs.get(number, (b"", 0, 1))
                     bad = bad or pack in self._avoided
-                    if pack and (not bad or (distrusted and chunk not in found)):
+                    other = found.get(chunk)
+                    if pack and (not bad or (distrusted and (other is None or (other.pack in failed and pack not in failed)))):
                         found[chunk] = Place(chunk, pack, offset, stored, plain, size)
 
         self._cache.run(find)
@@ -261,7 +263,7 @@ class Index:
     def _pack_names(self, db: sqlite3.Connection, *, fresh: bool = False) -> dict[int, tuple[bytes, int, int]]:
         """Number -> (name, size, whether it is distrusted) of every pack."""
         if fresh or self._generation != self._cache.generation or not self._packs:
-            self._packs = {n: (name, size, bad) for n, name, size, bad in db.execute("SELECT n, name, size, bad FROM packs")}
+            self._packs = {n: (name, size, bad) for n, name, size, bad in db.execute(_PACKS)}
             self._generation = self._cache.generation
         return self._packs
 
@@ -281,12 +283,14 @@ class Index:
         self._avoided = packs
 
     def inspect_packs(self) -> None:
-        """See which packs are there and whole, as far as a listing tells, and distrust the others."""
+        """See which packs are there and whole, as far as a listing tells; the others are distrusted until they are."""
         expected = self.pack_sizes()
         if not expected or len(expected) > _MANY_PACKS:
             return
         there = self._listed()
-        self.distrust([pack for pack, size in expected.items() if there.get(pack) != size])
+        self.distrust([pack for pack, size in expected.items() if there.get(pack) != size], damaged=False)
+        gone = self._cache.run(lambda db: db.execute("SELECT name FROM distrusted WHERE NOT damaged").fetchall())
+        self.trust([pack for (pack,) in gone if pack in there and there[pack] == expected.get(pack)])
 
     def check_packs(self, packs: Mapping[bytes, int], threads: int, *, listings: bool) -> list[str]:
         """Which of these packs (name -> size) are not there, or not whole; they are distrusted from now on.
@@ -303,7 +307,7 @@ class Index:
             with ThreadPoolExecutor(threads, "criuctl-check") as pool:
                 sizes = pool.map(self._size, packs)
                 bad = [pack for (pack, size), there_is in zip(packs.items(), sizes, strict=True) if there_is != size]
-        self.distrust(bad)
+        self.distrust(bad, damaged=False)
         return [object_name(pack) for pack in bad]
 
     def _listed(self) -> dict[bytes, int]:
@@ -316,16 +320,24 @@ class Index:
         except ObjectMissing:
             return None
 
-    def distrust(self, packs: Sequence[bytes]) -> None:
-        """Count the chunks of these packs as unknown from now on, on this host."""
-        if not packs:
-            return
+    def distrust(self, packs: Sequence[bytes], *, damaged: bool = True) -> None:
+        """Count the chunks of these packs as unknown from now on, on this host; if not `damaged`, until they are there again."""
+        query = "INSERT INTO distrusted VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET damaged = MAX(damaged, excluded.damaged)"
+        self._judge(query, [(pack, damaged) for pack in packs])
 
-        def distrust(db: sqlite3.Connection) -> None:
-            db.executemany("UPDATE packs SET bad = 1 WHERE name = ?", [(pack,) for pack in packs])
+    def trust(self, packs: Sequence[bytes]) -> None:
+        """Whatever was wrong with these packs, they are whole."""
+        self._judge("DELETE FROM distrusted WHERE name = ?", [(pack,) for pack in packs])
 
-        self._cache.run(distrust, write=True)
-        self._packs = {}
+    def distrusted(self, packs: Collection[bytes]) -> list[bytes]:
+        """Those of these packs that are distrusted."""
+        names = self._cache.run(lambda db: {name for (name,) in db.execute("SELECT name FROM distrusted")})
+        return [pack for pack in packs if pack in names]
+
+    def _judge(self, query: str, rows: Sequence[tuple[object, ...]]) -> None:
+        if rows:
+            self._cache.run(lambda db: db.executemany(query, rows), write=True)
+            self._packs = {}
 
 
 __all__ = ["PREFIX", "Index", "decode_segment", "encode_segments", "in_batches"]

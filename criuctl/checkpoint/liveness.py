@@ -212,7 +212,7 @@ class Survey:
 
     def _own_indexes(self, db: sqlite3.Connection, repository: Repository, live: set[bytes]) -> dict[bytes, list[Row]]:
         """What packs tell of themselves of which the index does not."""
-        told = db.execute("SELECT name, size, bad FROM packs").fetchall()
+        told = db.execute("SELECT name, size, name IN (SELECT name FROM distrusted) FROM packs").fetchall()
         known = {name for name, size, _bad in told if self._there(name, size)}
         for name, _size, bad in told:
             if name in self.packs:

@@ -20,11 +20,12 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from ..errors import Damaged, Foreign, ObjectMissing
+from ..errors import Damaged, DataError, Foreign, ObjectMissing
 from .buffers import allocate
 from .chunks import ENTRY, Extent, Layout, StreamRef, check_entries, missing_chunk
 from .codec import Decompressor, Sealer
@@ -182,7 +183,12 @@ class CheckpointReader:
                 sizes.update(ENTRY.iter_unpack(self._entries(ref)))
             if stream.runs is not None:
                 self.extents(stream)  # which checks them
-        self.fetch(sizes, lambda _place, _content: None, strict=True)
+        used: dict[bytes, int] = {}
+        self.fetch(sizes, lambda place, _content: used.update({place.pack: place.pack_size}), strict=True)
+        for pack in self._index.distrusted(used):
+            with suppress(DataError, ObjectMissing):  # what is needed of it is sound
+                self.open_pack(object_name(pack), used[pack], lambda _place, _content: None)
+                self._index.trust([pack])
         for error in self._index.unreadable:
             raise error
         return total
@@ -208,20 +214,20 @@ class CheckpointReader:
         check_entries(packed, ref.size, "a stream")
         return packed
 
-    def _places(self, sizes: dict[bytes, int]) -> list[Place]:
+    def _places(self, sizes: dict[bytes, int], failed: Collection[bytes]) -> list[Place]:
         """Where these chunks are; the index is asked, then the store for newer segments, then the packs themselves."""
         wanted = list(sizes)
         with self._lock:
             if not self._synced:
                 self._index.sync()
                 self._synced = True
-        found = self._index.find(wanted, distrusted=True)
+        found = self._index.find(wanted, distrusted=True, failed=failed)
         if len(found) < len(wanted):
             self._index.sync()
-            found = self._index.find(wanted, distrusted=True)
+            found = self._index.find(wanted, distrusted=True, failed=failed)
         fit = len(found) == len(wanted) and all(found[chunk].plain == size for chunk, size in sizes.items())
         if not fit and self._index.learn_anew():
-            found = self._index.find(wanted, distrusted=True)
+            found = self._index.find(wanted, distrusted=True, failed=failed)
         if len(found) < len(wanted):
             for error in self._index.unreadable:
                 self._reporter.warning(error.message, "the packs are searched instead")
@@ -263,21 +269,31 @@ class CheckpointReader:
 
         failed: set[bytes] = set()
         while left:
-            places = self._places(left)
+            places = self._places(left, failed)
             try:
                 self._fetch(places, give)
             except (Damaged, ObjectMissing) as error:
                 pack = pack_of(str(error.details.get("object", "")))
-                if pack is None or pack in failed or not self._others(places, left, error, strict=strict):
+                if pack is None or pack in failed:
                     raise
                 failed.add(pack)
+                if not self._others(places, left, failed, error, strict=strict):
+                    raise
 
-    def _others(self, places: Iterable[Place], left: Collection[bytes], error: Damaged | ObjectMissing, *, strict: bool) -> bool:
+    def _others(
+        self,
+        places: Iterable[Place],
+        left: Collection[bytes],
+        failed: Collection[bytes],
+        error: Damaged | ObjectMissing,
+        *,
+        strict: bool,
+    ) -> bool:
         """Whether what is left is, or may be, somewhere else than it was looked for: what failed is distrusted by now."""
         before = {place.chunk: place for place in places}
 
         def changed() -> bool:
-            found = self._index.find(list(left), distrusted=True)
+            found = self._index.find(list(left), distrusted=True, failed=failed)
             new = [chunk for chunk in left if found.get(chunk) != before[chunk]]
             return any(chunk in found and found[chunk].pack == before[chunk].pack for chunk in new) if strict else bool(new)
 
@@ -378,9 +394,9 @@ class _Job:
                 record = view[place.offset - start : place.end - start]
                 self._sink(place, open_record(place, record, sealer, seal, decompress))
                 plain += place.plain
-        except (Damaged, ObjectMissing):
+        except (Damaged, ObjectMissing) as error:
             # The next dump must not rely on it.
-            self._index.distrust([span.pack])
+            self._index.distrust([span.pack], damaged=isinstance(error, Damaged))
             raise
         with self._lock:
             self._done += plain

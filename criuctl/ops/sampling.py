@@ -168,7 +168,7 @@ class _Sampling:
             elif there[name] != size:
                 error = Damaged(f"{name} is damaged: it has {there[name]} bytes and should have {size}", object=name)
                 bad.append((pack, error, self._lost(pack, there[name])))
-        self._repository.index.distrust([pack for pack, _error, _chunks in bad])
+        self._repository.index.distrust([pack for pack, _error, _chunks in bad], damaged=False)
         return bad
 
     def _read(self, packs: dict[bytes, int]) -> list[tuple[bytes, CriuctlError, frozenset[bytes] | None]]:
@@ -181,13 +181,14 @@ class _Sampling:
                 self._reporter.progress("packs", done, total)
                 if error is not None:
                     bad.append((pack, error, self._lost(pack, packs[pack])))
+        self._repository.index.trust(list(packs.keys() - {pack for pack, _error, _chunks in bad}))
         return bad
 
     def _open(self, item: tuple[bytes, int]) -> CriuctlError | None:
         try:
             self._reader.open_pack(object_name(item[0]), item[1], lambda _place, _content: None)
         except (DataError, ObjectMissing) as error:
-            self._repository.index.distrust([item[0]])
+            self._repository.index.distrust([item[0]], damaged=isinstance(error, DataError))
             return error
         return None
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import checkpoints as kit
+from support.faulty_store import FaultyStore
 
 from criuctl.checkpoint import gclists, leases, objects
 from criuctl.checkpoint.gc import Collection
@@ -26,6 +27,7 @@ from criuctl.errors import (
     NoSuchCheckpoint,
     ObjectMissing,
     StoreNotInitialised,
+    StoreUnreachable,
     UnsupportedFormat,
     WrongKey,
 )
@@ -286,6 +288,50 @@ def test_damage_found_once_is_not_relied_on_again(tmp_path: Path) -> None:
     kit.check(repo, again)
 
 
+def trusted(repo: Repository) -> bool:
+    """Whether the next dump relies on all packs, as far as this host knows."""
+    return not repo.index.distrusted(repo.index.pack_sizes())
+
+
+def test_a_pack_that_was_healed_is_relied_on_again(tmp_path: Path) -> None:
+    repo = kit.repository(tmp_path, workers=1)
+    manifest = repo.manifest(kit.write(repo))
+    (name,) = (info.name for info in repo.store.list("packs/"))
+    whole = repo.store.get(name)
+    repo.store.delete(name)
+    with pytest.raises(ObjectMissing):
+        repo.verify(manifest, Reporter())
+    repo.preflight_write()
+    assert not trusted(repo)
+    repo.store.put(name, whole)  # from a backup
+    repo.preflight_write()
+    assert trusted(repo)
+    damaged = bytearray(whole)
+    damaged[HEADER.size + RECORD.size + 3] ^= 1
+    repo.store.put(name, bytes(damaged))
+    with pytest.raises(Damaged):
+        repo.verify(manifest, Reporter())
+    repo.store.put(name, whole)
+    repo.preflight_write()
+    assert not trusted(repo)  # a listing does not tell
+    repo.verify(manifest, Reporter())
+    assert trusted(repo)
+
+
+def test_what_is_distrusted_is_not_forgotten_when_a_store_fails(tmp_path: Path) -> None:
+    store = FaultyStore(MemoryStore())
+    repo = kit.repository(tmp_path, store=store)
+    kit.write(repo)
+    packs = list(repo.index.pack_sizes())
+    repo.index.distrust(packs)
+    store.faults["list"] = "E*"
+    with pytest.raises(StoreUnreachable):
+        repo.index.learn_anew()
+    del store.faults["list"]
+    repo.index.sync()
+    assert set(repo.index.distrusted(repo.index.pack_sizes())) == set(packs) != set()
+
+
 def test_what_is_sound_in_another_pack_is_read_there(tmp_path: Path) -> None:
     """Two hosts that stored the same at once; a verification tells the damage all the same."""
     repo = kit.repository(tmp_path, workers=1)
@@ -324,6 +370,25 @@ def test_what_is_sound_in_another_pack_is_read_there(tmp_path: Path) -> None:
     for opened in (one, host()):
         with pytest.raises(Damaged):
             read(opened, Reporter())
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_of_copies_that_are_all_distrusted_each_is_tried(tmp_path: Path, which: int) -> None:
+    repo = kit.repository(tmp_path, workers=1)
+    other = Repository.open(repo.store, repo.config)
+    other.preflight_write()
+    manifest = repo.manifest(kit.write(repo))
+    kit.write(other, session="same")
+    repo.index.sync()
+    packs = list(repo.index.pack_sizes())
+    repo.index.distrust(packs)
+    whole = [repo.reader(Reporter()).read(stream) for stream in manifest.streams()]
+    repo.store.delete(object_name(packs[which]))
+    reader = repo.reader(Reporter())
+    assert [reader.read(stream) for stream in manifest.streams()] == whole
+    repo.store.delete(object_name(packs[1 - which]))
+    with pytest.raises(ObjectMissing):
+        reader.read(next(stream for stream in manifest.streams() if stream.size))
 
 
 def test_no_secret_is_readable_in_an_encrypted_store(tmp_path: Path) -> None:
