@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from ..config import Config
@@ -31,8 +31,9 @@ def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
     try:
         session = connect(config, name, role="admin")
     except SessionGone:
-        killed = _end_tree(config, name, grace)
-        return {"session": name, "state": "exited", "killed": killed, "leases_kept": forget(config, name)}
+        with ExitStack() as stack:
+            killed = _end_tree(config, name, grace, stack)
+            return {"session": name, "state": "exited", "killed": killed, "leases_kept": forget(config, name)}
     with session:
         was = session.hello["status"]["state"]
         if was in ("exited", "lost"):
@@ -44,8 +45,11 @@ def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
     return body | {"leases_kept": forget(config, name)}
 
 
-def _end_tree(config: Config, name: str, grace: float) -> int:
-    """End a session that has no holder: SIGTERM to its processes, SIGKILL after `grace` seconds; how many there were."""
+def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:
+    """End a session that has no holder: SIGTERM to its processes, SIGKILL after `grace` seconds; how many there were.
+
+    One that lies checkpointed is kept from coming back for as long as `stack` is open.
+    """
     from ..session.cgroup import existing
     from ..session.processes import Tree
 
@@ -62,10 +66,10 @@ def _end_tree(config: Config, name: str, grace: float) -> int:
     if tree.root is not None and tree.root.alive():
         tree.stopped = _stopped_init(tree.root)
     elif tree.group is None or state is None or not leftovers(state):  # who is in the group may have outlived its root
-        with exclusive_session(config, name):  # nobody is just bringing it back
-            record = Registry(config).get(name)
-            if record is not None and record.state == "checkpointed" and not record.moved_to:
-                return 0  # nobody waits for it any more
+        stack.enter_context(exclusive_session(config, name))  # nobody is just bringing it back, nor does before it is forgotten
+        record = Registry(config).get(name)
+        if record is not None and record.state == "checkpointed" and not record.moved_to:
+            return 0  # nobody waits for it any more
         raise SessionGone(why_not(known))
     hard = time.monotonic() + grace
     seen = set(tree.members())
@@ -108,9 +112,9 @@ def forget(config: Config, name: str, *, stored: bool = True) -> list[str]:
     """
     registry = Registry(config)
     record = registry.get(name)
-    registry.forget(name)
     if record is not None and record.lock_table and record.boot_id == boot_id() and not record.alive():
         netfilter.delete_table(record.lock_table)  # nothing takes its connections up any more
+    registry.forget(name)  # afterwards: nothing else knows of the table
     if record is None or not (record.leases or (stored and record.state == "checkpointed")):
         return []
     from . import fencing  # stores are slow to import, and a session that was never stored needs none

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from criuctl.config import Config
-from criuctl.errors import Conflict, SessionGone
+from criuctl.errors import Conflict, PlatformError, SessionGone
 from criuctl.ops.ending import kill
 from criuctl.ops.forgetting import forget
 from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive_session
@@ -29,7 +29,16 @@ print(json.dumps(kill(Config(run_dir=sys.argv[1], state_dir=sys.argv[2]), "web",
 def test_nobody_waits_any_more_for_what_lies_checkpointed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`forget` says that kill does it, also of a tree that never had a terminal; nothing stays locked for its sake."""
     gone: list[str] = []
-    monkeypatch.setattr(netfilter, "delete_table", gone.append)
+
+    def delete(table: str) -> None:
+        with pytest.raises(Conflict, match="in use"), exclusive_session(config, "web"):
+            """Nobody brings it back while it is forgotten."""
+        gone.append(table)
+        assert registry.get("web") is not None  # a criuctl that is killed here leaves somebody who knows
+        if len(gone) == 1:
+            raise PlatformError("the firewall is in the way")
+
+    monkeypatch.setattr(netfilter, "delete_table", delete)
     config = Config(run_dir=str(tmp_path / "run"), state_dir=str(tmp_path / "state"))
     registry = Registry(config)
     lies = SessionRecord("web", state="checkpointed", checkpoint="1", boot_id=boot_id(), lock_table="CRIU-web", lock_kept=True)
@@ -39,8 +48,10 @@ def test_nobody_waits_any_more_for_what_lies_checkpointed(tmp_path: Path, monkey
     assert isinstance(kept.error, Conflict) and "criuctl kill web" in kept.error.hint
     with exclusive_session(config, "web"), pytest.raises(Conflict, match="in use"):  # it is just being brought back
         kill(config, "web", 0)
+    with pytest.raises(PlatformError):
+        kill(config, "web", 0)
     assert kill(config, "web", 0) == {"session": "web", "state": "exited", "killed": 0, "leases_kept": []}
-    assert (registry.get("web"), gone) == (None, ["CRIU-web"])
+    assert (registry.get("web"), gone) == (None, ["CRIU-web", "CRIU-web"])
     with pytest.raises(SessionGone, match="moved to there"):
         kill(config, "moved", 0)
 
