@@ -195,7 +195,7 @@ def end(repository: Repository, session: SessionRef, incarnation: int, *, host: 
         return False
     current = read_head(repository, session.name)
     if current is not None and (current.state == "held" or current.session.id == session.id):
-        if current.ended or current.host != host:
+        if current.ended or (current.host, current.session.id) != (host, session.id):
             return False
         _follow(repository, current, current.with_use(state="released", ended=True, time=now()))
         return True

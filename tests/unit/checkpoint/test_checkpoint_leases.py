@@ -164,6 +164,15 @@ def test_records_do_not_pile_up_and_are_not_forged(tmp_path: Path) -> None:
         assert "restore --as NAME" in caught.value.hint  # and not what helps where a checkpoint is damaged
 
 
+def test_the_end_of_a_session_is_not_that_of_another_one_of_its_name(tmp_path: Path) -> None:
+    """As where two state folders of a host have one each."""
+    repo = kit.repository(tmp_path)
+    lives = claim(repo, A)
+    assert not leases.end(repo, SessionRef("web", "cd" * 16), 1, host=A)
+    assert leases.read_head(repo, "web") == lives.head
+    assert leases.end(repo, SessionRef("web", SESSION), 2, host=A)
+
+
 def records(repo: Repository) -> list[str]:
     return [info.name for info in repo.store.list("sessions/")]
 
