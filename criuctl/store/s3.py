@@ -256,7 +256,10 @@ class S3Store(Store):
                     yield ObjectInfo(name, self._field(item, "Size"), self._field(item, "LastModified").timestamp())
             if not page.get("IsTruncated"):
                 return
-            more = {"ContinuationToken": self._field(page, "NextContinuationToken")}
+            following = {"ContinuationToken": self._field(page, "NextContinuationToken")}
+            if following == more:
+                raise not_s3(f"{self.url} at {self._client.meta.endpoint_url}", "its listing never ends")
+            more = following
 
     def _list_page(self, start: str, **more: Any) -> Any:
         page = self._retry("listing", lambda: self._client.list_objects_v2(Bucket=self._bucket, Prefix=start, **more))

@@ -18,7 +18,7 @@ from botocore.exceptions import ClientError
 
 from ..errors import StoreError
 from .s3_body import ViewReader, md5_of
-from .s3_errors import code_of, digest_wanted, field
+from .s3_errors import code_of, digest_wanted, field, not_s3
 
 T = TypeVar("T")
 Caller = Callable[[Callable[[], Any]], Any]  # runs a request, again after transient failures
@@ -78,7 +78,10 @@ def abort_stale(client: Any, call: Caller, bucket: str, base: str, older_than: f
                 aborted += 1
         if not page.get("IsTruncated"):
             return aborted
-        more = {name: field(page, f"Next{name}", where) for name in ("KeyMarker", "UploadIdMarker")}
+        following = {name: field(page, f"Next{name}", where) for name in ("KeyMarker", "UploadIdMarker")}
+        if following == more:
+            raise not_s3(where, "its listing never ends")
+        more = following
 
 
 def _send_parts(

@@ -252,6 +252,24 @@ def test_a_listing_that_lacks_something(gateway: Place, more: str, entry: str, w
     assert what in error.message and endpoint in error.message
 
 
+@pytest.mark.parametrize(
+    ("listing", "more", "verb"),
+    [
+        ("ListBucketResult", "<Name>b</Name><NextContinuationToken>x</NextContinuationToken>", VERBS["list"]),
+        (
+            "ListMultipartUploadsResult",
+            "<NextKeyMarker>x</NextKeyMarker><NextUploadIdMarker>x</NextUploadIdMarker>",
+            lambda store: store.sweep(0),
+        ),
+    ],
+    ids=["objects", "uploads"],
+)
+def test_a_listing_that_never_ends(gateway: Place, listing: str, more: str, verb: Callable[[Store], object]) -> None:
+    with _web_server(200, f"<{listing}><IsTruncated>true</IsTruncated>{more}</{listing}>") as endpoint:
+        error = _refused(verb, open_store(gateway.url, Config(s3_endpoint=endpoint)), StoreError)
+    assert "never ends" in error.message
+
+
 def test_a_web_server_takes_no_parts(gateway: Place) -> None:
     with _web_server(200, "") as endpoint:
         error = _refused(VERBS["put in parts"], open_store(gateway.url, Config(s3_endpoint=endpoint)), StoreError)
