@@ -23,10 +23,9 @@ import fcntl
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from io import FileIO
-from pathlib import Path
 
 from ..checkpoint.chunks import FILE_PIECE, StreamRef
 from ..checkpoint.manifest import FileRecord
@@ -34,6 +33,7 @@ from ..checkpoint.records import MAX_INT
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
 from ..errors import NoSuchProcess, NotFound, PreflightRefused, UsageError
+from ..proc import ways
 from ..proc.descriptors import Descriptor, descriptors
 from ..proc.syscalls import pidfd_getfd
 from ..proc.tree import mappings, read_tree
@@ -42,6 +42,8 @@ from .namespaces import saved_devices
 from .overlays import Binaries
 
 _PIECE = 1 << 20
+_PATH_MAX = 4096  # bytes, with the NUL at the end
+_LINK_HINT = "See what the link is for; what it leads to can be named itself."
 _NO_FILES = ("/dev/", "/SYSV", "/memfd:", "/anon_hugepage")  # mapped, but of no file that could be put back
 
 
@@ -273,7 +275,11 @@ def resolve_carried(paths: Iterable[str], root_pid: int) -> list[str]:
         if not path:  # a variable that is not set, say: it would be the working folder
             raise UsageError("'' is no path of a file or folder to take along")
         absolute = os.path.abspath(path)
-        if not os.path.lexists(f"/proc/{root_pid}/root{absolute}"):
+        try:
+            _path, there = next(walk(absolute, root_pid))
+        except OSError:  # on the way there
+            there = None
+        if there is None:
             raise NotFound(f"{absolute}: no such file or folder for PID {root_pid}", hint="--with-files names files of the tree.")
         found.append(absolute)
     return found
@@ -288,39 +294,67 @@ def _carry(
     reporter: Reporter,
 ) -> Iterator[tuple[FileRecord, tuple[int, int]]]:
     """The records of a file, or of a folder and everything below it on the same file system; each path once, see `taken`."""
-    view = Path(f"/proc/{root_pid}/root")
-    pending = [wanted]
-    device: int | None = None
-    while pending:
-        path = pending.pop()
-        real = f"{view}{path}"
-        fd, target = -1, ""
-        try:
-            status = os.lstat(real)
-            identity = (status.st_dev, status.st_ino)
-            device = status.st_dev if device is None else device
-            if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
-                pending += [os.path.join(path, name) for name in sorted(os.listdir(real), reverse=True)]
-            if path in taken:  # named twice, or below a folder that is named; a mount point is followed only under its own name
-                continue
-            if stat.S_ISLNK(status.st_mode):
-                target = os.readlink(real)
-            elif stat.S_ISREG(status.st_mode):
-                fd = _open_contents(real, leased.get(identity), os.O_NOFOLLOW)
-        except (FileNotFoundError, NotADirectoryError):
-            # Removed by somebody outside the tree meanwhile; or, what was named, by the program before it was frozen.
-            if path == wanted:
-                reporter.warning(f"{path} is gone since the dump began: left out")
+    for path, fd in walk(wanted, root_pid):
+        if fd is None:  # the program removed it before it was frozen, or somebody outside the tree
+            reporter.warning(f"{path} is gone since the dump began: left out")
+            continue
+        if path in taken:  # named twice, or below a folder that is named; a mount point is followed only under its own name
             continue
         taken.add(path)
-        record = _base(path, "carried", status).with_use(xattrs=_xattrs(real), target=target)
-        if fd >= 0:
+        if len(os.fsencode(path)) >= _PATH_MAX:
+            reporter.warning(f"{path[:100]}... is too long for a path: left out")
+            continue
+        status, itself = os.fstat(fd), f"/proc/self/fd/{fd}"
+        identity = (status.st_dev, status.st_ino)
+        record = _base(path, "carried", status).with_use(xattrs=_xattrs(itself))
+        if stat.S_ISLNK(status.st_mode):
+            record = record.with_use(target=os.readlink("", dir_fd=fd))
+        elif stat.S_ISREG(status.st_mode):
+            contents = _open_contents(itself, leased.get(identity), 0)
             try:
-                hashed, data, size = _store(writer, path, fd, status.st_size, reporter)
+                hashed, data, size = _store(writer, path, contents, status.st_size, reporter)
                 record = record.with_use(digest=hashed, data=data, size=size)
             finally:
-                os.close(fd)
-        elif not (stat.S_ISLNK(status.st_mode) or stat.S_ISFIFO(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+                os.close(contents)
+        elif not (stat.S_ISFIFO(status.st_mode) or stat.S_ISDIR(status.st_mode)):
             reporter.warning(f"{path} is a socket or a device: left out")
             continue
         yield record, identity
+
+
+def walk(wanted: str, root_pid: int) -> Iterator[tuple[str, int | None]]:
+    """What the tree has at a path, and all below it on the same file system: each path, with a descriptor (``O_PATH``) of it.
+
+    The descriptor is good until the next is asked for; None if nothing is at `wanted`.  Where other users may write they can
+    move things about meanwhile, but no link of theirs leads elsewhere: `PreflightRefused`, and below `wanted` none is followed.
+    """
+    base, name = os.path.split(wanted)
+    with ExitStack() as stack:
+        view = os.open(f"/proc/{root_pid}/root", os.O_PATH | os.O_CLOEXEC)
+        stack.callback(os.close, view)
+        try:
+            above = stack.enter_context(ways.folder(base, view))
+        except (FileNotFoundError, NotADirectoryError):
+            yield wanted, None
+            return
+        except ways.ForeignLink as error:
+            raise PreflightRefused(f"{wanted} is not taken along: {error.strerror}", hint=_LINK_HINT) from error
+        device: int | None = None
+        pending: list[tuple[tuple[str, ...], list[str]]] = [((), [name or "."])]  # the way to a folder, names in it
+        while pending:
+            way, names = pending.pop()
+            with suppress(FileNotFoundError, NotADirectoryError), ways.place(way, above) as folder:
+                for name in names:
+                    path = os.path.normpath(os.path.join(base, *way, name))
+                    with ExitStack() as opened:
+                        try:
+                            fd = opened.enter_context(ways.place([name], folder))
+                        except (FileNotFoundError, NotADirectoryError):
+                            if device is None:
+                                yield path, None
+                            continue
+                        status = os.fstat(fd)
+                        device = status.st_dev if device is None else device
+                        if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
+                            pending.append(((*way, name), sorted(os.listdir(f"/proc/self/fd/{fd}"))))
+                        yield path, fd

@@ -27,7 +27,7 @@ from ..proc.procfs import read_text, reading
 from ..proc.syscalls import borrow_socket
 from ..report import Reporter
 from .checks.scene import Scene, collect
-from .files import resolve_carried
+from .files import resolve_carried, walk
 from .host import host_info
 from .namespaces import plan_entry
 from .needed import KERNELS_OWN, LATEST, NeededFile, NeededTerminal, Needs
@@ -110,32 +110,23 @@ class _Carried:
     """What ``--with-files`` names: found again by inode while the open files are looked at."""
 
     def __init__(self, paths: Sequence[str], root_pid: int) -> None:
-        self._view = f"/proc/{root_pid}/root"
-        self._folders = [path for path in paths if stat.S_ISDIR(os.lstat(self._view + path).st_mode)]
+        self._folders: list[str] = []
         self._found: dict[str, NeededFile] = {}
         self.more_files = self.more_bytes = 0
         names = 0
         for path in paths:
-            for name, status in self._walk(path):
+            for name, fd in walk(path, root_pid):
+                if fd is None:  # removed meanwhile
+                    continue
+                status = os.fstat(fd)
+                if name == path and stat.S_ISDIR(status.st_mode):
+                    self._folders.append(path)
                 if len(self._found) < _MAX_LISTED and names < _MAX_NAMES:
                     names += len(name)
                     self._found[name] = _needed(name, "carried", status, travels=True)
                 else:
                     self.more_files += 1
                     self.more_bytes += status.st_blocks * 512
-
-    def _walk(self, path: str) -> Iterator[tuple[str, os.stat_result]]:
-        """As `criuctl.ops.files` walks: what is on the same file system."""
-        top = os.lstat(self._view + path)
-        pending = [(path, top)]
-        while pending:
-            name, status = pending.pop()
-            yield name, status
-            if stat.S_ISDIR(status.st_mode) and status.st_dev == top.st_dev:
-                with suppress(OSError), os.scandir(self._view + name) as entries:
-                    for entry in entries:
-                        with suppress(OSError):  # removed meanwhile
-                            pending.append((os.path.join(name, entry.name), entry.stat(follow_symlinks=False)))
 
     def has(self, path: str) -> bool:
         """Whether it travels because it is named, or is in a folder that is."""

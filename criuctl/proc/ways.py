@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -28,10 +28,31 @@ class ForeignLink(PermissionError):
 
 
 @contextmanager
-def folder(path: str) -> Iterator[int]:
-    """A descriptor of the folder `path` for ``dir_fd=``; `ForeignLink`, and every other `OSError`."""
-    fd = _Walk().go(os.open("/", _PLACE), path)
+def folder(path: str, root: int | None = None) -> Iterator[int]:
+    """A descriptor of the folder `path` for ``dir_fd=``; `ForeignLink`, and every other `OSError`.
+
+    With `root` as whoever has that folder as root sees it: every link ends up at or below it.
+    """
+    top = os.open("/", _PLACE) if root is None else os.dup(root)
     try:
+        fd = _Walk(top).go(os.dup(top), path)
+    finally:
+        os.close(top)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def place(parts: Sequence[str], folder: int) -> Iterator[int]:
+    """A descriptor (``O_PATH``) of what is at the end of this way from a folder; over a link the way leads nowhere; `OSError`."""
+    fd = os.dup(folder)
+    try:
+        for part in parts:
+            inner = os.open(part, _PLACE, dir_fd=fd)
+            os.close(fd)
+            fd = inner
         yield fd
     finally:
         os.close(fd)
@@ -39,6 +60,7 @@ def folder(path: str) -> Iterator[int]:
 
 @dataclass(slots=True)
 class _Walk:
+    top: int
     links: int = 0
 
     def go(self, fd: int, path: str) -> int:
@@ -54,6 +76,8 @@ class _Walk:
         return fd
 
     def _step(self, fd: int, part: str) -> int:
+        if part == ".." and os.path.samestat(os.fstat(fd), os.fstat(self.top)):
+            part = "."
         inner = os.open(part or ".", _PLACE, dir_fd=fd)
         status = os.fstat(inner)
         if stat.S_ISDIR(status.st_mode):
@@ -67,7 +91,7 @@ class _Walk:
         self.links += 1
         if self.links > _LINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), part)
-        inner = self.go(os.open("/", _PLACE) if target.startswith("/") else os.dup(fd), target)
+        inner = self.go(os.dup(self.top if target.startswith("/") else fd), target)
         others = {status.st_uid, os.fstat(fd).st_uid} - {0, os.geteuid(), os.fstat(inner).st_uid}
         if others:
             os.close(inner)

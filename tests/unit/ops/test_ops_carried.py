@@ -1,0 +1,79 @@
+"""What ``--with-files`` names, walked as the tree sees it and while others move about what is theirs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from criuctl.checkpoint.repository import Repository
+from criuctl.checkpoint.writer import CheckpointWriter
+from criuctl.config import Config
+from criuctl.errors import NotFound, PreflightRefused
+from criuctl.ops import files
+from criuctl.report import Reporter
+from criuctl.store import open_store
+
+BOB = 65534
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[CheckpointWriter]:
+    config = Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"))
+    repository = Repository.open(open_store(config.store, config), config, create_local=True)
+    with repository.writer(Reporter()) as writer:
+        yield writer
+    repository.close()
+
+
+def test_a_folder_that_becomes_a_link_during_the_walk_leads_nowhere(tmp_path: Path, writer: CheckpointWriter) -> None:
+    (tmp_path / "named" / "his").mkdir(parents=True)
+    (tmp_path / "named" / "his" / "secret").touch()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "secret").write_text("of somebody else")
+    found = {}
+    carried = files._carry(writer, str(tmp_path / "named"), os.getpid(), {}, set(), Reporter())
+    for record, _identity in carried:
+        found[record.path] = record
+        if record.path.endswith("/his"):  # what is in it has not been looked at yet
+            (tmp_path / "named" / "his").rename(tmp_path / "away")
+            (tmp_path / "named" / "his").symlink_to(tmp_path / "foreign")
+    assert sorted(found) == [str(tmp_path / "named"), str(tmp_path / "named" / "his")]
+
+
+def test_a_link_of_another_user_on_the_way_is_not_followed(tmp_path: Path, writer: CheckpointWriter) -> None:
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "secret").write_text("of somebody else")
+    (tmp_path / "home").mkdir()
+    os.chown(tmp_path / "home", BOB, BOB)
+    (tmp_path / "home" / "work").symlink_to(tmp_path / "foreign")
+    named = str(tmp_path / "home" / "work" / "secret")
+    with pytest.raises(PreflightRefused, match="symbolic link"):
+        files.resolve_carried([named], os.getpid())
+    with pytest.raises(PreflightRefused, match="symbolic link"):
+        list(files._carry(writer, named, os.getpid(), {}, set(), Reporter()))
+    with pytest.raises(NotFound, match="no such file"):
+        files.resolve_carried([str(tmp_path / "foreign" / "none")], os.getpid())
+
+
+def test_links_lead_where_they_lead_the_tree(tmp_path: Path, writer: CheckpointWriter) -> None:
+    """In a tree with a root folder of its own, an absolute link and ``..`` stay in there."""
+    root = tmp_path / "root"
+    (root / "srv" / "data").mkdir(parents=True)
+    (root / "srv" / "data" / "file").write_text("of the tree")
+    (root / "absolute").symlink_to("/srv")
+    (root / "upwards").symlink_to("../../../../../../srv")
+    program = "import os, sys; os.chroot(sys.argv[1]); print(flush=True); sys.stdin.read()"
+    child = subprocess.Popen(["python3", "-c", program, root], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()
+        for name in ("absolute", "upwards"):
+            named = f"/{name}/data"
+            assert files.resolve_carried([named], child.pid) == [named]
+            carried = files._carry(writer, named, child.pid, {}, set(), Reporter())
+            assert [record.path for record, _identity in carried] == [named, f"{named}/file"]
+        child.stdin.close()
