@@ -134,21 +134,21 @@ def collect(
 ) -> list[FileRecord]:
     """Record (and where wanted store) the files of a frozen tree; not those that CRIU saves, with all of their file system."""
     records: list[FileRecord] = []
-    carried: dict[tuple[int, int], FileRecord] = {}
+    carried: dict[tuple[int, int], int] = {}  # by device and inode: its first record
     taken: set[str] = set()
     found_open = open_files(opened)
     leased = {key: entry.leased for key, entry in found_open.items() if entry.leased is not None}
     for wanted in with_files:
         for record, identity in _carry(writer, wanted, root_pid, leased, taken, reporter):
+            carried.setdefault(identity, len(records))
             records.append(record)
-            carried.setdefault(identity, record)
     saved = saved_devices(root_pid)
     for (device, inode), entry in found_open.items():
         if device in saved:
             continue
         if (device, inode) in carried:
-            known = carried[device, inode]
-            records[records.index(known)] = known.with_use(holders=tuple(entry.holders), append=entry.append, kind=known.kind)
+            number = carried[device, inode]
+            records[number] = records[number].with_use(holders=tuple(entry.holders), append=entry.append)
             continue
         found = _record(writer, config, entry, binaries, reporter)
         if found is not None:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from criuctl.checkpoint.manifest import FileRecord
 from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.config import Config
 from criuctl.errors import NotFound, PreflightRefused
 from criuctl.ops import files
+from criuctl.ops.overlays import Binaries
+from criuctl.proc.descriptors import descriptors
 from criuctl.report import Reporter
 from criuctl.store import open_store
 
@@ -77,3 +81,28 @@ def test_links_lead_where_they_lead_the_tree(tmp_path: Path, writer: CheckpointW
             carried = files._carry(writer, named, child.pid, {}, set(), Reporter())
             assert [record.path for record, _identity in carried] == [named, f"{named}/file"]
         child.stdin.close()
+
+
+def test_open_files_find_their_records_without_a_search(
+    tmp_path: Path, writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tree is frozen meanwhile, and may have many thousand files open."""
+    compared = 0
+
+    def equal(one: FileRecord, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return one is other
+
+    monkeypatch.setattr(FileRecord, "__eq__", equal)
+    folder, pid = tmp_path / "named", os.getpid()
+    folder.mkdir()
+    with ExitStack() as stack:
+        held = {str(folder / f"{n:03}"): stack.enter_context(open(folder / f"{n:03}", "ab")).fileno() for n in range(100)}
+        opened = {pid: [d for d in descriptors(pid) if d.target in held]}
+        binaries = Binaries(pid, wanted=False)
+        found = files.collect(writer, Config(), opened, [str(folder)], binaries, pid, Reporter())
+    records = {record.path: record for record in found if record.kind == "carried"}
+    assert sorted(records) == [str(folder), *sorted(held)]
+    assert all(records[path].holders == ((pid, fd),) and records[path].append for path, fd in held.items())
+    assert compared == 0
