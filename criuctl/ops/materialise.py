@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import count
 
 from ..checkpoint.chunks import cut
 from ..checkpoint.gathered import Gathered
@@ -23,6 +24,7 @@ from ..proc.limits import room_for_descriptors
 from .filling import Filling
 from .lazymemory import StoredPages
 
+_SHARED_AT_ONCE = 256  # images of shared memory that are written together
 _SMALL = 1024  # pages of a run that is small
 _AT_ONCE = 4096  # pages of a task that are in such ones, at most
 
@@ -65,34 +67,40 @@ def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Fi
     already; those of processes that share no memory with their parents are fitted to that.
     """
     filling = Filling(reader)
-    targets = Targets()
     files: dict[int, unshared.TaskPages] = {}
     images = list(_page_maps(manifest, reader))
     tree = direct.tasks(folder)
     tasks = [(image, entries) for image, entries in images if image.kind == "task"]
+    shared = [(image, entries) for image, entries in images if image.kind != "task"]
     own = {image.id: image.own for image, _entries in tasks}
     divided = direct.divide(folder, tree, {image.id: entries for image, entries in tasks}, own)
+    numbers = count(1)
     with ExitStack() as stack:
-        stack.enter_context(room_for_descriptors(len(images)))
-        for number, (image, entries) in enumerate(images, start=1):
-            runs = divided.get(image.id) if image.kind == "task" else None
-            if runs is None:
-                runs = [(entry, False) for entry in entries]
-            fd = _pages_file(folder, number)
-            stack.callback(os.close, fd)
-            kept, offset = [], 0
-            parts = cut(reader.extents(image.data), (run.pages * PAGE for run, _directly in runs))
-            for (run, directly), extents in zip(runs, parts, strict=True):
-                if directly:
-                    filling.add(image.id, run.vaddr, extents)
-                else:
-                    kept.append(run)
-                    targets.add(fd, offset, extents)
-                    offset += run.pages * PAGE
-            write_pagemap(folder, ImageKey(image.kind, image.id), number, kept)
-            if image.kind == "task":
-                files[image.id] = unshared.TaskPages(fd, kept)
-        reader.write(targets)
+        stack.enter_context(room_for_descriptors(len(tasks) + _SHARED_AT_ONCE))
+        # There may be more of them than descriptors; those of tasks stay open, to be compared.
+        for first in range(0, len(shared) or 1, _SHARED_AT_ONCE):
+            with ExitStack() as portion:
+                targets = Targets()
+                for image, entries in (tasks if not first else []) + shared[first : first + _SHARED_AT_ONCE]:
+                    runs = divided.get(image.id) if image.kind == "task" else None
+                    if runs is None:
+                        runs = [(entry, False) for entry in entries]
+                    number = next(numbers)
+                    fd = _pages_file(folder, number)
+                    (stack if image.kind == "task" else portion).callback(os.close, fd)
+                    kept, offset = [], 0
+                    parts = cut(reader.extents(image.data), (run.pages * PAGE for run, _directly in runs))
+                    for (run, directly), extents in zip(runs, parts, strict=True):
+                        if directly:
+                            filling.add(image.id, run.vaddr, extents)
+                        else:
+                            kept.append(run)
+                            targets.add(fd, offset, extents)
+                            offset += run.pages * PAGE
+                    write_pagemap(folder, ImageKey(image.kind, image.id), number, kept)
+                    if image.kind == "task":
+                        files[image.id] = unshared.TaskPages(fd, kept)
+                reader.write(targets)
         if len(files) > 1:
             unshared.part(folder, tree, files)
     return filling
