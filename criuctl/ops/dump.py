@@ -174,6 +174,7 @@ def dump(
             survey=survey,
             began=began,
             entry=entry,
+            links=remaps.DumpedLinks(root.pid, entry, stack),
             external=external,
             leased=leased,
             terminals=terminals,
@@ -252,6 +253,7 @@ class _Dump:
     survey: Survey
     began: float
     entry: NamespacePlan
+    links: remaps.DumpedLinks
     external: dict[str, Descriptor]
     leased: bool
     terminals: DumpedTerminals
@@ -396,7 +398,7 @@ class _Dump:
                 hint="Its descriptor must be on its way over a unix socket: dump again when the program has received it.",
             )
         socketnames.follow_renamed(images, self.tree, self.reporter)
-        links = remaps.collect(images, self.writer, self.root, self.entry)
+        links = self.links.collect(images, self.writer)
         file_records = self.collected.result()
         self.kept = any(c.policy == "keep" and c.external and c.protocol == "tcp" for c in self.connections)
         holder = self.holder.begin(self.writer)
@@ -433,7 +435,7 @@ class _Dump:
 
     def tidy(self) -> None:
         """The tree is gone: so goes what was made for the dump, the lock on its connections above all."""
-        remaps.clean(self.manifest.links if self.manifest else (), self.reporter)
+        self.links.clean(self.reporter)
         if not self.stays_locked:
             self.forget_lock()
         self.farewell.say()

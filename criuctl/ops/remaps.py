@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from ..checkpoint.manifest import LinkRecord
 from ..checkpoint.reader import CheckpointReader
@@ -30,15 +30,9 @@ _PREFIX = "link_remap."
 _SCAN_LIMIT = 100_000  # names of one folder that are looked through for another link
 
 
-def _in_tree(root: int, path: str) -> str:
-    """What leads from here to a path of the tree's mount namespace, at or below its root folder."""
-    top = os.readlink(f"/proc/{root}/root")
-    return f"/proc/{root}/root{path if top == '/' else path.removeprefix(top)}"
-
-
-def _other_name(folder: str, name: str, inode: int) -> str:
-    """Another name in `folder` of the file `inode`, or ""."""
-    with os.scandir(folder) as entries:
+def _other_name(folder: int, name: str, inode: int) -> str:
+    """Another name in a folder of the file `inode`, or ""."""
+    with os.scandir(f"/proc/self/fd/{folder}") as entries:
         for count, entry in enumerate(entries):
             if count > _SCAN_LIMIT:
                 break
@@ -47,45 +41,72 @@ def _other_name(folder: str, name: str, inode: int) -> str:
     return ""
 
 
-def collect(images: ImageSet, writer: CheckpointWriter, root: int, entry: NamespacePlan) -> list[LinkRecord]:
-    """Record the helper links that CRIU has just made for this dump, with their contents; not those in what it saves itself."""
-    records = []
-    saved = saved_devices(root)
-    for path in images.link_remaps():
-        real = _in_tree(root, path) if "mnt" in entry.entered | entry.dumped else path
-        fd = os.open(real, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) or status.st_dev in saved:
-                continue
-            writer.add_file(("link", path), fd, status.st_size)
-        finally:
-            os.close(fd)
-        sibling = _other_name(os.path.dirname(real), os.path.basename(path), status.st_ino)
-        records.append(
-            LinkRecord(
-                path=path,
-                sibling=os.path.join(os.path.dirname(path), sibling) if sibling else "",
-                inode=status.st_ino,
-                device=status.st_dev,
-                mode=status.st_mode,
-                uid=status.st_uid,
-                gid=status.st_gid,
-                data=writer.stream(("link", path)),
+class DumpedLinks:
+    """The helper links that CRIU makes for one dump.
+
+    Their folders are held: those of a mount namespace that ends with the tree cannot be found any more by then.
+    """
+
+    def __init__(self, root: int, entry: NamespacePlan, stack: ExitStack) -> None:
+        self._root, self._stack = root, stack
+        self._inside = "mnt" in entry.entered | entry.dumped
+        self._folders: dict[str, int] = {}
+        self._links: list[str] = []
+
+    def collect(self, images: ImageSet, writer: CheckpointWriter) -> list[LinkRecord]:
+        """Record those that it has just made, with their contents; not those in what it saves itself."""
+        records = []
+        saved = saved_devices(self._root)
+        for path in images.link_remaps():
+            folder, name = self._folder(os.path.dirname(path)), os.path.basename(path)
+            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+            try:
+                status = os.fstat(fd)
+                if not stat.S_ISREG(status.st_mode) or status.st_dev in saved:
+                    continue
+                writer.add_file(("link", path), fd, status.st_size)
+            finally:
+                os.close(fd)
+            sibling = _other_name(folder, name, status.st_ino)
+            self._links.append(path)
+            records.append(
+                LinkRecord(
+                    path=path,
+                    sibling=os.path.join(os.path.dirname(path), sibling) if sibling else "",
+                    inode=status.st_ino,
+                    device=status.st_dev,
+                    mode=status.st_mode,
+                    uid=status.st_uid,
+                    gid=status.st_gid,
+                    data=writer.stream(("link", path)),
+                )
             )
-        )
-    return records
+        return records
 
+    def clean(self, reporter: Reporter) -> None:
+        """Remove them: the dump is over."""
+        for path in self._links:
+            try:
+                os.unlink(os.path.basename(path), dir_fd=self._folders[os.path.dirname(path)])
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                reporter.warning(f"{path}, which CRIU has made for the dump, cannot be removed: {error.strerror}", "Remove it.")
 
-def clean(links: Iterable[LinkRecord], reporter: Reporter) -> None:
-    """Remove the helper links of a dump that is over."""
-    for link in links:
-        try:
-            _remove(link.path)
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            reporter.warning(f"{link.path}, which CRIU has made for the dump, cannot be removed: {error.strerror}", "Remove it.")
+    def _folder(self, path: str) -> int:
+        """A descriptor of a folder, which a path of the tree's mount namespace leads to."""
+        if path not in self._folders:
+            with ExitStack() as stack:
+                view: int | None = None
+                inner = path
+                if self._inside:
+                    view = os.open(f"/proc/{self._root}/root", os.O_PATH | os.O_CLOEXEC)
+                    stack.callback(os.close, view)
+                    top = os.readlink(f"/proc/{self._root}/root")  # the path is at or below it
+                    inner = path if top == "/" else path.removeprefix(top)
+                self._folders[path] = os.dup(stack.enter_context(ways.folder(inner, view)))
+                self._stack.callback(os.close, self._folders[path])
+        return self._folders[path]
 
 
 @contextmanager

@@ -43,6 +43,14 @@ def test_another_pid_namespace_whose_root_is_not_dumped(zoo: Zoo, trip: Trip) ->
     restored.ask()
 
 
+def test_a_deleted_name_where_the_host_has_another_folder(zoo: Zoo, trip: Trip) -> None:
+    """CRIU's helper link for it does not stay in the folder that the tree has there."""
+    mount = 'mkdir own real; mount --bind real own; echo kept >own/f; ln own/f own/g; exec 7<>own/f; rm own/f; exec "$@"'
+    animal = zoo.launch("counter.py", prefix=["unshare", "--mount", "sh", "-c", mount, "sh"])
+    trip.dump(animal)
+    assert [path.name for path in (animal.folder / "real").iterdir()] == ["g"]
+
+
 def test_a_tree_that_is_pid_1_of_its_namespace(zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch("counter.py", prefix=["unshare", "--pid", "--fork", "--mount-proc", "setsid"])
     assert oracle.inner_pid(animal.pid) == 1

@@ -1,0 +1,85 @@
+"""CRIU's helper links for deleted names: taken down where they are when a dump is over."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from criuctl.checkpoint.repository import Repository
+from criuctl.checkpoint.writer import CheckpointWriter
+from criuctl.config import Config
+from criuctl.criu.images import ImageSet
+from criuctl.ops.namespaces import plan_entry
+from criuctl.ops.remaps import DumpedLinks
+from criuctl.report import Reporter
+from criuctl.store import open_store
+
+
+class Images(ImageSet):
+    """Those of a dump that needed these helper links."""
+
+    def __init__(self, *links: Path) -> None:
+        self.links = [str(link) for link in links]
+
+    def link_remaps(self) -> list[str]:
+        return self.links
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[CheckpointWriter]:
+    config = Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"))
+    repository = Repository.open(open_store(config.store, config), config, create_local=True)
+    with repository.writer(Reporter()) as writer:
+        yield writer
+    repository.close()
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A folder with a file and its helper link."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "data").write_text("kept")
+    (tmp_path / "work" / "link_remap.1").hardlink_to(tmp_path / "work" / "data")
+    return tmp_path / "work"
+
+
+def test_nobody_leads_the_removal_elsewhere(work: Path, writer: CheckpointWriter) -> None:
+    reporter = Reporter()
+    with ExitStack() as stack:
+        links = DumpedLinks(os.getpid(), plan_entry(os.getpid()), stack)
+        (record,) = links.collect(Images(work / "link_remap.1"), writer)
+        assert (record.path, record.sibling) == (str(work / "link_remap.1"), str(work / "data"))
+        (work.parent / "etc").mkdir()
+        (work.parent / "etc" / "link_remap.1").touch()
+        work.rename(work.parent / "away")
+        work.symlink_to(work.parent / "etc")
+        links.clean(reporter)
+        links.clean(reporter)
+    assert os.listdir(work.parent / "etc") == ["link_remap.1"]
+    assert os.listdir(work.parent / "away") == ["data"]
+    assert reporter.warnings == []
+
+
+def test_in_a_mount_namespace_that_has_ended_with_the_tree(work: Path, writer: CheckpointWriter) -> None:
+    """Where the folder was mounted there, nothing leads to the link by the path that the tree had for it."""
+    seen = work.parent / "seen"
+    seen.mkdir()
+    script = 'mount --bind "$1" "$2" && echo && exec cat'
+    child = subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", script, "sh", work, seen], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with ExitStack() as stack:
+        with child:
+            assert child.stdin is not None and child.stdout is not None
+            assert child.stdout.readline() == b"\n"
+            links = DumpedLinks(child.pid, plan_entry(child.pid), stack)
+            (record,) = links.collect(Images(seen / "link_remap.1"), writer)
+            assert (record.path, record.sibling) == (str(seen / "link_remap.1"), str(seen / "data"))
+            child.stdin.close()
+        links.clean(Reporter())
+    assert os.listdir(work) == ["data"]
