@@ -311,6 +311,12 @@ _RESTORE = (
         "Restore it where criuctl has CAP_SYS_RESOURCE, or a higher `ulimit -n`.",
     ),
     _r(
+        "shared-mappings",
+        r"(?:Unable to open pages-|Can't open file ).*: Too many open files",
+        "CRIU, which restores each mapping of shared memory with a descriptor, can have no more of them here",
+        "Restore it where criuctl has CAP_SYS_RESOURCE, or a higher `ulimit -Hn`.",
+    ),
+    _r(
         "pid-taken",
         r"Can't fork for (?P<pid>\d+): File exists|Pid \d+ do not match expected (?P<other>\d+)",
         "a PID of the tree is taken",

@@ -144,6 +144,17 @@ def test_descriptor_that_no_restore_has_room_above(tmp_path: Path, monkeypatch: 
             assert {f.fd for f in found} == told
 
 
+def test_more_shared_memory_than_a_restore_has_descriptors(tmp_path: Path) -> None:
+    """CRIU has a descriptor of each mapping at once, and here it may not have more than we."""
+    made = "import mmap; m = [mmap.mmap(-1, 4096) for _ in range(300)]"
+    with running(made, tmp_path) as program, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scene, "effective_capabilities", lambda: 0)
+        assert "shared-mappings" not in {f.code for f in _findings(program.pid)}
+        patch.setattr(resource, "getrlimit", lambda _which: (320, 320))
+        (told,) = [f for f in _findings(program.pid) if f.code == "shared-mappings"]
+        assert told.level == "error" and "300 mappings" in told.text and "320 in all" in told.text
+
+
 def test_shared_descriptor_is_told_once(tmp_path: Path) -> None:
     with running("f = os.open('/dev/fuse', os.O_RDWR); [child(lambda: None) for _ in range(3)]", tmp_path) as program:
         assert [f.code for f in _findings(program.pid) if f.level == "error"] == ["device"]

@@ -213,6 +213,15 @@ def _numbers(scene: Scene, process: Process) -> Iterator[Finding]:
             pid=process.pid,
             fd=max(opened),
         )
+    shared = sum(m.shared and m.deleted and m.path == "/dev/zero" for m in scene.mapped.get(process.pid, ()))
+    if len(opened) + shared + _SERVICE + _PAD > (limit := _limit(scene)):
+        yield Finding(
+            "error",
+            "shared-mappings",
+            f"{process} has {shared} mappings of shared memory; CRIU restores each with a descriptor, of {limit} in all",
+            "Start criuctl with a higher `ulimit -Hn` (CAP_SYS_RESOURCE, fs.nr_open).",
+            pid=process.pid,
+        )
 
 
 def _address_space(process: Process) -> Iterator[Finding]:
@@ -233,11 +242,15 @@ def _address_space(process: Process) -> Iterator[Finding]:
 
 
 def _restorable(scene: Scene) -> int:
-    """The highest number of a descriptor for which CRIU, with the limit that it can give itself, finds room for its own."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    """The highest number of a descriptor for which CRIU finds room for its own."""
+    return _limit(scene) // _ALIGNMENT * _ALIGNMENT - _SERVICE - _PAD
+
+
+def _limit(scene: Scene) -> int:
+    """How many descriptors CRIU can have, with the limit that it can give itself."""
     if scene.own_capabilities >> CAP_SYS_RESOURCE & 1:
-        limit = int(read_raw("/proc/sys/fs/nr_open"))
-    return limit // _ALIGNMENT * _ALIGNMENT - _SERVICE - _PAD
+        return int(read_raw("/proc/sys/fs/nr_open"))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def _thread_ids(pid: int) -> list[str]:

@@ -46,6 +46,12 @@ Error: Could not process rule: No such file or directory
             16590,
             3,
         ),
+        (
+            "(00.04) Error (criu/image.c:592): Unable to open pages-984.img: Too many open files",
+            "shared-mappings",
+            16590,
+            None,
+        ),
         ("pie: 16590: Error (criu/pie/parasite.c:588): send_fds failed (-22)", "io-uring", 16590, 3),
         ("(00.03) Error (criu/sockets.c:767): sockets: BUG! Unknown socket collected (family 40)", "socket-family", 16590, 3),
         ("(00.04) Error (criu/sk-inet.c:137): inet: Unsupported proto 262 for socket bd74", "socket-protocol", 16590, 3),
