@@ -12,11 +12,13 @@ is still the same file, else a file with the recorded contents.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+from ..checkpoint.chunks import StreamRef
 from ..checkpoint.manifest import LinkRecord
 from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.writer import CheckpointWriter
@@ -36,9 +38,16 @@ def _other_name(folder: int, name: str, inode: int) -> str:
         for count, entry in enumerate(entries):
             if count > _SCAN_LIMIT:
                 break
-            if entry.inode() == inode and entry.name != name and entry.is_file(follow_symlinks=False):
+            if entry.inode() == inode and entry.name != name and not entry.is_dir(follow_symlinks=False):
                 return entry.name
     return ""
+
+
+def _store(writer: CheckpointWriter, path: str, fd: int) -> StreamRef:
+    """Put the contents of a link into the checkpoint."""
+    with open(f"/proc/self/fd/{fd}", "rb", buffering=0) as file:
+        writer.add_file(("link", path), file.fileno(), os.fstat(fd).st_size)
+    return writer.stream(("link", path))
 
 
 class DumpedLinks:
@@ -59,12 +68,13 @@ class DumpedLinks:
         saved = saved_devices(self._root)
         for path in images.link_remaps():
             folder, name = self._folder(os.path.dirname(path)), os.path.basename(path)
-            fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+            # To open a FIFO would wait for somebody who writes; it may be one, or somebody puts one there.
+            fd = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
             try:
                 status = os.fstat(fd)
-                if not stat.S_ISREG(status.st_mode) or status.st_dev in saved:
+                if status.st_dev in saved or not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
                     continue
-                writer.add_file(("link", path), fd, status.st_size)
+                data = _store(writer, path, fd) if stat.S_ISREG(status.st_mode) else StreamRef()
             finally:
                 os.close(fd)
             sibling = _other_name(folder, name, status.st_ino)
@@ -78,7 +88,7 @@ class DumpedLinks:
                     mode=status.st_mode,
                     uid=status.st_uid,
                     gid=status.st_gid,
-                    data=writer.stream(("link", path)),
+                    data=data,
                 )
             )
         return records
@@ -144,11 +154,19 @@ def _make(link: LinkRecord, name: str, folder: int, reader: CheckpointReader) ->
             if (status.st_ino, status.st_dev) == (link.inode, link.device):
                 os.link(link.sibling, name, dst_dir_fd=folder, follow_symlinks=False)
                 return
-    fd = os.open(name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    fifo = stat.S_ISFIFO(link.mode)
+    if fifo:
+        os.mkfifo(name, 0o600, dir_fd=folder)
+    flags = os.O_PATH | os.O_NOFOLLOW if fifo else os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    fd = os.open(name, flags | os.O_CLOEXEC, 0o600, dir_fd=folder)
     try:
-        reader.write_to([(link.data, fd, 0)])
-        os.ftruncate(fd, link.data.size)
-        os.fchown(fd, link.uid, link.gid)
-        os.fchmod(fd, stat.S_IMODE(link.mode))
+        if fifo and not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            raise OSError(errno.ESTALE, "something else is in its place by now", link.path)
+        if not fifo:
+            reader.write_to([(link.data, fd, 0)])
+            os.ftruncate(fd, link.data.size)
+        itself = f"/proc/self/fd/{fd}"
+        os.chown(itself, link.uid, link.gid)
+        os.chmod(itself, stat.S_IMODE(link.mode))
     finally:
         os.close(fd)

@@ -225,3 +225,17 @@ def test_a_database_with_its_files(zoo: Zoo, trip: Trip) -> None:
     for path in animal.folder.glob("*.db*"):
         path.unlink()
     trip.restore(told, animal, equal=False).ask()
+
+
+def test_a_deleted_name_of_a_fifo(zoo: Zoo, trip: Trip) -> None:
+    """One that has another name, and nobody who writes: to open it would wait for ever, the tree frozen."""
+    made = (
+        "import os, sys; os.mkfifo('f'); os.link('f', 'g'); os.set_inheritable(os.open('f', os.O_RDONLY | os.O_NONBLOCK), True)"
+    )
+    animal = zoo.launch("counter.py", prefix=["python3", "-c", f"{made}; os.unlink('f'); os.execvp(sys.argv[1], sys.argv[1:])"])
+    told = trip.dump(animal)
+    (animal.folder / "g").unlink()
+    restored = trip.restore(told, animal, equal=False)
+    restored.ask()
+    assert sorted(path.name for path in animal.folder.iterdir() if path.is_fifo()) == []
+    trip.dump(restored)
