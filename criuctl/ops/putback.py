@@ -136,7 +136,7 @@ def _came_along(record: FileRecord) -> Judgement:
 
 
 def _has_contents(record: FileRecord) -> bool:
-    fd = os.open(record.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = ways.regular(record.path)
     try:
         return digest(fd, record.size) == record.digest
     finally:
@@ -145,7 +145,7 @@ def _has_contents(record: FileRecord) -> bool:
 
 def _contents(record: FileRecord, policy: Policy, path: str, now: os.stat_result) -> Judgement:
     size = now.st_size
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = ways.regular(path)
     try:
         beginning = size >= record.size and digest(fd, record.size) == record.digest
     finally:
@@ -281,7 +281,7 @@ class Applied:
         fd = self._do(record.path, folder, lambda: os.open(name, flags, 0o600, dir_fd=folder), _unlink)
         try:
             if prefix_of:
-                source = os.open(prefix_of, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+                source = ways.regular(prefix_of, folder)
                 try:
                     done = 0
                     while done < record.size:

@@ -58,6 +58,17 @@ def place(parts: Sequence[str], folder: int) -> Iterator[int]:
         os.close(fd)
 
 
+def regular(path: str, folder: int | None = None) -> int:
+    """A descriptor to read a regular file with; `OSError`, also for a link.  Nobody has us wait at a FIFO put in its place."""
+    itself = os.open(path, _PLACE, dir_fd=folder)
+    try:
+        if not stat.S_ISREG(os.fstat(itself).st_mode):
+            raise OSError(errno.ESTALE, "it is no regular file any more", path)
+        return os.open(f"/proc/self/fd/{itself}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(itself)
+
+
 @dataclass(slots=True)
 class _Walk:
     top: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,26 @@ def test_what_cannot_be_looked_at_is_refused(file: Path, name: str) -> None:
     (file.parent / "round").symlink_to("round")
     judged = judge(record(file).with_use(path=str(file.parent / name)), "restore")
     assert judged.verdict == "refuse" and "cannot be looked at" in judged.why
+
+
+def test_nobody_has_a_restore_wait_at_a_fifo(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put there by another user just after it was looked at."""
+    kept, status = record(file), file.lstat()
+    file.unlink()
+    os.mkfifo(file)
+    monkeypatch.setattr(os, "lstat", lambda _path: status)
+
+    def hung(*_: object) -> None:
+        raise AssertionError("it waits")
+
+    before = signal.signal(signal.SIGALRM, hung)
+    signal.alarm(10)
+    try:
+        judged = judge(kept, "restore")
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert judged.verdict == "refuse" and "no regular file" in judged.why
 
 
 def test_helper_links_are_made_and_removed_where_they_were(
