@@ -1,0 +1,273 @@
+"""CRIU's part of a restore: from plain images in a folder to a tree that runs, or to nothing.
+
+Everything that is made for it on this host (files put back, helper links, terminals, namespaces, firewall tables) is made here,
+and is taken back in reverse until the tree runs for good.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..checkpoint.manifest import Manifest
+from ..checkpoint.reader import CheckpointReader
+from ..config import Config
+from ..criu import binary, driver
+from ..criu.images import ImageSet
+from ..criu.lazy import LazyImage, LazyPages
+from ..criu.options import RestoreOptions
+from ..errors import RestoreFailed
+from ..hooks import Hooks
+from ..proc.command import InterruptsDeferred
+from ..proc.namespaces import pid_in
+from ..proc.privatens import PrivateNamespaces
+from ..proc.tree import ProcessIdentity
+from ..report import Reporter
+from . import (
+    arrival,
+    cgroups,
+    groupyard,
+    handback,
+    interrupted,
+    mend,
+    overlays,
+    remaps,
+)
+from .earlytasks import EarlyTasks
+from .feeding import FedPages, Feeder
+from .filling import Filling
+from .holders import RestoredHolder
+from .netlock import ConnectionLock
+from .plan import RestorePlan
+from .processors import bind_processors
+from .putback import Applied
+from .registry import boot_id
+from .terminals import RestoredTerminals
+
+
+@dataclass(slots=True)
+class Restoring:
+    """One restore under way: from images and pages in a folder to a running tree."""
+
+    config: Config
+    reporter: Reporter
+    manifest: Manifest
+    plan: RestorePlan
+    images: ImageSet
+    terminals: RestoredTerminals
+    holder: RestoredHolder
+    folder: int
+    reader: CheckpointReader
+    register: Callable[[int], None]  # the root's PID, before it runs
+    lazy: dict[int, LazyImage]  # pages that follow later; empty for an eager restore
+    hooks: Hooks
+    copy: bool = False  # beside a live original
+    held: Callable[[list[dict[str, Any]]], None] | None = None
+    feeder: Feeder | None = None
+    filling: Filling | None = None  # pages of an eager restore that CRIU does not bring
+    inner_root: int = 0  # the root's PID as the tree sees it
+    connections: list[dict[str, Any]] = field(default_factory=list)
+    aside: list[tuple[str, str]] = field(default_factory=list)
+    placed: ProcessIdentity | None = None  # the root, from when it is restored until it runs
+    early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
+    following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
+    running_at: float = 0.0  # monotonic
+    root: int = 0  # the root's PID as we see it, once the tree runs for good
+    net: int | None = None  # descriptor of the net namespace, if it is not ours
+
+    def run(self, criu: binary.CriuBinary, running: ExitStack) -> int:
+        """Restore and let it run; returns the root's PID as we see it.
+
+        From when it runs for good no signal breaks anything off until `running` is left, and no failure: there is no way back,
+        and a tree that nobody knows of, or whose lease is given back, might be restored a second time.
+        """
+        try:
+            self._run(criu, running)
+        except Exception as error:
+            if not self.root:
+                raise
+            self.reporter.warning(f"not everything that was made for the restore could be taken down: {error}")
+        return self.root
+
+    def _run(self, criu: binary.CriuBinary, running: ExitStack) -> None:
+        manifest, plan = self.manifest, self.plan
+        self.inner_root = self.images.pids()[0]
+        self.images.give_up(handback.endings(plan.connections))
+        # What came along is as it was read, and somebody may have made it shorter just then: CRIU may know another size.
+        judged = {j.record.path for j in plan.files if j.verdict in ("grown", "moved-on") or j.record.data is not None}
+        if judged:
+            self.images.forget_sizes(judged)
+
+        with ExitStack() as stack:
+            applied = Applied(self.reader, manifest.id[:8])
+            stack.callback(lambda: None if self.root else applied.undo())
+            self.reporter.step("files")
+            applied.apply(plan.files)
+            self.images.forget_modes()
+            stack.enter_context(remaps.provided(manifest.links, self.reader))
+            self.holder.prepare(self.reader, stack, private=plan.pids == "private")
+            private: PrivateNamespaces | None = None  # whose PIDs CRIU will speak of
+            prefix: list[str] = []
+            if plan.net in ("named", "existing"):
+                self.net = os.open(plan.net_source, os.O_RDONLY | os.O_CLOEXEC)
+                stack.callback(os.close, self.net)
+                prefix = ["nsenter", f"--net={plan.net_source}", "--"]
+            network = list(prefix)
+            fresh: PrivateNamespaces | None = None
+            if plan.pids == "private" or plan.net == "private":
+                spaces = PrivateNamespaces(
+                    net=plan.net == "private",
+                    reserved=self.images.reserved_ids(),
+                    bind=self.holder.shown,
+                    layers=stack.enter_context(overlays.laid(plan.files, self.reader)),
+                    start=self.holder.starter,
+                )
+                fresh = stack.enter_context(spaces)
+                # A tree that is PID 1 makes its own PID namespace: CRIU must stay outside of any other.
+                private = None if plan.pids == "init" else fresh
+                network = [*prefix, *(fresh.net_entry if fresh.net else [])]
+                prefix += fresh.net_entry if private is None else fresh.entry
+            lock = ConnectionLock(self.images, self.reporter, self.net, fresh=plan.net == "private")
+            stack.callback(lambda: lock.remove(failed=not self.root))
+            lock.make(network)  # not with libraries that came along
+            on: str | None = None
+            if plan.pids == "init":
+                on = arrival.mount_point()
+                prefix += [*arrival.PRIVATE_ROOT, on]
+            groups = self._groups_anew(stack)
+            stack.callback(lambda: arrival.kill_tree(self.placed))
+            inherit = self._open_external(stack) | self.terminals.open(stack)
+            self.reporter.step("restore")
+            options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), groups=groups, inherit=inherit, root=on)
+            mend.arm_timers(self.images)
+            if not self.holder.needed:
+                mend.drop_parent_signal(self.images, self.reporter)
+            interrupted.restart_saved(self.images)
+            space = private.pid_namespace if private is not None else None
+            early = EarlyTasks(self.inner_root, self.terminals.controlling(), mend.needs_subreaper(self.images), space)
+            if early.terminals or early.subreaper:
+                stack.callback(early.stop)
+                self.early = early
+            if self.lazy:
+                self.following = (
+                    stack.enter_context(LazyPages(criu, self.folder, self.lazy, prefix))
+                    if self.feeder is None
+                    else stack.enter_context(self.feeder.pages(criu, prefix))
+                )
+            if self.filling is not None:
+                self.filling.begin()
+            start = self.holder.starter if private is None else None
+            driver.restore(
+                criu,
+                self.folder,
+                options,
+                lambda pid: self._placed(pid, private),
+                enter=prefix,
+                start=start,
+                about_to_fork=self.early.follow if self.early is not None else None,
+                about_to_run=self.holder.settle,
+            )
+            self.running_at = time.monotonic()
+            if fresh is not None:
+                fresh.keep(self.inner_root, ends_with_root=self.holder.ends_with_root)
+            assert self.placed is not None  # CRIU has passed post-restore, or the driver raised
+            root = self.placed.pid  # it may have ended already: that is no failure of the restore
+            if self.following is not None:
+                self.reporter.step("pages-follow")
+                self.following.finish()
+            running.enter_context(InterruptsDeferred())
+            self.root, self.placed, self.aside = root, None, applied.aside
+
+    def _placed(self, inner: int, private: PrivateNamespaces | None) -> None:
+        """Everything is restored, nothing has run: the last moment at which all can be taken back."""
+        self.reporter.step("post-restore")
+        self.terminals.made()
+        root = self._outer(inner, private)
+        self.placed = ProcessIdentity.of(root)
+        if self.following is not None:
+            self.following.watch(self.placed)
+        if self.early is not None and (bereft := self.early.stop()):
+            self.reporter.warning(f"sessions {sorted(bereft)}: only their leaders have their controlling terminal")
+        pids = handback.outer_pids(root)
+        if self.filling is not None:
+            self.reporter.step("memory")
+            self.filling.finish(pids)
+        mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
+        mend.acknowledge(self.images, pids)
+        mend.tell_limits(self.images, pids, self.reporter)
+        bind_processors(self.manifest.processes, pids, self.reporter)
+        if self.plan.connections:
+            self.reporter.step("connections")
+        self.connections = handback.HandBack(self.config, self.plan.connections, pids, self.hooks.facts | {"pid": root}).run()
+        anew = handback.endings(self.plan.connections)
+        as_it_was = [r for r in self.manifest.connections if (r.pid, r.fd) not in anew]
+        handback.set_options(as_it_was, pids, self.reporter)
+        self._rejoin_groups(pids, private)
+        self.terminals.replant(self.reader, pids)
+        self.hooks.run("post-restore", pid=root, connections=self.connections)
+        if self.following is not None:
+            self.following.watched()
+        if self.held is not None:
+            self.held(self.connections)
+        mend.wind_timers(self.images, pids, self.reporter)
+        self.register(root)
+        if self.following is not None:
+            self.following.about_to_run()
+        self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys, pids, self.images)
+        self.reporter.step("resume")
+
+    def _groups_anew(self, stack: ExitStack) -> str | None:
+        """Where CRIU makes those control groups of the tree that are gone, if it is to make any."""
+        if not self._at_home or self.plan.pids != "same" or self.holder.needed:
+            return None
+        yard = stack.enter_context(groupyard.remade(self.images, [p.cgroups for p in self.manifest.processes]))
+        if yard is None:
+            return None
+        if yard.made:
+            self.reporter.warning(f"control groups that were gone are made again as they were: {', '.join(yard.made)}")
+        return yard.path
+
+    @property
+    def _at_home(self) -> bool:
+        """Whether the tree comes back as itself, to the host from which it went and that has not been started anew since."""
+        return self.manifest.host.boot_id == boot_id() and not self.copy
+
+    def _rejoin_groups(self, pids: dict[int, int], private: PrivateNamespaces | None) -> None:
+        """Back into the control groups that the processes were in, if this is still the same host; not left in our own unit."""
+        self._rejoin(pids)
+        if not self.holder.needed:
+            cgroups.leave_unit([*([private.init.pid] if private is not None else []), *pids.values()])
+
+    def _rejoin(self, pids: dict[int, int]) -> None:
+        if not self._at_home:
+            return
+        wanted = {pids[p.ns_pid]: p.cgroups for p in self.manifest.processes if p.cgroups and p.ns_pid in pids}
+        missing = cgroups.put_back(wanted)
+        if missing:
+            self.reporter.warning(f"control groups that are gone: {', '.join(missing)}; the tree is in criuctl's")
+
+    def _outer(self, inner: int, private: PrivateNamespaces | None) -> int:
+        """Our PID of the process that CRIU, in its PID namespace, calls `inner`."""
+        if private is None:
+            return inner
+        found = pid_in(private.pid_namespace, inner)
+        if found is None:
+            raise RestoreFailed(f"the restored root, PID {inner} of its namespace, has ended at once")
+        return found
+
+    def _open_external(self, stack: ExitStack) -> dict[str, int]:
+        """The files that came from another mount namespace, opened here by path."""
+        opened: dict[str, int] = {}
+        for external in self.manifest.external:
+            flags = os.O_PATH if external.kind == "dir" else os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+            try:
+                fd = os.open(external.path, flags | os.O_CLOEXEC)
+            except OSError as error:
+                raise RestoreFailed(f"{external.path} cannot be opened: {error.strerror}") from error
+            stack.callback(os.close, fd)
+            opened[external.key] = fd
+        return opened
