@@ -33,7 +33,7 @@ class Config:
     state_dir: str = "/var/lib/criuctl"  # what criuctl knows of this host's sessions
     host_id: str = ""  # what this host is called in leases; "" is its machine id, which cloned machines share
     cache_dir: str = "/var/cache/criuctl"  # index caches; may be deleted at any time
-    run_dir: str = ""  # tmpfs for plain images and locks; "" picks /run/criuctl or /dev/shm
+    run_dir: str = ""  # tmpfs for sockets of sessions, and locks; "" is /run/criuctl
     key_dir: str = "/etc/criuctl/keys"  # key files, one per encrypted store, mode 0600
     key_file: str = ""  # key file to use instead of the one in key_dir
     passphrase_file: str = ""  # file with the store's passphrase
@@ -100,7 +100,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-_SECONDS, _COUNT = (0, 86400), (0, (1 << 31) - 1)  # of other numbers
+_SECONDS, _COUNT = (0, 2_000_000), (0, (1 << 31) - 1)  # of other numbers; the kernel waits no longer
 _RANGES: dict[str, tuple[float, float]] = {"compression": (-7, 19), "workers": (0, 1024), "criu_timeout": _SECONDS}
 _FOLDERS = ("state_dir", "cache_dir", "run_dir", "key_dir")
 

@@ -140,7 +140,7 @@ class Cache:
 
 
 def _remove(path: Path) -> None:
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in ("-shm", "-wal", ""):  # the database last: another process that begins anew has files of those names
         with suppress(OSError):
             os.unlink(f"{path}{suffix}")
 

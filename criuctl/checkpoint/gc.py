@@ -377,9 +377,9 @@ class Collection:
             try:
                 if fresh := [pack for name, pack in rest.items() if name not in told]:
                     index.publish(fresh, [])
+                told.update(rest)
             except StoreFull:  # dead packs must not be told of all the same; what else they were told with the next run tells
                 merged.clear()
-            told.update(rest)
             rest.clear()
             self.done.segments += len(old) + len(merged) - self._delete_others(old + merged)
             old.clear()

@@ -48,7 +48,7 @@ class Claim:
     def __init__(self, repository: Repository, head: Head, *, leased: bool, taken: Head | None = None, refused: str = "") -> None:
         self._repository = repository
         self.head = head
-        self._taken = taken  # the record of the host that it was taken from
+        self._taken = taken  # the record of the host that it was taken from, or that it had ended
         self.leased = leased
         self.refused = refused  # why the store takes no lease at all; "" if it does, or knows none
         self.warning = "" if leased else refused or UNLEASED
@@ -136,7 +136,11 @@ def claim(
         head = _following(current, ref, host, host_name, incarnation, epoch, "held").with_use(ttl=ttl)
         if not leased:
             return Claim(repository, head, leased=False)
-        taken = current if current is not None and current.state == "held" and current.host != host else None
+        taken = None  # what is to stand again if this comes to nothing
+        if current is not None and (
+            current.host != host if current.state == "held" else current.ended and current.session == ref
+        ):
+            taken = current
         mine = Claim(repository, head, leased=True, taken=taken)
         try:
             try:
@@ -195,7 +199,7 @@ def end(repository: Repository, session: SessionRef, incarnation: int, *, host: 
         return False
     current = read_head(repository, session.name)
     if current is not None and (current.state == "held" or current.session.id == session.id):
-        if current.ended or (current.host, current.session.id) != (host, session.id):
+        if current.ended or current.session.id != session.id or (current.state == "held" and current.host != host):
             return False
         _follow(repository, current, current.with_use(state="released", ended=True, time=now()))
         return True

@@ -55,6 +55,7 @@ def tell_each(
 
     def tell_of(outcome: T) -> int:
         if app.json:
+            app.answered = True
             array.add(body(outcome))
         return told(outcome)
 

@@ -60,7 +60,7 @@ def fate(config: Config, record: SessionRecord) -> End | Wanted:
         deadline = time.monotonic() + (0.0 if holder else _FORGOTTEN)
         while (wanted := _wanted(config, record)) is None and time.monotonic() < deadline:
             time.sleep(_LOOK)
-        if wanted is None and holder and _killed_by_operator(config, record):
+        if wanted is None and holder and killed_by_operator(config, record):
             wanted = Wanted("killed")
     return wanted or end
 
@@ -103,7 +103,7 @@ def _told_by_holder(config: Config, record: SessionRecord) -> tuple[End, bool]:
         time.sleep(_LOOK)
 
 
-def _killed_by_operator(config: Config, record: SessionRecord) -> bool:
+def killed_by_operator(config: Config, record: SessionRecord) -> bool:
     """Whether somebody has asked the holder to end this life of the session."""
     with suppress(CriuctlError):
         entries = logs.audit(config, record.name)

@@ -228,7 +228,7 @@ def dump(
                 leases.release(repository, session.name, host=host_id(config))
             except CriuctlError as error:
                 reporter.warning(f"the lease of {session.name!r} could not be given back: {error.message}", error.hint)
-        _remember(registry, work, manifest)
+        _remember(config, registry, work, manifest)
         work.holder.done(manifest.id, manifest.number, ended=not leave_running)
     hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
@@ -472,14 +472,24 @@ def _load_libraries() -> None:
     schema.message("FILES")
 
 
-def _remember(registry: Registry, work: _Dump, manifest: Manifest) -> None:
+def _remember(config: Config, registry: Registry, work: _Dump, manifest: Manifest) -> None:
     """Write down where the session is now; the fate of a tree that was to be ended is told by looking at it."""
     record = replace(work.session, store=work.where, checkpoint=manifest.id, boot_id=boot_id())
     root = work.tree[0]
-    if work.leave_running or not root.identity.doomed():
+    doomed = root.identity.doomed()
+    if doomed and work.leave_running and _killed(config, record):
+        registry.forget(record.name)  # while it was stored: nobody waits for it any more
+        return
+    if work.leave_running or not doomed:
         record = replace(record, state="running", pid=root.pid, start_time=root.start_time)
     else:
         table = work.lock_table() if work.stays_locked else ""
         ended = replace(record, state="checkpointed", pid=root.pid, start_time=root.start_time)
         record = replace(ended, lock_table=table, lock_kept=work.stays_locked)
     registry.put(record)
+
+
+def _killed(config: Config, record: SessionRecord) -> bool:
+    from .demise import killed_by_operator  # seldom needed
+
+    return killed_by_operator(config, record)

@@ -32,9 +32,10 @@ from ..checkpoint.manifest import FileRecord
 from ..checkpoint.records import MAX_INT
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
-from ..errors import NoSuchProcess, NotFound, PreflightRefused, UsageError
+from ..errors import DumpFailed, NoSuchProcess, NotFound, PreflightRefused, UsageError
 from ..proc import ways
 from ..proc.descriptors import Descriptor, descriptors
+from ..proc.mappings import Mapping as MappedRange
 from ..proc.syscalls import pidfd_getfd
 from ..proc.tree import mappings, read_tree
 from ..report import Reporter
@@ -95,18 +96,14 @@ def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, in
                 entry.source = f"/proc/{pid}/fd/{d.fd}"
                 entry.append = entry.append and bool(d.flags & os.O_APPEND)
         for m in mappings(pid):
-            if (
-                not m.inode
-                or m.deleted
-                or not m.path.startswith("/")
-                or m.path.startswith(("/dev/", "/SYSV", "/memfd:", "/anon_hugepage"))
-            ):
+            if not m.inode or m.deleted or not m.path.startswith("/") or m.path.startswith(_NO_FILES):
                 continue
             key = (m.device, m.inode)
-            source = f"/proc/{pid}/map_files/{m.start:x}-{m.end:x}"  # the very file, whatever is at its path by now
             if key not in seen:
+                source = _behind(pid, m)
                 seen[key] = _key(source, key)
-            entry = found.setdefault(seen[key], _Open(m.path, source, kind="mapped"))
+                found.setdefault(seen[key], _Open(m.path, source, kind="mapped"))
+            entry = found[seen[key]]
             entry.mapped = True
             entry.executable = entry.executable or "x" in m.perms
             if m.shared and "w" in m.perms:
@@ -139,9 +136,12 @@ def collect(
     found_open = open_files(opened)
     leased = {key: entry.leased for key, entry in found_open.items() if entry.leased is not None}
     for wanted in with_files:
-        for record, identity in _carry(writer, wanted, root_pid, leased, taken, reporter):
-            carried.setdefault(identity, len(records))
-            records.append(record)
+        try:
+            for record, identity in _carry(writer, wanted, root_pid, leased, taken, reporter):
+                carried.setdefault(identity, len(records))
+                records.append(record)
+        except PreflightRefused as error:  # somebody has put a link there since
+            raise DumpFailed(error.message, hint=error.hint) from error
     saved = saved_devices(root_pid)
     for (device, inode), entry in found_open.items():
         if device in saved:
@@ -244,6 +244,18 @@ def _store(writer: CheckpointWriter, path: str, fd: int, size: int, reporter: Re
     return taken.digest, writer.stream(("file", path)), taken.size
 
 
+def _behind(pid: int, m: MappedRange) -> str:
+    """What leads to a mapped file: to the very one, whatever is at its path by now, where the kernel lets us."""
+    source = f"/proc/{pid}/map_files/{m.start:x}-{m.end:x}"
+    try:
+        os.stat(source)
+    except PermissionError:  # that takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE in the first user namespace
+        return f"/proc/{pid}/root{m.path}"
+    except OSError:
+        pass  # it is gone
+    return source
+
+
 def _base(path: str, kind: str, status: os.stat_result) -> FileRecord:
     return FileRecord(
         path=path,
@@ -259,11 +271,9 @@ def _base(path: str, kind: str, status: os.stat_result) -> FileRecord:
 
 
 def _xattrs(file: str | int) -> dict[str, str]:
-    """Those of an open file, or of what is at a path."""
-    follow = isinstance(file, int)
+    """Those of an open file, or of what a link of /proc leads to, which may be a symbolic link itself."""
     try:
-        names = os.listxattr(file, follow_symlinks=follow)
-        return {n: base64.b64encode(os.getxattr(file, n, follow_symlinks=follow)).decode() for n in names}
+        return {n: base64.b64encode(os.getxattr(file, n)).decode() for n in os.listxattr(file)}
     except OSError:
         return {}  # a file system without extended attributes
 
@@ -346,15 +356,17 @@ def walk(wanted: str, root_pid: int) -> Iterator[tuple[str, int | None]]:
             with suppress(FileNotFoundError, NotADirectoryError), ways.place(way, above) as folder:
                 for name in names:
                     path = os.path.normpath(os.path.join(base, *way, name))
-                    with ExitStack() as opened:
-                        try:
-                            fd = opened.enter_context(ways.place([name], folder))
-                        except (FileNotFoundError, NotADirectoryError):
-                            if device is None:
-                                yield path, None
-                            continue
+                    try:
+                        fd = os.open(name, ways.PLACE, dir_fd=folder)
+                    except (FileNotFoundError, NotADirectoryError):
+                        if device is None:
+                            yield path, None
+                        continue
+                    try:
                         status = os.fstat(fd)
                         device = status.st_dev if device is None else device
                         if stat.S_ISDIR(status.st_mode) and status.st_dev == device:
                             pending.append(((*way, name), sorted(os.listdir(f"/proc/self/fd/{fd}"))))
                         yield path, fd
+                    finally:
+                        os.close(fd)

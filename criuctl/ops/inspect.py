@@ -27,6 +27,7 @@ from ..errors import (
     InvalidName,
     NoSuchCheckpoint,
     ObjectMissing,
+    PlatformError,
     UnsupportedFormat,
 )
 from ..proc import netfilter
@@ -327,5 +328,5 @@ def forget_gone(config: Config, repository: Repository, names: Iterable[str]) ->
                 unreadable: list[DataError] = []
                 if not repository.list(name, unreadable=unreadable) and not unreadable:
                     forget(config, name, stored=False)
-        except Conflict:
-            continue  # somebody is just making a checkpoint of it
+        except (Conflict, PlatformError):
+            continue  # somebody is just making a checkpoint of it; or there is no place for a lock

@@ -17,6 +17,8 @@ from ..proc import netfilter
 from ..proc.sockdiag import socket_inside
 from ..report import Reporter
 
+_NEXT = "The next `criuctl dump` or `restore` takes it down."
+
 
 def table_of(images: ImageSet) -> str:
     """The name of the table that a restore from `images` will lock connections with; "" for none to lock."""
@@ -49,15 +51,23 @@ class ConnectionLock:
         elif self.stood:
             netfilter.delete_table(table, self._socket)
 
-    def remove(self, *, failed: bool) -> None:
-        """Take the lock down, which CRIU does only when all goes well; after a failure the dump's own stays for the next try."""
+    def remove(self, *, failed: bool) -> bool:
+        """Take the lock down, which CRIU does only when all goes well; after a failure the dump's own stays for the next try.
+
+        Whether it could be taken down, where it was to be.
+        """
         run_id = self.images.run_id()
         if run_id is None or self.fresh or (failed and self.stood):
-            return
+            return True
         try:
             netfilter.delete_table(netfilter.criu_table(run_id), self._socket)
         except CriuctlError as error:
             self.reporter.warning(error.message, error.hint)
+            return False
+        except OSError as error:
+            self.reporter.warning(f"the lock on the connections could not be taken down: {error.strerror}", _NEXT)
+            return False
+        return True
 
     def _socket(self, family: int, kind: int, protocol: int) -> socket.socket:
         if self.net is None:

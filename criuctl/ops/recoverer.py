@@ -17,6 +17,7 @@ from ..checkpoint.repository import Repository
 from ..errors import (
     Conflict,
     CriuctlError,
+    Damaged,
     DataError,
     NoSuchCheckpoint,
     ObjectMissing,
@@ -100,7 +101,7 @@ class Recoverer:
                 self._heart.rest()
                 post.sleep(TICK)
                 return "overtaken"
-            except (StoreError, DataError) as error:
+            except (StoreError, Damaged) as error:
                 post.tell("store-failed", error=error)
                 if loss.instead_of is not None:
                     self._heart.rest()

@@ -11,6 +11,7 @@ memory, not the truth: `SessionRecord.alive` asks the kernel.  Writes are atomic
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import time
@@ -27,6 +28,8 @@ from ..proc.tree import ProcessIdentity
 from ..session import sessions
 from ..session.names import DEFAULT_RUN_DIR, check_name, valid_name
 
+_NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
+_INSTEAD = Path("/dev/shm/criuctl")  # of /run
 _LONGEST = 200  # bytes of the name of a lock's file
 
 __all__ = [
@@ -75,9 +78,11 @@ class SessionRecord:
     def alive(self) -> bool:
         """Whether the session runs on this host now.
 
-        One that is said to be checkpointed does if its dump was killed when that was written down, and CRIU let it go on.
+        One that is said to be checkpointed does if its dump was killed when that was written down, and CRIU let it go on; one
+        that is only about to end, which much memory can delay, does not.
         """
-        return self.state != "lost" and self.boot_id == boot_id() and self.identity.alive()
+        here = self.state != "lost" and self.boot_id == boot_id() and self.identity.alive()
+        return here and (self.state == "running" or not self.identity.doomed())
 
 
 _KEYS = frozenset(f.name for f in fields(SessionRecord))
@@ -205,7 +210,10 @@ def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
 
 
 def _locks(config: Config) -> Path:
-    return Path(config.run_dir or DEFAULT_RUN_DIR) / "locks"
+    folder = Path(config.run_dir or DEFAULT_RUN_DIR)
+    if not config.run_dir and os.geteuid() == 0 and not os.access(folder if folder.exists() else folder.parent, os.W_OK):
+        folder = _INSTEAD  # in a container whose root is read-only, say
+    return folder / "locks"
 
 
 def _lock_name(what: str) -> str:
@@ -228,7 +236,9 @@ def exclusive(config: Config, what: str, busy: str) -> Iterator[None]:
         except BlockingIOError as error:
             pid = locks.holder(path)
             raise Conflict(busy, hint=f"Wait for the other criuctl{f' (PID {pid})' if pid else ''} to finish.") from error
-        except (PermissionError, FileNotFoundError, NotADirectoryError) as error:
+        except OSError as error:
+            if error.errno not in _NO_PLACE:
+                raise
             raise PlatformError(
                 f"there is no place for the locks of criuctl: {error.filename}: {error.strerror}",
                 hint="Run criuctl as root, or configure a run_dir and a state_dir that may be written.",

@@ -237,7 +237,7 @@ def restore(
                 raise
             hooks.done = True
             claim.keep()
-            if here.lock_table:
+            if here.lock_table and not work.locked:  # else the next command takes it down
                 with suppress(OSError):  # a full disk: the next command looks for the lock once more
                     registry.put(replace(here, lock_table=""))
         if not os.path.exists(f"/proc/{root}"):

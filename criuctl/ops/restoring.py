@@ -77,6 +77,7 @@ class Restoring:
     following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
     running_at: float = 0.0  # monotonic
     root: int = 0  # the root's PID as we see it, once the tree runs for good
+    locked: bool = False  # whether the lock on the connections could not be taken down
     net: int | None = None  # descriptor of the net namespace, if it is not ours
 
     def run(self, criu: binary.CriuBinary, running: ExitStack) -> int:
@@ -132,7 +133,7 @@ class Restoring:
                 network = [*prefix, *(fresh.net_entry if fresh.net else [])]
                 prefix += fresh.net_entry if private is None else fresh.entry
             lock = ConnectionLock(self.images, self.reporter, self.net, fresh=plan.net == "private")
-            stack.callback(lambda: lock.remove(failed=not self.root))
+            stack.callback(lambda: self._unlock(lock))
             lock.make(network)  # not with libraries that came along
             on: str | None = None
             if plan.pids == "init":
@@ -181,6 +182,10 @@ class Restoring:
                 self.following.finish()
             running.enter_context(InterruptsDeferred())
             self.root, self.placed, self.aside = root, None, applied.aside
+
+    def _unlock(self, lock: ConnectionLock) -> None:
+        self.locked = True
+        self.locked = not lock.remove(failed=not self.root)
 
     def _placed(self, inner: int, private: PrivateNamespaces | None) -> None:
         """Everything is restored, nothing has run: the last moment at which all can be taken back."""

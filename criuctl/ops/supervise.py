@@ -31,6 +31,7 @@ from ..config import Config
 from ..errors import (
     Conflict,
     CriuctlError,
+    Damaged,
     DataError,
     HomeLost,
     NoSuchBucket,
@@ -154,7 +155,7 @@ class Supervisor:
         while True:
             try:
                 return self._role()
-            except (StoreError, DataError, Conflict) as error:
+            except (StoreError, Damaged, Conflict) as error:
                 if error.code != told:
                     self._post.tell("store-failed", error=error)
                 told = error.code

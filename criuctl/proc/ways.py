@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 _LINKS = 40  # on one way; so many the kernel follows, too
-_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class ForeignLink(PermissionError):
@@ -33,7 +33,7 @@ def folder(path: str, root: int | None = None) -> Iterator[int]:
 
     With `root` as whoever has that folder as root sees it: every link ends up at or below it.
     """
-    top = os.open("/", _PLACE) if root is None else os.dup(root)
+    top = os.open("/", PLACE) if root is None else os.dup(root)
     try:
         fd = _Walk(top).go(os.dup(top), path)
     finally:
@@ -50,7 +50,7 @@ def place(parts: Sequence[str], folder: int) -> Iterator[int]:
     fd = os.dup(folder)
     try:
         for part in parts:
-            inner = os.open(part, _PLACE, dir_fd=fd)
+            inner = os.open(part, PLACE, dir_fd=fd)
             os.close(fd)
             fd = inner
         yield fd
@@ -60,7 +60,7 @@ def place(parts: Sequence[str], folder: int) -> Iterator[int]:
 
 def regular(path: str, folder: int | None = None) -> int:
     """A descriptor to read a regular file with; `OSError`, also for a link.  Nobody has us wait at a FIFO put in its place."""
-    itself = os.open(path, _PLACE, dir_fd=folder)
+    itself = os.open(path, PLACE, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(itself).st_mode):
             raise OSError(errno.ESTALE, "it is no regular file any more", path)
@@ -89,7 +89,7 @@ class _Walk:
     def _step(self, fd: int, part: str) -> int:
         if part == ".." and os.path.samestat(os.fstat(fd), os.fstat(self.top)):
             part = "."
-        inner = os.open(part or ".", _PLACE, dir_fd=fd)
+        inner = os.open(part or ".", PLACE, dir_fd=fd)
         status = os.fstat(inner)
         if stat.S_ISDIR(status.st_mode):
             return inner

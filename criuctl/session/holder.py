@@ -213,12 +213,12 @@ class Holder:
         if self.tree.group is not None and not self.tree.members():
             self.tree.group.remove()
         self.master.close()
-        self.write_state(ended=True)
         self.log.close()
-        if self.expecting:  # its tree has never come
+        if self.expecting:  # its tree has never come; before the name is free, under which another may begin
             with suppress(OSError):
                 self.log.path.unlink()
                 self.log.path.parent.rmdir()
+        self.write_state(ended=True)
 
     # -- what others are told ---------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import socket
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -91,7 +92,8 @@ def _prepare(spec: dict[str, Any]) -> Holder:
     try:
         return _begin(spec, identity, run_folder, state_folder)
     except BaseException:
-        _clear(beginning)
+        with suppress(OSError):
+            _clear(beginning)
         raise
 
 

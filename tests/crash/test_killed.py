@@ -113,7 +113,7 @@ number, remove = int(sys.argv[1]), netlock.ConnectionLock.remove
 def interrupted(self, *, failed):
     if not failed:
         os.kill(os.getpid(), number)
-    remove(self, failed=failed)
+    return remove(self, failed=failed)
 
 netlock.ConnectionLock.remove = interrupted
 sys.argv[1:] = sys.argv[5:]

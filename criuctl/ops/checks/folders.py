@@ -39,11 +39,14 @@ def _folder(scene: Scene, process: Process, name: str, words: str) -> Iterator[F
         path, status = read_link(process.pid, name), os.stat(link)
     except (NoSuchProcess, OSError):
         return
+    mnt_id = mount_of(link)
+    if mnt_id is None:  # it has ended
+        return
     leave = f"Have the program change its {words}, or start it from another one."
     if not path:
         text = f"the path of the {words} of {process} is longer than 4096 bytes, which the kernel does not tell, nor CRIU save"
         yield _error(process, "path-too-long", text, leave)
-    elif (mount := scene.mounts.get(mount_of(link) or 0)) is None:
+    elif (mount := scene.mounts.get(mnt_id)) is None:
         if scene.knows_mounts_of(process.pid):
             text = f"the {words} of {process}, {path}, is on a mount that is not in its mount namespace (any more)"
             yield _error(process, "mount-namespace", text, leave)

@@ -102,8 +102,8 @@ def _many_outside(outside: Sequence[Terminal]) -> Iterator[Finding]:
     held = [holder for t in outside for holder in (*t.holders, *((pid, fd) for pid, fd, _dev in t.aliases))]
     opened: list[tuple[int, int]] = []
     for pid, fd in held if len(held) > _DESCRIPTIONS else ():
-        if any(same_file((pid, fd), other) for other in opened):
-            continue
+        if not same_file((pid, fd), (pid, fd)) or any(same_file((pid, fd), other) for other in opened):
+            continue  # it is gone meanwhile, or inherited
         opened.append((pid, fd))
         if len(opened) > _DESCRIPTIONS:
             yield Finding(

@@ -13,8 +13,9 @@ import re
 import sys
 import termios
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import cache
 
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
@@ -30,6 +31,7 @@ _SEARCHED = (  # criu/irmap.c: where CRIU looks for what no handle leads to
     *("/etc", "/var/spool", "/var/log", "/usr/share/dbus-1/services", "/usr/share/dbus-1/system-services"),
     *("/var/lib/polkit-1/localauthority", "/usr/share/polkit-1/actions", "/lib/udev"),
 )
+Searched = Callable[[str], set[tuple[int, int]]]
 _FIELD = re.compile(r"([\w-]+):\s*(\w+)")
 _DROP = "Have the program drop the watch before the dump."
 
@@ -37,9 +39,10 @@ _DROP = "Have the program drop the watch before the dump."
 def check_watches(scene: Scene) -> Iterator[Finding]:
     """Events that are lost, and watches that CRIU cannot save."""
     epolls: list[tuple[Process, Descriptor]] = []
+    searched = cache(_searched)  # once, however many marks lead nowhere
     for process, d in scene.descriptors():
         if d.kind in ("inotify", "fanotify"):
-            yield from _notify(scene, process, d)
+            yield from _notify(scene, process, d, searched)
         elif d.kind == "epoll" and not any(
             d.extra == other.extra and same_file((holder.pid, other.fd), (process.pid, d.fd)) for holder, other in epolls
         ):
@@ -51,7 +54,7 @@ def _error(process: Process, d: Descriptor, code: str, text: str, hint: str) -> 
     return Finding("error", code, text, hint, pid=process.pid, fd=d.fd)
 
 
-def _notify(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
+def _notify(scene: Scene, process: Process, d: Descriptor, searched: Searched) -> Iterator[Finding]:
     if unread := _unread(process, d):
         yield Finding(
             "warning",
@@ -71,7 +74,7 @@ def _notify(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
         )
     marks = [mark for mark in map(_fields, d.extra) if "ino" in mark]
     top = _top(scene) if marks else None
-    reasons = Counter(why for mark in marks if top is not None and (why := _unreachable(scene, top, mark)))
+    reasons = Counter(why for mark in marks if top is not None and (why := _unreachable(scene, top, mark, searched)))
     for (code, where), number in reasons.items():
         yield _error(process, d, code, f"{number} watch(es) ({d.kind}) {where}; CRIU cannot save that", _DROP)
 
@@ -109,7 +112,7 @@ def _top(scene: Scene) -> str | None:
     return top if os.readlink(top) == "/" else None
 
 
-def _unreachable(scene: Scene, top: str, mark: dict[str, str]) -> tuple[str, str] | None:
+def _unreachable(scene: Scene, top: str, mark: dict[str, str], searched: Searched) -> tuple[str, str] | None:
     """A code, and why CRIU does not come to what is watched; None: it does, or that cannot be told."""
     device, inode = _device(mark["sdev"]), int(mark["ino"], 16)
     found: Mount | None = None
@@ -128,7 +131,7 @@ def _unreachable(scene: Scene, top: str, mark: dict[str, str]) -> tuple[str, str
                 return None
     if found is not None:
         return ("watch-of-deleted", f"on a deleted or hidden file of a {found.kind}") if found.kind in _IN_MEMORY else None
-    if _searched(top, device, inode):
+    if (device, inode) in searched(top):
         return None
     kinds = {mount.kind for mount in scene.mounts.values() if mount.device == device}
     where = (
@@ -154,18 +157,18 @@ def _path(point: str, mount: Mount, mark: dict[str, str]) -> str:
         os.close(base)
 
 
-def _searched(top: str, device: int, inode: int) -> bool:
-    """Whether CRIU finds it where it searches."""
+def _searched(top: str) -> set[tuple[int, int]]:
+    """Device and inode of whatever is where CRIU searches."""
     paths = [f"{top}/.", *(f"{top}{path}" for path in _SEARCHED)]
     for path in _SEARCHED:
         for folder, folders, files in os.walk(top + path):
             paths += (f"{folder}/{name}" for name in (*folders, *files))
+    found = set()
     for path in paths:
         with suppress(OSError):
             status = os.lstat(path)
-            if (status.st_dev, status.st_ino) == (device, inode):
-                return True
-    return False
+            found.add((status.st_dev, status.st_ino))
+    return found
 
 
 def _epoll(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
@@ -204,6 +207,7 @@ def _has(scene: Scene, process: Process, d: Descriptor, number: int, nth: int, w
             own = process.pid, other.fd
             break
     else:
+        is_watched(process.pid, d.fd, number, nth, d.fd)  # raises if it watches that no more: it was closed since
         return False
     before = scene.tree[: scene.tree.index(process)]
     held = ((earlier.pid, each) for earlier in before for each in scene.opened.get(earlier.pid, ()))

@@ -317,3 +317,23 @@ def test_who_slept_since_it_looked_has_not_won(tmp_path: Path, monkeypatch: pyte
     assert stale[0].host == B and (held(repo).host, held(repo).beat) == (A, 9)
     leases.renew(repo, session, host=A, ttl=9000)
     assert all(int(info.name[-20:]) > stale[0].sequence for info in repo.store.list("sessions/"))
+
+
+def test_the_end_of_a_session_outlives_a_restore_that_comes_to_nothing(tmp_path: Path) -> None:
+    """Else its newest checkpoint would be kept for ever, as one that it might come back from."""
+    repo = kit.repository(tmp_path)
+    claim(repo, A).keep()
+    assert leases.end(repo, SessionRef("web", SESSION), 2, host=A)
+    claim(repo, B, 3).release_unless_kept()
+    head = leases.read_head(repo, "web")
+    assert head is not None and (head.state, head.ended) == ("released", True)
+
+
+def test_the_end_is_said_of_what_another_host_has_given_back(tmp_path: Path) -> None:
+    """It lay checkpointed here, and a restore there came to nothing."""
+    repo = kit.repository(tmp_path)
+    claim(repo, A).release_unless_kept()
+    claim(repo, B, 3).release_unless_kept()
+    assert leases.end(repo, SessionRef("web", SESSION), 2, host=A)
+    claim(repo, B, 3).keep()
+    assert not leases.end(repo, SessionRef("web", SESSION), 2, host=A)  # it lives there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 from collections.abc import Iterator
@@ -106,3 +107,14 @@ def test_open_files_find_their_records_without_a_search(
     assert sorted(records) == [str(folder), *sorted(held)]
     assert all(records[path].holders == ((pid, fd),) and records[path].append for path, fd in held.items())
     assert compared == 0
+
+
+def test_extended_attributes_come_along(tmp_path: Path, writer: CheckpointWriter) -> None:
+    (tmp_path / "named").mkdir()
+    (tmp_path / "named" / "file").touch()
+    (tmp_path / "named" / "link").symlink_to("file")
+    for name in ("named", "named/file", "named/link"):
+        os.setxattr(tmp_path / name, "trusted.criuctl", name.encode(), follow_symlinks=False)
+    carried = files._carry(writer, str(tmp_path / "named"), os.getpid(), {}, set(), Reporter())
+    found = {record.path: base64.b64decode(record.xattrs["trusted.criuctl"]).decode() for record, _identity in carried}
+    assert found == {str(tmp_path / name): name for name in ("named", "named/file", "named/link")}

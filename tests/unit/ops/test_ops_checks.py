@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ from support.obstacles import running
 
 from criuctl.config import Config
 from criuctl.errors import NoSuchProcess
-from criuctl.ops.checks import connections, folders, memory, scene
-from criuctl.ops.checks.files import _saves_bpf_maps
+from criuctl.ops.checks import connections, folders, memory, scene, terminals, watches
+from criuctl.ops.checks.files import _saves_bpf_maps, mount_of
 from criuctl.ops.checks.processes import check_processes
+from criuctl.proc import tty
 from criuctl.proc.mappings import Mapping, mappings
 from criuctl.proc.tree import children
 
@@ -87,3 +89,32 @@ def test_who_goes_to_another_folder_meanwhile_has_not_lost_its_own(tmp_path: Pat
         told = {"cwd": ["/", str(tmp_path)], "root": ["/", "/"]}  # it was still in the first when that was asked
         monkeypatch.setattr(folders, "read_link", lambda _pid, name: told[name].pop(0))
         assert list(folders.check_folders(seen)) == []
+
+
+def test_who_ends_while_its_folders_are_looked_at_has_lost_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running("", tmp_path) as program:
+        seen = scene.collect(program.pid, Config())
+        monkeypatch.setattr(folders, "mount_of", lambda path: None if path.endswith(("/cwd", "/root")) else mount_of(path))
+        assert list(folders.check_folders(seen)) == []
+
+
+def test_what_an_epoll_watches_no_more_is_no_obstacle(tmp_path: Path) -> None:
+    """A server closes connections all the time: between the look at its epoll and that at its descriptors, too."""
+    text = "import select\ne = select.epoll(); a, b = socket.socketpair(); e.register(a)"
+    with running(text, tmp_path) as program:
+        seen = scene.collect(program.pid, Config())
+        opened = seen.opened[program.pid]
+        (epoll,) = [d for d in opened if d.kind == "epoll"]
+        (mark,) = [line for line in epoll.extra if line.startswith("tfd:")]
+        number = watches._fields(mark)["tfd"]
+        gone = re.sub(r"ino:\s*\w+", "ino:7", mark.replace(number, "999", 1))
+        before = replace(epoll, extra=(*epoll.extra, gone))
+        seen.opened[program.pid] = [before if d is epoll else d for d in opened]
+        assert list(watches.check_watches(seen)) == []
+
+
+def test_processes_that_are_gone_have_no_terminal_open() -> None:
+    """A build has hundreds that end meanwhile."""
+    holders = tuple((2**22 + number, 0) for number in range(100))  # no PID is as large
+    terminal = tty.Terminal("pts", "/dev/pts/7", 0x8807, 1, 7, holders, (), (), None)
+    assert list(terminals._many_outside([terminal])) == []

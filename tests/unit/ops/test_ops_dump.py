@@ -11,7 +11,7 @@ import pytest
 
 from criuctl.config import Config
 from criuctl.criu import schema
-from criuctl.ops import dump
+from criuctl.ops import dump, logs
 from criuctl.ops.registry import Registry, SessionRecord
 from criuctl.proc.tree import ProcessIdentity
 
@@ -28,10 +28,29 @@ def test_a_tree_that_takes_its_time_to_end_is_checkpointed(
 ) -> None:
     """Told as running it would be lost as soon as it is gone."""
     me = ProcessIdentity.of(os.getpid())
-    registry = Registry(Config(state_dir=str(tmp_path)))
+    config = Config(state_dir=str(tmp_path), run_dir=str(tmp_path / "run"))
+    registry = Registry(config)
     work: Any = SimpleNamespace(session=SessionRecord("web"), where="/store", stays_locked=False, leave_running=False)
     work.tree = [SimpleNamespace(identity=me, pid=me.pid, start_time=me.start_time)]
     monkeypatch.setattr(ProcessIdentity, "doomed", lambda _identity: doomed)
     manifest: Any = SimpleNamespace(id="c" * 32)
-    dump._remember(registry, work, manifest)
+    dump._remember(config, registry, work, manifest)
     assert [(record.state, record.checkpoint) for record in registry.all()] == [(state, "c" * 32)]
+
+
+@pytest.mark.parametrize(("killed", "known"), [(True, []), (False, ["running"])])
+def test_a_session_that_is_killed_while_its_snapshot_is_stored_does_not_come_back(
+    killed: bool, known: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written down as running, the next boot would restore it."""
+    me = ProcessIdentity.of(os.getpid())
+    config = Config(state_dir=str(tmp_path), run_dir=str(tmp_path / "run"))
+    registry = Registry(config)
+    work: Any = SimpleNamespace(session=SessionRecord("web", incarnation=3), where="/store", leave_running=True)
+    work.tree = [SimpleNamespace(identity=me, pid=me.pid, start_time=me.start_time)]
+    monkeypatch.setattr(ProcessIdentity, "doomed", lambda _identity: True)
+    audit = [{"what": "kill", "incarnation": 3}] if killed else [{"what": "kill", "incarnation": 2}]
+    monkeypatch.setattr(logs, "audit", lambda _config, _name: audit)
+    manifest: Any = SimpleNamespace(id="c" * 32)
+    dump._remember(config, registry, work, manifest)
+    assert [record.state for record in registry.all()] == known

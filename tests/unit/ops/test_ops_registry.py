@@ -127,3 +127,13 @@ def test_a_lock_is_looked_at_again_when_nobody_else_has_the_session(config: Conf
     forget_stale_locks(config)
     found = registry.get("web")
     assert found is not None and (found.state, found.checkpoint) == ("checkpointed", "1")
+
+
+def test_a_checkpointed_tree_that_is_about_to_end_is_not_running(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    registry = Registry(config)
+    registry.put(record("web", state="checkpointed"))
+    found = registry.get("web")
+    assert found is not None and found.state == "running"  # its dump was killed, and CRIU let it go on
+    monkeypatch.setattr(ProcessIdentity, "doomed", lambda _identity: True)
+    found = registry.get("web")
+    assert found is not None and (found.state, found.alive()) == ("checkpointed", False)
