@@ -214,10 +214,10 @@ class Holder:
             self.tree.group.remove()
         self.master.close()
         self.log.close()
-        if self.expecting:  # its tree has never come; before the name is free, under which another may begin
+        if self.expecting and self.log.path.parent.name == names.BEGINNING:
+            # Its tree has never come; before the name is free, under which another may begin.
             with suppress(OSError):
-                self.log.path.unlink()
-                self.log.path.parent.rmdir()
+                names.clear(self.log.path.parent)
         self.write_state(ended=True)
 
     # -- what others are told ---------------------------------------------------------------------

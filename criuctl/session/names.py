@@ -49,6 +49,14 @@ def state_folder(state_dir: str, name: str) -> Path:
     return Path(state_dir) / "holders" / check_name(name)
 
 
+def clear(folder: Path) -> None:
+    """Remove a folder of files, if there is one; `OSError`."""
+    if folder.is_dir() and not folder.is_symlink():
+        for path in folder.iterdir():
+            path.unlink()
+        folder.rmdir()
+
+
 @contextlib.contextmanager
 def socket_address(path: Path) -> Iterator[str]:
     """An address of the unix socket at `path` that fits what the kernel takes, however long the path is."""

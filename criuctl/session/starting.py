@@ -30,6 +30,7 @@ from .children import Spawned, SpawnRequest
 from .holder import DEFAULT_LINGER, Holder, Identity
 from .killing import Kill
 from .modes import Modes
+from .timeline import owner
 
 
 def start(channel: int) -> None:
@@ -87,26 +88,19 @@ def _prepare(spec: dict[str, Any]) -> Holder:
     identity = Identity(**{key: spec[key] for key in asdict(Identity("", "")) if key in spec})
     run_folder, state_folder = Path(spec["run_folder"]), Path(spec["state_folder"])
     beginning = state_folder / names.BEGINNING
-    _clear(beginning)  # of a holder that was killed
+    names.clear(beginning)  # of a holder that was killed
     beginning.mkdir(0o700)
     try:
         return _begin(spec, identity, run_folder, state_folder)
     except BaseException:
         with suppress(OSError):
-            _clear(beginning)
+            names.clear(beginning)
         raise
-
-
-def _clear(folder: Path) -> None:
-    if folder.is_dir() and not folder.is_symlink():
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
 
 
 def _begin(spec: dict[str, Any], identity: Identity, run_folder: Path, state_folder: Path) -> Holder:
     beginning = state_folder / names.BEGINNING
-    if spec.get("spawner"):
+    if spec.get("spawner") or owner(state_folder / "timeline") not in ("", identity.id):  # of another session
         state_folder = beginning
     log = OutputLog(beginning / "output", int(spec.get("scrollback") or DEFAULT_CAPACITY), base=int(spec.get("base", 0)))
     audit = AuditLog.opened(state_folder / "audit.jsonl", identity.id, identity.incarnation, int(spec.get("audit", 0)))

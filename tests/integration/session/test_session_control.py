@@ -484,3 +484,19 @@ def test_what_its_last_life_has_printed_outlives_a_restore_that_comes_to_nothing
             holders.gone(waiting)
             assert holders.state()["log"] == str(folder / "output") and not (folder / BEGINNING).exists()
     assert read_file(folder / "output") == (0, b"before it\r\nagain\r\n")
+
+
+def test_what_another_session_has_left_outlives_a_restore_under_its_name_that_comes_to_nothing(holders: Holders) -> None:
+    folder = state_folder(holders.config.state_dir, "s")
+    first = holders.start("echo", "what", "it", "printed")
+    holders.connect().wait_exit(TIMEOUT)
+    holders.clients.pop().close()
+    holders.gone(first)
+    left = {path.name: path.read_bytes() for path in folder.iterdir()}
+    waiting = holders.start("cat", spawner="", id="c" * 32, incarnation=2)
+    client = holders.connect()
+    client.reexec()
+    client.request("shutdown")
+    client.close()
+    holders.gone(waiting)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == left
