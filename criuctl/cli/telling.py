@@ -77,6 +77,10 @@ def tell_each(
         message = f"stopped by {signal.Signals(number).name}"
         array.add({"error": {"code": "interrupted", "exit_code": 128 + number, "message": message, "hint": ""}})
         codes.append(128 + number)
+    except Exception:
+        if array.begun:
+            array.close()  # a bug, which is told on standard error
+        raise
     finally:
         if isinstance(outcomes, Generator):
             outcomes.close()  # when nobody listens any more, what is under way ends now

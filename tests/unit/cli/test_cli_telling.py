@@ -69,3 +69,17 @@ def test_whose_copy_was_ended_is_told_also_when_a_signal_comes(
     assert main(["fence", "--all", "--json"]) == 130
     told = json.loads(capsys.readouterr().out)
     assert (told[0]["session"], told[0]["done"], told[1]["error"]["exit_code"]) == ("web", "ended", 130)
+
+
+def test_a_bug_after_the_first_outcome_leaves_one_json_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def found(*_args: object, **_options: object) -> Iterator[standdown.StandDown]:
+        yield standdown.StandDown("web", "fenced", "ended", 3)
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(standdown, "stand_down", found)
+    assert main(["fence", "--all", "--json"]) == 1
+    said = capsys.readouterr()
+    assert [body["session"] for body in json.loads(said.out)] == ["web"]
+    assert "this is a bug in criuctl" in said.err
