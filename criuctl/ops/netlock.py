@@ -65,7 +65,7 @@ class ConnectionLock:
             self.reporter.warning(error.message, error.hint)
             return False
         except OSError as error:
-            self.reporter.warning(f"the lock on the connections could not be taken down: {error.strerror}", _NEXT)
+            self.reporter.warning(f"the lock on the connections could not be taken down: {error.strerror or error}", _NEXT)
             return False
         return True
 
