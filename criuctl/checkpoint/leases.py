@@ -48,7 +48,7 @@ class Claim:
     def __init__(self, repository: Repository, head: Head, *, leased: bool, taken: Head | None = None, refused: str = "") -> None:
         self._repository = repository
         self.head = head
-        self._taken = taken  # the record of the host that it was taken from, or that it had ended
+        self._taken = taken  # the record that stood before, of another host or of its end
         self.leased = leased
         self.refused = refused  # why the store takes no lease at all; "" if it does, or knows none
         self.warning = "" if leased else refused or UNLEASED
@@ -93,7 +93,8 @@ class Claim:
             elif not self._taken.host:  # damaged: it counts again
                 self._repository.store.delete(record_name(self._repository, self.head))
             else:
-                _follow(self._repository, self.head, self._taken)
+                held = self._taken.state == "held"
+                _follow(self._repository, self.head, self._taken if held else self._taken.with_use(epoch=self.head.epoch))
         except CriuctlError:
             return  # taken over meanwhile, or still ours: either way nobody is shut out who may come in
 
@@ -136,11 +137,8 @@ def claim(
         head = _following(current, ref, host, host_name, incarnation, epoch, "held").with_use(ttl=ttl)
         if not leased:
             return Claim(repository, head, leased=False)
-        taken = None  # what is to stand again if this comes to nothing
-        if current is not None and (
-            current.host != host if current.state == "held" else current.ended and current.session == ref
-        ):
-            taken = current
+        # What is to stand again if this comes to nothing: who holds it, or who has given it back and whether it has ended.
+        taken = current if current is not None and (current.host != host or current.ended) else None
         mine = Claim(repository, head, leased=True, taken=taken)
         try:
             try:
@@ -199,7 +197,7 @@ def end(repository: Repository, session: SessionRef, incarnation: int, *, host: 
         return False
     current = read_head(repository, session.name)
     if current is not None and (current.state == "held" or current.session.id == session.id):
-        if current.ended or current.session.id != session.id or (current.state == "held" and current.host != host):
+        if current.ended or (current.host, current.session.id) != (host, session.id):
             return False
         _follow(repository, current, current.with_use(state="released", ended=True, time=now()))
         return True

@@ -493,7 +493,7 @@ REFUSED = [
         "address-space-used-up",
         "import resource\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (used + 16384, -1))",
+        "ready(); resource.setrlimit(resource.RLIMIT_AS, (used + 16384, -1))",
         "address-space-used-up",
     ),
     case(

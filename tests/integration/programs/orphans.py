@@ -23,6 +23,7 @@ def orphan(*, ends: bool) -> None:
             os._exit(7)
         os._exit(0)
     os.waitpid(middle, 0)
+    os.write(told_write, b"orphan %d\n" % middle)
 
 
 leader = os.fork()
@@ -32,7 +33,7 @@ if leader == 0:
     orphan(ends=True)
     sleeper()
 told = b""
-while told.count(b"\n") < 2:
+while told.count(b"\n") < 4:  # who they are, and that their parents have ended
     told += os.read(told_read, 64)
 pids = {which: int(pid) for which, pid in (line.split() for line in told.decode().splitlines())}
 living, dead = pids["living"], pids["dead"]

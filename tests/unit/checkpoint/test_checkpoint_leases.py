@@ -329,8 +329,8 @@ def test_the_end_of_a_session_outlives_a_restore_that_comes_to_nothing(tmp_path:
     assert head is not None and (head.state, head.ended) == ("released", True)
 
 
-def test_the_end_is_said_of_what_another_host_has_given_back(tmp_path: Path) -> None:
-    """It lay checkpointed here, and a restore there came to nothing."""
+def test_the_end_is_said_after_a_restore_elsewhere_that_came_to_nothing(tmp_path: Path) -> None:
+    """It lay checkpointed here, and a restore there came to nothing: it is still who lived here last that may say it."""
     repo = kit.repository(tmp_path)
     claim(repo, A).release_unless_kept()
     claim(repo, B, 3).release_unless_kept()

@@ -97,7 +97,7 @@ def test_whatever_keeps_pages_from_coming_ends_it(folder: int) -> None:
     image = LazyImage([PagemapEntry(0x1000, 1, PE_LAZY)], _Exhausted())  # type: ignore[arg-type]
     pages = LazyPages(CriuBinary((sys.executable, "-S", "-c", ASKS), "a test"), folder, {1: image}, [])
     with pages:
-        assert pages._daemon is not None and pages._daemon.wait(5) == 0  # it has met the end of the stream
+        assert pages._daemon is not None and pages._daemon.wait(60) == 0  # it has met the end of the stream
         with pytest.raises(MemoryError):
             pages.finish()
         pages.stop()

@@ -98,7 +98,7 @@ def test_a_visit_ends_when_its_link_does_whatever_cannot_be_written_down(site: S
             visit.left()
         ends = threading.Thread(target=visit.run, daemon=True)
         ends.start()
-        ends.join(5)
+        ends.join(60)
         assert not ends.is_alive()
 
 
@@ -116,7 +116,7 @@ def test_what_could_not_be_begun_is_undone_at_once(site: Site, monkeypatch: pyte
     monkeypatch.setattr(site.moves, "put", put)
     undone = threading.Thread(target=arrival.decide, args=("abort",), daemon=True)
     undone.start()
-    undone.join(10)
+    undone.join(60)
     assert not undone.is_alive()
     assert not list(site.moves.all()) and not site.repository.list("work")
 
@@ -179,6 +179,6 @@ def test_a_session_that_was_dumped_since_it_came_is_told_to_run(site: Site) -> N
         asked = {"id": move.id, "word": "go"}
         settling = threading.Thread(target=lambda: told.append(visit._settle(asked)), daemon=True)
         settling.start()
-        settling.join(10)
+        settling.join(60)
     assert told == [{"result": {"pid": os.getpid(), "incarnation": 3}}]
     assert [one.state for one in site.moves.all()] == ["running"]

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,7 +121,9 @@ def test_a_lock_is_waited_for(config: Config) -> None:
     held = exclusive(config, lock, busy)
     held.__enter__()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("criuctl.ops.batch.time.sleep", lambda _seconds: held.__exit__(None, None, None))
+        waiting = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: held.__exit__(None, None, None))
+        patch.setattr("criuctl.ops.batch.time", waiting)
+        patch.setattr("criuctl.proc.locks._TRIES", 1)
         with batch.alone(config, lock, busy, wait=60):
             pass
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -206,14 +207,13 @@ def test_who_only_looks_is_not_in_the_way(path: Path, monkeypatch: pytest.Monkey
     path.touch()
     looking = locks._open(path)
     assert locks._locks(looking, path)
-    sleep = time.sleep
 
     def done(seconds: float) -> None:
         path.unlink(missing_ok=True)
         looking.close()
-        sleep(seconds)
+        time.sleep(seconds)
 
-    monkeypatch.setattr("criuctl.proc.locks.time.sleep", done)
+    monkeypatch.setattr("criuctl.proc.locks.time", SimpleNamespace(sleep=done))
     assert is_free(path)
 
 

@@ -149,7 +149,8 @@ def test_a_host_that_dies_under_the_link(configured: Callable[..., Config]) -> N
         assert isinstance(told, LinkLost) and "far was cut" in told.message
 
 
-def test_why_a_link_was_lost_is_told(configured: Callable[..., Config]) -> None:
+def test_why_a_link_was_lost_is_told(configured: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh, "_SPEAKS", TIMEOUT)
     last_words = f"sh -c '{PEER}; echo out of memory >&2; exit 9'"
 
     def lose() -> None:
