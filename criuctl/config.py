@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from .errors import ConfigError
 
@@ -25,8 +27,7 @@ EventSink = Literal["none", "journald", "syslog"]
 ConnectionRules = tuple[tuple[str, Mapping[str, Any]], ...]  # (where it stands, the rule as it was written)
 
 
-@dataclass(frozen=True, slots=True)
-class Config:
+class Config(Struct, frozen=True):
     """Everything an operator can set; the field comments are the reference."""
 
     store: str = DEFAULT_STORE  # URL of the default store
@@ -57,35 +58,33 @@ class Config:
     hook_timeout: float = 30.0  # seconds one hook may take
     hook_timeout_frozen: float = 5.0  # the same while the tree is frozen
     hook_env: tuple[str, ...] = ()  # names of environment variables that hooks are given, beyond PATH, HOME, LANG and the like
-    hook_failure: dict[str, str] = field(default_factory=dict, hash=False)  # by phase: what a failed hook is: veto, warn, ignore
+    hook_failure: dict[str, str] = field(default_factory=dict)  # by phase: what a failed hook is: veto, warn, ignore
     events: EventSink = "none"  # where events go beside the event log: the journal (or else syslog), syslog, nowhere
     detach_key: str = "C-]"  # leaves an attached session
-    retention: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict, hash=False
-    )  # session pattern: keep rules; first match wins
+    retention: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # session pattern: keep rules; first match wins
     trees: Mapping[str, Mapping[str, Any]] = field(
-        default_factory=dict, hash=False
+        default_factory=dict
     )  # by name: process trees that are dumped by it (unit, cgroup, pid_file or command; labels, order)
     gc_grace: str = "1d"  # how long `gc` leaves what nothing needs; longer than any dump or restore takes
     link_timeout: float = 20.0  # seconds that another host may be silent in a migration before the link counts as lost
     scrollback_mib: int = 16  # output of a session that is kept, on disk
     predicates: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict, hash=False
+        default_factory=dict
     )  # session pattern: what its checkpoints require (file:PATH, command:CMD, output:CMD, age:SPAN); first match wins
     probes: Mapping[str, str] = field(
-        default_factory=dict, hash=False
+        default_factory=dict
     )  # session pattern: command of `verify --restore`, run beside the restored tree; first match wins
-    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)  # by name: url, command, options
+    hosts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by name: url, command, options
     ssh_command: str = "ssh"  # the ssh program, with options if need be; as GIT_SSH_COMMAND
 
-    sources: tuple[str, ...] = field(default=(), compare=False)  # the files that were read, for doctor
+    sources: tuple[str, ...] = ()  # the files that were read, for doctor
 
     def with_options(self, **options: Any) -> Config:
         """A copy in which every option that is not None replaces the field of its name."""
         return replace(self, **{k: v for k, v in options.items() if v is not None})
 
 
-_FIELDS = {f.name: f for f in fields(Config) if f.name != "sources"}
+_FIELDS = tuple(name for name in Config.__struct_fields__ if name != "sources")
 _DEFAULTS = Config()
 _NESTED = {
     "retention": "session patterns to mappings such as {keep_daily: 7}",

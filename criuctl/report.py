@@ -8,16 +8,17 @@ it as it is.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from . import pausepoints
 
 Level = Literal["error", "warning", "info"]
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One thing a check found: what, where and what to do about it.
 
     `level` error stops the operation, warning is told, info is only shown when asked for.

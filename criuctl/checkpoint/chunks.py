@@ -15,9 +15,10 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
+
+from msgspec import Struct
 
 from ..errors import Damaged
 from .records import MAX_INT, damaged
@@ -44,8 +45,7 @@ class Extent(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class StreamRef:
+class StreamRef(Struct, frozen=True):
     """`size` plain bytes: in `chunks` (`ENTRY` records), or behind `list`, or the pages of `pages` that `runs` tell."""
 
     size: int = 0

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+
+from msgspec.structs import replace
 
 from ..config import Config
 from ..errors import CriuctlError, Damaged, KeyMissing, StoreNotInitialised, WrongKey

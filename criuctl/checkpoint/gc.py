@@ -52,8 +52,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from ..errors import Damaged, DataError, ObjectMissing, StoreDenied, StoreFull
 from . import gclists
@@ -78,8 +80,7 @@ _TOLD_AT_ONCE = 1 << 18  # records of segments that are put together
 _SWEEP_AGE = 86400.0  # seconds after which what writers left unfinished is nobody's
 
 
-@dataclass(slots=True)
-class Collected:
+class Collected(Struct):
     """What a run did, or would do."""
 
     dry_run: bool = False

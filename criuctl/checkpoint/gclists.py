@@ -29,6 +29,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
+from msgspec import Struct
+
 from ..errors import Conflict, CriuctlError, Damaged, Foreign, ObjectMissing, StoreDenied
 from . import objects
 from .catalog import load_json
@@ -58,8 +60,7 @@ Prefix = Literal["writing/", "gc/marked-", "gc/doomed-"]
 _KINDS = (WRITING, MARKED, DOOMED)
 
 
-@dataclass(frozen=True, slots=True)
-class PackList:
+class PackList(Struct, frozen=True):
     """One list as it was found."""
 
     name: str

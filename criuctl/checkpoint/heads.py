@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import Conflict, CriuctlError, Damaged, DataError, Foreign, ObjectExists, ObjectMissing, StoreUnreachable
@@ -32,8 +31,7 @@ _STRIDE = 20  # epochs that a number may stand for, in bits
 _KEPT = 4  # records of a session that are left; older ones are removed
 
 
-@dataclass(frozen=True, slots=True)
-class Head(Record):
+class Head(Record, frozen=True):
     """One record of a session's head."""
 
     session: SessionRef

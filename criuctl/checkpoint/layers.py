@@ -27,8 +27,9 @@ import os
 import sys
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from .buffers import PageBuffer
 from .chunks import ENTRY, PAGE, WINDOW
@@ -111,8 +112,7 @@ class Settled(NamedTuple):
     new: bytes  # id of the chunk that all of it is, if that has to be stored
 
 
-@dataclass(slots=True)
-class _Version:
+class _Version(Struct):
     """A window as it was last seen."""
 
     blocks: bytes  # digests

@@ -14,9 +14,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 from ..errors import Damaged, DataError, NoSuchCheckpoint, ObjectMissing, UnsupportedFormat
 from .catalog import parse_name
@@ -115,8 +116,7 @@ class Live:
         self._lists.add(ref.list.chunks)
 
 
-@dataclass(slots=True)
-class Pack:
+class Pack(Struct):
     """One pack as the store has it."""
 
     name: bytes
@@ -128,8 +128,7 @@ class Pack:
     used: int = 0  # bytes of those whose home it is
 
 
-@dataclass(slots=True)
-class Survey:
+class Survey(Struct):
     """What `take` found."""
 
     packs: dict[bytes, Pack]

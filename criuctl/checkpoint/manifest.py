@@ -12,9 +12,10 @@ nature, are checked to be plain and judged again where they are used).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Literal, Self
+
+from msgspec import field
 
 from .chunks import StreamRef
 from .records import Record, check_owner_and_mode, check_path, check_pattern, check_range, check_text_of_kernel, damaged
@@ -37,8 +38,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRef(Record):
+class SessionRef(Record, frozen=True):
     """Which session a checkpoint is of: the name people use, the id that outlives renames."""
 
     name: str
@@ -49,8 +49,7 @@ class SessionRef(Record):
         check_pattern(_ID, self.id, f"{where}.id")
 
 
-@dataclass(frozen=True, slots=True)
-class HostInfo(Record):
+class HostInfo(Record, frozen=True):
     """The host of a dump, as far as a restore may care."""
 
     name: str = ""
@@ -64,8 +63,7 @@ class HostInfo(Record):
     page_size: int = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessRecord(Record):
+class ProcessRecord(Record, frozen=True):
     """One process of the tree; `pid` as criuctl saw it, `ns_pid` as it sees itself."""
 
     pid: int
@@ -90,8 +88,7 @@ class ProcessRecord(Record):
             check_range(getattr(self, name), 0, 1 << 31, f"{where}.{name}")
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFile(Record):
+class ImageFile(Record, frozen=True):
     """One of CRIU's metadata images: its name and its length in the stream of all of them."""
 
     name: str
@@ -104,8 +101,7 @@ class ImageFile(Record):
         check_range(self.size, 0, 1 << 40, f"{where}.size")
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryImage(Record):
+class MemoryImage(Record, frozen=True):
     """The memory of a task or of a shared memory object: its map and its pages."""
 
     kind: Literal["task", "shmem"]
@@ -125,8 +121,7 @@ class MemoryImage(Record):
             last = high
 
 
-@dataclass(frozen=True, slots=True)
-class FileRecord(Record):
+class FileRecord(Record, frozen=True):
     """A file of the tree as it was at the freeze; with `data` its contents are in the checkpoint."""
 
     path: str
@@ -157,8 +152,7 @@ class FileRecord(Record):
             raise damaged(f"{where}.data", "is longer than the file")
 
 
-@dataclass(frozen=True, slots=True)
-class LinkRecord(Record):
+class LinkRecord(Record, frozen=True):
     """A helper link that CRIU made for a deleted name of a file that has (or had) other names."""
 
     path: str
@@ -177,8 +171,7 @@ class LinkRecord(Record):
             check_path(self.sibling, f"{where}.sibling")
 
 
-@dataclass(frozen=True, slots=True)
-class ExternalFile(Record):
+class ExternalFile(Record, frozen=True):
     """A file that CRIU could not reach by path and that the restore opens for it."""
 
     key: str  # CRIU's name of the resource
@@ -190,8 +183,7 @@ class ExternalFile(Record):
         check_path(self.path, f"{where}.path")
 
 
-@dataclass(frozen=True, slots=True)
-class TerminalRecord(Record):
+class TerminalRecord(Record, frozen=True):
     """A terminal of the tree and what its line discipline held; PIDs and groups are the tree's own numbers."""
 
     path: str  # "" if no descriptor of it was open
@@ -225,8 +217,7 @@ class TerminalRecord(Record):
             raise damaged(f"{where}.queued", "is more than there is")
 
 
-@dataclass(frozen=True, slots=True)
-class HolderRecord(Record):
+class HolderRecord(Record, frozen=True):
     """What a session's holder passed on: all that the next one needs to go on in its place."""
 
     private: bool = False  # the tree had PID and mount namespaces of its own, which end with its root
@@ -252,8 +243,7 @@ class HolderRecord(Record):
             check_range(getattr(self, name), 0, (1 << 16) - 1, f"{where}.{name}")
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionRecord(Record):
+class ConnectionRecord(Record, frozen=True):
     """A connected, listening or bound socket of the tree and what is to become of it."""
 
     pid: int
@@ -286,8 +276,7 @@ class ConnectionRecord(Record):
         return self.state in ("listen", "bound")
 
 
-@dataclass(frozen=True, slots=True)
-class PredicateRecord(Record):
+class PredicateRecord(Record, frozen=True):
     """What must be so where the checkpoint is restored, as it was at the dump: see `criuctl.ops.predicates`."""
 
     kind: PredicateKind
@@ -306,8 +295,7 @@ class PredicateRecord(Record):
             raise damaged(f"{where}.argument", "is not one")
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest(Record):
+class Manifest(Record, frozen=True):
     """One checkpoint; see the module's docstring.  `number` and `created` are set by the commit."""
 
     id: str
@@ -357,8 +345,7 @@ class Manifest(Record):
         if "image_data" in value:
             raise damaged(f"{where}.image_data", "is not allowed")
         flat = {**value, "images": images["files"], "image_data": images["data"]}
-        # Spelled out: a slotted dataclass is a new class, which a bare super() does not know.
-        return super(Manifest, cls).from_dict(flat, where)
+        return super().from_dict(flat, where)
 
     def check(self, where: str) -> None:
         check_pattern(_ID, self.id, f"{where}.id")
@@ -389,8 +376,7 @@ class Manifest(Record):
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointSummary(Record):
+class CheckpointSummary(Record, frozen=True):
     """What a list shows of a checkpoint; `object` is the name of its manifest in the store."""
 
     id: str
@@ -435,5 +421,4 @@ class CheckpointSummary(Record):
     def to_dict(self) -> dict[str, Any]:
         """The keys of the command line's contract."""
         kept = ("id", "session", "number", "incarnation", "created", "host", "bytes", "labels", "pinned")
-        made = {f.name: getattr(self, f.name) for f in fields(self) if f.name in kept}
-        return {key: made[key] for key in kept}
+        return {key: getattr(self, key) for key in kept}

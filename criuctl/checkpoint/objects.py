@@ -17,7 +17,8 @@ The feature ``writer:<32 hex>`` says by the keys of which write-only host's doma
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ..errors import Damaged, UnsupportedFormat
 from .chunks import LAYERS
@@ -32,8 +33,7 @@ DECLARED = HEADER.size + len(_WRITER) + 2 * PACK_NAME_SIZE  # bytes that every o
 _BOUND = OVERHEAD + 1024  # a zstd frame is no longer than its content and this
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(Struct, frozen=True):
     """A kind of object: its magic, the newest version this criuctl knows, and how large a body may be."""
 
     word: str  # for messages
@@ -54,8 +54,7 @@ MANIFEST = Kind("manifest", b"CRIUCTLM", 1, 256 << 20, frozenset({"carried-binar
 LEASE = Kind("lease", b"CRIUCTLL", 1, 1 << 20)
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """What the header says: where head and body lie."""
 
     prefix: bytes  # header and feature names: sealed along

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ..errors import Damaged, UnsupportedFormat
 from .chunks import MAX_CHUNK
@@ -53,8 +54,7 @@ def pack_of(object: str) -> bytes | None:
     return pack if len(pack) == NAME_SIZE and object_name(pack) == object else None
 
 
-@dataclass(frozen=True, slots=True)
-class PackIndex:
+class PackIndex(Struct, frozen=True):
     """What is in one pack: its name, its size in bytes, and an `ENTRY` per record."""
 
     pack: bytes
@@ -136,8 +136,7 @@ class PackBuilder:
         return PackIndex(self.pack, total, entries), self._buffer[:total]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """Where a chunk is: its record's offset and sizes in a pack, and the size of the pack."""
 
     chunk: bytes

@@ -21,9 +21,10 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from ..errors import Damaged, DataError, Foreign, ObjectMissing
 from .buffers import allocate
@@ -51,8 +52,7 @@ Target = tuple[int, int, int, int]  # where to, offset there; the part of a chun
 Sink = Callable[["Place", "Buffer"], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """Neighbouring records of one pack."""
 
     pack: bytes

@@ -1,6 +1,6 @@
-"""Records that come from outside: typed dataclasses to and from JSON, with every value checked.
+"""Records that come from outside: typed structs to and from JSON, with every value checked.
 
-A `Record` is a frozen dataclass whose field types are its schema: text, integers, flags, tuples, mappings,
+A `Record` is a frozen `msgspec.Struct` whose field types are its schema: text, integers, flags, tuples, mappings,
 other records, and ``None`` where the type says so.  `Record.from_dict` takes a decoded JSON object that may
 be hostile and raises `Damaged` that names the field; no value gets in that its type does not allow, none
 is larger than a manifest can need.  Keys that this version does not know are kept in `Record.extra` and
@@ -13,8 +13,10 @@ from __future__ import annotations
 import re
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import Any, Literal, Self, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Self, Union, get_args, get_origin
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, fields, replace
 
 from ..errors import Damaged
 
@@ -141,11 +143,10 @@ def plain(value: Any) -> Any:
     return value
 
 
-_CHECKS: dict[type, dict[str, Check]] = {}
+_CHECKS: dict[type, dict[str, tuple[Check, bool]]] = {}  # by field, and whether the field has to be there
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(Struct, frozen=True, kw_only=True):
     """The base of everything in a manifest; see the module's docstring."""
 
     extra: dict[str, Any] = field(default_factory=dict)  # keys of a newer version, kept as they are
@@ -156,7 +157,7 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON of the record, unknown keys included."""
-        known = {f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name != "extra"}
+        known = {name: plain(value) for name, value in asdict(self).items() if name != "extra"}
         return {**{k: v for k, v in self.extra.items() if k not in known}, **known}
 
     @classmethod
@@ -167,16 +168,13 @@ class Record:
             raise damaged(where, "is not a mapping")
         checks = _CHECKS.get(cls)
         if checks is None:
-            hints = get_type_hints(cls)
-            checks = _CHECKS[cls] = {f.name: _checker(hints[f.name]) for f in fields(cls) if f.name != "extra"}
+            checks = _CHECKS[cls] = {f.name: (_checker(f.type), f.required) for f in fields(cls) if f.name != "extra"}
         known: dict[str, Any] = {}
-        for f in fields(cls):
-            if f.name == "extra":
-                continue
-            if f.name in value:
-                known[f.name] = checks[f.name](value[f.name], f"{where}.{f.name}")
-            elif f.default is MISSING and f.default_factory is MISSING:
-                raise damaged(f"{where}.{f.name}", "is missing")
+        for name, (check, required) in checks.items():
+            if name in value:
+                known[name] = check(value[name], f"{where}.{name}")
+            elif required:
+                raise damaged(f"{where}.{name}", "is missing")
         extra = {_text(k, where): check_any(v, f"{where}.{k[:40]}") for k, v in value.items() if k not in checks}
         made = cls(**known, extra=extra)
         made.check(where)

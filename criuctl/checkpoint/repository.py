@@ -25,11 +25,12 @@ import os
 import platform
 import time
 from contextlib import suppress
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+from msgspec.structs import replace
 
 from ..config import Config
 from ..errors import (

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from .layers import Composition
 
 
-@dataclass(slots=True)
-class Stream:
+class Stream(Struct):
     """A stream being written: its chunks so far, as the hasher names them."""
 
     packed: bytearray = field(default_factory=bytearray)  # `chunks.ENTRY` records
@@ -18,8 +17,7 @@ class Stream:
     kept: bool = True  # False: its chunks are sent ahead, but it is nobody's content and is not remembered
 
 
-@dataclass(slots=True)
-class WriterStats:
+class WriterStats(Struct):
     """What a dump came to."""
 
     bytes_in: int = 0  # plain bytes of all windows

@@ -15,9 +15,10 @@ import os
 import threading
 from collections.abc import Hashable
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+from msgspec import Struct
 
 from ..config import Config
 from ..errors import CriuctlError, Damaged, StoreUnreachable
@@ -42,8 +43,7 @@ _SOON = 2 << 20  # bytes of a pack in a hurry
 _CHECKERS = 8  # packs looked at side by side at the commit
 
 
-@dataclass(frozen=True, slots=True)
-class FileDigest:
+class FileDigest(Struct, frozen=True):
     """What `CheckpointWriter.add_file` read."""
 
     digest: str  # BLAKE3 of the contents, hex

@@ -18,8 +18,9 @@ import socket
 import struct
 import termios
 from collections.abc import Iterable
-from dataclasses import replace
 from fcntl import ioctl
+
+from msgspec.structs import replace
 
 from ..proc.syscalls import borrow_socket
 from .record import Connection

@@ -22,8 +22,9 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..checkpoint.records import check_any
@@ -37,8 +38,7 @@ _WORKERS = 64
 _BYTES_SENT = struct.Struct("=200xQ")  # of struct tcp_info, Linux 4.19
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """One idle connection and who speaks its protocol."""
 
     record: ConnectionRecord  # with PIDs as we see them
@@ -47,8 +47,7 @@ class Question:
     borrow: Callable[[], socket.socket]  # the program's socket; closed here
 
 
-@dataclass(slots=True)
-class Answer:
+class Answer(Struct):
     """What was learned; with a `reason` it was nothing that a session could be built from."""
 
     session: dict[str, Any] = field(default_factory=dict)
@@ -56,8 +55,7 @@ class Answer:
     shut: bool = False  # the connection had to be ended: a late answer would have reached the program
 
 
-@dataclass(slots=True)
-class _Task:
+class _Task(Struct):
     question: Question
     lock: threading.Lock = field(default_factory=threading.Lock)
     sock: socket.socket | None = None

@@ -26,8 +26,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..errors import CriuctlError
@@ -52,8 +54,7 @@ _AWAY = _SHORTAGE | {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """One connection to be given back."""
 
     record: ConnectionRecord
@@ -64,8 +65,7 @@ class Job:
     pid: int = 0  # a process that holds it, as we see it: paths are resolved as it would
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(Struct, frozen=True):
     """What became of it; a connection that is not `connected` is hung up."""
 
     connected: bool
@@ -76,8 +76,7 @@ class Result:
     hint: str = ""  # what would help, where it is known
 
 
-@dataclass(slots=True)
-class _State:
+class _State(Struct):
     """A job's way to its result."""
 
     job: Job

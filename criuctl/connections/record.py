@@ -12,8 +12,10 @@ import os
 import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
+
+from msgspec import Struct, field
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..errors import NoSuchProcess
@@ -30,16 +32,14 @@ _TCP_OPTIONS = {1: "timestamps", 2: "sack", 4: "wscale", 8: "ecn"}
 _NEVER = 0xFFFFFFFF
 
 
-@dataclass(slots=True)
-class Connection:
+class Connection(Struct):
     """One record, and the socket that it is of: outer PIDs, which only this host knows."""
 
     record: ConnectionRecord
     held: TreeSocket
 
 
-@dataclass(slots=True)
-class Look:
+class Look(Struct):
     """Everything that one look at a tree has found; the next look takes over what cannot have changed."""
 
     connections: list[Connection]

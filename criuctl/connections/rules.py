@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, get_args
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..config import Config, ConnectionPolicy
@@ -38,8 +40,7 @@ _MOST_SECONDS = 86400.0
 _ALIVE = ("established", "syn-sent", "syn-recv")
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True):
     """What a connection must be like; an empty tuple matches everything."""
 
     peers: tuple[Network, ...] = ()
@@ -52,8 +53,7 @@ class Match:
     paths: tuple[str, ...] = ()  # globs of the unix path: the peer's, of accepted connections our own
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """One rule; `where` is how errors and reports name it."""
 
     where: str
@@ -66,8 +66,7 @@ class Rule:
     drain: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """All rules, in order, and the policy of connections that none of them speaks of."""
 
     rules: tuple[Rule, ...] = ()
@@ -79,8 +78,7 @@ class Rules:
         return tuple(dict.fromkeys(name for rule in self.rules for name in rule.match.hosts))
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """What is to become of one connection."""
 
     policy: str  # keep | reconnect | hangup | refuse

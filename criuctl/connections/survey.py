@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..config import Config

@@ -19,8 +19,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from ..errors import NoSuchProcess, PreflightRefused
 from ..proc.descriptors import descriptors
@@ -49,8 +50,7 @@ class AheadSink(Protocol[B]):
         """Nothing more is written into `buffer`."""
 
 
-@dataclass(slots=True)
-class Cut:
+class Cut(Struct):
     """One window: its pages, in order."""
 
     number: int  # address / WINDOW

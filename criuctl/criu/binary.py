@@ -17,8 +17,9 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from ..config import Config
 from ..errors import PlatformError, TimedOut
@@ -36,8 +37,7 @@ _ALL_DESCRIPTORS = ("sh", "-c", 'ulimit -Sn "$(ulimit -Hn)"; exec "$@"', "sh")
 HOST_CONFIGS = ("/etc/criu/default.conf", "~/.criu/default.conf")
 
 
-@dataclass(frozen=True, slots=True)
-class CriuBinary:
+class CriuBinary(Struct, frozen=True):
     """A CRIU that can be started: `argv` without any subcommand."""
 
     argv: tuple[str, ...]

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from . import images
 
@@ -37,8 +38,7 @@ _PRESENT = 4  # a run of pages that this image has
 _MEMFD, _SYSVIPC, _AIORING, _ANON_SHARED = 1 << 14, 1 << 10, 1 << 13, 1 << 8
 
 
-@dataclass(frozen=True, slots=True)
-class OpenFile:
+class OpenFile(Struct, frozen=True):
     """One descriptor: what kind of file, which one, how opened, and where it stands."""
 
     kind: str  # reg, pipe, inetsk, unixsk, eventfd, tty, ...
@@ -47,8 +47,7 @@ class OpenFile:
     offset: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Area:
+class Area(Struct, frozen=True):
     """One mapping of an address space: ``start <= address < end``."""
 
     start: int
@@ -56,8 +55,7 @@ class Area:
     name: str  # a path, [heap], [stack], [anon], ...
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """One process."""
 
     pid: int
@@ -73,8 +71,7 @@ class Task:
     cwd: str
 
 
-@dataclass(frozen=True, slots=True)
-class Socket:
+class Socket(Struct, frozen=True):
     """An internet socket and who holds it."""
 
     holders: tuple[tuple[int, int], ...]  # (PID, descriptor)

@@ -20,8 +20,9 @@ import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from functools import partial
+
+from msgspec import Struct
 
 from ..errors import CriuctlError
 from ..proc.command import Starter
@@ -44,16 +45,14 @@ class CriuFailed(CriuctlError):
         self.log = log
 
 
-@dataclass(frozen=True, slots=True)
-class Frozen:
+class Frozen(Struct, frozen=True):
     """What the caller says of the frozen tree."""
 
     guards: Mapping[int, PageGuard]  # the guarded page of each task, by CRIU's PID
     external: Sequence[str] = ()  # more resources that come from outside again, known only now
 
 
-@dataclass(frozen=True, slots=True)
-class DumpSteps:
+class DumpSteps(Struct, frozen=True):
     """What the caller does at the moments of a dump; what raises, vetoes."""
 
     frozen: Callable[[], Frozen]  # every task is stopped; CRIU has not looked at sockets yet, nor locked connections

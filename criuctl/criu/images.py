@@ -32,8 +32,9 @@ import re
 import stat
 import struct
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from ..errors import Damaged
 from . import schema
@@ -112,8 +113,7 @@ def write(folder: int, name: str, kind: str, messages: Iterable[Any]) -> None:
         file.write(b"".join(parts))
 
 
-@dataclass(slots=True)
-class OpenSocket:
+class OpenSocket(Struct):
     """An inet socket of the images: its entry and every (PID, descriptor) that holds it."""
 
     entry: Any

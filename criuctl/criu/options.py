@@ -7,8 +7,9 @@ when not needed, so they are always on; the rest is computed from the tree by th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from . import schema
 
@@ -18,8 +19,7 @@ LOG_LEVEL = 3  # "info": names the descriptor that an error is about; "debug" wo
 _GHOST_MAXIMUM = (1 << 32) - 1  # the option is an unsigned 32-bit number
 
 
-@dataclass(frozen=True, slots=True)
-class DumpOptions:
+class DumpOptions(Struct, frozen=True):
     """What differs from dump to dump."""
 
     pid: int  # root of the tree, as CRIU sees it
@@ -33,8 +33,7 @@ class DumpOptions:
     shield: bool = True  # lock TCP connections in the firewall as they are saved; a tree that has none needs no table
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreOptions:
+class RestoreOptions(Struct, frozen=True):
     """What differs from restore to restore."""
 
     shell_job: bool = False

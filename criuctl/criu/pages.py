@@ -28,8 +28,9 @@ import struct
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from ..errors import CriuctlError
 from . import schema
@@ -61,8 +62,7 @@ class PageStreamCut(PageProtocolError):
     """It ended in the middle of something: CRIU has failed, and says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class ImageKey:
+class ImageKey(Struct, frozen=True):
     """One pagemap: the memory of a task, or of a shared memory object."""
 
     kind: Literal["task", "shmem"]
@@ -96,8 +96,7 @@ class PageSink(Protocol[B]):
         """The receiver writes no more into `buffer`."""
 
 
-@dataclass(frozen=True, slots=True)
-class PageGuard:
+class PageGuard(Struct, frozen=True):
     """The page in which CRIU runs system calls inside a task: our PID of the task, and the page's address."""
 
     pid: int
@@ -119,8 +118,7 @@ class PageGuard:
             os.close(fd)
 
 
-@dataclass(slots=True)
-class PagemapEntry:
+class PagemapEntry(Struct):
     """A run of `pages` pages at `vaddr` with CRIU's flags."""
 
     vaddr: int
@@ -128,8 +126,7 @@ class PagemapEntry:
     flags: int
 
 
-@dataclass(slots=True)
-class PageImage:
+class PageImage(Struct):
     """The shape of one image: its runs in address order and the sizes of its windows in bytes."""
 
     key: ImageKey

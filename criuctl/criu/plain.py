@@ -16,9 +16,10 @@ import tarfile
 import zlib
 from collections.abc import Generator
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from msgspec import Struct, field
 
 from ..errors import Damaged, NoSuchCheckpoint, UnsupportedFormat
 
@@ -30,8 +31,7 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 _INSIDE = "checkpoint"  # where podman keeps the images: in an archive, and beside it
 
 
-@dataclass(slots=True)
-class PlainImages:
+class PlainImages(Struct):
     """What was found."""
 
     where: str

@@ -15,8 +15,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from .images import ImageSet, read, text, write
 
@@ -26,8 +27,7 @@ _IMAGE = "tty-info.img"
 _PTS = re.compile(r"(/?dev/pts/)(\d+)( \(deleted\))?")
 
 
-@dataclass(frozen=True, slots=True)
-class TtyFile:
+class TtyFile(Struct, frozen=True):
     """One open file description of an external terminal."""
 
     id: int

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, cast
+
+from msgspec import Struct, field
 
 from ..checkpoint.records import check_any
 from ..config import Config
@@ -28,8 +29,7 @@ RECONNECT = "reconnect"
 Policy = Literal["veto", "warn", "ignore"]
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(Struct, frozen=True):
     """One moment at which hooks run."""
 
     name: str
@@ -80,8 +80,7 @@ class BadAnswer(CriuctlError):
     code = "bad-answer"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What a hook has said on its standard output."""
 
     ok: bool = True
@@ -137,8 +136,7 @@ def _excerpt(output: bytes) -> str:
     return repr(text) + ("..." if len(output) > 60 else "")
 
 
-@dataclass(frozen=True, slots=True)
-class HookResult:
+class HookResult(Struct, frozen=True):
     """What became of one hook; goes into reports and manifests."""
 
     name: str

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from ..config import Config
 from ..errors import ConfigError
@@ -23,8 +24,7 @@ Origin = Literal["built-in", "shipped", "configured"]
 _LEFTOVERS = ("~", ".bak", ".orig", ".rej", ".swp", ".dpkg-dist", ".dpkg-new", ".dpkg-old", ".rpmnew", ".rpmsave")
 
 
-@dataclass(frozen=True, slots=True)
-class Hook:
+class Hook(Struct, frozen=True):
     """One hook of one phase."""
 
     phase: str

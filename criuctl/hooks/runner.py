@@ -13,9 +13,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from ..config import Config
 from ..errors import CommandFailed, ConfigError, CriuctlError, TimedOut, Vetoed
@@ -40,8 +41,7 @@ _LONGEST = 86400  # seconds
 _SPARE = 30.0  # seconds beyond a hook's own time in which its watcher must have ended it
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Struct, frozen=True):
     """How a hook's process ended, and what it printed."""
 
     error: str  # why that is a failure; "" if it is none
@@ -150,8 +150,7 @@ def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2][:300]
 
 
-@dataclass(slots=True)
-class Hooks:
+class Hooks(Struct):
     """The hooks of one operation; see the module's text."""
 
     config: Config

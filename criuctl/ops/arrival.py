@@ -9,8 +9,9 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from ..checkpoint.manifest import Manifest
 from ..config import Config
@@ -43,8 +44,7 @@ def mount_point() -> str:
     raise RestoreFailed("no folder to mount the root on was found", hint="Make an empty folder /mnt.")
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreResult:
+class RestoreResult(Struct, frozen=True):
     """What a restore answers; `to_dict` is the contract of ``restore --json``."""
 
     checkpoint: str

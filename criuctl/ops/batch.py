@@ -12,8 +12,9 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, TimedOut, of_the_host
@@ -28,8 +29,7 @@ _LOOK = 0.2  # seconds between two looks at a lock that somebody has
 Work = Callable[[Reporter], dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """What became of one piece: an answer or an error, never both."""
 
     key: str

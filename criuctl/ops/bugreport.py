@@ -16,11 +16,12 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 from urllib.parse import urlsplit
+
+from msgspec.structs import asdict
 
 from ..checkpoint.keys import PASSPHRASE_VARIABLE, RECOVERY_VARIABLE, read_secret
 from ..config import Config, ConnectionPolicy, EventSink, FileConflictPolicy, FilePolicy
@@ -148,7 +149,7 @@ def _store(config: Config) -> dict[str, Any]:
 
 def _configuration(config: Config) -> dict[str, Any]:
     default = Config()
-    known = ((f.name, getattr(config, f.name)) for f in fields(Config) if f.name != "sources")
+    known = ((name, value) for name, value in asdict(config).items() if name != "sources")
     return {
         "files": list(config.sources),
         "variables": sorted(name for name in os.environ if name.startswith("CRIUCTL_")),
@@ -200,7 +201,7 @@ def _logs(config: Config) -> list[dict[str, Any]]:
 
 def _secrets(config: Config) -> list[str]:
     """What must not be seen, the longest first."""
-    own = {f"CRIUCTL_{f.name.upper()}" for f in fields(Config)} - {"CRIUCTL_PASSPHRASE_COMMAND"}
+    own = {f"CRIUCTL_{name.upper()}" for name in Config.__struct_fields__} - {"CRIUCTL_PASSPHRASE_COMMAND"}
     found = {value for name, value in os.environ.items() if _SOUNDS_SECRET.search(name) and name not in own}
     found |= {os.environ.get(PASSPHRASE_VARIABLE, ""), os.environ.get(RECOVERY_VARIABLE, ""), config.passphrase_command}
     if config.passphrase_file:

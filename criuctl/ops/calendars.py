@@ -11,8 +11,9 @@ All is kept as sets of numbers, so what is written for cron and what is told as 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from datetime import date, datetime, timedelta
+
+from msgspec import Struct
 
 from ..errors import UsageError
 
@@ -34,8 +35,7 @@ _YEARS = 9  # the longest wait for a 29 February
 _HINT = "cron knows words such as daily, and [WEEKDAYS] [*-MONTH-DAY] [HOUR:MINUTE]: '03:30', 'Mon..Fri *:0/15', '*-*-01 04:00'."
 
 
-@dataclass(frozen=True, slots=True)
-class CronTime:
+class CronTime(Struct, frozen=True):
     """The five fields of a crontab's line, as sets."""
 
     minutes: frozenset[int]

@@ -9,8 +9,10 @@ datagram socket is kept where its peer's path is.  Pure, as the rest of the plan
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..connections.protocols import BUILT_IN
@@ -31,8 +33,7 @@ _ENDED = "it ended with the tree at the dump, which was not told to keep it"
 _ALONE = "the tree comes into a new network namespace, from which nobody outside can be reached"
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionPlan:
+class ConnectionPlan(Struct, frozen=True):
     """One external connection and what is done with it."""
 
     record: ConnectionRecord

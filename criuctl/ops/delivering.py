@@ -9,9 +9,11 @@ import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.repository import Repository
@@ -31,8 +33,7 @@ SETTLE = 60.0  # seconds for which a broken link is made again
 _PAUSE = 1.0  # between two tries
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(Struct, frozen=True):
     """How the session is to come back there, and what travels."""
 
     name: str | None = None
@@ -50,8 +51,7 @@ class Wishes:
         return {"pids": self.pids, "connections": self.connections, "files": self.files, "lazy": self.lazy}
 
 
-@dataclass(slots=True)
-class HostDelivery:
+class HostDelivery(Struct):
     """The other host as the dump sees it; see `criuctl.ops.delivery`."""
 
     config: Config

@@ -11,9 +11,10 @@ import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from ..checkpoint.manifest import CheckpointSummary
 from ..checkpoint.repository import Repository
@@ -35,8 +36,7 @@ _FORGOTTEN = 1.0  # seconds in which a kill of a tree without a holder forgets i
 _LOOK = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """An end that somebody has wanted."""
 
     what: Word

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from .. import __version__
 from ..checkpoint.chunks import LAYERS
@@ -34,8 +35,7 @@ from .namespaces import NamespacePlan
 from .registry import SessionRecord
 
 
-@dataclass(frozen=True, slots=True)
-class DumpResult:
+class DumpResult(Struct, frozen=True):
     """What a dump answers; `to_dict` is the contract of ``dump --json``."""
 
     manifest: Manifest
@@ -70,8 +70,7 @@ class DumpResult:
         return ({"precopy": self.rounds} if self.rounds else {}) | ({"requires": required} if required else {})
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
+class Taken(Struct, frozen=True):
     """What was taken of the tree, CRIU's pages and images apart."""
 
     tree: Sequence[Process]

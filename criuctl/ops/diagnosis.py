@@ -14,8 +14,9 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from ..config import Config
 from .remedies import REMEDIES
@@ -48,8 +49,7 @@ _ECHOES = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """A failure of CRIU in words."""
 
     text: str  # a sentence; ends with CRIU's own words where the table has better ones
@@ -60,8 +60,7 @@ class Diagnosis:
     line: str = ""  # CRIU's own words
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(Struct, frozen=True):
     number: int
     level: str
     pid: int | None

@@ -8,9 +8,10 @@ differs.  The checkpoints may be of different sessions: what is paired with what
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from msgspec import Struct
 
 from ..checkpoint.chunks import StreamRef
 from ..checkpoint.manifest import FileRecord, Manifest, MemoryImage
@@ -31,8 +32,7 @@ _IDENTITY = ("id", "number", "incarnation", "created", "labels")
 _HOST = ("name", "kernel", "os", "cpu_model", "boot_id")
 
 
-@dataclass(frozen=True, slots=True)
-class Space:
+class Space(Struct, frozen=True):
     """The memory of one process, or of a shared object, in both checkpoints."""
 
     kind: str  # task, shmem
@@ -54,8 +54,7 @@ class Space:
 _AMOUNTS = ("before", "after", "changed", "added", "removed")
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """What `diff` found."""
 
     store: str

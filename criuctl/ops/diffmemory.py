@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from ..checkpoint.chunks import Extent
 from ..criu.described import Area
@@ -28,8 +30,7 @@ from ..errors import Damaged
 Run = tuple[int, int]  # address, bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """One chunk of an image, or a part of one, and the runs of pages in it."""
 
     chunk: bytes
@@ -55,8 +56,7 @@ class Reader(Protocol):
         """The content of these chunks (id -> plain size) by id."""
 
 
-@dataclass(slots=True)
-class Region:
+class Region(Struct):
     """One mapping, or a part of the address space that no mapping is known for; all in bytes."""
 
     start: int
@@ -70,7 +70,7 @@ class Region:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 def windows(entries: Iterable[PagemapEntry], parts: Iterable[Extent]) -> Windows:

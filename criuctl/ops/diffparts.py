@@ -10,8 +10,9 @@ What changes by itself with every restore (inode numbers, start times, PIDs as t
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from ..checkpoint.manifest import ConnectionRecord, FileRecord, Manifest, ProcessRecord
 from ..criu.described import OpenFile
@@ -25,8 +26,7 @@ _CONNECTION_FIELDS = ("state", "policy", "rqueue", "wqueue")
 _FILE_FIELDS = ("kind", "size", "mode", "uid", "gid", "mtime_ns")
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One thing that both checkpoints have, and in which it differs; `more` are facts that neither of them tells."""
 
     before: Facts
@@ -39,8 +39,7 @@ class Change:
         return {"before": self.before, "after": self.after, "fields": self.fields, **self.more}
 
 
-@dataclass(slots=True)
-class Part:
+class Part(Struct):
     """What one kind of things came to."""
 
     added: list[Facts] = field(default_factory=list)
@@ -74,8 +73,7 @@ class Part:
 # -- processes ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Pairing:
+class Pairing(Struct, frozen=True):
     """Which process of the one checkpoint is which of the other."""
 
     pairs: list[Pair]

@@ -21,8 +21,10 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from ..checkpoint import leases
 from ..checkpoint.manifest import ConnectionRecord, FileRecord, Manifest, PredicateRecord

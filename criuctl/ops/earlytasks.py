@@ -21,7 +21,8 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from ..errors import CriuctlError
 from ..proc import inject
@@ -37,8 +38,7 @@ _STOPPING = 1.0  # seconds that an interrupted process may take to stop
 _STOPS = os.WSTOPPED | os.WNOHANG | inject.WALL | inject.WNOTHREAD
 
 
-@dataclass(slots=True)
-class EarlyTasks:
+class EarlyTasks(Struct):
     """Follows the tree as it is made; a thread, because ptrace wants one."""
 
     root: int  # the tree's root, in its own numbers

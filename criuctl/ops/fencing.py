@@ -27,9 +27,11 @@ A store without conditional writes gives no leases: nothing is claimed there, no
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..checkpoint import leases
 from ..checkpoint.leases import Head
@@ -47,8 +49,7 @@ _PATIENCE = 5.0  # seconds for a store that is told of an end
 _ASKED = 0  # the epoch of a claim whose outcome is not written down yet
 
 
-@dataclass(frozen=True, slots=True)
-class Fenced:
+class Fenced(Struct, frozen=True):
     """A home that is none any more: what it had, and who has the session."""
 
     session: str

@@ -14,7 +14,8 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ..criu.images import ImageSet, path_of, read
 from ..errors import NoSuchProcess
@@ -28,8 +29,7 @@ _RANGE = struct.Struct("=hhxxxxqqixxxx")  # struct flock on 64-bit Linux
 _PATIENCE = 1.0  # seconds in which who holds a lock for a moment only, or is just ending, lets go of it
 
 
-@dataclass(frozen=True, slots=True)
-class WantedLock:
+class WantedLock(Struct, frozen=True):
     """One lock that the tree will take."""
 
     path: str

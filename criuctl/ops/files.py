@@ -24,8 +24,9 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
 from io import FileIO
+
+from msgspec import Struct, field
 
 from ..checkpoint.chunks import FILE_PIECE, StreamRef
 from ..checkpoint.manifest import FileRecord
@@ -65,8 +66,7 @@ def digest(fd: int, length: int) -> str:
     return hasher.hexdigest()
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """One file of the tree, gathered over all its descriptors and mappings."""
 
     path: str

@@ -8,9 +8,11 @@ what dumps have added, whatever has been removed and collected since; what lies 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
 
 from .retention import moment
 
@@ -21,8 +23,7 @@ RECENT = 10  # checkpoints that tell how a session grows now
 _DAY = 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
+class Growth(Struct, frozen=True):
     """One session's part in a store; bytes are those that its checkpoints added when they were made."""
 
     session: str

@@ -15,8 +15,9 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..config import Config
@@ -67,8 +68,7 @@ def endings(plans: Sequence[ConnectionPlan]) -> dict[tuple[int, int], bool]:
     return {(c.record.pid, c.record.fd): c.policy == "hangup" for c in gone}
 
 
-@dataclass(slots=True)
-class HandBack:
+class HandBack(Struct):
     """All external connections of one restore."""
 
     config: Config

@@ -11,8 +11,9 @@ import os
 import socket
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from ..checkpoint.manifest import ConnectionRecord, Manifest
 from ..config import Config
@@ -40,8 +41,7 @@ _MORE: dict[str, dict[str, Any]] = {
 _TYPES = {"stream": socket.SOCK_STREAM, "dgram": socket.SOCK_DGRAM, "seqpacket": socket.SOCK_SEQPACKET}
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """What hooks were told and what they answered; `verdict` is what it would have led to."""
 
     phase: str
@@ -54,8 +54,7 @@ class Trial:
         return {"phase": self.phase, "verdict": self.verdict, "requests": self.requests, "results": self.results}
 
 
-@dataclass(frozen=True, slots=True)
-class _Subject:
+class _Subject(Struct, frozen=True):
     """What the trial is about: a running tree or a checkpoint."""
 
     facts: dict[str, Any]

@@ -8,8 +8,9 @@ this host dies in the middle, the session can be restored from it.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from ..checkpoint.repository import Repository
 from ..config import Config

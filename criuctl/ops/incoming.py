@@ -7,8 +7,9 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ..checkpoint import leases
 from ..checkpoint.repository import Repository

@@ -11,9 +11,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ..checkpoint.manifest import CheckpointSummary, Manifest
 from ..checkpoint.repository import Repository
@@ -60,8 +62,7 @@ def opened(config: Config) -> Iterator[tuple[str, Repository]]:
         store.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(Struct, frozen=True):
     """The checkpoints of a store, and the errors of manifests that cannot be read."""
 
     checkpoints: list[CheckpointSummary]
@@ -80,8 +81,7 @@ def list_checkpoints(config: Config, session: str | None = None) -> Listing:
     return Listing(found, unreadable, len(hidden))
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(Struct, frozen=True):
     """What `show` found: a manifest without its lists of chunks, and the memory map if that was asked for."""
 
     manifest: Manifest
@@ -203,8 +203,7 @@ def page_entries(packed: bytes, page_size: int) -> list[dict[str, Any]]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Verified:
+class Verified(Struct, frozen=True):
     """What `verify` found about one checkpoint; no summary if not even that can be read."""
 
     summary: CheckpointSummary | None
@@ -240,8 +239,7 @@ def _verdict(repository: Repository, summary: CheckpointSummary, reporter: Repor
         return Verified(summary, error=error)
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(Struct, frozen=True):
     """What became of one REF given to `remove`."""
 
     ref: str

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from ..checkpoint import keys, writers
 from ..checkpoint.configobject import WRITER
 from ..checkpoint.generations import Changer, Current, Slots, described
@@ -26,8 +28,7 @@ _PREFIX = 4  # digits of a fingerprint that name a key
 _MAX_LABEL = 100
 
 
-@dataclass(frozen=True, slots=True)
-class KeyFacts:
+class KeyFacts(Struct, frozen=True):
     """One key of a store, as far as it may be told."""
 
     fingerprint: str

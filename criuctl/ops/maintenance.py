@@ -20,9 +20,10 @@ import os
 import platform
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import Struct, field, to_builtins
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, Damaged, DumpFailed, NotFound
@@ -36,8 +37,7 @@ LOCK_PATIENCE = 30.0  # seconds for another one that was killed to clean up
 _FILE = "maintenance"
 
 
-@dataclass(slots=True)
-class Item:
+class Item(Struct):
     """One session or configured tree."""
 
     session: str
@@ -66,8 +66,7 @@ def _only(error: dict[str, Any]) -> dict[str, Any]:
     return {key: error.get(key) for key in ("code", "hint", "pid", "fd")}
 
 
-@dataclass(slots=True)
-class Record:
+class Record(Struct):
     """What is written down."""
 
     how: How = "dump"
@@ -111,14 +110,13 @@ def read(config: Config) -> Record | None:
         ) from error
 
 
-def _known(kind: type[Any], body: dict[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(kind)}
-    return {key: value for key, value in body.items() if key in names}
+def _known(kind: type[Struct], body: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in body.items() if key in kind.__struct_fields__}
 
 
 def write(config: Config, record: Record) -> None:
     """Write it, durably."""
-    write_record(Path(config.state_dir), _FILE, asdict(record))
+    write_record(Path(config.state_dir), _FILE, to_builtins(record))
 
 
 def forget(config: Config) -> None:

@@ -19,10 +19,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
 
 from .. import __version__
 from ..checkpoint.manifest import CheckpointSummary
@@ -44,8 +45,7 @@ _FRESH = 1.0  # seconds for which one look is good enough for everybody who asks
 _ATTEMPTS, _TIMEOUT = 2, 3.0  # at an S3 server
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """What was seen."""
 
     now: float

@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..checkpoint.manifest import SessionRef
 from ..config import Config
@@ -45,8 +47,7 @@ from .target import resolve_target
 _CARRIED_MIB = 1 << 20  # files open for writing travel whatever their size
 
 
-@dataclass(slots=True)
-class MigrateResult:
+class MigrateResult(Struct):
     """What a migration answers; `to_dict` is the contract of ``migrate --json``."""
 
     session: str

@@ -22,9 +22,11 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from ..config import Config
 from ..errors import Conflict, Damaged, NoSuchProcess
@@ -34,18 +36,19 @@ from .registry import boot_id, write_record
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class _Timed(Struct, frozen=True, kw_only=True):
+    updated: float = 0.0
+
+
+class Move(_Timed, frozen=True):
     """A session on its way."""
 
     id: str
     session: str
     session_id: str
-    updated: float = field(default=0.0, kw_only=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing(Move):
+class Outgoing(Move, frozen=True):
     """A session that leaves this host."""
 
     to: str  # the other host, as the user named it
@@ -75,8 +78,7 @@ class Outgoing(Move):
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class Incoming(Move):
+class Incoming(Move, frozen=True):
     """A session that comes to this host."""
 
     origin: str  # name of the host that it leaves
@@ -133,7 +135,7 @@ class Moves(Generic[M]):
     def _read(self, path: Path) -> M:
         try:
             loaded = json.loads(path.read_text())
-            known = {f.name for f in fields(self._kind)}
+            known = self._kind.__struct_fields__
             values: dict[str, Any] = {
                 k: tuple(map(_frozen, v)) if isinstance(v, list) else v for k, v in loaded.items() if k in known
             }

@@ -12,8 +12,9 @@ mounts marked as coming from outside; a restore gives it a bind mount of the roo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from ..proc.mounts import read_mounts
 from ..proc.namespaces import entry_prefix, foreign, is_namespace_init, named_netns, namespaces
@@ -23,8 +24,7 @@ ENTERED = ("mnt", "pid", "net")
 DUMPED = ("ipc", "uts", "time", "cgroup", "user")
 
 
-@dataclass(frozen=True, slots=True)
-class NamespacePlan:
+class NamespacePlan(Struct, frozen=True):
     """How CRIU gets at a tree: the argv prefix that enters, and the root's PID as seen from there."""
 
     prefix: tuple[str, ...]

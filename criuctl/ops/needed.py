@@ -12,8 +12,9 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import field
 
 from ..checkpoint.manifest import ConnectionRecord, HostInfo, ProcessRecord, SessionRef
 from ..checkpoint.records import Record, check_path, check_pattern, check_range, damaged
@@ -33,8 +34,7 @@ _NUMBER = re.compile(r"\d{1,10}")
 LATEST = (1 << 63) - 1  # ns: in the year 2262
 
 
-@dataclass(frozen=True, slots=True)
-class NeededFile(Record):
+class NeededFile(Record, frozen=True):
     """One path that the tree uses, and what must be there on the target."""
 
     path: str
@@ -62,8 +62,7 @@ class NeededFile(Record):
             check_range(getattr(self, name), 0, LATEST, f"{where}.{name}")
 
 
-@dataclass(frozen=True, slots=True)
-class NeededTerminal(Record):
+class NeededTerminal(Record, frozen=True):
     """A terminal of the tree; a new pseudo-terminal is made for it."""
 
     path: str
@@ -71,8 +70,7 @@ class NeededTerminal(Record):
     holders: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Needs(Record):
+class Needs(Record, frozen=True):
     """Everything that a tree needs of the host that it comes to."""
 
     session: SessionRef

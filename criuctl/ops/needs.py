@@ -13,8 +13,9 @@ import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from ..checkpoint.manifest import ConnectionRecord, ProcessRecord, SessionRef
 from ..config import Config
@@ -176,8 +177,7 @@ def _files(scene: Scene, config: Config, carried: _Carried, binaries: Binaries, 
         )
 
 
-@dataclass(slots=True)
-class _Held:
+class _Held(Struct):
     """One path, over everybody who uses it."""
 
     status: os.stat_result

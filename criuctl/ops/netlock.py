@@ -9,7 +9,8 @@ unconnected are not in it: their packets pass when `handback` connects them.
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ..criu.images import ImageSet
 from ..errors import CriuctlError
@@ -26,8 +27,7 @@ def table_of(images: ImageSet) -> str:
     return netfilter.criu_table(run_id) if run_id is not None and images.connections() else ""
 
 
-@dataclass(slots=True)
-class ConnectionLock:
+class ConnectionLock(Struct):
     """The lock on the connections in `images`, in the net namespace that the tree comes to."""
 
     images: ImageSet

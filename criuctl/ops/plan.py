@@ -15,8 +15,9 @@ import shlex
 import socket
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from ..checkpoint.manifest import Manifest
 from ..connections.rules import JOURNAL, Rules, endpoint
@@ -33,8 +34,7 @@ NetMode = Literal["host", "named", "existing", "private"]
 _ZOMBIE_WAIT = 3.0  # seconds that PIDs of our own dump may take to become free
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(Struct, frozen=True):
     """What the caller asks for."""
 
     pids: str = "auto"  # auto | same | private
@@ -47,8 +47,7 @@ class Wishes:
     alone: bool = False  # in a network of its own, whatever is free here
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(Struct, frozen=True):
     """What this host is like, as far as this checkpoint is concerned."""
 
     kernel_arch: str
@@ -66,8 +65,7 @@ class HostFacts:
     missing_folders: frozenset[str] = frozenset()  # working folders that are not here and are not put back
 
 
-@dataclass(frozen=True, slots=True)
-class RestorePlan:
+class RestorePlan(Struct, frozen=True):
     """What will be done; `to_dict` is what ``--dry-run`` prints."""
 
     pids: PidMode

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..checkpoint.writer import CheckpointWriter
 from ..criu.ahead import Walk
@@ -29,8 +31,7 @@ from ..proc.tree import read_tree
 from ..report import Reporter
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """When to stop."""
 
     target: float = 0.3  # seconds that the frozen tree may wait for what changed to be stored
@@ -39,8 +40,7 @@ class Rules:
     shrink: float = 0.7  # a round that finds more than this share of what the one before found is the last
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(Struct, frozen=True):
     """What one round came to."""
 
     number: int

@@ -23,15 +23,15 @@ A reader that knows no predicates must not restore: a manifest with some require
 from __future__ import annotations
 
 import fnmatch
-import hmac
 import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
+
+from msgspec import Struct
 
 from ..checkpoint.manifest import Manifest, PredicateRecord
 from ..config import Config
@@ -53,8 +53,7 @@ _OUTPUT = 16 << 20  # bytes that a command may print
 _KEY = "predicates.key"  # in the state folder
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """One predicate of a checkpoint, here and now."""
 
     record: PredicateRecord
@@ -234,6 +233,8 @@ def _run(config: Config, text: str) -> str:
 
 
 def _ours(config: Config, record: PredicateRecord) -> bool:
+    import hmac  # loads OpenSSL
+
     key = _key(config, make=False)
     return bool(key) and hmac.compare_digest(_mac(key, record.kind, record.argument), record.mac)
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
+
+from msgspec import Struct, field
 
 from ..checkpoint import leases
 from ..checkpoint.gc import Collected, Collection
@@ -39,8 +40,7 @@ def _opened(config: Config) -> Iterator[Repository]:
             repository.close()
 
 
-@dataclass(slots=True)
-class Pruned:
+class Pruned(Struct):
     """What `prune` decided, and did."""
 
     dry_run: bool
@@ -164,8 +164,7 @@ def collect(config: Config, *, grace: str | None = None, dry_run: bool = False, 
         return Collection(repository, reporter, grace=span, dry_run=dry_run).run()
 
 
-@dataclass(frozen=True, slots=True)
-class Pinning:
+class Pinning(Struct, frozen=True):
     """A checkpoint that was pinned, or unpinned."""
 
     checkpoint: CheckpointSummary

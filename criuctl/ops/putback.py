@@ -25,10 +25,12 @@ import stat
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePath
 from typing import Literal, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..checkpoint.manifest import FileRecord
 from ..checkpoint.reader import CheckpointReader
@@ -44,8 +46,7 @@ Policy = Literal["refuse", "restore", "keep"]
 _OTHER_VERSION = "Install the version that the program was started from; next time dump with --carry-binaries."
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
+class Judgement(Struct, frozen=True):
     """One recorded file and what is to become of it."""
 
     record: FileRecord

@@ -23,8 +23,9 @@ import queue
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ..checkpoint.repository import Repository
 from ..config import Config

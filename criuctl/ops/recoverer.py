@@ -8,8 +8,9 @@ not answer, or whose lease of the session cannot be read, is asked again for as 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any, Literal
+
+from msgspec import Struct
 
 from ..checkpoint.leases import Head, read_head
 from ..checkpoint.manifest import CheckpointSummary, SessionRef
@@ -47,8 +48,7 @@ class GaveUp(RestoreFailed):
     code = "gave-up"
 
 
-@dataclass(slots=True)
-class Loss:
+class Loss(Struct):
     """A session that is to come back."""
 
     record: SessionRecord | None  # its last life here

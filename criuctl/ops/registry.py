@@ -16,9 +16,11 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from ..config import Config
 from ..errors import Conflict, PlatformError
@@ -49,8 +51,7 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-@dataclass(frozen=True, slots=True)
-class SessionRecord:
+class SessionRecord(Struct, frozen=True):
     """One session as this host knows it."""
 
     name: str
@@ -66,7 +67,7 @@ class SessionRecord:
     lock_kept: bool = False  # it stays until the restore, because connections are to be kept
     moved_to: str = ""  # ssh:// of the session on the host that it has moved to
     home: str = ""  # what that host calls itself
-    leases: dict[str, dict[str, Any]] = field(default_factory=dict, hash=False)  # this life's claims: see `fencing`
+    leases: dict[str, dict[str, Any]] = field(default_factory=dict)  # this life's claims: see `fencing`
     reason: str = ""  # why it is lost, or about to be
     updated: float = 0.0  # unix seconds
 
@@ -85,7 +86,7 @@ class SessionRecord:
         return here and (self.state == "running" or not self.identity.doomed())
 
 
-_KEYS = frozenset(f.name for f in fields(SessionRecord))
+_KEYS = frozenset(SessionRecord.__struct_fields__)
 _LOCKED = b'"lock_table": "' + netfilter.CRIU_TABLE.encode()
 
 

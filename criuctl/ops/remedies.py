@@ -8,11 +8,11 @@ can be used in both; ``pid`` and ``fd`` also tell whom it is about.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Remedy:
+class Remedy(Struct, frozen=True):
     """One message of CRIU that is understood."""
 
     code: str

@@ -13,8 +13,9 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ..checkpoint import leases
 from ..checkpoint.repository import Repository

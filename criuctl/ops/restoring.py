@@ -10,8 +10,9 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.reader import CheckpointReader
@@ -49,8 +50,7 @@ from .registry import boot_id
 from .terminals import RestoredTerminals
 
 
-@dataclass(slots=True)
-class Restoring:
+class Restoring(Struct):
     """One restore under way: from images and pages in a folder to a running tree."""
 
     config: Config

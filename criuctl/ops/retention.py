@@ -18,9 +18,10 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from ..errors import ConfigError, UsageError
 
@@ -58,8 +59,7 @@ def patience(text: str | None) -> float:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
+class Rules(Struct, frozen=True):
     """What to keep of one session; 0 and empty are no rule."""
 
     last: int = 0
@@ -85,7 +85,7 @@ class Rules:
                     made["labels"] = tuple(label(text) for text in texts)
                 elif name == "within":
                     made["within"] = seconds(str(value))
-                elif f"keep_{name}" == key and name in {f.name for f in fields(cls)} - {"labels"}:
+                elif f"keep_{name}" == key and name in set(cls.__struct_fields__) - {"labels"}:
                     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _MOST:
                         raise UsageError(f"{key} must be a number above 0, not {value!r}")
                     made[name] = value
@@ -105,8 +105,7 @@ def label(text: str) -> tuple[str, str]:
     return key, value
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """What becomes of one checkpoint, and which rules say so; without any, it is removed."""
 
     checkpoint: CheckpointSummary

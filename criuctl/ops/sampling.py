@@ -17,8 +17,9 @@ import random
 import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from ..checkpoint.codec import Decompressor
 from ..checkpoint.manifest import CheckpointSummary, Manifest
@@ -34,8 +35,7 @@ _BATCH = 4096  # chunks that are looked up at once
 _READERS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class BadPack:
+class BadPack(Struct, frozen=True):
     """A pack that was read and is not sound, and the checkpoints that need what is damaged in it."""
 
     object: str
@@ -48,8 +48,7 @@ class BadPack:
         return {"object": self.object, "error": self.error.to_dict(), "needed_by": names}
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Struct, frozen=True):
     """What was looked at, and what was found."""
 
     percent: float

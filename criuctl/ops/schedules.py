@@ -15,10 +15,12 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, InvalidName, NotFound, PlatformError, UsageError
@@ -37,8 +39,7 @@ PLACES = timers.Places()
 _TOLD = {"began", "ended", "result", "exit_code"}  # of a run, at least
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(Struct, frozen=True):
     """A definition."""
 
     name: str
@@ -46,13 +47,13 @@ class Schedule:
     at: str = ""  # a calendar
     sessions: tuple[str, ...] = ()  # these, or
     all: bool = False  # every one that runs, or
-    labels: Mapping[str, str] = field(default_factory=dict, hash=False)  # those that bear all of these
+    labels: Mapping[str, str] = field(default_factory=dict)  # those that bear all of these
     jitter: float = 0.0
     deadline: float = 0.0
     jobs: int = batch.JOBS  # snapshots at once
     store: str | None = None
     config: str | None = None  # a configuration file beside the usual ones
-    keep: Mapping[str, Any] = field(default_factory=dict, hash=False)  # as a policy of `retention`
+    keep: Mapping[str, Any] = field(default_factory=dict)  # as a policy of `retention`
     backend: str = ""
     created: str = ""
 
@@ -97,7 +98,7 @@ def add(config: Config, schedule: Schedule, program: tuple[str, ...], variables:
 
 
 def _values(schedule: Schedule) -> dict[str, Any]:
-    return {f.name: getattr(schedule, f.name) for f in fields(Schedule)}
+    return asdict(schedule)
 
 
 def _check(schedule: Schedule) -> None:
@@ -130,8 +131,7 @@ def get(config: Config, name: str) -> Schedule:
     if found is None:
         raise _unknown(name)
     try:
-        known = {f.name for f in fields(Schedule)}
-        schedule = Schedule(**{key: value for key, value in found.items() if key in known})
+        schedule = Schedule(**{key: value for key, value in found.items() if key in Schedule.__struct_fields__})
         timers.backends(PLACES)[schedule.backend]
         schedule = Schedule(
             **{**_values(schedule), "name": name, "sessions": tuple(schedule.sessions), "labels": dict(schedule.labels)}
@@ -233,8 +233,7 @@ def remove(config: Config, name: str) -> None:
 # -- one run ------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Ran:
+class Ran(Struct):
     """What became of one run."""
 
     schedule: str

@@ -11,10 +11,11 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from ..config import Config
 from ..errors import Conflict, InvalidName, NoSuchProcess, NotFound, SessionGone, UsageError
@@ -32,8 +33,7 @@ SPAWNER = "criuctl.session.spawn:spawn_session"
 _MAX_COPIES = 1000  # names that are tried for one command
 
 
-@dataclass(frozen=True, slots=True)
-class NewSession:
+class NewSession(Struct, frozen=True):
     """A session that `run` has started."""
 
     name: str

@@ -8,9 +8,10 @@ is under way is interrupted, and it and the rest have timed out.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
+
+from msgspec import Struct
 
 from ..config import Config
 from ..errors import CriuctlError, DumpFailed
@@ -21,8 +22,7 @@ from .hooking import snapshot_failed
 from .subjects import Subject
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotOutcome:
+class SnapshotOutcome(Struct, frozen=True):
     """What became of one target: the answer of its dump, or an error, never both."""
 
     target: str

@@ -16,8 +16,10 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from ..checkpoint import leases
 from ..checkpoint.leases import Head
@@ -38,8 +40,7 @@ _MAX_WALKS = 50  # a tree that forks faster than this is stopped by its end
 Verdict = Literal["home", "fenced", "unclaimed", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class StandDown:
+class StandDown(Struct, frozen=True):
     """What was found of one session, and what was done."""
 
     session: str

@@ -6,16 +6,16 @@ The holder does it (`criuctl.session.steering`); here it becomes an event of thi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from ..config import Config
 from . import events
 from .sessions import connect
 
 
-@dataclass(frozen=True, slots=True)
-class Steered:
+class Steered(Struct, frozen=True):
     """What was done."""
 
     session: str

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from ..checkpoint import keys, recovery
 from ..checkpoint.repository import Repository
 from ..config import Config
@@ -53,7 +55,7 @@ def _facts(repository: Repository, **more: Any) -> StoreFacts:
         created=about.created,
         encrypted=repository.encrypted,
         key=repository.key_info(),
-        capabilities=asdict(repository.capabilities),
+        capabilities=structs.asdict(repository.capabilities),
         **more,
     )
 
@@ -126,7 +128,7 @@ def store_info(config: Config) -> StoreFacts:
                 "total": _ratio(whole, sizes["stored"]),
             },
             "growth": [one.to_dict() for one in growth(found)],
-            "kept": asdict(kept) if kept is not None else None,
+            "kept": structs.asdict(kept) if kept is not None else None,
         }
         return _facts(repository, contents=contents)
 

@@ -13,8 +13,9 @@ be tested by itself.  `criuctl.ops.supervise` is who asks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from ..checkpoint.leases import Head
 
@@ -36,8 +37,7 @@ def period(every: float, *, terminal: bool, max_loss: float) -> float:
     return 0.0 if terminal else PERIOD
 
 
-@dataclass(slots=True)
-class Schedule:
+class Schedule(Struct):
     """When the next snapshot is due; 0 is never, for each of `every`, `idle` and `max_loss`."""
 
     every: float
@@ -113,8 +113,7 @@ class Schedule:
         return self.max_loss > 0 and self.loss(now) > self.max_loss
 
 
-@dataclass(slots=True)
-class Guard:
+class Guard(Struct):
     """Against restoring for ever what cannot live."""
 
     limit: int  # restores in a row that fail or die again; then it is over
@@ -149,8 +148,7 @@ class Guard:
         return 0.0 if not self.failures else min(self.ceiling, self.first * 2 ** min(self.failures - 1, 32))
 
 
-@dataclass(slots=True)
-class LeaseWatch:
+class LeaseWatch(Struct):
     """Another host's lease, looked at from here, by a clock of ours.
 
     A look that failed, or that comes late, makes the time count from the next one: who was blind, asleep, or as cut off from the
@@ -176,8 +174,7 @@ class LeaseWatch:
         return max(0.02, min(usual, self.seen.ttl / 8000)) if self.seen is not None else usual
 
 
-@dataclass(frozen=True, slots=True)
-class End:
+class End(Struct, frozen=True):
     """How a tree has ended."""
 
     code: int | None = None  # None: it was killed, or nobody knows

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec import Struct
 
 from ..checkpoint.repository import Repository
 from ..config import Config
@@ -27,8 +28,7 @@ TICK = 1.0  # seconds between two looks at what no descriptor tells
 _WELL = 120.0  # seconds without a tick, outside of any operation, after which the watchdog is told no more
 
 
-@dataclass(frozen=True, slots=True)
-class Wishes:
+class Wishes(Struct, frozen=True):
     """How to look after it; spans of time in seconds, 0 is none."""
 
     every: float | None = None  # not said: as the others need it

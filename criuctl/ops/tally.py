@@ -8,14 +8,15 @@ were dumped last are remembered.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 SESSIONS = 1000
 
 
-@dataclass(slots=True)
-class Tally:
+class Tally(Struct):
     """Sums over all events up to number `seq`."""
 
     seq: int = 0
@@ -58,4 +59,4 @@ class Tally:
     @classmethod
     def from_dict(cls, body: Mapping[str, Any]) -> Tally:
         """What `to_dict` gave."""
-        return cls(**{f.name: body[f.name] for f in fields(cls) if f.name in body})
+        return cls(**{name: body[name] for name in cls.__struct_fields__ if name in body})

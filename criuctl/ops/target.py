@@ -13,7 +13,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from ..errors import InvalidName, NoSuchProcess, NotFound, PreflightRefused, UsageError
 from ..proc.mounts import read_mounts
@@ -31,8 +32,7 @@ _PID = re.compile(r"[0-9]{1,64}")
 _UNIT_TYPES = (".service", ".scope", ".slice", ".socket", ".mount", ".swap")
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """The tree that an operation works on."""
 
     root: ProcessIdentity
@@ -119,8 +119,7 @@ def ancestors(pid: int) -> set[int]:
 # -- control groups --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Hierarchy:
+class _Hierarchy(Struct, frozen=True):
     """One mounted control group hierarchy."""
 
     mount: str

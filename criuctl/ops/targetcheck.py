@@ -18,10 +18,12 @@ import pwd
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ..checkpoint.manifest import Manifest
 from ..config import Config
@@ -48,8 +50,7 @@ _MIB = 1 << 20
 _ANY = ("0.0.0.0", "::", "")
 
 
-@dataclass
-class Arrival:
+class Arrival(Struct, dict=True):
     """The tree that wants to come, and this host."""
 
     needs: Needs

@@ -13,9 +13,10 @@ import os
 import pwd
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+from msgspec import Struct
 
 from ..errors import CommandFailed, Conflict, CriuctlError, PlatformError, UsageError
 from ..proc import command
@@ -26,8 +27,7 @@ _TIMEOUT = 60.0  # seconds for systemctl
 _SPARE = 300  # seconds after its own deadline in which a run must have cleaned up
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
+class Places(Struct, frozen=True):
     """Where the back ends write, and what tells which of them is here."""
 
     booted: Path = Path("/run/systemd/system")
@@ -36,8 +36,7 @@ class Places:
     systemctl: tuple[str, ...] = ("systemctl",)
 
 
-@dataclass(frozen=True, slots=True)
-class Trigger:
+class Trigger(Struct, frozen=True):
     """When which command is to be started; either `every` (seconds) or `at` (a calendar) is set."""
 
     name: str

@@ -18,9 +18,11 @@ import secrets
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ..checkpoint import keys
 from ..checkpoint.exported import ORIGIN, ExportedCheckpoint, Key, copy
@@ -40,8 +42,7 @@ _PIECE = 1 << 20
 Protection = Literal["store", "none", "file", "passphrase"]
 
 
-@dataclass(frozen=True, slots=True)
-class Seal:
+class Seal(Struct, frozen=True):
     """How an exported file is to be protected; ``store``: as the store is, opened by what opens that."""
 
     by: Protection = "store"
@@ -49,8 +50,7 @@ class Seal:
     passphrase: bytes | None = None  # for ``passphrase``
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(Struct, frozen=True):
     """What an export answers."""
 
     manifest: Manifest
@@ -77,8 +77,7 @@ class Exported:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Imported:
+class Imported(Struct, frozen=True):
     """What an import answers; not `done` if the checkpoint was there already."""
 
     summary: CheckpointSummary

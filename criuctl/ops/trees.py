@@ -16,9 +16,10 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct, field
 
 from ..config import Config
 from ..errors import ConfigError, CriuctlError, InvalidName, NoSuchProcess, NotFound, UsageError
@@ -32,8 +33,7 @@ _WAYS = ("unit", "cgroup", "pid_file", "command")
 _KEYS = (*_WAYS, "labels", "order")
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(Struct, frozen=True):
     """One of them as it is configured."""
 
     name: str
@@ -41,7 +41,7 @@ class Tree:
     cgroup: str = ""
     pid_file: str = ""
     command: str = ""  # regular expression
-    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    labels: Mapping[str, str] = field(default_factory=dict)
     order: int = ORDER
 
 

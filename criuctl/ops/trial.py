@@ -20,8 +20,10 @@ import fnmatch
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from ..checkpoint.manifest import Manifest
 from ..checkpoint.repository import Repository
@@ -42,8 +44,7 @@ _OUTPUT = 16 << 20  # bytes that a probe may print
 _KINDS = {"pid", "mnt", "net", "ipc", "uts"}
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """What came of it."""
 
     checkpoint: str

@@ -25,8 +25,9 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
+
+from msgspec import Struct
 
 from ..errors import Damaged, InvalidName
 
@@ -40,8 +41,7 @@ _PART = r"[a-z0-9][a-z0-9._-]{0,199}"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})*")
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectInfo:
+class ObjectInfo(Struct, frozen=True):
     """One object as `Store.stat` and `Store.list` see it."""
 
     name: str
@@ -49,16 +49,14 @@ class ObjectInfo:
     modified: float  # Unix seconds; whole ones where the server tells no more
 
 
-@dataclass(frozen=True, slots=True)
-class Capabilities:
+class Capabilities(Struct, frozen=True):
     """What a store was found to promise; `Store.probe` finds out."""
 
     conditional_create: bool  # of racing `put(if_absent=True)` exactly one wins
     kind: str  # local, memory, or the S3 server: aws, radosgw, rclone, ...; unknown
 
 
-@dataclass(frozen=True, slots=True)
-class Keeping:
+class Keeping(Struct, frozen=True):
     """What a place keeps of what was deleted or replaced, until its own rules let it go."""
 
     versions: bool = False  # older versions stay

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from .. import __version__
 from ..errors import CriuctlError, HostUnreachable, UnsupportedFormat
@@ -20,8 +21,7 @@ _BANNER_SIZE = 400
 _UPDATE = "Install the same version of criuctl on both hosts."
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Struct, frozen=True):
     """What the other side said of itself."""
 
     said: dict[str, Any]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from ..errors import CriuctlError, UnsupportedFormat, UsageError
 from .frames import MAX_BODY, Broken, Data
@@ -15,8 +16,7 @@ _POOLED = 64 << 10  # bytes; smaller buffers are made anew each time
 _KEPT = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(Struct, frozen=True):
     """What the other side asks, or tells (`event`: nobody waits for an answer).
 
     `body` may be used until the handler's answer is on its way, and not longer: the buffer is used again.
@@ -37,8 +37,7 @@ class Request:
         return value
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """What comes back.  A received body is a view of `into`, if that was given, or of memory of its own."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -93,8 +92,7 @@ class Waiting:
             self.into = None
 
 
-@dataclass(slots=True, eq=False)
-class Outgoing:
+class Outgoing(Struct, eq=False):
     """A frame on its way out."""
 
     views: list[memoryview]

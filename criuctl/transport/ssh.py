@@ -23,9 +23,10 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+
+from msgspec import Struct
 
 from ..errors import ConfigError, CriuctlError, HostUnreachable, LinkLost, PlatformError, TimedOut, UsageError
 from ..proc import command
@@ -73,8 +74,7 @@ _HINTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """Where ssh connects to."""
 
     destination: str  # [USER@]HOST
@@ -95,8 +95,7 @@ class Address:
         return [*(["-p", self.port] if self.port else []), "--", self.destination]
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """Another host, as the user or the configuration names it."""
 
     name: str

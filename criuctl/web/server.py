@@ -8,10 +8,10 @@ import re
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import WSCloseCode, web
+from msgspec import Struct
 
 from ..config import Config
 from ..errors import Conflict, UsageError
@@ -26,8 +26,7 @@ STATIC = Path(__file__).parent / "static"
 _PATIENCE = 3.0  # seconds that answers under way have at the end
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(Struct, frozen=True):
     """Where the server listens."""
 
     host: str
@@ -53,8 +52,7 @@ class Address:
         return f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """A server that listens; `url` holds the token, behind a ``#``."""
 
     address: Address

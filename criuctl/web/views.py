@@ -13,10 +13,10 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from aiohttp import web
+from msgspec import Struct, field
 
 from .. import __version__
 from ..config import Config
@@ -39,8 +39,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _STATUS = {2: 400, 3: 404, 4: 409, 5: 500, 6: 500, 7: 503, 8: 500, 9: 409, 10: 403, 12: 504, 13: 501}  # by exit code
 
 
-@dataclass
-class Desk:
+class Desk(Struct):
     """What the handlers of one server share."""
 
     config: Config

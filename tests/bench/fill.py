@@ -8,7 +8,8 @@ from __future__ import annotations
 import secrets
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from criuctl.checkpoint.manifest import SessionRef
 from criuctl.checkpoint.repository import Repository

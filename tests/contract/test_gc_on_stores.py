@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support import checkpoints as kit
 from support.places import Place
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from servers import RadosGateway
 from support import checkpoints as kit
 from support.places import Place

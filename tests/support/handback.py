@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import socket
 import time
 from typing import Any
+
+from msgspec import structs
 
 from criuctl.checkpoint.manifest import ConnectionRecord
 from criuctl.connections.protocols.base import ApplicationProtocol, Settings
@@ -35,7 +36,7 @@ class Handback:
             flags = os.get_blocking(self.fd)
             state = self.protocol.inspect(sock, self.record, self.settings, time.monotonic() + seconds)
             assert os.get_blocking(self.fd) == flags
-        self.record = dataclasses.replace(self.record, session=state)
+        self.record = structs.replace(self.record, session=state)
         return state
 
     def cut(self) -> None:

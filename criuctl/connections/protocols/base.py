@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from ...checkpoint.manifest import ConnectionRecord
 from ...errors import CriuctlError
@@ -29,8 +30,7 @@ class PeerAway(CriuctlError):
     code = "peer-away"
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """What the matching rule says about the protocol; never holds a secret, only where one is found."""
 
     secret: Mapping[str, Any] = field(default_factory=dict)  # {env: NAME} | {file: PATH} | {command: [..]}; {} for none

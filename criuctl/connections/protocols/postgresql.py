@@ -15,8 +15,9 @@ import pwd
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from ...checkpoint.manifest import ConnectionRecord
 from ...errors import CriuctlError

@@ -18,7 +18,8 @@ import stringprep
 import struct
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from .base import CannotRebuild, PeerAway
 from .postgresql_wire import Conversation, ServerError, frame, startup
@@ -28,8 +29,7 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 _METHODS = {2: "Kerberos V5", 6: "SCM credentials", 7: "GSSAPI", 8: "GSSAPI", 9: "SSPI"}
 
 
-@dataclass(frozen=True, slots=True)
-class PasswordFile:
+class PasswordFile(Struct, frozen=True):
     """The program's .pgpass, and under which names it knows the server."""
 
     path: str
@@ -38,8 +38,7 @@ class PasswordFile:
     uid: int | None = None  # the program's effective user; None: it was not recorded
 
 
-@dataclass(slots=True)
-class Login:
+class Login(Struct):
     """Who logs in where, and how to get at the password."""
 
     user: bytes

@@ -28,8 +28,9 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from ...checkpoint.manifest import ConnectionRecord
 from ...errors import CriuctlError
@@ -50,8 +51,7 @@ WHERE pg_catalog.host(a.client_addr) = $1 AND a.client_port = $2::integer
 _REMEDY = "; connect with sslmode=disable, or say `tls: false` in the rule's options if it surely does not"
 
 
-@dataclass(frozen=True, slots=True)
-class Title:
+class Title(Struct, frozen=True):
     """What a local server process says of itself."""
 
     user: str

@@ -12,7 +12,8 @@ from __future__ import annotations
 import secrets
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from .base import CannotRebuild, PeerAway
 from .wire import LARGEST, Wire
@@ -45,8 +46,7 @@ class ServerError(Exception):
         return CannotRebuild(f"{doing}: {self}")
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
+class Notification(Struct, frozen=True):
     """What came of a NOTIFY while we were talking."""
 
     channel: str

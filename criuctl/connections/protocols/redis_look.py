@@ -23,8 +23,9 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from ...proc import dialling, sockdiag
 from ...proc.sockets import outside_holders
@@ -36,8 +37,7 @@ from .wire import Wire
 _NOISE = 24
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One client as CLIENT LIST and CLIENT INFO tell it; versions differ in which fields there are."""
 
     fields: Mapping[str, str]
@@ -60,8 +60,7 @@ class Row:
         return name in self.fields
 
 
-@dataclass(frozen=True, slots=True)
-class Sight:
+class Sight(Struct, frozen=True):
     """What was seen: the program's line, ours, and the server's own words about itself."""
 
     row: Row
@@ -75,8 +74,7 @@ def parse(line: str) -> Row:
     return Row(dict(pair.partition("=")[::2] for pair in line.strip().split(" ") if "=" in pair))
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True):
     """The program's connection, and where its other end is."""
 
     sock: socket.socket

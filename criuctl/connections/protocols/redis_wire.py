@@ -8,8 +8,9 @@ numbers of elements are bounded, and whatever is no RESP is `NotRedis`, which te
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from .base import CannotRebuild
 from .wire import LARGEST, Wire
@@ -23,8 +24,7 @@ class NotRedis(CannotRebuild):
     """The peer answers something that is not the Redis protocol."""
 
 
-@dataclass(frozen=True, slots=True)
-class ErrorReply:
+class ErrorReply(Struct, frozen=True):
     """An answer that begins with ``-`` (or ``!``): the server says no."""
 
     text: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from ...config import Config
 from ...errors import NoSuchProcess
@@ -27,8 +28,7 @@ ENTERED = ("mnt", "pid", "net")
 """The namespaces that criuctl starts CRIU in, when they are not its own; the rest CRIU saves with the tree."""
 
 
-@dataclass
-class Scene:
+class Scene(Struct, dict=True):
     """One tree, as it was found."""
 
     config: Config

@@ -6,11 +6,11 @@ import os
 import stat
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.holding import TIMEOUT, Holders
 from support.keeper import wait_until
 

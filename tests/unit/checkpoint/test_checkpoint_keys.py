@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import threading
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import checkpoints as kit
 from support.faulty_store import FaultyStore
 

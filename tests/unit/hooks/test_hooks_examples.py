@@ -8,10 +8,10 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.hooking import HookFolder
 
 from criuctl.config import Config

@@ -8,10 +8,10 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.hooking import HookFolder
 
 from criuctl.config import Config

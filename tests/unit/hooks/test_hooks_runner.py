@@ -8,11 +8,11 @@ import os
 import signal
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 from support.hooking import HookFolder
 from support.keeper import start_time, wait_until
 

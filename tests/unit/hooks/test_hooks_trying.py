@@ -7,10 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.hooking import HookFolder
 
 from criuctl.config import Config

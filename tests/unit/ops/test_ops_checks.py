@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.obstacles import running
 
 from criuctl.config import Config
@@ -108,7 +109,7 @@ def test_what_an_epoll_watches_no_more_is_no_obstacle(tmp_path: Path) -> None:
         (mark,) = [line for line in epoll.extra if line.startswith("tfd:")]
         number = watches._fields(mark)["tfd"]
         gone = re.sub(r"ino:\s*\w+", "ino:7", mark.replace(number, "999", 1))
-        before = replace(epoll, extra=(*epoll.extra, gone))
+        before = dataclasses.replace(epoll, extra=(*epoll.extra, gone))
         seen.opened[program.pid] = [before if d is epoll else d for d in opened]
         assert list(watches.check_watches(seen)) == []
 

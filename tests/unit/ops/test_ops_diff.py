@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support import checkpoints as kit
 
 from criuctl.checkpoint.chunks import Extent

@@ -11,12 +11,12 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from criuctl.config import Config
 from criuctl.errors import NotFound

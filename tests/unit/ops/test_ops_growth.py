@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+
+from msgspec.structs import replace
 
 from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.ops.growth import RECENT, growth

@@ -7,11 +7,11 @@ import os
 import signal
 import threading
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import checkpoints as kit
 
 from criuctl.config import Config

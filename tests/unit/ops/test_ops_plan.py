@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from criuctl.checkpoint.manifest import ConnectionRecord, FileRecord, HostInfo, Manifest, ProcessRecord, SessionRef
 from criuctl.config import Config

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 from criuctl.checkpoint.chunks import StreamRef
 from criuctl.checkpoint.manifest import Manifest, PredicateRecord, SessionRef

@@ -6,10 +6,10 @@ import json
 import os
 import socket
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from criuctl.config import Config
 from criuctl.errors import Conflict, PlatformError

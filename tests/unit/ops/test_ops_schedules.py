@@ -8,13 +8,13 @@ import os
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.keeper import wait_until
 
 from criuctl.cli.main import main

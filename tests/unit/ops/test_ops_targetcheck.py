@@ -7,11 +7,11 @@ import os
 import re
 import socket
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from criuctl.checkpoint.manifest import ConnectionRecord, ProcessRecord, SessionRef
 from criuctl.config import Config
