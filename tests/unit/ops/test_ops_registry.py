@@ -6,6 +6,8 @@ import json
 import os
 import socket
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,25 @@ from criuctl.proc import netfilter
 from criuctl.proc.tree import ProcessIdentity
 
 ME = ProcessIdentity.of(os.getpid())
+READ_ONLY = """
+mount -t tmpfs criuctl-test /dev/shm && mount -t tmpfs criuctl-test /run && "$@" && mount -o remount,ro /run || exit
+exec "$PYTHON" -c '
+import os, sys
+from criuctl.config import Config
+from criuctl.errors import Conflict
+from criuctl.ops.registry import exclusive_session, forget_stale_locks
+config, told = Config(state_dir=sys.argv[1]), []
+with exclusive_session(config, "web"):
+    forget_stale_locks(config)
+    try:
+        exclusive_session(config, "web").__enter__()
+    except Conflict:
+        told.append("conflict")
+    for folder in ("/dev/shm/criuctl", "/dev/shm/criuctl/locks"):
+        told.append(f"{os.stat(folder).st_mode & 0o777:o}")
+print(*told, os.listdir("/dev/shm/criuctl/locks"))
+' "$STATE"
+"""
 
 
 @pytest.fixture
@@ -101,6 +122,15 @@ def test_where_there_can_be_no_locks_is_told(config: Config, run_dir: str) -> No
     with pytest.raises(PlatformError, match=run_dir) as told, exclusive_session(replace(config, run_dir=run_dir), "web"):
         pass
     assert "run_dir" in told.value.hint
+
+
+@pytest.mark.parametrize("before", ["true", "mkdir /run/criuctl"])
+def test_locks_where_run_cannot_be_written(tmp_path: Path, before: str) -> None:
+    """In a container whose root is read-only, say; here in a mount namespace of its own."""
+    given = os.environ | {"PYTHON": sys.executable, "STATE": str(tmp_path)}
+    argv = ["unshare", "--mount", "sh", "-c", READ_ONLY, "sh", *before.split()]
+    done = subprocess.run(argv, env=given, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("conflict 755 700 []\n", "")
 
 
 def test_what_killed_ones_have_left_of_their_locks_is_removed(config: Config) -> None:
