@@ -16,7 +16,7 @@ from criuctl.checkpoint import gc, gclists, objects
 from criuctl.checkpoint.gc import Collected, Collection
 from criuctl.checkpoint.packs import object_name, pack_of
 from criuctl.checkpoint.repository import Repository
-from criuctl.errors import Conflict, Damaged, ObjectMissing, UnsupportedFormat
+from criuctl.errors import Conflict, Damaged, ObjectMissing, StoreFull, UnsupportedFormat
 from criuctl.report import Reporter
 from criuctl.store import Store
 from criuctl.store.base import Data
@@ -564,3 +564,29 @@ def test_segments_that_cannot_be_deleted_are_put_together_once(tmp_path: Path, m
     assert len(list(repo.store.list("index/"))) == 1
     for number in range(5):
         kit.check(again(repo), f"s{number}", kit.Content(bytes([number]) * 5000, {"a.img": b"i"}))
+
+
+def test_what_no_room_was_left_to_tell_anew_counts_as_untold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another segment that tells of the same packs stays then."""
+    monkeypatch.setattr(gc, "MANY", 2)
+    monkeypatch.setattr(gc, "_TOLD_AT_ONCE", 1)
+    monkeypatch.setattr("criuctl.checkpoint.index._AT_ONCE", (4 << 20, 3))  # three segments are looked at before the fourth
+    repo = kit.repository(tmp_path, workers=1)
+    for session, what in {"twice": content(5), "one": content(6, 7), "two": content(8, 9)}.items():
+        kit.write(repo, what, session=session)
+    gone = kit.write(repo, content(1, 2, 3, 4), session="gone")
+    before = sorted(repo.store.list("index/"), key=lambda info: info.size)  # by how much there is in the packs
+    twice, one, two, dead = ((*repo.index.read_segment(info.name),) for info in before)
+    repo.index.publish([*dead, *twice], [])
+    for info in before[3:]:
+        repo.store.delete(info.name)
+    repo.remove(gone)
+
+    def full(_verb: str, name: str) -> None:
+        if name.startswith("index/"):
+            raise StoreFull("no room")
+
+    done = collect(again(repo, FaultyStore(repo.store, put="H*", hook=full)))
+    told = [pack.pack for info in repo.store.list("index/") for pack in repo.index.read_segment(info.name)]
+    assert done.deleted == 1
+    assert sorted(told) == sorted(pack.pack for pack in (*twice, *one, *two)) and set(told) == packs(repo)
