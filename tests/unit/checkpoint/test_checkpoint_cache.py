@@ -15,6 +15,7 @@ from support import checkpoints as kit
 from support.faulty_store import FaultyStore
 
 from criuctl.checkpoint import catalog
+from criuctl.checkpoint.cache import Cache
 from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.packs import ENTRY, HEADER, PackIndex
 from criuctl.checkpoint.repository import Repository
@@ -246,3 +247,23 @@ def test_two_hundred_checkpoints_are_listed_at_once(tmp_path: Path) -> None:
     with Repository.open(repo.store, repo.config) as again:
         assert len(again.list()) == 200
     assert time.process_time() - began < 0.3
+
+
+def test_another_process_that_begins_anew_keeps_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As soon as the database is gone, files of its names are those of another one."""
+    path = tmp_path / "cache" / "one.sqlite"
+    mine, other, third = (Cache(path, "store") for _ in range(3))
+    mine.run(lambda db: db.execute("INSERT INTO heads VALUES ('old', 1, x'00')"), write=True)
+    unlink = os.unlink
+
+    def unlink_and_begin(file: str) -> None:
+        unlink(file)
+        if file == str(path):
+            other.run(lambda db: db.execute("INSERT INTO heads VALUES ('new', 1, x'00')"), write=True)
+
+    monkeypatch.setattr(os, "unlink", unlink_and_begin)
+    mine.leave_disk()
+    monkeypatch.undo()
+    assert third.run(lambda db: db.execute("SELECT name FROM heads").fetchall()) == [("new",)]
+    for cache in (mine, other, third):
+        cache.close()
