@@ -10,6 +10,7 @@ import signal
 import sys
 
 import pytest
+from support import leaks
 from support.aftermath import Aftermath, stopped
 from support.command import Criuctl
 from support.keeper import wait_until
@@ -197,6 +198,46 @@ def test_a_failure_when_a_restored_tree_runs(zoo: Zoo, trip: Trip, criuctl: Criu
     status = criuctl("status", told["session"])
     assert (status["state"], status["pid"]) == ("running", running.pid)
     assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 9
+
+
+# The firewall lock of a restore stays, and the kernel does not answer when it is to be taken down.
+STAYS_LOCKED = """
+import subprocess, sys
+from criuctl.cli.main import program
+from criuctl.proc import netfilter
+kind = {"OSError": TimeoutError, "bug": ValueError}[sys.argv[1]]
+
+def failing(name, make_socket):
+    subprocess.run(["nft", "add", "table", "inet", name], check=True)
+    raise kind("timed out")
+
+netfilter.delete_table = failing
+sys.argv[1:] = sys.argv[5:]
+program()
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "warning"),
+    [
+        ("OSError", "the lock on the connections could not be taken down: timed out"),
+        ("bug", "not everything that was made for the restore could be taken down: timed out"),
+    ],
+)
+def test_a_firewall_lock_that_stays_is_taken_down_by_the_next_command(
+    what: str, warning: str, zoo: Zoo, trip: Trip, criuctl: Criuctl
+) -> None:
+    animal = zoo.launch("sockets.py")
+    told = trip.dump(animal)
+    before = leaks.nft_tables()
+    criuctl.prefix = [sys.executable, "-c", STAYS_LOCKED, what]
+    answer = criuctl("restore", told["checkpoint"])
+    criuctl.prefix = []
+    assert any(text.startswith(warning) for text in answer["warnings"])
+    assert len(leaks.nft_tables() - before) == 1
+    (running,) = zoo.find(animal)
+    assert criuctl("dump", running.pid)["session"] == told["session"]
+    assert leaks.nft_tables() == before
 
 
 def test_the_firewall_lock_goes_too(zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
