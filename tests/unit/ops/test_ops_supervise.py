@@ -13,7 +13,7 @@ import pytest
 from criuctl.checkpoint import leases
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
-from criuctl.errors import Conflict, PlatformError
+from criuctl.errors import Conflict, PlatformError, WrongKey
 from criuctl.ops import fencing, recoverer, supervise
 from criuctl.ops.recoverer import Loss, Recoverer
 from criuctl.ops.registry import SessionRecord, boot_id
@@ -130,3 +130,22 @@ def test_a_damaged_lease_is_no_damaged_checkpoint(
     assert one.recover(Loss(None, 0.0), []) == "back"
     assert [one["event"] for one in told] == ["store-failed", "waiting"]
     assert one.guard.failures == 0
+
+
+@pytest.mark.parametrize("what", ["role", "recover"])
+def test_a_wrong_key_is_not_waited_for(
+    tmp_path: Path, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """It does not become another one; what is damaged may be mended."""
+    phrase = tmp_path / "phrase"
+    phrase.write_text("not this one\n")
+    phrase.chmod(0o600)
+    config = Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), passphrase_file=str(phrase))
+    Repository.init(open_store(config.store, config), encryption=True, passphrase=b"another one", config=config).close()
+    post = Post(config, "web", Wishes(), reporter=Reporter(), tell=told.append)
+    monkeypatch.setattr(post, "sleep", lambda _seconds: pytest.fail("it is waited for"))
+    heart: Any = SimpleNamespace(start=lambda _session: None)
+    look = Supervisor(post)._role_anew if what == "role" else lambda: Recoverer(post, heart).recover(Loss(None, 0.0), [])
+    with pytest.raises(WrongKey):
+        look()
+    assert told == []
