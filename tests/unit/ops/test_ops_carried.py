@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,6 +24,21 @@ from criuctl.report import Reporter
 from criuctl.store import open_store
 
 BOB = 65534
+MAPPED = """
+import mmap, os, sys
+from criuctl.ops.files import open_files
+with open(sys.argv[1], "rb") as file:
+    mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+try:
+    for name in os.listdir("/proc/self/map_files"):
+        os.stat(f"/proc/self/map_files/{name}")
+except PermissionError:
+    print("no right")
+for key, entry in open_files({os.getpid(): []}).items():
+    if entry.path == sys.argv[1]:
+        status = os.stat(sys.argv[1])
+        print(open(entry.source).read(), key == (status.st_dev, status.st_ino))
+"""
 
 
 @pytest.fixture
@@ -120,3 +136,11 @@ def test_extended_attributes_come_along(tmp_path: Path, writer: CheckpointWriter
     carried = files._carry(writer, str(tmp_path / "named"), os.getpid(), {}, set(), Reporter())
     found = {record.path: base64.b64decode(record.xattrs["trusted.criuctl"]).decode() for record, _identity in carried}
     assert found == {str(tmp_path / name): name for name in ("named", "named/file", "named/link")}
+
+
+def test_mapped_files_are_read_by_their_paths_where_the_kernel_tells_no_more(tmp_path: Path) -> None:
+    """As root of a container, say, which has not all rights."""
+    (tmp_path / "file").write_text("mapped")
+    argv = ["setpriv", "--bounding-set", "-sys_admin,-cap_40", sys.executable, "-c", MAPPED, str(tmp_path / "file")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("no right\nmapped True\n", "")
