@@ -6,14 +6,12 @@ import base64
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from criuctl.checkpoint.manifest import FileRecord
-from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.config import Config
 from criuctl.errors import DumpFailed, NotFound, PreflightRefused
@@ -21,7 +19,6 @@ from criuctl.ops import files
 from criuctl.ops.overlays import Binaries
 from criuctl.proc.descriptors import descriptors
 from criuctl.report import Reporter
-from criuctl.store import open_store
 
 BOB = 65534
 MAPPED = """
@@ -39,15 +36,6 @@ for key, entry in open_files({os.getpid(): []}).items():
         status = os.stat(sys.argv[1])
         print(open(entry.source).read(), key == (status.st_dev, status.st_ino))
 """
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Iterator[CheckpointWriter]:
-    config = Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"))
-    repository = Repository.open(open_store(config.store, config), config, create_local=True)
-    with repository.writer(Reporter()) as writer:
-        yield writer
-    repository.close()
 
 
 def test_a_folder_that_becomes_a_link_during_the_walk_leads_nowhere(tmp_path: Path, writer: CheckpointWriter) -> None:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.writer import CheckpointWriter
-from criuctl.config import Config
 from criuctl.criu.images import ImageSet
 from criuctl.ops.namespaces import plan_entry
 from criuctl.ops.remaps import DumpedLinks
 from criuctl.report import Reporter
-from criuctl.store import open_store
 
 
 class Images(ImageSet):
@@ -28,15 +24,6 @@ class Images(ImageSet):
 
     def link_remaps(self) -> list[str]:
         return self.links
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Iterator[CheckpointWriter]:
-    config = Config(store=str(tmp_path / "store"), state_dir=str(tmp_path / "state"), cache_dir=str(tmp_path / "cache"))
-    repository = Repository.open(open_store(config.store, config), config, create_local=True)
-    with repository.writer(Reporter()) as writer:
-        yield writer
-    repository.close()
 
 
 @pytest.fixture
