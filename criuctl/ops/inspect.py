@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 # One entry of a memory image's list: address, pages, flags as CRIU's page server sends them.
 _ENTRY = struct.Struct("<QII")
+_NAMED = 10  # checkpoints in one message
 _FLAGS = ((1, "parent"), (2, "lazy"), (4, "present"))
 
 
@@ -281,9 +282,31 @@ def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[R
                 continue
             seen.add(summary.id)
             looked_up.append(Removal(ref, summary))
-        done = [remove_one(repository, removal, Registry(config), reporter) for removal in looked_up]
-        forget_gone(config, repository, {r.summary.session for r in done if r.summary and r.summary.session and r.error is None})
+        done: list[Removal] = []
+        gone: list[CheckpointSummary] = []
+        registry = Registry(config)
+        with telling_removed(gone):
+            for removal in looked_up:
+                one = remove_one(repository, removal, registry, reporter)
+                done.append(one)
+                if one.summary is not None and one.error is None:
+                    gone.append(one.summary)
+            forget_gone(config, repository, {summary.session for summary in gone if summary.session})
         return done
+
+
+@contextmanager
+def telling_removed(gone: Sequence[CheckpointSummary]) -> Iterator[None]:
+    """Have the error that ends a removal of several tell which are gone already."""
+    try:
+        yield
+    except CriuctlError as error:
+        if gone:
+            names = [f"{summary.session}@{summary.number}" if summary.session else summary.id[:12] for summary in gone]
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            error.message += f"; removed before that: {', '.join(names[:_NAMED])}{more}"
+            error.details["removed"] = [summary.id for summary in gone]
+        raise
 
 
 def remove_one(repository: Repository, removal: Removal, registry: Registry, reporter: Reporter) -> Removal:

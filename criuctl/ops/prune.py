@@ -25,7 +25,7 @@ from ..errors import Conflict, CriuctlError, Damaged, DataError, NoSuchCheckpoin
 from ..report import Reporter
 from ..store import open_store
 from . import events
-from .inspect import Removal, forget_gone, remove_one
+from .inspect import Removal, forget_gone, remove_one, telling_removed
 from .registry import Registry
 from .retention import Decision, Rules, decide, policies, policy, seconds
 
@@ -110,13 +110,14 @@ def prune(
             done.decisions += decisions
         if not dry_run:
             registry = Registry(config)
-            for summary in (d.checkpoint for d in reversed(done.decisions) if not d.keep):
-                outcome = remove_one(repository, Removal(summary.id, summary), registry, reporter)
-                if outcome.error is None:
-                    done.removed.append(summary)
-                else:  # pinned since it was listed
-                    done.errors[summary.id] = outcome.error
-            forget_gone(config, repository, {summary.session for summary in done.removed})
+            with telling_removed(done.removed):
+                for summary in (d.checkpoint for d in reversed(done.decisions) if not d.keep):
+                    outcome = remove_one(repository, Removal(summary.id, summary), registry, reporter)
+                    if outcome.error is None:
+                        done.removed.append(summary)
+                    else:  # pinned since it was listed
+                        done.errors[summary.id] = outcome.error
+                forget_gone(config, repository, {summary.session for summary in done.removed})
         return done
 
 

@@ -63,7 +63,8 @@ def prune(
     from it. Without any --keep option the policies under `retention` in the configuration count, by the first pattern that
     fits the session's name; sessions without a policy are left alone.
 
-    Removing is quick; what the checkpoints held is freed by `criuctl gc`.
+    Removing is quick; what the checkpoints held is freed by `criuctl gc`. If the store fails in between, the error names
+    those that were removed (removed in its JSON, by id).
     """
     from ...ops.prune import prune as prune_checkpoints
     from ...ops.retention import Rules, label, seconds

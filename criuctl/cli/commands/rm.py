@@ -33,6 +33,7 @@ def rm(app: App, refs: tuple[str, ...]) -> int:
     """Removes checkpoints from the store, without asking. All REFs are looked up first, so numbers that count from the
     end mean what `criuctl list` showed; one that does not exist does not keep the others from being removed.
     Pinned checkpoints are refused; one that is damaged, so that nobody can tell what it is, is removed, too.
+    If the store fails in between, the error names those that were removed (removed in its JSON, by id).
 
     A removed checkpoint cannot be restored any more at once. Its space is freed by `criuctl gc`, as other checkpoints
     may share it. With its last checkpoint a tree that does not run any more is forgotten: `criuctl ls` lists it no longer.
