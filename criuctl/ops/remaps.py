@@ -23,7 +23,7 @@ from ..checkpoint.manifest import LinkRecord
 from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.writer import CheckpointWriter
 from ..criu.images import ImageSet
-from ..errors import RestoreFailed
+from ..errors import DumpFailed, RestoreFailed
 from ..proc import ways
 from ..report import Reporter
 from .namespaces import NamespacePlan, saved_devices
@@ -67,9 +67,13 @@ class DumpedLinks:
         records = []
         saved = saved_devices(self._root)
         for path in images.link_remaps():
-            folder, name = self._folder(os.path.dirname(path)), os.path.basename(path)
-            # To open a FIFO would wait for somebody who writes; it may be one, or somebody puts one there.
-            fd = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+            name = os.path.basename(path)
+            try:
+                folder = self._folder(os.path.dirname(path))
+                # To open a FIFO would wait for somebody who writes; it may be one, or somebody puts one there.
+                fd = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+            except OSError as error:  # somebody has put a link on the way meanwhile, or moved the folder
+                raise DumpFailed(f"{path}: the deleted file behind it cannot be recorded: {error.strerror}") from error
             try:
                 status = os.fstat(fd)
                 if status.st_dev in saved or not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):

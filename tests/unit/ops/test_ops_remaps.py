@@ -11,6 +11,7 @@ import pytest
 
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.criu.images import ImageSet
+from criuctl.errors import DumpFailed
 from criuctl.ops.namespaces import plan_entry
 from criuctl.ops.remaps import DumpedLinks
 from criuctl.report import Reporter
@@ -70,3 +71,14 @@ def test_in_a_mount_namespace_that_has_ended_with_the_tree(work: Path, writer: C
             child.stdin.close()
         links.clean(Reporter())
     assert os.listdir(work) == ["data"]
+
+
+def test_where_nothing_leads_to_them_any_more_the_dump_fails(work: Path, writer: CheckpointWriter) -> None:
+    """The tree was touched already, and runs on."""
+    (work.parent / "home").mkdir()
+    (work.parent / "home" / "work").symlink_to(work)
+    os.chown(work.parent / "home", 65534, 65534)
+    for link, why in ((work.parent / "home" / "work" / "link_remap.1", "symbolic link"), (work / "link_remap.2", "No such file")):
+        with ExitStack() as stack, pytest.raises(DumpFailed) as told:
+            DumpedLinks(os.getpid(), plan_entry(os.getpid()), stack).collect(Images(link), writer)
+        assert str(link) in told.value.message and why in told.value.message
