@@ -13,6 +13,7 @@ from ..app import DEGRADED, App, pass_app
 from ..pages import page
 from ..streams import tell, write_result
 from ..telling import tell_each, tell_failure
+from ..text import printable
 from .dump import outcome_line, parse_labels
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def snapshot(
 
     codes = tell_each(app, taken(), teller(app), lambda outcome: outcome.to_dict())
     if not codes and not app.quiet and not app.json:
-        tell("no such session runs on this host" if labels else "no session runs on this host")
+        which = "".join(f" with the label {printable(key)}={printable(value)}" for key, value in labels.items())
+        tell(f"no session{which} runs on this host, so nothing was dumped")
     return worst(codes)
 
 

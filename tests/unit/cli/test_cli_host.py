@@ -129,3 +129,10 @@ def test_a_page_that_is_not_finished_is_not_left_behind(tmp_path: Path, monkeypa
     monkeypatch.setattr(bugreport, "report", interrupted)
     assert main(["doctor", "--report", str(tmp_path / "page.md")]) == 130
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_snapshot_of_a_label_that_nothing_bears(criuctl: Run, env: dict[str, str], tmp_path: Path) -> None:
+    env |= {"CRIUCTL_RUN_DIR": str(tmp_path / "run")}
+    done = criuctl("snapshot", "--label", "tier=prdo", env=env)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == "no session with the label tier=prdo runs on this host, so nothing was dumped\n"
