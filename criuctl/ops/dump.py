@@ -320,6 +320,7 @@ class _Dump:
         self.frozen_at = time.monotonic()
         if self.delivery is not None:
             self.delivery.frozen()
+        self.holder.seized()
         self.reporter.step("frozen")
         self.tree = read_tree(self.root)
         self.opened = {p.pid: descriptors(p.pid) for p in self.tree if not p.zombie}

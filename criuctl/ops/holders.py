@@ -26,7 +26,7 @@ from ..errors import Conflict, CriuctlError, NoSuchProcess, SessionGone
 from ..proc import command, terminalkeeper
 from ..proc.namespaces import ns_pids
 from ..proc.tree import ProcessIdentity, wait_ended
-from ..session import sessions
+from ..session import cgroup, sessions
 from ..session.protocol import RESTORES
 from .registry import SessionRecord
 
@@ -44,6 +44,7 @@ class DumpedHolder:
     def __init__(self, config: Config, session: SessionRecord, root: ProcessIdentity, stack: ExitStack) -> None:
         self._session: Session | None = None
         self._begun = False
+        self._held: str | None = None  # the control group that stands still until CRIU has seized the tree
         state = sessions.state_of(config, session.name)
         if state is None or not state["holder_alive"] or (state["pid"], state["start_time"]) != (root.pid, root.start_time):
             return
@@ -73,15 +74,30 @@ class DumpedHolder:
         """The tree is about to be frozen: nobody else may, from now on.  Descriptor of the control group that already has."""
         freezer: str | None = None
         if self._session is not None and "standstill" in self._session.hello["features"]:
-            freezer = self._session.request("checkpoint-prepare")["freezer"]
+            told = self._session.request("checkpoint-prepare", hold=True)
+            freezer, self._held = told["freezer"], told.get("held")  # an older one holds nobody
         if freezer is None:
-            yield None
+            try:
+                yield None
+            finally:
+                self.seized()
             return
         fd = os.open(freezer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             yield fd
         finally:
             os.close(fd)
+
+    def seized(self) -> None:
+        """CRIU has all of the tree in its hands, or nothing comes of it: what stood still for that goes on with CRIU."""
+        held, self._held = self._held, None
+        if held is not None and self._session is not None:
+            try:
+                self._session.request("checkpoint-seized")
+            except SessionGone:  # nobody else is left who would
+                group = cgroup.existing(held)
+                if group is not None:
+                    group.thaw()
 
     def unprepare(self) -> None:
         """The dump begins anew."""

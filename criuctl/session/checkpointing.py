@@ -37,6 +37,7 @@ class Checkpointing:
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
         self._preparing: Connection | None = None  # whose CRIU is about to seize the tree, or just does
+        self._held: str | None = None  # the group that stands still for it meanwhile
         self._connection: Connection | None = None
         self._thawed = False  # the tree goes on, and its dump as well
         self._committed = ""  # id of the checkpoint that exists, whatever becomes of the tree
@@ -56,12 +57,29 @@ class Checkpointing:
 
     # -- the dump ---------------------------------------------------------------------------------
 
-    def prepare(self, connection: Connection) -> dict[str, Any]:
-        """CRIU is about to seize the tree: nobody may freeze or thaw it under its hands.  The group that it stands still in."""
+    def prepare(self, connection: Connection, message: dict[str, Any]) -> dict[str, Any]:
+        """CRIU is about to seize the tree: nobody may freeze or thaw it under its hands.  The group that it stands still in.
+
+        One of many threads is `held` until they are `seized`, if CRIU's caller will tell.
+        """
         if self.active and connection is not self._preparing:
             raise Refused("busy", "a checkpoint of this session is being made")
         self._preparing, self._thawed = connection, False
-        return {"freezer": self._holder.tree.seizable()}
+        self._unhold()
+        tree = self._holder.tree
+        if message.get("hold") is True and self._holder.state == "running":
+            self._held = tree.hold()
+        return {"freezer": tree.seizable(), "held": self._held}
+
+    def seized(self, connection: Connection) -> None:
+        """All are in CRIU's hands, or nothing comes of it: who was held is not any more."""
+        if connection is self._preparing:
+            self._unhold()
+
+    def _unhold(self) -> None:
+        if self._held is not None:
+            self._held = None
+            self._holder.tree.unhold()
 
     def begin(self, connection: Connection, by: Operator) -> dict[str, Any]:
         """The tree is frozen: record what it printed, hold input back, tell all that a restore needs."""
@@ -70,6 +88,7 @@ class Checkpointing:
             raise Refused("busy", "a checkpoint of this session is being made")
         if holder.state not in ("running", "paused"):
             raise Refused("state", f"the session is {holder.state}", state=holder.state)
+        self._unhold()
         self._preparing, self._connection, self._committed, self._end = None, connection, "", None
         self._thawed = False
         if holder.state == "paused" and holder.tree.group is not None and holder.tree.group.version > 1:
@@ -128,6 +147,7 @@ class Checkpointing:
         """The dump came to nothing."""
         if connection is self._preparing:
             self._preparing = None
+            self._unhold()
             self._stand_still()
             return
         self._check(connection)
@@ -139,6 +159,7 @@ class Checkpointing:
         """A connection was lost; was it the one that makes the dump?"""
         if connection in (self._preparing, self._bringing):
             self._preparing = self._bringing = None
+            self._unhold()
             self._stand_still()
         if connection is not self._connection:
             return

@@ -29,6 +29,7 @@ _STOPPED = ("T", "t")
 _STANDING = (*_STOPPED, "Z", "X", None)
 _STOP_SECONDS = 1.0
 _VFORK_TRIES, _VFORK_PAUSE = 100, 0.002  # a child between vfork and exec has little to do
+_HOLD_TRIES, _HOLD_THREADS = 5, 16  # fewer threads than these a tracer has stopped as fast
 _VFORK_CHANNELS = ("kernel_clone", "_do_fork", "do_fork", "wait_for_vfork_done")  # as kernels call it
 
 
@@ -159,6 +160,32 @@ class Tree:
             select.select([], [], [], 0.001)
         return None
 
+    def hold(self) -> str | None:
+        """Let a tree of many threads stand still while a tracer seizes them: the group to thaw (`unhold`), None if it runs on.
+
+        A tracer stops one thread after the other and waits for each until it has been scheduled, which with many that are busy
+        takes longer than all of its patience.  Only version 2 lets what stands still be seized without the tracer's knowing.
+        """
+        if self.group is None or self.group.version < 2 or self.frozen:
+            return None
+        members = self.members()
+        if sum(_threads(identity.pid) for identity in members) <= _HOLD_THREADS:
+            return None
+        for _ in range(_HOLD_TRIES):
+            frozen = self.group.freeze()
+            if frozen and not any(_vforks(identity) for identity in members):
+                return self.group.path
+            self.group.thaw()
+            if not frozen:
+                break
+            select.select([], [], [], _VFORK_PAUSE)
+        return None
+
+    def unhold(self) -> None:
+        """Undo `hold`: all are in the tracer's hands, or nothing comes of it."""
+        if self.group is not None:
+            self.group.thaw()
+
     def _stop(self) -> None:
         known: set[ProcessIdentity] = set()
         for _ in range(_MAX_WALKS):
@@ -173,6 +200,13 @@ class Tree:
     def _sleeps(self, identity: ProcessIdentity) -> bool:
         """Whether it is stopped without us; of a tree in its restorer's hands every process looks so."""
         return identity.state() in _STOPPED if self.asleep is None else identity in self.asleep
+
+
+def _threads(pid: int) -> int:
+    try:
+        return os.stat(f"/proc/{pid}/task").st_nlink - 2
+    except OSError:
+        return 0
 
 
 def _vforks(identity: ProcessIdentity) -> bool:

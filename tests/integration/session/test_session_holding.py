@@ -1,0 +1,60 @@
+"""A tree of many threads stands still while a tracer seizes one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.holding import TIMEOUT, Holders
+from support.keeper import wait_until
+
+from criuctl.proc.tree import read_tree
+from criuctl.session.client import Session
+
+pytestmark = pytest.mark.integration
+
+CROWD = "for i in $(seq 20); do sleep 1000 & done; echo ready; wait"
+
+
+def _many(holders: Holders) -> Session:
+    holders.start("sh", "-c", CROWD)
+    client = holders.connect()
+    client.wait_match("ready", since="start", timeout=TIMEOUT)
+    if client.status()["freezer"] != "freezer-v2":
+        pytest.skip("no freezer-v2 here")
+    wait_until(lambda: len(read_tree(client.status()["pid"])) > 20, TIMEOUT, "the tree is complete")
+    return client
+
+
+def _frozen(group: str) -> bool:
+    return "frozen 1" in Path(group, "cgroup.events").read_text()
+
+
+@pytest.mark.parametrize("how", ["seized", "begin", "abort", "lost"])
+def test_it_is_held_until_the_tracer_has_it_or_gives_up(how: str, holders: Holders) -> None:
+    """Busy threads are seized one after the other as each is scheduled; more than a hundred took longer than CRIU is patient."""
+    operator = _many(holders)
+    dumper = holders.connect()
+    told = dumper.request("checkpoint-prepare", hold=True)
+    assert told["freezer"] is None and _frozen(told["held"])
+    assert operator.status()["state"] == "running"
+    if how == "lost":
+        dumper.close()
+    else:
+        dumper.request(f"checkpoint-{how}")
+    wait_until(lambda: not _frozen(told["held"]), TIMEOUT, "it goes on")
+    if how == "seized":  # a pause of after the dump is not undone by what comes late
+        dumper.request("checkpoint-abort")
+        operator.pause()
+        dumper.request("checkpoint-seized")
+        assert _frozen(told["held"])
+
+
+def test_it_is_not_held_for_who_does_not_ask_nor_for_a_few(holders: Holders) -> None:
+    """One that does not know of it would never thaw it; a small tree is seized as fast."""
+    _many(holders)
+    dumper = holders.connect()
+    assert dumper.request("checkpoint-prepare")["held"] is None
+    dumper.request("checkpoint-abort")
+    holders.start("sleep", "1000", name="few")
+    assert holders.connect("few").request("checkpoint-prepare", hold=True)["held"] is None
