@@ -12,6 +12,8 @@ word of complaint:
   role as soon as it exists (`criuctl.ops.earlytasks`).
 - Timer descriptors run on while a restored tree waits for its memory and its connections, and one that was set to an
   absolute time comes up to a second early.  Mended last of all: each is wound up anew, to what it had left at the dump.
+- A mapping larger than memory and swap (address space that a program has reserved, a heap that grew there bit by bit) is
+  refused to CRIU, which makes each at once and writable.  Mended in the images: made without a reservation.
 - A connection that its peer had closed before the dump may be reset: CRIU lets its socket see the peer's FIN again,
   and the kernel may put the acknowledgement off until the firewall lock is down.  Then it meets nobody, or a listener,
   and is answered by a reset.  Mended in post-restore: acknowledged at once, while the lock drops it.
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import resource
 import signal
 import socket
@@ -54,6 +57,7 @@ _SECOND = 10**9  # nanoseconds
 _ABSOLUTE = 1  # TFD_TIMER_ABSTIME
 _REALTIME = 32  # signals from here on have no names
 _LIMITS = {getattr(resource, name): name for name in dir(resource) if name.startswith("RLIMIT_")}
+_MAP_PRIVATE, _MAP_NORESERVE = 0x2, 0x4000
 _SET_TICKS = 0x40085400  # TFD_IOC_SET_TICKS
 
 
@@ -71,6 +75,22 @@ def arm_timers(images: ImageSet) -> None:
 
 def _disarmed(timer: Any) -> bool:
     return bool(timer.ticks and (timer.isec or timer.insec) and not timer.vsec and not timer.vnsec)
+
+
+def unreserve(images: ImageSet) -> None:
+    """Let the kernel, which by default refuses a single mapping for which it could never have memory, make such ones again."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        lines = dict(line.split(":", 1) for line in file)
+    room = sum(int(lines[key].split()[0]) for key in ("MemTotal", "SwapTotal")) << 10
+    for name in images.names():
+        if not re.fullmatch(r"mm-\d+\.img", name):
+            continue
+        memories = read(images.folder, name, "MM")
+        large = [v for m in memories for v in m.vmas if v.flags & _MAP_PRIVATE and v.end - v.start > room]
+        for area in large:
+            area.flags |= _MAP_NORESERVE
+        if large:
+            write(images.folder, name, "MM", memories)
 
 
 def drop_parent_signal(images: ImageSet, reporter: Reporter) -> None:

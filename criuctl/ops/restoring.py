@@ -145,6 +145,7 @@ class Restoring(Struct):
             self.reporter.step("restore")
             options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), groups=groups, inherit=inherit, root=on)
             mend.arm_timers(self.images)
+            mend.unreserve(self.images)
             if not self.holder.needed:
                 mend.drop_parent_signal(self.images, self.reporter)
             interrupted.restart_saved(self.images)

@@ -5,6 +5,8 @@ Only what bounds criuctl itself is narrow: a hard limit below that of the tree c
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from support.command import Criuctl
 from support.trip import Trip
@@ -85,3 +87,12 @@ def test_a_limit_that_is_too_narrow_is_named(zoo: Zoo, trip: Trip, criuctl: Criu
     assert refused["exit_code"] == 13 and "ulimit -f" in refused["error"]["hint"]
     criuctl.prefix = []
     trip.restore(told, animal).ask()
+
+
+def test_a_mapping_larger_than_memory(zoo: Zoo, trip: Trip) -> None:
+    """The kernel lets it grow so large, but not be made so at once."""
+    if Path("/proc/sys/vm/overcommit_memory").read_text().strip() != "0":
+        pytest.skip("the kernel judges no single mapping")
+    animal = zoo.launch("spacious.py")
+    animal = trip.restore(trip.dump(animal), animal, equal=False)  # it reserves nothing any more
+    animal.ask()
