@@ -121,6 +121,8 @@ def dump(
         reporter.step("preflight")
         findings, scene = look_at(resolved, config, leave_running=leave_running, with_files=with_files)
         errors = [f for f in findings if f.level == "error"]
+        if scene is None and errors[0].code == NoSuchProcess.code:  # it has ended just now
+            raise NoSuchProcess(errors[0].text, hint=errors[0].hint)
         if errors:
             raise PreflightRefused("; ".join(str(f) for f in errors), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
         assert scene is not None  # else there is an error

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from ..config import Config
 from ..criu import driver
 from ..criu.options import DumpOptions
-from ..errors import Conflict, CriuctlError, DumpFailed
+from ..errors import Conflict, CriuctlError, DumpFailed, NoSuchProcess
 from ..proc.tree import Process, read_tree
 from . import surroundings
 from .namespaces import NamespacePlan
@@ -94,6 +94,8 @@ def ignore_signals() -> None:
 
 def explain(config: Config, error: driver.CriuFailed, session: str, root: int, tree: Sequence[Process]) -> CriuctlError:
     """CRIU's failure in words, by the state the tree is in now."""
+    if not tree and not os.path.exists(f"/proc/{root}"):  # CRIU, as a guest in its PID namespace, has ended with it
+        return NoSuchProcess(f"PID {root} has ended before it was frozen")
     from . import diagnosis  # a table of regular expressions that only failures need
 
     kept = diagnosis.kept(config, error.log, f"dump-{session}")

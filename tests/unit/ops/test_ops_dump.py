@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from criuctl.config import Config
-from criuctl.criu import schema
-from criuctl.ops import dump, logs
+from criuctl.criu import driver, schema
+from criuctl.ops import dump, dumping, logs
 from criuctl.ops.registry import Registry, SessionRecord
 from criuctl.proc.tree import ProcessIdentity
 
@@ -54,3 +54,17 @@ def test_a_session_that_is_killed_while_its_snapshot_is_stored_does_not_come_bac
     manifest: Any = SimpleNamespace(id="c" * 32)
     dump._remember(config, registry, work, manifest)
     assert [record.state for record in registry.all()] == known
+
+
+def test_a_tree_that_ends_before_it_is_frozen_is_no_failed_dump(tmp_path: Path) -> None:
+    """CRIU, which runs in its PID namespace, ends with it and answers nothing."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    config = Config(state_dir=str(tmp_path), run_dir=str(tmp_path / "run"))
+    silent = driver.CriuFailed("CRIU ended without an answer", "")
+    gone = dumping.explain(config, silent, "web", child, [])
+    assert (gone.exit_code, gone.message) == (3, f"PID {child} has ended before it was frozen")
+    frozen: Any = SimpleNamespace(identity=SimpleNamespace(alive=lambda: False))
+    assert dumping.explain(config, silent, "web", child, [frozen]).exit_code == 5

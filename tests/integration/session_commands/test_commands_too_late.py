@@ -1,0 +1,30 @@
+"""Sessions that end by themselves just when they are dumped: nothing is lost, and no dump has failed."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from support.keeper import wait_until
+from support.operating import TIMEOUT, Operators
+from support.pauses import paused
+
+from criuctl.proc.tree import ProcessIdentity
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.mark.parametrize("step", ["preflight", "freeze"])
+@pytest.mark.parametrize("where", [(), ("--host-pids",)], ids=["private", "host"])
+def test_it_is_told_as_ended(step: str, where: tuple[str, ...], operators: Operators) -> None:
+    """It may take CRIU along, which is a guest in its PID namespace."""
+    operators("run", "-d", "--name", "work", *where, "--", "sleep", "1000")
+    root = ProcessIdentity.of(operators("status", "work")["pid"])
+    with paused(operators, step, "dump", "work") as held:
+        os.kill(root.pid, signal.SIGKILL)
+        wait_until(lambda: not root.exists(), TIMEOUT, "it has ended")
+        held.go_on()
+        assert held.command.process.wait(TIMEOUT) == 3, held.command.told()
+        assert f"PID {root.pid}" in held.command.told()
+    assert operators("status", "work")["state"] == "exited"
