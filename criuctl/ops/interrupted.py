@@ -5,9 +5,14 @@ of its own (poll, nanosleep, futex waits with a time limit) CRIU, whose work in 
 end with EINTR, and some calls (epoll_wait, semop, sigwait, reading from a socket that has a time limit) always end so.  No signal
 came, and programs that never expected one end: ``tail -F``, ``script``, varnishd's worker.
 
-So the thread is put back onto its ``syscall`` instruction, with what was left of a sleep: at a restore in the images
-(`restart_saved`), and in a tree that runs on after its dump (`restart_living`).  Not where a signal waits that is going to
-interrupt the call: its handler may have to.  Time limits begin anew; a sleep that did not ask what was left keeps its EINTR.
+So the thread is put back onto its ``syscall`` instruction, with what was left of a sleep, in the images (`restart_saved`).
+Not where a signal waits that is going to interrupt the call: its handler may have to.  Time limits begin anew; a sleep that did
+not ask what was left keeps its EINTR.
+
+That is not enough where a signal comes until the tree runs: its handler would run first, and the call (also read, wait4, futex,
+which CRIU itself puts back) would be entered after it, and might wait for ever.  So who holds the stopped threads gives them what
+the kernel had left there, its own note "enter again, unless a handler has run", and the kernel does what it would have done: at a
+restore (`leave_to_kernel`), and in a tree that runs on after its dump (`restart_living`).
 
 Only x86-64 is known here, and no 32-bit process.
 """
@@ -24,7 +29,7 @@ from ..criu.images import ImageSet, read, write
 from ..errors import CriuctlError
 from ..proc import inject
 from ..proc.procfs import read_lines
-from ..proc.tree import Process
+from ..proc.tree import Process, read_tree
 from ..report import Reporter
 
 _MINUS_EINTR = (1 << 64) - errno.EINTR
@@ -41,37 +46,77 @@ _ENTERED_AGAIN = frozenset(  # what has done nothing yet when it ends with EINTR
         *(208, 333),  # io_getevents, io_pgetevents
     )
 )
+_PAUSES = frozenset((34, 130, 23, 270, 271))  # pause, rt_sigsuspend, select, pselect6, ppoll: every handler ends them
+_GOING_ON = frozenset(  # a handler that is not SA_RESTART ends them
+    (
+        *(0, 1, 17, 18, 19, 20, 295, 296, 327, 328, 40, 275, 276, 278, 326),  # reading, writing, splicing
+        *(2, 85, 257, 437, 16, 72, 73, 318),  # opening a FIFO, ioctl, fcntl, flock, getrandom
+        *(42, 43, 44, 45, 46, 47, 288, 299, 307),  # connecting, accepting, sending, receiving
+        *(61, 247, _FUTEX, 449),  # wait4, waitid, futex, futex_waitv
+    )
+)
+_RESTARTSYS, _RESTARTNOHAND = 512, 514  # the kernel's notes, as errors that no program sees
+_SYSCALL = b"\x0f\x05"
 _TRIES, _PAUSE = 100, 0.002  # to meet CRIU in a system call, where it waits for us
 
 
-def restart_saved(images: ImageSet) -> None:
-    """The threads of the images."""
-    for name, messages in _interrupted(images):
-        write(images.folder, name, "CORE", messages)
+def restart_saved(images: ImageSet) -> dict[int, Any]:
+    """The threads of the images; returns the registers of those in calls by number, for `leave_to_kernel`."""
+    calls = {}
+    shared = _shared_signals(images)
+    for number, messages in _cores(images):
+        core = messages[0]
+        registers = core.thread_info.gpregs
+        call = type(registers)()
+        call.CopyFrom(registers)
+        if _noted(call):
+            calls[number] = call
+        waiting = _signals(core.thread_core.signals_p) | shared.get(number, set())
+        blocked = core.thread_core.blk_sigset if core.thread_core.HasField("blk_sigset") else core.tc.blk_sigset
+        if all(blocked >> (signal - 1) & 1 for signal in waiting) and _restart(registers):
+            write(images.folder, f"core-{number}.img", "CORE", messages)
+    return calls
+
+
+def leave_to_kernel(calls: dict[int, Any], root: int, reporter: Reporter) -> None:
+    """The threads of the restored tree of `root`, which CRIU holds before their first instruction."""
+    try:
+        living = [process for process in read_tree(root) if not process.zombie]
+        _put_back(calls, [process for process in living if int(_status(process.pid, "SigCgt")[0], 16)])
+    except (OSError, CriuctlError) as error:
+        reporter.warning(f"a signal that came during the restore may not end a system call that the tree waits in: {error}")
 
 
 def restart_living(images: ImageSet, tree: Sequence[Process], reporter: Reporter) -> None:
-    """The threads of the tree itself, in post-dump: CRIU has done its work in them, and still holds them.
-
-    Only who traces a thread can set its registers, so CRIU, which waits for our word in a system call, is made to.
-    """
-    waiting = {_number(name): messages[0].thread_info.gpregs for name, messages in _interrupted(images)}
-    if not waiting:
-        return
+    """The threads of the tree itself, in post-dump: CRIU has done its work in them, and still holds them."""
     try:
-        threads = [
-            (tid, tracer)
-            for process in tree
-            if not process.zombie
-            for tid in map(int, os.listdir(f"/proc/{process.pid}/task"))
-            if _numbers(tid)[-1] in waiting and (tracer := int(_status(tid, "TracerPid")[0]))
-        ]
-        for tracer in {by for _tid, by in threads}:
-            depth = len(_numbers(tracer))
-            numbers = [_numbers(tid) for tid, by in threads if by == tracer]
-            _set(tracer, {inner[depth - 1]: waiting[inner[-1]] for inner in numbers})
+        found = ((number, messages[0].thread_info.gpregs) for number, messages in _cores(images))
+        calls = {number: registers for number, registers in found if _noted(registers)}
+        _put_back(calls, [process for process in tree if not process.zombie])
     except (OSError, CriuctlError) as error:
         reporter.warning(f"system calls that the tree waited in end with EINTR, without a signal: {error}")
+
+
+def _put_back(calls: dict[int, Any], tree: Sequence[Process]) -> None:
+    """Only who traces a thread can set its registers, so CRIU, which waits for our word in a system call, is made to."""
+    found: dict[int, dict[int, Any]] = {}  # tracer -> its threads
+    for tid in (tid for process in tree for tid in map(int, os.listdir(f"/proc/{process.pid}/task"))):
+        numbers = _numbers(tid)
+        if (call := calls.get(numbers[-1])) is None or not (tracer := int(_status(tid, "TracerPid")[0])):
+            continue
+        if _is_call(tid, call.ip - _SYSCALL_LENGTH):
+            found.setdefault(tracer, {})[numbers[len(_numbers(tracer)) - 1]] = call
+    for tracer, threads in found.items():
+        _set(tracer, threads)
+
+
+def _is_call(tid: int, address: int) -> bool:
+    """Whether a ``syscall`` instruction is there: the number of a call may also be what another one has returned."""
+    with open(f"/proc/{tid}/mem", "rb", buffering=0) as memory:
+        try:
+            return os.pread(memory.fileno(), _SYSCALL_LENGTH, address) == _SYSCALL
+        except OSError:
+            return False
 
 
 def _set(tracer: int, threads: dict[int, Any]) -> None:
@@ -79,7 +124,7 @@ def _set(tracer: int, threads: dict[int, Any]) -> None:
     for left in reversed(range(_TRIES)):
         try:
             with inject.stopped(tracer):
-                inject.set_traced(tracer, threads, _MINUS_EINTR)
+                inject.set_traced(tracer, threads)
             return
         except BlockingIOError:  # it is about to wait
             if not left:
@@ -90,23 +135,13 @@ def _set(tracer: int, threads: dict[int, Any]) -> None:
 # -- what the images tell ---------------------------------------------------------------------------------
 
 
-def _interrupted(images: ImageSet) -> Iterator[tuple[str, list[Any]]]:
-    """The images of the threads that are to enter their calls again, with the registers for that."""
-    shared = _shared_signals(images)
+def _cores(images: ImageSet) -> Iterator[tuple[int, list[Any]]]:
+    """The images of the threads."""
     for name in images.names():
-        if not name.startswith("core-"):
-            continue
-        messages = read(images.folder, name, "CORE")
-        if messages and messages[0].HasField("thread_info"):
-            core = messages[0]
-            waiting = _signals(core.thread_core.signals_p) | shared.get(_number(name), set())
-            blocked = core.thread_core.blk_sigset if core.thread_core.HasField("blk_sigset") else core.tc.blk_sigset
-            if all(blocked >> (number - 1) & 1 for number in waiting) and _restart(core.thread_info.gpregs):
-                yield name, messages
-
-
-def _number(name: str) -> int:
-    return int(name.removeprefix("core-").removesuffix(".img"))
+        if name.startswith("core-"):
+            messages = read(images.folder, name, "CORE")
+            if messages and messages[0].HasField("thread_info"):
+                yield int(name.removeprefix("core-").removesuffix(".img")), messages
 
 
 def _shared_signals(images: ImageSet) -> dict[int, set[int]]:
@@ -139,6 +174,25 @@ def _restart(registers: Any) -> bool:
         return False
     registers.ax = registers.orig_ax
     registers.ip -= _SYSCALL_LENGTH
+    return True
+
+
+def _noted(registers: Any) -> bool:
+    """Put the kernel's note into the registers of an interrupted call, which CRIU has ended or stepped back onto."""
+    if _restart(registers):
+        note = _RESTARTNOHAND
+    elif registers.ax != registers.orig_ax or registers.mode != _NATIVE:
+        return False
+    elif registers.orig_ax in _PAUSES:
+        note = _RESTARTNOHAND
+    elif registers.orig_ax == _FUTEX and registers.si & _FUTEX_COMMAND not in _FUTEX_WAITS:
+        return False
+    elif registers.orig_ax in _GOING_ON:
+        note = _RESTARTSYS
+    else:
+        return False
+    registers.ax = (1 << 64) - note
+    registers.ip += _SYSCALL_LENGTH
     return True
 
 

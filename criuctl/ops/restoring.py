@@ -73,6 +73,7 @@ class Restoring(Struct):
     connections: list[dict[str, Any]] = field(default_factory=list)
     aside: list[tuple[str, str]] = field(default_factory=list)
     placed: ProcessIdentity | None = None  # the root, from when it is restored until it runs
+    calls: dict[int, Any] = field(default_factory=dict)  # the registers of threads that are in system calls
     early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
     following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
     running_at: float = 0.0  # monotonic
@@ -148,7 +149,7 @@ class Restoring(Struct):
             mend.unreserve(self.images)
             if not self.holder.needed:
                 mend.drop_parent_signal(self.images, self.reporter)
-            interrupted.restart_saved(self.images)
+            self.calls = interrupted.restart_saved(self.images)
             space = private.pid_namespace if private is not None else None
             early = EarlyTasks(self.inner_root, self.terminals.controlling(), mend.needs_subreaper(self.images), space)
             if early.terminals or early.subreaper:
@@ -171,7 +172,7 @@ class Restoring(Struct):
                 enter=prefix,
                 start=start,
                 about_to_fork=self.early.follow if self.early is not None else None,
-                about_to_run=self.holder.settle,
+                about_to_run=self._about_to_run,
             )
             self.running_at = time.monotonic()
             if fresh is not None:
@@ -225,6 +226,12 @@ class Restoring(Struct):
             self.following.about_to_run()
         self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys, pids, self.images)
         self.reporter.step("resume")
+
+    def _about_to_run(self) -> None:
+        """Nothing can be taken back any more."""
+        if self.placed is not None:
+            interrupted.leave_to_kernel(self.calls, self.placed.pid, self.reporter)
+        self.holder.settle()
 
     def _groups_anew(self, stack: ExitStack) -> str | None:
         """Where CRIU makes those control groups of the tree that are gone, if it is to make any."""

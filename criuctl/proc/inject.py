@@ -25,6 +25,7 @@ _SEIZE, _INTERRUPT, _DETACH, _CONT, _SINGLESTEP, _TO_SYSCALL = 0x4206, 0x4207, 1
 _TRACE_SYSGOOD, _TRACE_FORKS = 0x1, 0x2 | 0x4 | 0x8  # forks, vforks and clones
 _GETREGS, _SETREGS, _PEEKTEXT = 12, 13, 1
 _SYSCALL = b"\x0f\x05"
+_MINUS_EINTR = (1 << 64) - errno.EINTR
 _WALL = WALL = 0x40000000
 WNOTHREAD = 0x20000000  # only who is traced by this very thread
 SYSCALL_STOP = 5 | 0x80  # the stop signal at the entry and the exit of a system call
@@ -148,11 +149,12 @@ def calling(pid: int) -> Iterator[Callable[..., int]]:
         _ptrace(_SETREGS, pid, 0, saved)
 
 
-def set_traced(tracer: int, threads: Mapping[int, Any], result: int) -> None:
-    """Have the stopped `tracer` put threads that it traces back onto their system calls.
+def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
+    """Have the stopped `tracer` put threads that it traces to where their system calls were interrupted.
 
-    They are known by their numbers in the tracer's PID namespace; of each there are ``ip, ax, di, dx`` as attributes.  Nothing
-    is done to a thread whose call has not ended with `result`.  `BlockingIOError`: the tracer is in no system call itself.
+    They are known by their numbers in the tracer's PID namespace; of each there are ``ip, sp, ax, orig_ax, di, dx`` as
+    attributes.  Nothing is done to a thread that stands neither after its call, which ended with EINTR, nor before it.
+    `BlockingIOError`: the tracer is in no system call itself.
     """
     size = ctypes.sizeof(_Registers)
     address = (stack_pointer(tracer) - _BELOW_STACK) & ~0xF
@@ -164,8 +166,9 @@ def set_traced(tracer: int, threads: Mapping[int, Any], result: int) -> None:
                 for tid, wanted in threads.items():
                     _checked(run(_PTRACE, _GETREGS, tid, 0, address), tid)
                     registers = _Registers.from_buffer_copy(os.pread(memory, size, address))
-                    if registers.rax == result:
-                        registers.rip, registers.rax, registers.orig_rax = wanted.ip, wanted.ax, ctypes.c_ulonglong(-1).value
+                    stands = (wanted.ip, _MINUS_EINTR), (wanted.ip - len(_SYSCALL), wanted.orig_ax)
+                    if registers.rsp == wanted.sp and (registers.rip, registers.rax) in stands:
+                        registers.rip, registers.rax, registers.orig_rax = wanted.ip, wanted.ax, wanted.orig_ax
                         registers.rdi, registers.rdx = wanted.di, wanted.dx
                         os.pwrite(memory, registers, address)
                         _checked(run(_PTRACE, _SETREGS, tid, 0, address), tid)

@@ -68,6 +68,39 @@ def test_a_signal_that_waits_interrupts_all_the_same(zoo: Zoo, trip: Trip) -> No
     assert returns.read_text() == f"-1 {errno.EINTR}\n"
 
 
+# Every child of the tree gets a signal; this runs as a hook.
+SIGNALS = """import json, os, sys
+from pathlib import Path
+root = json.load(sys.stdin)["pid"]
+for child in Path(f"/proc/{root}/task/{root}/children").read_text().split():
+    os.kill(int(child), 12)"""
+INTERRUPTED = ["accept", "epoll_wait", "flock", "futex", "pause", "poll", "read", "select", "sigsuspend"]
+
+
+@pytest.mark.parametrize("pids", ["same", "private"])
+@pytest.mark.parametrize("phase", ["frozen", "post-restore"])
+def test_a_signal_that_comes_meanwhile_interrupts_as_ever(phase: str, pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Its handler runs when the tree does: the call must end, for nothing else may ever wake it; one with SA_RESTART goes on."""
+    HookFolder(criuctl.home.path / "hooks").python(phase, "signals", SIGNALS)
+    animal = zoo.launch("interruptible_calls.py")
+    trip.restore(trip.dump(animal), animal, "--pids", pids, equal=False)
+    _all_returned(animal)
+
+
+@pytest.mark.parametrize("phase", ["frozen", "post-dump"])
+def test_a_signal_that_comes_during_a_snapshot_interrupts_as_ever(phase: str, zoo: Zoo, criuctl: Criuctl) -> None:
+    HookFolder(criuctl.home.path / "hooks").python(phase, "signals", SIGNALS)
+    animal = zoo.launch("interruptible_calls.py")
+    criuctl("dump", animal.pid, "--leave-running")
+    _all_returned(animal)
+
+
+def _all_returned(animal: Animal) -> None:
+    returns = animal.folder / "returns"
+    wait_until(lambda: len(returns.read_text().splitlines()) >= len(INTERRUPTED), 60, "the calls have returned")
+    assert sorted(returns.read_text().splitlines()) == [f"{name}: -1 {errno.EINTR}" for name in INTERRUPTED]
+
+
 def test_tail_follows_through_snapshots(zoo: Zoo, criuctl: Criuctl) -> None:
     """``tail -F`` ends when its wait for inotify is interrupted."""
     log = zoo.home / "followed"
