@@ -53,6 +53,7 @@ from . import (
     hooking,
     insidereport,
     interrupted,
+    latesignals,
     overlays,
     ownmemory,
     predicates,
@@ -402,6 +403,7 @@ class _Dump:
                 "CRIU has met a TCP connection that was not locked; the tree runs on",
                 hint="Its descriptor must be on its way over a unix socket: dump again when the program has received it.",
             )
+        latesignals.add(images, self.tree)
         socketnames.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)
         file_records = self.collected.result()

@@ -74,6 +74,8 @@ from pathlib import Path
 root = json.load(sys.stdin)["pid"]
 for child in Path(f"/proc/{root}/task/{root}/children").read_text().split():
     os.kill(int(child), 12)"""
+ARM = """import json, os, sys
+os.kill(json.load(sys.stdin)["pid"], 12)"""
 INTERRUPTED = ["accept", "epoll_wait", "flock", "futex", "pause", "poll", "read", "select", "sigsuspend"]
 
 
@@ -93,6 +95,17 @@ def test_a_signal_that_comes_during_a_snapshot_interrupts_as_ever(phase: str, zo
     animal = zoo.launch("interruptible_calls.py")
     criuctl("dump", animal.pid, "--leave-running")
     _all_returned(animal)
+
+
+def test_no_timer_that_runs_out_meanwhile_is_forgotten(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """CRIU looks at the timers long after it has looked at the signals."""
+    HookFolder(criuctl.home.path / "hooks").python("pre-dump", "arm", ARM)
+    animal = zoo.launch("oneshot_timers.py", quiet=False)
+    fired = animal.folder / "fired"
+    trip.restore(trip.dump(animal), animal, equal=False)
+    wanted = sorted(["alarm", *(str(signal.SIGRTMIN + at) for at in range(24))])
+    wait_until(lambda: len(fired.read_text().splitlines()) >= len(wanted), 60, "all timers have run out")
+    assert sorted(fired.read_text().splitlines()) == wanted
 
 
 def _all_returned(animal: Animal) -> None:
