@@ -164,6 +164,13 @@ class ImageSet:
     def __init__(self, folder: int) -> None:
         self.folder = folder
 
+    def size(self, name: str) -> int:
+        """Bytes of image `name`; 0 if there is none."""
+        try:
+            return os.stat(name, dir_fd=self.folder).st_size
+        except FileNotFoundError:
+            return 0
+
     def names(self) -> list[str]:
         """The image files, sorted."""
         return sorted(name for name in os.listdir(self.folder) if name.endswith(".img"))

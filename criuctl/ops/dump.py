@@ -63,7 +63,7 @@ from . import (
 )
 from .delivery import Delivery
 from .describe import DumpResult, Taken, describe
-from .dumping import dump_options, explain, handlers_restored, ignore_signals, session_for
+from .dumping import dump_options, explain, handlers_restored, ignore_signals, refuse_unrestorable, session_for
 from .fencing import Home
 from .holders import DumpedHolder
 from .host import host_id
@@ -403,6 +403,7 @@ class _Dump:
                 "CRIU has met a TCP connection that was not locked; the tree runs on",
                 hint="Its descriptor must be on its way over a unix socket: dump again when the program has received it.",
             )
+        refuse_unrestorable(images, self.tree, self.opened)
         latesignals.add(images, self.tree)
         socketnames.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)

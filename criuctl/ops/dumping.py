@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ..config import Config
 from ..criu import driver
+from ..criu.images import ImageSet, read
 from ..criu.options import DumpOptions
 from ..errors import Conflict, CriuctlError, DumpFailed, NoSuchProcess
+from ..proc.descriptors import Descriptor
+from ..proc.limits import effective_capabilities
 from ..proc.tree import Process, read_tree
 from . import surroundings
+from .checks.processes import descriptor_limit, many_shared
 from .namespaces import NamespacePlan
 from .registry import Registry, SessionRecord, check_name
 from .target import Target
+
+_SHARED = 1 << 8 | 1 << 14  # CRIU: VMA_ANON_SHARED and VMA_AREA_MEMFD in criu/include/image.h
+_MANY_MAPPINGS = 1 << 14  # bytes of the image of a task's mappings that has a few hundred of them
 
 
 def session_for(registry: Registry, target: Target, name: str | None) -> SessionRecord:
@@ -90,6 +97,19 @@ def ignore_signals() -> None:
     """From here on nothing is broken off."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+
+
+def refuse_unrestorable(images: ImageSet, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> None:
+    """`DumpFailed`, while the tree can still run on, for what has come since the look at it and no restore has room for."""
+    limit: int | None = None
+    for process in tree:
+        name = f"mm-{process.ns_pid}.img"
+        if process.zombie or images.size(name) < _MANY_MAPPINGS:
+            continue
+        limit = descriptor_limit(effective_capabilities()) if limit is None else limit
+        shared = {area.shmid for mm in read(images.folder, name, "MM") for area in mm.vmas if area.status & _SHARED}
+        for finding in many_shared(process, len(opened.get(process.pid, ())), len(shared), limit):
+            raise DumpFailed(f"{finding.text}; the tree runs on", hint=finding.hint, pid=finding.pid)
 
 
 def explain(config: Config, error: driver.CriuFailed, session: str, root: int, tree: Sequence[Process]) -> CriuctlError:

@@ -22,14 +22,14 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..criu.images import ImageSet, read, write
 from ..errors import CriuctlError
 from ..proc import inject
 from ..proc.procfs import read_lines
-from ..proc.tree import Process, read_tree
+from ..proc.tree import Process
 from ..report import Reporter
 
 _MINUS_EINTR = (1 << 64) - errno.EINTR
@@ -78,11 +78,10 @@ def restart_saved(images: ImageSet) -> dict[int, Any]:
     return calls
 
 
-def leave_to_kernel(calls: dict[int, Any], root: int, reporter: Reporter) -> None:
-    """The threads of the restored tree of `root`, which CRIU holds before their first instruction."""
+def leave_to_kernel(calls: dict[int, Any], pids: Iterable[int], reporter: Reporter) -> None:
+    """The threads of the restored tree of `pids`, which CRIU holds before their first instruction."""
     try:
-        living = [process for process in read_tree(root) if not process.zombie]
-        _put_back(calls, [process for process in living if int(_status(process.pid, "SigCgt")[0], 16)])
+        _put_back(calls, pids, handled=True)
     except (OSError, CriuctlError) as error:
         reporter.warning(f"a signal that came during the restore may not end a system call that the tree waits in: {error}")
 
@@ -92,20 +91,28 @@ def restart_living(images: ImageSet, tree: Sequence[Process], reporter: Reporter
     try:
         found = ((number, messages[0].thread_info.gpregs) for number, messages in _cores(images))
         calls = {number: registers for number, registers in found if _noted(registers)}
-        _put_back(calls, [process for process in tree if not process.zombie])
+        _put_back(calls, [process.pid for process in tree if not process.zombie])
     except (OSError, CriuctlError) as error:
         reporter.warning(f"system calls that the tree waited in end with EINTR, without a signal: {error}")
 
 
-def _put_back(calls: dict[int, Any], tree: Sequence[Process]) -> None:
-    """Only who traces a thread can set its registers, so CRIU, which waits for our word in a system call, is made to."""
+def _put_back(calls: dict[int, Any], pids: Iterable[int], *, handled: bool = False) -> None:
+    """Only who traces a thread can set its registers, so CRIU, which waits for our word in a system call, is made to.
+
+    `handled`: in processes that have handlers.
+    """
     found: dict[int, dict[int, Any]] = {}  # tracer -> its threads
-    for tid in (tid for process in tree for tid in map(int, os.listdir(f"/proc/{process.pid}/task"))):
-        numbers = _numbers(tid)
-        if (call := calls.get(numbers[-1])) is None or not (tracer := int(_status(tid, "TracerPid")[0])):
+    depths: dict[int, int] = {}  # tracer -> how many PID namespaces see it
+    for tid in (tid for pid in pids for tid in map(int, os.listdir(f"/proc/{pid}/task"))):
+        status = _status(tid)
+        if handled and not int(status["SigCgt"], 16):
+            continue
+        numbers = status["NSpid"].split()
+        if (call := calls.get(int(numbers[-1]))) is None or not (tracer := int(status["TracerPid"])):
             continue
         if _is_call(tid, call.ip - _SYSCALL_LENGTH):
-            found.setdefault(tracer, {})[numbers[len(_numbers(tracer)) - 1]] = call
+            depth = depths.get(tracer) or depths.setdefault(tracer, len(_status(tracer)["NSpid"].split()))
+            found.setdefault(tracer, {})[int(numbers[depth - 1])] = call
     for tracer, threads in found.items():
         _set(tracer, threads)
 
@@ -199,10 +206,6 @@ def _noted(registers: Any) -> bool:
 # -- who is who -------------------------------------------------------------------------------------------
 
 
-def _numbers(tid: int) -> list[int]:
-    """A thread's numbers, from our PID namespace to its own."""
-    return [int(number) for number in _status(tid, "NSpid")]
-
-
-def _status(tid: int, key: str) -> list[str]:
-    return next(line.split()[1:] for line in read_lines(tid, "status") if line.startswith(f"{key}:"))
+def _status(tid: int) -> dict[str, str]:
+    """What the kernel tells of a thread; ``NSpid``: its numbers, from our PID namespace to its own."""
+    return dict(line.split(":", 1) for line in read_lines(tid, "status"))

@@ -35,9 +35,12 @@ def add(images: ImageSet, tree: Sequence[Process]) -> None:
 
 def _add_to(images: ImageSet, names: set[str], process: Process) -> None:
     main = f"core-{process.ns_pid}.img"
-    tids = map(int, os.listdir(f"/proc/{process.pid}/task"))
-    waiting = {f"core-{_inner(process.pid, tid)}.img": _pending(process.pid, tid, "SigPnd") for tid in tids}
-    shared = _pending(process.pid, process.pid, "ShdPnd")
+    shared: set[int] = set()
+    waiting = {}
+    for tid in os.listdir(f"/proc/{process.pid}/task"):
+        status = dict(line.split(":", 1) for line in read_lines(process.pid, f"task/{tid}/status"))
+        shared = _signals(status["ShdPnd"])
+        waiting[f"core-{status['NSpid'].split()[-1]}.img"] = _signals(status["SigPnd"])
     if not shared and not any(waiting.values()):
         return
     timers = read(images.folder, main, "CORE")[0].tc.timers
@@ -73,14 +76,6 @@ def _info(number: int, timers: Any) -> bytes:
     return _INFO.pack(number, 0, code, 0, 0, 0)
 
 
-def _pending(pid: int, tid: int, key: str) -> set[int]:
-    bits = int(_field(pid, tid, key)[0], 16)
-    return {number for number in range(1, 65) if bits >> (number - 1) & 1} - _NEVER
-
-
-def _inner(pid: int, tid: int) -> int:
-    return int(_field(pid, tid, "NSpid")[-1])
-
-
-def _field(pid: int, tid: int, key: str) -> list[str]:
-    return next(line.split()[1:] for line in read_lines(pid, f"task/{tid}/status") if line.startswith(f"{key}:"))
+def _signals(mask: str) -> set[int]:
+    bits = int(mask, 16)
+    return {number for number in range(1, 65) if bits >> (number - 1) & 1} - _NEVER if bits else set()

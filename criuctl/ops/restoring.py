@@ -73,6 +73,7 @@ class Restoring(Struct):
     connections: list[dict[str, Any]] = field(default_factory=list)
     aside: list[tuple[str, str]] = field(default_factory=list)
     placed: ProcessIdentity | None = None  # the root, from when it is restored until it runs
+    pids: tuple[int, ...] = ()  # of the tree, once it is restored
     calls: dict[int, Any] = field(default_factory=dict)  # the registers of threads that are in system calls
     early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
     following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
@@ -200,6 +201,7 @@ class Restoring(Struct):
         if self.early is not None and (bereft := self.early.stop()):
             self.reporter.warning(f"sessions {sorted(bereft)}: only their leaders have their controlling terminal")
         pids = handback.outer_pids(root)
+        self.pids = tuple(pids.values())
         if self.filling is not None:
             self.reporter.step("memory")
             self.filling.finish(pids)
@@ -229,8 +231,7 @@ class Restoring(Struct):
 
     def _about_to_run(self) -> None:
         """Nothing can be taken back any more."""
-        if self.placed is not None:
-            interrupted.leave_to_kernel(self.calls, self.placed.pid, self.reporter)
+        interrupted.leave_to_kernel(self.calls, self.pids, self.reporter)
         self.holder.settle()
 
     def _groups_anew(self, stack: ExitStack) -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.command import Criuctl
+from support.hooking import HookFolder
 from support.trip import Trip
 from support.zoo import Zoo
 
@@ -95,4 +96,17 @@ def test_a_mapping_larger_than_memory(zoo: Zoo, trip: Trip) -> None:
         pytest.skip("the kernel judges no single mapping")
     animal = zoo.launch("spacious.py")
     animal = trip.restore(trip.dump(animal), animal, equal=False)  # it reserves nothing any more
+    animal.ask()
+
+
+def test_more_shared_memory_than_a_restore_has_descriptors_that_came_after_the_look(zoo: Zoo, criuctl: Criuctl) -> None:
+    """The tree runs on; such a checkpoint could be restored by somebody with a higher limit only, and not here."""
+    animal = zoo.launch("growing.py")
+    wait = f"until [ -e {animal.folder}/report-1.json ]; do sleep 0.05; done"
+    HookFolder(criuctl.home.path / "hooks").sh("pre-dump", "grow", f"kill -USR1 {animal.pid}; {wait}")
+    criuctl.prefix = ["setpriv", "--bounding-set=-sys_resource", "prlimit", "--nofile=1000:1000", "--"]
+    refused = criuctl("dump", animal.pid, check=False)
+    assert refused["exit_code"] == 5, refused
+    assert "1000 mappings of shared memory" in refused["error"]["message"] and refused["error"]["pid"] == animal.pid
+    criuctl.prefix = []
     animal.ask()

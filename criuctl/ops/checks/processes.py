@@ -214,7 +214,12 @@ def _numbers(scene: Scene, process: Process) -> Iterator[Finding]:
             fd=max(opened),
         )
     shared = sum(m.shared and m.deleted and m.path == "/dev/zero" for m in scene.mapped.get(process.pid, ()))
-    if len(opened) + shared + _SERVICE + _PAD > (limit := _limit(scene)):
+    yield from many_shared(process, len(opened), shared, _limit(scene))
+
+
+def many_shared(process: Process, opened: int, shared: int, limit: int) -> Iterator[Finding]:
+    """Whether CRIU, which can have `limit` descriptors, has enough for those of the process and one of each shared mapping."""
+    if opened + shared + _SERVICE + _PAD > limit:
         yield Finding(
             "error",
             "shared-mappings",
@@ -247,8 +252,12 @@ def _restorable(scene: Scene) -> int:
 
 
 def _limit(scene: Scene) -> int:
+    return descriptor_limit(scene.own_capabilities)
+
+
+def descriptor_limit(capabilities: int) -> int:
     """How many descriptors CRIU can have, with the limit that it can give itself."""
-    if scene.own_capabilities >> CAP_SYS_RESOURCE & 1:
+    if capabilities >> CAP_SYS_RESOURCE & 1:
         return int(read_raw("/proc/sys/fs/nr_open"))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
