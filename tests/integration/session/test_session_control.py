@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 from typing import Any
 
 import pytest
@@ -172,7 +173,7 @@ def test_a_session_knows_that_it_is_one(holders: Holders) -> None:
         "from criuctl.config import Config; from criuctl.session.sessions import inside;"
         "print('inside', inside(Config(run_dir=sys.argv[2])))"
     )
-    argv = ("python3", "-I", "-S", "-c", code, project, holders.config.run_dir)
+    argv = (sys.executable, "-I", "-c", code, project, holders.config.run_dir)
     holders.start("sh", "-c", 'read started; exec env - "$0" "$@"', *argv, name="inner")
     inner = holders.connect("inner")  # whose holder has told by now that it is there
     inner.send("\n")
