@@ -308,7 +308,7 @@ class _Dump:
         assert self.manifest is not None  # commit ran, or the driver raised
         if self.leave_running:
             self.holder.thawed()
-            exact = ImageSet(self.folder).frozen_us()
+            exact = None if self.holder.held_since else ImageSet(self.folder).frozen_us()
             timings = dict(self.manifest.timings, frozen_ms=round((exact or self.frozen_ms * 1000) / 1000, 1))
             self.manifest = self._store(replace(self.manifest, timings=timings))
         return self.manifest
@@ -320,7 +320,7 @@ class _Dump:
 
     def frozen(self) -> driver.Frozen:
         """Every task is stopped: what /proc says now is what the images will say."""
-        self.frozen_at = time.monotonic()
+        self.frozen_at = self.holder.held_since or time.monotonic()
         if self.delivery is not None:
             self.delivery.frozen()
         self.holder.seized()

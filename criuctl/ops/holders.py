@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ class DumpedHolder:
         self._session: Session | None = None
         self._begun = False
         self._held: str | None = None  # the control group that stands still until CRIU has seized the tree
+        self.held_since = 0.0  # from when it did, monotonic; 0 if there is none
         state = sessions.state_of(config, session.name)
         if state is None or not state["holder_alive"] or (state["pid"], state["start_time"]) != (root.pid, root.start_time):
             return
@@ -74,8 +76,10 @@ class DumpedHolder:
         """The tree is about to be frozen: nobody else may, from now on.  Descriptor of the control group that already has."""
         freezer: str | None = None
         if self._session is not None and "standstill" in self._session.hello["features"]:
+            asked = time.monotonic()
             told = self._session.request("checkpoint-prepare", hold=True)
             freezer, self._held = told["freezer"], told.get("held")  # an older one holds nobody
+            self.held_since = asked if self._held is not None else 0.0
         if freezer is None:
             try:
                 yield None

@@ -26,7 +26,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ..criu.images import ImageSet, read, write
-from ..errors import CriuctlError
+from ..errors import CriuctlError, NoSuchProcess
 from ..proc import inject
 from ..proc.procfs import read_lines
 from ..proc.tree import Process
@@ -101,10 +101,15 @@ def _put_back(calls: dict[int, Any], pids: Iterable[int], *, handled: bool = Fal
 
     `handled`: in processes that have handlers.
     """
+    if not calls:
+        return
     found: dict[int, dict[int, Any]] = {}  # tracer -> its threads
     depths: dict[int, int] = {}  # tracer -> how many PID namespaces see it
-    for tid in (tid for pid in pids for tid in map(int, os.listdir(f"/proc/{pid}/task"))):
-        status = _status(tid)
+    for tid in (tid for pid in pids for tid in _threads(pid)):
+        try:
+            status = _status(tid)
+        except NoSuchProcess:  # somebody has killed it
+            continue
         if handled and not int(status["SigCgt"], 16):
             continue
         numbers = status["NSpid"].split()
@@ -117,13 +122,20 @@ def _put_back(calls: dict[int, Any], pids: Iterable[int], *, handled: bool = Fal
         _set(tracer, threads)
 
 
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except (FileNotFoundError, ProcessLookupError):  # somebody has killed it
+        return []
+
+
 def _is_call(tid: int, address: int) -> bool:
     """Whether a ``syscall`` instruction is there: the number of a call may also be what another one has returned."""
-    with open(f"/proc/{tid}/mem", "rb", buffering=0) as memory:
-        try:
+    try:
+        with open(f"/proc/{tid}/mem", "rb", buffering=0) as memory:
             return os.pread(memory.fileno(), _SYSCALL_LENGTH, address) == _SYSCALL
-        except OSError:
-            return False
+    except OSError:  # not mapped; or the thread has been killed
+        return False
 
 
 def _set(tracer: int, threads: dict[int, Any]) -> None:

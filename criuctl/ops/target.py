@@ -70,6 +70,7 @@ def resolve_target(text: str, lookup: Lookup, session_of: SessionOf) -> Target:
             raise NotFound(f"no session {text!r} is running on this host", hint="A process is named by its PID.")
         if not identity.alive():
             raise NoSuchProcess(f"session {text!r} is not running: its root, PID {identity.pid}, has ended")
+        _refuse_own(identity.pid, f"session {text!r}", "`criuctl schedule`")  # its subreaper keeps who tries to leave
         return Target(identity, text)
     return Target(root.identity, session_of(root.identity))
 
@@ -90,12 +91,17 @@ def _root(pid: int) -> Process:
         raise PreflightRefused("PID 1 holds up this whole system; dumping it would end criuctl too", hint="Name a tree below it.")
     if pid == os.getpid():
         raise PreflightRefused(f"PID {pid} is criuctl itself")
-    if pid in ancestors(os.getpid()):
-        raise PreflightRefused(
-            f"criuctl runs inside the tree of PID {process}: it cannot freeze what it is a part of",
-            hint=f"Run criuctl from elsewhere: another login, a cron job, or out of the tree by `setsid -f criuctl dump {pid}`.",
-        )
+    _refuse_own(pid, f"the tree of PID {process}", f"or out of the tree by `setsid -f criuctl dump {pid}`")
     return process
+
+
+def _refuse_own(root: int, tree: str, way: str) -> None:
+    """`PreflightRefused` for the tree that we are in; `way` is a way out of it."""
+    if root in ancestors(os.getpid()):
+        raise PreflightRefused(
+            f"criuctl runs inside {tree}: it cannot freeze what it is a part of",
+            hint=f"Run criuctl from elsewhere: another login, a cron job, {way}.",
+        )
 
 
 def _thread_group(pid: int) -> int:

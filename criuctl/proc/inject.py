@@ -164,23 +164,26 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
         try:
             with calling(tracer) as run:
                 for tid, wanted in threads.items():
-                    _checked(run(_PTRACE, _GETREGS, tid, 0, address), tid)
+                    if not _there(run(_PTRACE, _GETREGS, tid, 0, address), tid):
+                        continue
                     registers = _Registers.from_buffer_copy(os.pread(memory, size, address))
                     stands = (wanted.ip, _MINUS_EINTR), (wanted.ip - len(_SYSCALL), wanted.orig_ax)
                     if registers.rsp == wanted.sp and (registers.rip, registers.rax) in stands:
                         registers.rip, registers.rax, registers.orig_rax = wanted.ip, wanted.ax, wanted.orig_ax
                         registers.rdi, registers.rdx = wanted.di, wanted.dx
                         os.pwrite(memory, registers, address)
-                        _checked(run(_PTRACE, _SETREGS, tid, 0, address), tid)
+                        _there(run(_PTRACE, _SETREGS, tid, 0, address), tid)
         finally:
             os.pwrite(memory, saved, address)
     finally:
         os.close(memory)
 
 
-def _checked(result: int, tid: int) -> None:
-    if result < 0:
+def _there(result: int, tid: int) -> bool:
+    """Whether the thread is still there to be asked; somebody may have killed it."""
+    if result < 0 and result != -errno.ESRCH:
         raise OSError(-result, f"thread {tid}: {os.strerror(-result)}")
+    return result >= 0
 
 
 def write_memory(pid: int, address: int, data: bytes) -> None:

@@ -52,15 +52,19 @@ class SessionGroup:
         except OSError:
             return []
 
-    def freeze(self) -> bool:
-        """Freeze all; whether every process stands still."""
+    def has(self, pid: int) -> bool:
+        """Whether a process is here or in a group below."""
+        return any(pid in SessionGroup(folder, self.version).pids() for folder, _folders, _files in os.walk(self.path))
+
+    def freeze(self, patience: float = _FREEZE_SECONDS) -> bool:
+        """Freeze all; whether every process stands still within `patience` seconds."""
         name, frozen = ("cgroup.freeze", "1") if self.version == 2 else ("freezer.state", "FROZEN")
         try:
             with open(os.path.join(self.path, name), "w") as file:
                 file.write(frozen)
         except OSError:
             return False
-        return self._wait_frozen()
+        return self._wait_frozen(patience)
 
     def thaw(self) -> None:
         """Undo `freeze`."""
@@ -93,9 +97,9 @@ class SessionGroup:
         except OSError:
             return False
 
-    def _wait_frozen(self) -> bool:
+    def _wait_frozen(self, patience: float) -> bool:
         """Processes on their way out of the kernel take a moment; one that sleeps in a disk cannot be waited for."""
-        deadline = time.monotonic() + _FREEZE_SECONDS
+        deadline = time.monotonic() + patience
         while not self._frozen():
             if time.monotonic() >= deadline:
                 return False

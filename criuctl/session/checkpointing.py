@@ -68,7 +68,7 @@ class Checkpointing:
         self._unhold()
         tree = self._holder.tree
         if message.get("hold") is True and self._holder.state == "running":
-            self._held = tree.hold()
+            self._held = tree.hold(connection.pid)
         return {"freezer": tree.seizable(), "held": self._held}
 
     def seized(self, connection: Connection) -> None:

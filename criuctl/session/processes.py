@@ -29,6 +29,7 @@ _STOPPED = ("T", "t")
 _STANDING = (*_STOPPED, "Z", "X", None)
 _STOP_SECONDS = 1.0
 _VFORK_TRIES, _VFORK_PAUSE = 100, 0.002  # a child between vfork and exec has little to do
+_HOLD_SECONDS = 0.2  # for one that sleeps in a disk: clients of the holder wait meanwhile
 _HOLD_TRIES, _HOLD_THREADS = 5, 16  # fewer threads than these a tracer has stopped as fast
 _VFORK_CHANNELS = ("kernel_clone", "_do_fork", "do_fork", "wait_for_vfork_done")  # as kernels call it
 
@@ -160,19 +161,20 @@ class Tree:
             select.select([], [], [], 0.001)
         return None
 
-    def hold(self) -> str | None:
+    def hold(self, asker: int) -> str | None:
         """Let a tree of many threads stand still while a tracer seizes them: the group to thaw (`unhold`), None if it runs on.
 
         A tracer stops one thread after the other and waits for each until it has been scheduled, which with many that are busy
         takes longer than all of its patience.  Only version 2 lets what stands still be seized without the tracer's knowing.
+        Who asks must not stand still himself: nobody would thaw it.
         """
         if self.group is None or self.group.version < 2 or self.frozen:
             return None
         members = self.members()
-        if sum(_threads(identity.pid) for identity in members) <= _HOLD_THREADS:
+        if sum(_threads(identity.pid) for identity in members) <= _HOLD_THREADS or not asker or self.group.has(asker):
             return None
         for _ in range(_HOLD_TRIES):
-            frozen = self.group.freeze()
+            frozen = self.group.freeze(_HOLD_SECONDS)
             if frozen and not any(_vforks(identity) for identity in members):
                 return self.group.path
             self.group.thaw()

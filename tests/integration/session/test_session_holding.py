@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ from support.holding import TIMEOUT, Holders
 from support.keeper import wait_until
 
 from criuctl.proc.tree import read_tree
+from criuctl.session.cgroup import SessionGroup
 from criuctl.session.client import Session
+from criuctl.session.processes import Tree
 
 pytestmark = pytest.mark.integration
 
@@ -58,3 +61,13 @@ def test_it_is_not_held_for_who_does_not_ask_nor_for_a_few(holders: Holders) -> 
     dumper.request("checkpoint-abort")
     holders.start("sleep", "1000", name="few")
     assert holders.connect("few").request("checkpoint-prepare", hold=True)["held"] is None
+
+
+def test_it_is_not_held_for_one_of_its_own(holders: Holders) -> None:
+    """Who stands still himself never tells that it may go on."""
+    operator = _many(holders)
+    group = SessionGroup(str(operator.request("checkpoint-prepare", hold=True)["held"]), 2)
+    operator.request("checkpoint-abort")
+    assert group.has(operator.status()["pid"]) and not group.has(os.getpid())
+    member = read_tree(operator.status()["pid"])[-1].pid
+    assert Tree(group=group).hold(member) is None
