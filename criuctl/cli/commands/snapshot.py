@@ -100,7 +100,7 @@ def snapshot(
     codes = tell_each(app, taken(), teller(app), lambda outcome: outcome.to_dict())
     if not codes and not app.quiet and not app.json:
         which = "".join(f" with the label {printable(key)}={printable(value)}" for key, value in labels.items())
-        tell(f"no session{which} runs on this host, so nothing was dumped")
+        tell(f"no session{which} runs on this host")
     return worst(codes)
 
 
