@@ -14,7 +14,6 @@ A dump with a `Delivery` goes to another host, and `commit` returns only after t
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 import time
@@ -33,7 +32,7 @@ from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
 from ..connections.farewell import Farewell
 from ..connections.survey import FreezeAgain, Survey
-from ..criu import binary, driver, schema
+from ..criu import binary, driver
 from ..criu.images import ImageSet
 from ..criu.options import DumpOptions
 from ..criu.pages import PageImage
@@ -63,7 +62,7 @@ from . import (
 )
 from .delivery import Delivery
 from .describe import DumpResult, Taken, describe
-from .dumping import dump_options, explain, handlers_restored, ignore_signals, refuse_unrestorable, session_for
+from .dumping import dump_options, explain, handlers_restored, ignore_signals, load_libraries, refuse_unrestorable, session_for
 from .fencing import Home
 from .holders import DumpedHolder
 from .host import host_id
@@ -297,7 +296,7 @@ class _Dump:
             while True:
                 self.survey.wait(self.root)
                 self.reporter.step("freeze")
-                self.helper.submit(_load_libraries)
+                self.helper.submit(load_libraries)
                 try:
                     with self.holder.prepared() as freezer:
                         self.dumper.dump(self._options(freezer), self.writer, steps)
@@ -471,13 +470,6 @@ class _Dump:
                 netfilter.delete_table(table, self.net_socket)
             except CriuctlError as error:
                 self.reporter.warning(error.message, error.hint)
-
-
-def _load_libraries() -> None:
-    """Beside CRIU, which freezes the tree meanwhile: what is imported later is imported in frozen time."""
-    for library in ("blake3", "zstandard"):
-        importlib.import_module(library)
-    schema.message("FILES")
 
 
 def _remember(config: Config, registry: Registry, work: _Dump, manifest: Manifest) -> None:

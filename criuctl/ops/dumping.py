@@ -5,13 +5,14 @@ Kept apart from `dump`, so that the story there stays a story.
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from ..config import Config
-from ..criu import driver
+from ..criu import driver, schema
 from ..criu.images import ImageSet, read
 from ..criu.options import DumpOptions
 from ..errors import Conflict, CriuctlError, DumpFailed, NoSuchProcess
@@ -97,6 +98,13 @@ def ignore_signals() -> None:
     """From here on nothing is broken off."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+
+
+def load_libraries() -> None:
+    """Beside CRIU, which freezes the tree meanwhile: what is imported later is imported in frozen time."""
+    for library in ("blake3", "zstandard"):
+        importlib.import_module(library)
+    schema.message("FILES")
 
 
 def refuse_unrestorable(images: ImageSet, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> None:

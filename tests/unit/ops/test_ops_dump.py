@@ -18,7 +18,7 @@ from criuctl.proc.tree import ProcessIdentity
 
 def test_what_is_needed_in_frozen_time_is_loaded_before() -> None:
     schema._module.cache_clear()
-    dump._load_libraries()  # nobody hears of what goes wrong there
+    dumping.load_libraries()  # nobody hears of what goes wrong there
     assert schema._module.cache_info().currsize
 
 
