@@ -26,7 +26,7 @@ from msgspec.structs import asdict
 from ..checkpoint.keys import PASSPHRASE_VARIABLE, RECOVERY_VARIABLE, read_secret
 from ..config import Config, ConnectionPolicy, EventSink, FileConflictPolicy, FilePolicy
 from ..errors import CriuctlError
-from ..proc.procfs import read_raw
+from ..proc.procfs import memory_info, read_raw
 from . import diagnosis
 from .doctor import doctor, features, versions
 from .eventlog import EventLog
@@ -83,7 +83,7 @@ def _versions(config: Config) -> dict[str, Any]:
 
 
 def _host(config: Config) -> dict[str, Any]:
-    memory = dict(line.split(":", 1) for line in read_raw("/proc/meminfo").decode().splitlines())
+    memory = memory_info()
     amounts = {key: int(memory[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")}
     places = {key: str(getattr(config, key)) for key in ("state_dir", "cache_dir", "run_dir") if getattr(config, key)}
     local = not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:", config.store)

@@ -28,7 +28,7 @@ from typing import Any
 from ..criu.images import ImageSet, read, write
 from ..errors import CriuctlError, NoSuchProcess
 from ..proc import inject
-from ..proc.procfs import read_lines
+from ..proc.procfs import read_status
 from ..proc.tree import Process
 from ..report import Reporter
 
@@ -107,16 +107,16 @@ def _put_back(calls: dict[int, Any], pids: Iterable[int], *, handled: bool = Fal
     depths: dict[int, int] = {}  # tracer -> how many PID namespaces see it
     for tid in (tid for pid in pids for tid in _threads(pid)):
         try:
-            status = _status(tid)
+            status = read_status(tid)
         except NoSuchProcess:  # somebody has killed it
             continue
         if handled and not int(status["SigCgt"], 16):
             continue
-        numbers = status["NSpid"].split()
+        numbers = status["NSpid"].split()  # from our PID namespace to its own
         if (call := calls.get(int(numbers[-1]))) is None or not (tracer := int(status["TracerPid"])):
             continue
         if _is_call(tid, call.ip - _SYSCALL_LENGTH):
-            depth = depths.get(tracer) or depths.setdefault(tracer, len(_status(tracer)["NSpid"].split()))
+            depth = depths.get(tracer) or depths.setdefault(tracer, len(read_status(tracer)["NSpid"].split()))
             found.setdefault(tracer, {})[int(numbers[depth - 1])] = call
     for tracer, threads in found.items():
         _set(tracer, threads)
@@ -213,11 +213,3 @@ def _noted(registers: Any) -> bool:
     registers.ax = (1 << 64) - note
     registers.ip += _SYSCALL_LENGTH
     return True
-
-
-# -- who is who -------------------------------------------------------------------------------------------
-
-
-def _status(tid: int) -> dict[str, str]:
-    """What the kernel tells of a thread; ``NSpid``: its numbers, from our PID namespace to its own."""
-    return dict(line.split(":", 1) for line in read_lines(tid, "status"))

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..criu.images import ImageSet, read, write
 from ..errors import NoSuchProcess
-from ..proc.procfs import read_lines
+from ..proc.procfs import read_status
 from ..proc.tree import Process
 
 _SI_USER, _SI_KERNEL, _SI_TIMER = 0, 0x80, -2
@@ -38,7 +38,7 @@ def _add_to(images: ImageSet, names: set[str], process: Process) -> None:
     shared: set[int] = set()
     waiting = {}
     for tid in os.listdir(f"/proc/{process.pid}/task"):
-        status = dict(line.split(":", 1) for line in read_lines(process.pid, f"task/{tid}/status"))
+        status = read_status(process.pid, f"task/{tid}/status")
         shared = _signals(status["ShdPnd"])
         waiting[f"core-{status['NSpid'].split()[-1]}.img"] = _signals(status["SigPnd"])
     if not shared and not any(waiting.values()):

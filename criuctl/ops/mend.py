@@ -44,7 +44,7 @@ from ..criu.images import ImageSet, read, write
 from ..errors import CriuctlError, NoSuchProcess
 from ..proc import inject
 from ..proc.limits import CAP_SYS_RESOURCE, effective_capabilities
-from ..proc.procfs import read_text
+from ..proc.procfs import memory_info, read_text
 from ..proc.syscalls import borrow_socket, pidfd_getfd, timerfd_settime
 from ..report import Reporter
 
@@ -79,9 +79,8 @@ def _disarmed(timer: Any) -> bool:
 
 def unreserve(images: ImageSet) -> None:
     """Let the kernel, which by default refuses a single mapping for which it could never have memory, make such ones again."""
-    with open("/proc/meminfo", encoding="ascii") as file:
-        lines = dict(line.split(":", 1) for line in file)
-    room = sum(int(lines[key].split()[0]) for key in ("MemTotal", "SwapTotal")) << 10
+    told = memory_info()
+    room = sum(int(told[key].split()[0]) for key in ("MemTotal", "SwapTotal")) << 10
     for name in images.names():
         if not re.fullmatch(r"mm-\d+\.img", name):
             continue

@@ -33,7 +33,7 @@ from ..criu import binary
 from ..errors import CriuctlError
 from ..hooks.contract import RECONNECT
 from ..hooks.find import executables
-from ..proc.procfs import read_raw
+from ..proc.procfs import memory_info, read_raw
 from ..proc.scratch import Scratch
 from ..report import Finding
 from . import doctor
@@ -347,7 +347,7 @@ def _terminals(coming: Arrival) -> Iterator[Finding]:
 
 def _memory(coming: Arrival) -> Iterator[Finding]:
     wanted = coming.needs.memory
-    told = dict(line.split(":", 1) for line in read_raw("/proc/meminfo").decode().splitlines())
+    told = memory_info()
     free = sum(int(told[key].split()[0]) * 1024 for key in ("MemAvailable", "SwapFree") if key in told)
     if wanted > free:
         text = f"the tree has {wanted // _MIB} MiB in memory, {free // _MIB} MiB of memory and swap are free here"

@@ -97,9 +97,19 @@ def target_of(link: str, dir_fd: int | None = None) -> str:
         raise
 
 
+def read_status(pid: int, name: str = "status") -> dict[str, str]:
+    """The fields of ``/proc/PID/status``, or of a thread's (`name`: ``task/TID/status``)."""
+    return dict(line.split(":", 1) for line in read_lines(pid, name))
+
+
+def memory_info() -> dict[str, str]:
+    """The fields of ``/proc/meminfo``; sizes are "N kB"."""
+    return dict(line.split(":", 1) for line in read_raw("/proc/meminfo").decode().splitlines())
+
+
 def available_memory() -> int:
     """Bytes that programs may still take without swapping, as the kernel sees it."""
-    told = dict(line.split(":", 1) for line in read_raw("/proc/meminfo").decode().splitlines())
+    told = memory_info()
     return int(told["MemAvailable"].split()[0]) * 1024
 
 
