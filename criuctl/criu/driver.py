@@ -9,7 +9,10 @@ Dump: ``pre-dump`` (the tree still runs) -> ``query-ext-files`` (frozen) -> page
 no and lets the tree go on as if nothing had happened; when it returns, CRIU ends the tree (or thaws it).
 
 Restore: ``post-restore`` comes when every descriptor is in place and nothing has executed.  When the
-callback there raises, CRIU kills what it restored.  Later notifications cannot veto any more.
+callback there raises, CRIU kills what it restored.  Later notifications cannot veto any more.  ``pre-resume`` is the last: CRIU
+has done all its work, and would let go of one thread after the other.  One of them that is gone by then, because another one that
+runs already has killed it, or ended their process, is a failure to CRIU, which then kills all the others.  So CRIU itself is
+ended there, and the kernel lets go of all its tracees at once.
 """
 
 from __future__ import annotations
@@ -175,12 +178,12 @@ def restore(
     start: Starter | None = None,
     about_to_fork: Callable[[int], None] | None = None,
     about_to_run: Callable[[], None] | None = None,
-) -> int:
+) -> None:
     """Restore a tree from `folder`; `placed` is called with the root's PID before anything executes.
 
     `start` starts CRIU as somebody else's child: the tree's root is that one's too.  `about_to_fork` is told CRIU's
     PID, or that of its parent, when it is about to make the tree; `about_to_run` when every task stands before its first
-    instruction, in CRIU's hands (what raises there, comes too late for CRIU).  Returns the root's PID in CRIU's PID namespace.
+    instruction, in CRIU's hands: they run when it is left, even if it raises.
     Raises what `placed` raised, else `CriuFailed`; nothing of the tree is left then.
     """
 
@@ -189,16 +192,17 @@ def restore(
             about_to_fork(swrk.pid)
         elif script == "post-restore":
             placed(pid)
-        elif script == "pre-resume":
-            swrk.expendable = False
-            if about_to_run is not None:
-                about_to_run()
         return True
 
     try:
         with criu.swrk(enter=enter, pass_fds=[folder, *pass_fds, *options.inherit.values()], start=start) as swrk:
             swrk.expendable = True
-            response = swrk.call("RESTORE", restore_options(folder_path(folder), options), notify)
-            return int(response.restore.pid)
+            swrk.call("RESTORE", restore_options(folder_path(folder), options), notify, until="pre-resume")
+            swrk.expendable = False
+            try:
+                if about_to_run is not None:
+                    about_to_run()
+            finally:
+                swrk.end()
     except (CriuRefused, CriuGone) as error:
         raise CriuFailed(str(error), read_log(folder)) from error

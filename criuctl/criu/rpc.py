@@ -8,13 +8,17 @@ message classes are pycriu's.
 
 CRIU ends by itself when its socket closes: mid-dump it then lets the tree go on, mid-restore it kills what
 it had restored.  A CRIU that dumps is never killed from here, because one killed half way leaves parasites in the tree; one
-that restores is (`expendable`), if it gets nothing done any more: nothing of the tree has run.
+that restores is (`expendable`), if it gets nothing done any more: nothing of the tree has run.  And it is when it has nothing
+left to do but to let go of the tree (`Swrk.end`).
 """
 
 from __future__ import annotations
 
+import os
 import select
+import signal
 import socket
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,6 +32,7 @@ A list is a yes that adds external resources; CRIU takes them with ``query-ext-f
 """
 
 _MAX_PACKET = 1 << 20
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: PID, user, group
 
 
 class CriuGone(CriuctlError):
@@ -49,15 +54,19 @@ class Swrk:
 
     def __init__(self, sock: socket.socket, pid: int = 0) -> None:
         self.sock = sock
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.pid = pid
+        self._speaker = 0  # CRIU's own PID as we see it, known from its first word on
         self.expendable = False  # what it has made so far may be ended, as nothing of that has run
         self.hangs = False  # it gets nothing done
         self._rpc = schema.rpc()
 
-    def call(self, kind: str, options: Any = None, notify: Notify | None = None, keep_open: bool = False) -> Any:
+    def call(
+        self, kind: str, options: Any = None, notify: Notify | None = None, keep_open: bool = False, until: str | None = None
+    ) -> Any:
         """`ask` and `answer`."""
         self.ask(kind, options, keep_open)
-        return self.answer(notify)
+        return self.answer(notify, until)
 
     def ask(self, kind: str, options: Any = None, keep_open: bool = False) -> None:
         """Send one request ("DUMP", "RESTORE", "VERSION", ...); CRIU then waits at its first notification."""
@@ -69,8 +78,9 @@ class Swrk:
             request.keep_open = True
         self._send(request)
 
-    def answer(self, notify: Notify | None = None) -> Any:
-        """See a request through and return CRIU's final response.
+    def answer(self, notify: Notify | None = None, until: str | None = None) -> Any:
+        """See a request through and return CRIU's final response; or only up to the notification `until`, for which CRIU gets
+        no answer and at which it waits.
 
         An exception raised by `notify` is answered to CRIU as a veto, the request is seen through to its
         end (so that CRIU has rolled back), and then the exception is raised.  Raises `CriuRefused` when
@@ -82,6 +92,8 @@ class Swrk:
             if response.type != self._rpc.NOTIFY:
                 break
             script = response.notify.script
+            if script == until and veto is None:
+                return response
             pid = response.notify.pid if response.notify.HasField("pid") else 0
             accepted: bool | Sequence[str] = False
             if veto is None:
@@ -108,6 +120,20 @@ class Swrk:
             raise CriuRefused(message or f"CRIU failed (errno {response.cr_errno})")
         return response
 
+    def end(self) -> None:
+        """SIGKILL the CRIU that waits for our answer; returns when the kernel has let go of all that it traced."""
+        try:
+            fd = os.pidfd_open(self._speaker)
+        except ProcessLookupError:  # somebody else did
+            return
+        try:
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+            ended = select.poll()
+            ended.register(fd, select.POLLIN)
+            ended.poll()
+        finally:
+            os.close(fd)
+
     def _send(self, message: Any) -> None:
         try:
             self.sock.sendall(message.SerializeToString())
@@ -118,13 +144,16 @@ class Swrk:
         if self.expendable:
             self._wait(veto)
         try:
-            packet = self.sock.recv(_MAX_PACKET)
+            packet, told, _flags, _from = self.sock.recvmsg(_MAX_PACKET, socket.CMSG_SPACE(_CREDENTIALS.size))
         except ConnectionError:
-            packet = b""
+            packet, told = b"", []
         if not packet:
             if veto is not None:
                 raise veto
             raise CriuGone("CRIU ended without an answer")
+        for _level, kind, data in told:
+            if kind == socket.SCM_CREDENTIALS:
+                self._speaker = _CREDENTIALS.unpack(data)[0]
         response = self._rpc.criu_resp()
         response.ParseFromString(packet)
         return response
