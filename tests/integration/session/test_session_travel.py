@@ -307,7 +307,7 @@ def test_a_snapshot_and_its_copy(travel: Travel) -> None:
 def test_twenty_times_there_and_back(travel: Travel) -> None:
     """One operator stays attached all the time: every byte once, every line whole."""
     desk = travel.start(*ECHO_LINE)
-    desk.expect("ready")
+    desk.expect("ready\r\n")
     watcher = travel.holders.connect(operator="watcher", role="observe")
     watcher.attach("start")
     for cycle in range(20):
