@@ -210,7 +210,8 @@ class Holder:
             connection.pump()
             connection.close("the holder ends")
         (self.run_folder / "socket").unlink(missing_ok=True)
-        if self.tree.group is not None and not self.tree.members():
+        # Who lives outside of it, a CRIU that rolls back, say, needs no group.
+        if self.tree.group is not None and not self.tree.group.pids():
             self.tree.group.remove()
         self.master.close()
         self.log.close()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ from criuctl.session.launch import HolderSpec, start_holder
 from criuctl.session.names import BEGINNING, ENDED, state_folder
 from criuctl.session.processes import Tree
 from criuctl.session.protocol import RESTORES
-from criuctl.session.sessions import all_states, inside, leftovers, state_of
+from criuctl.session.sessions import all_states, forget, inside, leftovers, state_of
 from criuctl.session.timeline import records
 
 pytestmark = pytest.mark.integration
@@ -346,6 +347,30 @@ def test_the_holder_of_a_restore_that_comes_to_nothing_ends_also_as_another_prog
     assert restorer.status()["state"] == "checkpointed"
     restorer.close()
     holders.gone(started)
+
+
+def test_what_is_still_rolled_back_does_not_keep_the_control_group(holders: Holders) -> None:
+    """CRIU, or what it was restoring, comes to the holder when who started it is gone; none of that is in the session's group."""
+    started = holders.start("cat", spawner="")
+    group = holders.state()["cgroup"]
+    restorer = holders.connect(operator=RESTORES)
+    environment = {"PATH": os.environ["PATH"], "TOKEN": holders.token}
+    starter = restorer.spawn(["sh", "-c", "sleep 600 &"], environment, [])
+    wait_until(lambda: not Path(f"/proc/{starter}").exists(), TIMEOUT, "what it has started is the holder's child")
+    (left,) = children(started.holder_pid)
+    restorer.close()
+    holders.gone(started)
+    os.kill(left, signal.SIGKILL)
+    assert group is None or not Path(group).exists()
+
+
+def test_with_a_session_whose_holder_was_killed_its_control_group_is_forgotten(holders: Holders) -> None:
+    started = holders.start("cat")
+    group = holders.state()["cgroup"]
+    os.kill(started.holder_pid, signal.SIGKILL)
+    wait_until(lambda: not holders.state()["holder_alive"] and not leftovers(holders.state()), TIMEOUT, "its terminal hangs up")
+    assert forget(holders.config, "s")
+    assert group is None or not Path(group).exists()
 
 
 def test_a_session_that_came_too_late_for_who_wanted_it_ends(holders: Holders) -> None:
