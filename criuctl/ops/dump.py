@@ -49,6 +49,7 @@ from ..store import open_store
 from . import (
     events,
     files,
+    groupyard,
     hooking,
     insidereport,
     interrupted,
@@ -106,6 +107,7 @@ def dump(
     registry = Registry(config)
     reporter.step("resolve", target=target)
     forget_stale_locks(config)
+    groupyard.sweep(config)
     resolved = resolve_target(target, registry.lookup, registry.session_of)
     root = resolved.root
     busy = f"PID {root.pid} is being dumped by another criuctl"

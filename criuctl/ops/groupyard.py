@@ -6,7 +6,10 @@ hierarchy is mounted here, or to a detached mount of one that is mounted nowhere
 
 Only where the groups are still somebody's to make: on the host and in the boot of the dump, for a tree that comes back as
 itself, and not below systemd or criuctl, who make their groups themselves.  Else the tree stays in criuctl's own, which is told
-in that boot (`cgroups.put_back`).  A ``kill -9`` of criuctl in the middle leaves what was made, groups without processes.
+in that boot (`cgroups.put_back`).
+
+A ``kill -9`` of criuctl in the middle leaves what was made, groups without processes, and to the next restore they would seem to
+be somebody's, with whatever settings.  So a file tells which are being made, and the next command removes them (`sweep`).
 
 The same way a tree gets its cgroup namespace back, whose root is the group that its root process was in when it was made.
 """
@@ -14,19 +17,26 @@ The same way a tree gets its cgroup namespace back, whose root is the group that
 from __future__ import annotations
 
 import errno
+import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from ..config import Config
 from ..criu.images import ImageSet, read, text
 from ..errors import PlatformError
+from ..proc import locks
 from ..proc.scratch import detached_mount
+from ..session.cgroup import SessionGroup
 from . import cgroups
+from .registry import run_folder
 
 _IMAGE = "cgroup.img"
 _YARD = "yard"
+_NOTES = "groups"  # the folder of the files that tell which groups are being made
+_OURS = "/proc/"  # what is mounted for us alone can be reached by nobody afterwards
 _BUSY = 2.0  # seconds
 
 
@@ -78,10 +88,10 @@ class GroupYard:
 
 
 @contextmanager
-def remade(images: ImageSet, groups: Iterable[Mapping[str, str]]) -> Iterator[GroupYard | None]:
+def remade(config: Config, images: ImageSet, groups: Iterable[Mapping[str, str]]) -> Iterator[GroupYard | None]:
     """What lets CRIU make those of the tree's groups (hierarchy -> path, of each process) that are gone; None: nothing to do.
 
-    Leaving with an exception removes them again.
+    Leaving with an exception removes them again, and so does the next command if this one is killed.
     """
     gone = cgroups.gone({(hierarchy, path) for held in groups for hierarchy, path in held.items()})
     with ExitStack() as stack:
@@ -89,11 +99,37 @@ def remade(images: ImageSet, groups: Iterable[Mapping[str, str]]) -> Iterator[Gr
         if not (gone or _has_namespace(images)) or any(map(cgroups.has_owner, gone)) or not yard.lay_out(stack):
             yield None
             return
+        if yard.made:
+            stack.enter_context(_noted(config, yard.made))
         try:
             yield yard
         except BaseException:
             yard.undo()
             raise
+
+
+@contextmanager
+def _noted(config: Config, groups: list[str]) -> Iterator[None]:
+    """Have it known that these groups are being made, for as long as it is not said what becomes of them."""
+    path = run_folder(config, _NOTES) / os.urandom(8).hex()
+    with locks.held(path):
+        path.write_text(json.dumps([group for group in groups if not group.startswith(_OURS)]))
+        yield
+
+
+def sweep(config: Config) -> None:
+    """Remove the groups that killed restores were making; those of a tree that runs stay as long as it does."""
+    for path in locks.left(run_folder(config, _NOTES)):
+        try:
+            groups = json.loads(path.read_text())
+        except ValueError:  # killed before it could tell: it has made none
+            groups = []
+        if any(SessionGroup(group, 2).pids() for group in groups):
+            continue
+        for group in reversed(groups):
+            with suppress(OSError):  # it was not made
+                os.rmdir(group)
+        path.unlink()
 
 
 def _has_namespace(images: ImageSet) -> bool:

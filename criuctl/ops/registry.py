@@ -32,6 +32,7 @@ from ..session.names import DEFAULT_RUN_DIR, check_name, valid_name
 
 _NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 _INSTEAD = Path("/dev/shm/criuctl")  # of /run
+_LOCKS = "locks"
 _LONGEST = 200  # bytes of the name of a lock's file
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "exclusive",
     "exclusive_session",
     "forget_stale_locks",
+    "run_folder",
     "write_record",
 ]
 
@@ -210,11 +212,12 @@ def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
         os.close(descriptor)
 
 
-def _locks(config: Config) -> Path:
+def run_folder(config: Config, name: str) -> Path:
+    """A folder of files that live as long as who has locked them, and no longer than the host runs (`criuctl.proc.locks`)."""
     folder = Path(config.run_dir or DEFAULT_RUN_DIR)
     if not config.run_dir and os.geteuid() == 0 and not os.access(folder if folder.exists() else folder.parent, os.W_OK):
         folder = _INSTEAD  # in a container whose root is read-only, say
-    return folder / "locks"
+    return folder / name
 
 
 def _lock_name(what: str) -> str:
@@ -230,7 +233,7 @@ def _lock_name(what: str) -> str:
 @contextlib.contextmanager
 def exclusive(config: Config, what: str, busy: str) -> Iterator[None]:
     """Hold the lock `what` on this host; `Conflict` with the sentence `busy` when somebody has it."""
-    path = _locks(config) / _lock_name(what)
+    path = run_folder(config, _LOCKS) / _lock_name(what)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locks.held(path))
@@ -249,7 +252,7 @@ def exclusive(config: Config, what: str, busy: str) -> Iterator[None]:
 
 def forget_stale_locks(config: Config) -> None:
     """Take down the firewall tables of dumps whose criuctl was killed before it could, and remove the files of its locks."""
-    locks.sweep(_locks(config))
+    locks.sweep(run_folder(config, _LOCKS))
     registry = Registry(config)
     for name in [record.name for record in registry.locked() if not record.lock_kept]:
         try:

@@ -33,6 +33,7 @@ from ..store import open_store
 from . import (
     arrival,
     events,
+    groupyard,
     hooking,
     insidereport,
     materialise,
@@ -100,6 +101,7 @@ def restore(
         reporter.step("resolve", ref=ref)
         forget_stale_locks(config)
         insidereport.sweep(config)
+        groupyard.sweep(config)
         criu = binary.find(config)
         if repository is None:
             store = open_store(config.store, config)

@@ -238,7 +238,7 @@ class Restoring(Struct):
         """Where CRIU makes those control groups of the tree that are gone, if it is to make any."""
         if not self._at_home or self.plan.pids != "same" or self.holder.needed:
             return None
-        yard = stack.enter_context(groupyard.remade(self.images, [p.cgroups for p in self.manifest.processes]))
+        yard = stack.enter_context(groupyard.remade(self.config, self.images, [p.cgroups for p in self.manifest.processes]))
         if yard is None:
             return None
         if yard.made:

@@ -51,9 +51,19 @@ def holder(path: Path) -> int:
 
 def sweep(folder: Path) -> None:
     """Remove what killed processes have left there."""
+    for path in left(folder):
+        with suppress(OSError):
+            path.unlink()
+
+
+def left(folder: Path) -> Iterator[Path]:
+    """What killed processes have left there; each is locked while the caller looks at it, who removes it or leaves it there."""
     with suppress(OSError):
         for name in os.listdir(folder):
-            _remove(folder / name)
+            path = folder / name
+            with suppress(OSError), _open(path) as file:
+                if _locks(file, path):
+                    yield path
 
 
 def _make(folder: Path) -> None:
