@@ -27,6 +27,7 @@ from typing import Protocol
 
 from ..errors import RestoreFailed
 from ..proc import command, deathwatch
+from ..proc.child import Child, InterruptsDeferred
 from ..proc.tree import ProcessIdentity
 from .binary import CriuBinary
 from .driver import folder_path
@@ -92,8 +93,8 @@ class LazyPages:
         self._folder = folder
         self._error: BaseException | None = None
         self._watch: socket.socket | None = None
-        self._watcher: command.Child | None = None
-        self._daemon: command.Child | None = None
+        self._watcher: Child | None = None
+        self._daemon: Child | None = None
         self._sock, self._theirs = socket_pair()
         arguments = ["--no-default-config", "lazy-pages", "-D", folder_path(folder), "--page-server", "-v1", "-o", "lazy.log"]
         self._argv = [*enter, *criu.argv, *arguments, "--ps-socket", str(self._theirs.fileno())]
@@ -102,7 +103,7 @@ class LazyPages:
     def __enter__(self) -> LazyPages:
         """Start the daemon, and wait until it listens."""
         try:
-            with self._theirs, command.InterruptsDeferred():
+            with self._theirs, InterruptsDeferred():
                 self._daemon = command.spawn(self._argv, pass_fds=[self._folder, self._theirs.fileno()], new_session=True)
             self._thread.start()
             self._start_watcher()

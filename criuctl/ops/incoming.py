@@ -16,7 +16,7 @@ from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import Conflict, CriuctlError, RestoreFailed, TimedOut
 from ..proc import addresses
-from ..proc.command import InterruptsDeferred
+from ..proc.child import InterruptsDeferred
 from ..report import Reporter
 from ..store import open_store
 from . import inbox, rendezvous

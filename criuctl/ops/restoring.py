@@ -23,7 +23,7 @@ from ..criu.lazy import LazyImage, LazyPages
 from ..criu.options import RestoreOptions
 from ..errors import RestoreFailed
 from ..hooks import Hooks
-from ..proc.command import InterruptsDeferred
+from ..proc.child import InterruptsDeferred
 from ..proc.namespaces import pid_in
 from ..proc.privatens import PrivateNamespaces
 from ..proc.tree import ProcessIdentity

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import SessionGone, UsageError
 from ..proc import command
+from ..proc.child import Child
 from ..transport import ssh
 from . import names
 from .client import Session
@@ -30,7 +31,7 @@ class Remote:
     host: ssh.Host
     name: str
     program: tuple[str, ...] = ("ssh",)
-    _ssh: command.Child | None = field(default=None, repr=False)
+    _ssh: Child | None = field(default=None, repr=False)
 
     @classmethod
     def parse(cls, url: str, config: Config) -> Remote:

@@ -30,6 +30,7 @@ from msgspec import Struct
 
 from ..errors import ConfigError, CriuctlError, HostUnreachable, LinkLost, PlatformError, TimedOut, UsageError
 from ..proc import command
+from ..proc.child import Child
 from .link import Handler, Link
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def program(config: Config) -> list[str]:
     return words
 
 
-def connect(host: Host, argv: Sequence[str], config: Config) -> tuple[command.Child, int, int]:
+def connect(host: Host, argv: Sequence[str], config: Config) -> tuple[Child, int, int]:
     """Start ``criuctl argv...`` there: ssh, and the descriptors for reading from it and writing to it.
 
     Returns before ssh is connected.  Raises `PlatformError` without an ssh, `CommandFailed` if it cannot be started.
@@ -180,7 +181,7 @@ def connect(host: Host, argv: Sequence[str], config: Config) -> tuple[command.Ch
 class Connection:
     """A link with a criuctl on another host, and the ssh that carries it."""
 
-    def __init__(self, host: Host, child: command.Child, link: Link) -> None:
+    def __init__(self, host: Host, child: Child, link: Link) -> None:
         self.host = host
         self.link = link
         self._child = child

@@ -19,6 +19,7 @@ from aiohttp import web
 from ..errors import CommandFailed, Forbidden, NotFound, UsageError
 from ..ops import standstill
 from ..proc import command
+from ..proc.child import Child
 from ..session.names import check_name
 from .views import Desk
 
@@ -32,7 +33,7 @@ class Actions:
     def __init__(self, desk: Desk, program: Sequence[str]) -> None:
         """`program` is this criuctl with the options that it was started with."""
         self._desk, self._program = desk, tuple(program)
-        self._children: set[command.Child] = set()
+        self._children: set[Child] = set()
         self._ending = False
 
     async def handle(self, request: web.Request) -> web.Response:
@@ -103,7 +104,7 @@ class Actions:
                 await asyncio.sleep(0.05)
 
 
-async def _ended(child: command.Child) -> None:
+async def _ended(child: Child) -> None:
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(child.pidfd, over.set)
     try:

@@ -12,6 +12,7 @@ import pytest
 
 from criuctl.errors import CommandFailed, PlatformError, TimedOut
 from criuctl.proc import command
+from criuctl.proc.child import STDERR_TAIL
 from criuctl.proc.tree import children
 
 
@@ -37,7 +38,7 @@ def test_death_by_signal_is_told() -> None:
 
 def test_only_the_tail_of_stderr_is_kept() -> None:
     done = command.run(["sh", "-c", "seq 100000 >&2; echo last >&2"], timeout=60)
-    assert len(done.stderr) == command.STDERR_TAIL
+    assert len(done.stderr) == STDERR_TAIL
     assert done.stderr.endswith(b"last\n")
 
 
@@ -77,7 +78,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_helper_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "_GRACE", 0.2)
+    monkeypatch.setattr(command, "GRACE", 0.2)
     with pytest.raises(TimedOut):
         command.run(["sh", "-c", "trap '' TERM; while :; do :; done"], timeout=0.2)
 

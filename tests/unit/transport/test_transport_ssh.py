@@ -24,6 +24,7 @@ from criuctl import config as configuration
 from criuctl.config import Config
 from criuctl.errors import ConfigError, HostUnreachable, LinkLost, PlatformError, UsageError
 from criuctl.proc import command
+from criuctl.proc.child import Child
 from criuctl.session.remote import Remote
 from criuctl.transport import ssh
 from criuctl.transport.ssh import Connection, Host
@@ -170,10 +171,10 @@ def test_a_lost_link_whose_ssh_lives_is_told_as_it_is(configured: Callable[..., 
 
 
 def test_a_link_that_cannot_be_made_leaves_no_ssh(configured: Callable[..., Config], monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[command.Child] = []
+    started: list[Child] = []
     spawn = command.spawn
 
-    def note(*args: Any, **wishes: Any) -> command.Child:
+    def note(*args: Any, **wishes: Any) -> Child:
         started.append(spawn(*args, **wishes))
         return started[-1]
 

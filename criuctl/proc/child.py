@@ -1,0 +1,172 @@
+"""A child process that is followed by its pidfd, and how none is lost while it is started.
+
+`command` starts them.  A `Child` is never ended unless somebody asks: losing the object or an exception passing by
+does not kill it, because CRIU killed half way leaves a tree frozen.  Its owner calls `wait`, or uses it in a ``with``
+block, which says "end it with me".  Its stderr goes to a memory file of which the tail can be read at any time; no
+thread pumps, nothing blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Protocol, Self
+
+from ..errors import CommandFailed, TimedOut
+
+STDERR_TAIL = 16 * 1024  # bytes of stderr that errors and `Child.stderr_tail` keep
+GRACE = 2.0  # seconds between SIGTERM and SIGKILL
+
+
+class Started(Protocol):
+    """What ``subprocess`` has started."""
+
+    pid: int
+    returncode: int | Any  # None as long as nobody has reaped it
+
+    def kill(self) -> None:
+        """SIGKILL."""
+
+    def wait(self) -> int:
+        """Reap it."""
+
+
+class Child:
+    """A running child process, followed by its pidfd.  See the module's text for who ends it."""
+
+    def __init__(self, process: Started, argv: tuple[str, ...], stderr_fd: int | None) -> None:
+        self._process = process
+        self._stderr = stderr_fd
+        self.argv = argv
+        self.pid: int = process.pid
+        self.returncode: int | None = None
+        self.pidfd: int = -1
+        try:
+            self.pidfd = os.pidfd_open(process.pid)  # not reaped yet, so this is the very process
+        except OSError:
+            process.kill()
+            process.wait()
+            self._close_fds()
+            raise
+
+    def __repr__(self) -> str:
+        return f"<Child {self.pid} {shlex.join(self.argv)!r} {self.returncode}>"
+
+    def poll(self) -> int | None:
+        """The exit code (negative: a signal's number) if it has ended, else None.  Reaps."""
+        if self.returncode is None:
+            try:
+                result = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+            except ChildProcessError:
+                # Somebody's waitpid(-1) took it: its fate is unknown, and saying 0 would be a lie.
+                self._ended(-1)
+                raise CommandFailed(f"{self.argv[0]}: was reaped by somebody else, its exit code is lost") from None
+            if result is not None:
+                exited = result.si_code == os.CLD_EXITED
+                self._ended(result.si_status if exited else -result.si_status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it ends and return the exit code; `TimedOut` after `timeout` seconds, child untouched."""
+        if self.poll() is None:
+            poller = select.poll()
+            poller.register(self.pidfd, select.POLLIN)
+            deadline = None if timeout is None else time.monotonic() + timeout
+            while self.poll() is None:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimedOut(f"{self.argv[0]} (PID {self.pid}) is still running after {timeout:g} s")
+                poller.poll(None if left is None else left * 1000)
+        assert self.returncode is not None
+        return self.returncode
+
+    def signal(self, number: int) -> None:
+        """Send a signal; nothing happens if it has ended."""
+        if self.returncode is None:
+            try:
+                signal.pidfd_send_signal(self.pidfd, number)
+            except ProcessLookupError:
+                pass  # a zombie that poll() has not seen yet
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.signal(signal.SIGKILL)
+
+    def end(self, grace: float = GRACE) -> int:
+        """SIGTERM, after `grace` seconds SIGKILL; returns the exit code."""
+        self.terminate()
+        try:
+            return self.wait(grace)
+        except TimedOut:
+            self.kill()
+            return self.wait()
+
+    def stderr_tail(self, size: int = STDERR_TAIL) -> str:
+        """The last `size` bytes of stderr so far; "" when the caller gave a stderr of its own."""
+        if self._stderr is None:
+            return ""
+        length = os.fstat(self._stderr).st_size
+        return os.pread(self._stderr, size, max(0, length - size)).decode(errors="replace")
+
+    def close(self) -> None:
+        """Give back pidfd and stderr of a child that has ended; a running child is left alone."""
+        if self.returncode is not None:
+            self._close_fds()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.poll() is None:
+            self.end()
+        self._close_fds()
+
+    def __del__(self) -> None:
+        self._close_fds()
+
+    def _ended(self, returncode: int) -> None:
+        self.returncode = returncode
+        self._process.returncode = returncode  # tells Popen that there is nothing left to reap
+
+    def _close_fds(self) -> None:
+        for fd in (self.pidfd, self._stderr):
+            if fd is not None and fd >= 0:
+                os.close(fd)
+        self.pidfd, self._stderr = -1, None
+
+
+class InterruptsDeferred:
+    """Signals that raise (``^C`` and whoever turned SIGTERM into an exception) wait until the block is left.
+
+    An exception in the middle of starting a child would lose the child: it runs, and nobody knows its PID.
+    Blocking the signals instead would be inherited by the child.  Only the main thread runs handlers.
+    """
+
+    def __enter__(self) -> None:
+        self._came: list[int] = []
+        self._handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                handler = signal.getsignal(number)
+                if callable(handler) and not isinstance(handler, signal.Handlers):
+                    self._handlers[number] = handler
+                    signal.signal(number, self._note)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for number in self._came:
+            self._handlers[number](number, None)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._came.append(number)
