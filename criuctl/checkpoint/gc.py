@@ -49,20 +49,17 @@ itself cannot collect.  Why it never relies on a pack whose doom it cannot read 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from msgspec import Struct, field
-from msgspec.structs import asdict
-
-from ..errors import Damaged, DataError, ObjectMissing, StoreDenied, StoreFull
+from ..errors import DataError, ObjectMissing, StoreDenied, StoreFull
 from . import gclists
+from .collected import Collected, Removal
 from .gclists import ABANDONED, DOOMED, MARKED, WRITING, PackList
-from .index import PREFIX, in_batches
+from .gcsegments import Segments
 from .liveness import Live, Pack, Survey, packs_of
-from .packs import PackIndex, object_name, read_index
+from .packs import object_name
 from .repack import copy
 
 if TYPE_CHECKING:
@@ -71,44 +68,11 @@ if TYPE_CHECKING:
 
 THRESHOLD = 0.5  # a pack that is needed for less of its size is copied
 SMALL_PACK = 1 << 20  # bytes; smaller packs are put together, once there are
-SMALL_SEGMENT = 256 << 10  # bytes, the same for index segments
 MANY = 64  # of them
-_DELETERS = _FETCHERS = 8
+_FETCHERS = 8
 _PACKS_AT_ONCE = 256  # whose indexes are read ahead
 _COPIED_AT_ONCE = 50_000  # chunks
-_TOLD_AT_ONCE = 1 << 18  # records of segments that are put together
 _SWEEP_AGE = 86400.0  # seconds after which what writers left unfinished is nobody's
-
-
-class Collected(Struct):
-    """What a run did, or would do."""
-
-    dry_run: bool = False
-    checkpoints: int = 0
-    chunks: int = 0  # that they need
-    packs: int = 0
-    bytes: int = 0  # of all packs, before
-    unneeded: int = 0  # packs that no checkpoint needs
-    unneeded_bytes: int = 0
-    marked: int = 0  # packs newly marked
-    waiting: int = 0  # packs not needed whose grace time is not over
-    young: int = 0  # packs that no checkpoint needs, or needs yet: they came within the grace time
-    young_bytes: int = 0
-    writers: int = 0  # dumps that are being committed just now
-    repacked: int = 0  # packs whose needed part was copied
-    copied_bytes: int = 0
-    deleted: int = 0  # packs
-    freed_bytes: int = 0
-    spared: int = 0  # doomed packs that are left to the next run
-    refused: int = 0  # doomed packs that the store would not delete
-    refused_others: int = 0  # other objects that the store would not delete
-    segments: int = 0  # index segments replaced or removed
-    lost: int = 0  # chunks that checkpoints need and no pack holds
-    warnings: list[str] = field(default_factory=list)
-
-    def to_dict(self) -> dict[str, Any]:
-        """One object, all keys."""
-        return asdict(self)
 
 
 class Collection:
@@ -127,6 +91,8 @@ class Collection:
         self._stale: list[PackList] = []  # marks that do not hold any more
         self._writing: set[bytes] = set()
         self.done = Collected(dry_run=dry_run)
+        self._removal = Removal(self._store, reporter, self.done)
+        self._segments = Segments(repository, reporter, self._removal, self.done)
 
     def run(self) -> Collected:
         """All steps; store errors, `Damaged` and `UnsupportedFormat` end it, and it can be run again."""
@@ -148,8 +114,8 @@ class Collection:
             except StoreFull as error:
                 self._reporter.warning(f"there is no room for copies: {error.message}", "only whole packs are freed")
         if not done.dry_run:
-            self._tell_again(survey)
-            self._remove_damaged(self._repository.index.unreadable)
+            self._segments.tell_again(survey, self._all_doomed(), self._now, self._grace)
+            self._segments.remove_damaged(self._repository.index.unreadable)
         done.unneeded, done.unneeded_bytes = len(unneeded), sum(survey.packs[pack].size for pack in unneeded)
         ripe = [pack for pack in unneeded if pack in self._marked and self._now - self._marked[pack] >= self._grace]
         if done.dry_run:
@@ -165,7 +131,7 @@ class Collection:
         if ripe or self._doomed:
             survey = self._finish()
         else:
-            self._replace_segments(self._absent(survey))
+            self._segments.replace(self._absent(survey))
         self._tidy()
         self._tell(survey)
         return done
@@ -290,16 +256,6 @@ class Collection:
             self._repository.cache.leave_disk()  # it may lie on the same one
             gclists.put(self._store, self._sealer, DOOMED, packs)
 
-    def _tell_again(self, survey: Survey) -> None:
-        """Put index segments for needed packs whose own were lost, so that writers know what is in them."""
-        for pack in sorted(survey.untold - self._all_doomed()):
-            known = survey.packs[pack]
-            if not known.used or self._now - known.modified < self._grace:
-                continue
-            with suppress(ObjectMissing, StoreFull):  # another collection was faster; or this has to free some room first
-                index = read_index(self._store, object_name(pack), known.size, self._sealer)
-                self._repository.index.publish([index], [])
-
     def _finish(self) -> Survey:
         """Steps 5 to 8, for all doomed packs there are."""
         done = self.done
@@ -322,15 +278,15 @@ class Collection:
         going = sorted((doomed & survey.packs.keys()) - kept)
         done.spared = len(doomed & survey.packs.keys()) - len(going)
         self._reporter.step("gc-index")
-        self._replace_segments((doomed - kept) | self._absent(survey))
+        self._segments.replace((doomed - kept) | self._absent(survey))
         self._reporter.step("gc-delete")
-        refused = self._delete(map(object_name, going))
+        refused = self._removal.delete(map(object_name, going))
         done.refused = len(refused)
         gone = [pack for pack in going if object_name(pack) not in refused]
         done.deleted, done.freed_bytes = len(gone), sum(survey.packs[pack].size for pack in gone)
         self._reporter.step("gc-forget")
         left = survey.packs.keys() - set(gone)
-        self._delete_others(entry.name for entry in self._doomed + self._lists if not entry.packs & left)
+        self._removal.delete_others(entry.name for entry in self._doomed + self._lists if not entry.packs & left)
         return survey
 
     def _absent(self, survey: Survey) -> set[bytes]:
@@ -352,98 +308,6 @@ class Collection:
         with ThreadPoolExecutor(_FETCHERS, "criuctl-gc") as pool:
             return {pack for pack, gone in zip(told, pool.map(absent, told), strict=True) if gone}
 
-    def _replace_segments(self, dead: set[bytes]) -> None:
-        """See that no index segment tells of dead packs, or only of what others tell, or is one of many small ones.
-
-        What such segments tell beside stands in new ones before they go.
-        """
-        index = self._repository.index
-        sizes = {info.name: info.size for info in self._store.list(PREFIX)}
-        if not dead and sum(size < SMALL_SEGMENT for size in sizes.values()) < MANY:
-            return
-        told: set[bytes] = set()
-        old: list[str] = []
-        rest: dict[bytes, PackIndex] = {}  # what is to be told anew
-        small: dict[str, list[PackIndex]] = {}  # told of by small segments alone
-        unreadable: list[DataError] = []
-
-        def replace() -> None:
-            merged: list[str] = []
-            if len(small) >= MANY:
-                moved = {pack.pack: pack for packs in small.values() for pack in packs}
-                told.difference_update(moved)
-                rest.update(moved)
-                merged.extend(small)
-                small.clear()
-            try:
-                if fresh := [pack for name, pack in rest.items() if name not in told]:
-                    index.publish(fresh, [])
-                told.update(rest)
-            except StoreFull:  # dead packs must not be told of all the same; what else they were told with the next run tells
-                merged.clear()
-            rest.clear()
-            self.done.segments += len(old) + len(merged) - self._delete_others(old + merged)
-            old.clear()
-
-        # The largest first: where the store refuses to delete, what was put together is not put together again.
-        for batch in in_batches(dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0])))):
-            for name, packs in index.read_segments(batch, unreadable):
-                if packs is None:
-                    continue
-                here = {pack.pack for pack in packs}
-                if here & dead:
-                    old.append(name)
-                    rest.update((pack.pack, pack) for pack in packs if pack.pack not in dead)
-                    continue
-                if here <= told:
-                    old.append(name)
-                elif sizes[name] < SMALL_SEGMENT:
-                    small[name] = packs
-                told |= here
-            if len(small) >= MANY and sum(len(pack) for packs in small.values() for pack in packs) >= _TOLD_AT_ONCE:
-                replace()
-        replace()
-        self._remove_damaged(unreadable)
-
-    def _remove_damaged(self, unreadable: Sequence[DataError]) -> None:
-        """Remove index segments that are damaged: packs tell themselves what they hold, and `_tell_again` tells it anew."""
-        for error in unreadable:
-            self._reporter.warning(error.message, "the packs tell themselves what they hold")
-        damaged = {str(error.details.get("object", "")) for error in unreadable if isinstance(error, Damaged)}
-        # Else it is what opens it that is damaged.
-        gone = [name for name in sorted(damaged) if name.startswith(PREFIX) and self._damaged(name)]
-        self.done.segments += len(gone) - self._delete_others(gone)
-
-    def _damaged(self, segment: str) -> bool:
-        """Whether it is so in the store, and was not on its way here."""
-        try:
-            self._repository.index.read_segment(segment)
-        except (DataError, ObjectMissing) as error:
-            return isinstance(error, Damaged)
-        return False
-
-    def _delete(self, names: Iterable[str]) -> set[str]:
-        """Delete objects; returns those that the store refuses to delete."""
-        names = list(names)
-        with ThreadPoolExecutor(_DELETERS, "criuctl-gc") as pool:
-            fine = list(pool.map(self._delete_or_tell, names))
-        return {name for name, gone in zip(names, fine, strict=True) if not gone}
-
-    def _delete_others(self, names: Iterable[str]) -> int:
-        """Delete objects that are no packs; returns how many the store refuses to delete."""
-        refused = len(self._delete(names))
-        self.done.refused_others += refused
-        return refused
-
-    def _delete_or_tell(self, name: str) -> bool:
-        try:
-            self._store.delete(name)
-        except StoreDenied as error:
-            if not any("refuses to delete" in text for text in self._reporter.warnings):
-                self._reporter.warning(f"the store refuses to delete {name}: {error.message}", "it is tried again next time")
-            return False
-        return True
-
     def _tidy(self) -> None:
         """What else nobody needs: old marks, intents of dead writers, pins of checkpoints that are gone, unfinished uploads."""
         found = gclists.found(self._store, self._sealer, WRITING)
@@ -451,7 +315,7 @@ class Collection:
         clocks = gclists.clocks(self._store, self._now - _SWEEP_AGE)
         dead += self._doom_for_all()
         pins = self._repository.catalog.idle_pins()
-        self._delete_others([*(entry.name for entry in self._stale), *dead, *clocks, *pins])
+        self._removal.delete_others([*(entry.name for entry in self._stale), *dead, *clocks, *pins])
         try:
             self._store.sweep(max(self._grace, _SWEEP_AGE))
         except StoreDenied as error:

@@ -28,9 +28,8 @@ from types import FrameType
 from typing import Any
 
 from .. import __version__
-from ..errors import CriuctlError
 from ..proc.syscalls import set_child_subreaper
-from ..proc.tree import ProcessIdentity, children
+from ..proc.tree import ProcessIdentity
 from . import cgroup, describing, names, protocol
 from .audit import AuditLog
 from .bytelog import OutputLog
@@ -42,11 +41,11 @@ from .master import Chunk, Master
 from .modes import Modes
 from .processes import Tree, exit_code, reap
 from .queries import TERMINAL, Queries
+from .rootwatch import RootWatch
 from .timeline import Timeline
 
 _MAX_CONNECTIONS = 256
 _REMEMBERED_EVENTS = 1000
-_MAX_LOOKS, _LOOK_PAUSE = 100, 0.02
 _ACCEPT_PAUSE = 0.2  # seconds until a client is taken again after one could not be
 _TOGETHER = 100.0  # seconds; systemd waits for 90 s before it kills
 DEFAULT_LINGER = 3600.0  # seconds that a status nobody collected keeps the holder
@@ -115,9 +114,8 @@ class Holder:
         self.deadman = DeadMan(self)
         self.requests = Requests(self)
         self.queries = Queries(self)
+        self.root_watch = RootWatch(self)
         self.master.on_released = self.queries.go_on
-        self._root_fd = -1
-        self._looks = 0
         self._wake: tuple[int, int] = (-1, -1)
 
     # -- life -------------------------------------------------------------------------------------
@@ -164,7 +162,7 @@ class Holder:
     def own(self, root: ProcessIdentity, master: int) -> None:
         """The tree of `root` is the session's, `master` (-1: it has none) its terminal."""
         self.tree.root = root
-        self.watch_root()
+        self.root_watch.begin()
         if master >= 0:
             self.master.open(master)
             self.timeline.event("resize", self.log.end, {"rows": self.master.rows, "cols": self.master.cols})
@@ -181,22 +179,6 @@ class Holder:
         self.log.move(self.state_folder)
         with suppress(OSError):  # something else is in it, which the next beginning clears away
             beginning.rmdir()
-
-    def watch_root(self) -> None:
-        """Be told when the tree's first process ends, whoever's child it is."""
-        assert self.tree.root is not None
-        try:
-            self._root_fd = self.tree.root.open_pidfd()
-        except CriuctlError:
-            self.loop.soon(self._root_is_gone)
-            return
-        self._looks = 0
-        self.loop.watch(self._root_fd, READ, self._on_root)
-
-    def _root_is_gone(self) -> None:
-        """It ended before it could be watched; if a child of ours ends with its status, the reaping of that one tells."""
-        if self.init not in _own_children():
-            self._ended(None, None)
 
     def run(self) -> None:
         """Serve until told to end; afterwards only the state file, the output and the audit log are left."""
@@ -301,7 +283,7 @@ class Holder:
         with suppress(BlockingIOError):
             while events and os.read(self._wake[0], 4096):
                 pass
-        reap(self._on_reaped)
+        reap(self.on_reaped)
 
     def _on_term(self) -> None:
         """Asked to end: not while there is a session to hold, which ends by its own will, by `kill`, or with the host."""
@@ -314,7 +296,8 @@ class Holder:
         """Whether holder and tree were told to end together just now: so a host that goes down ends all that runs on it."""
         return time.monotonic() - self.asked < _TOGETHER
 
-    def _on_reaped(self, pid: int, status: int) -> None:
+    def on_reaped(self, pid: int, status: int) -> None:
+        """A child of ours has ended, and been reaped."""
         if pid in self.helpers:  # first: it may have the PID of a root that is long gone
             self.tree.helpers.discard(pid)
             self.helpers.pop(pid)(status)
@@ -322,35 +305,16 @@ class Holder:
             code, number = exit_code(status)
             if number is None and "init" in self.identity.facts and 128 < code <= 128 + signal.SIGRTMAX:
                 number = code - 128  # so the inits tell the signal that ended the command
-            self._ended(code, number)
-
-    def _on_root(self, events: int) -> None:
-        """The root has ended; if it is our child the reaping tells how, else the kernel may."""
-        reap(self._on_reaped)
-        if self._root_fd < 0:
-            return
-        if self.init in _own_children():
-            self.loop.unwatch(self._root_fd)  # its reaping will tell
-            return
-        code, number = _exit_by_pidfd(self._root_fd)
-        if code is None and self._looks < _MAX_LOOKS:
-            # Somebody else's child, and not reaped yet: only then does the kernel tell.
-            self._looks += 1
-            self.loop.unwatch(self._root_fd)
-            self.loop.after(_LOOK_PAUSE, lambda: self._on_root(0))
-        else:
-            self._ended(code, number)
+            self.root_ended(code, number)
 
     @property
     def init(self) -> int:
         """PID of our child that ends with the root's exit status, where the root is not our child; else 0."""
         return int(self.identity.facts.get("init") or 0)
 
-    def _ended(self, code: int | None, number: int | None) -> None:
-        if self._root_fd >= 0:
-            self.loop.unwatch(self._root_fd)
-            os.close(self._root_fd)
-            self._root_fd = -1
+    def root_ended(self, code: int | None, number: int | None) -> None:
+        """The tree's first process has ended: with an exit code, by a signal, or in a way that nobody knows."""
+        self.root_watch.close()
         if self.state in ("exited", "lost") or self.checkpointing.takes_the_end(code, number):
             return
         self.finish("exited" if code is not None else "lost", code, number)
@@ -452,28 +416,6 @@ class Holder:
         if connection.operator is not None:
             self.leasing.left(connection.operator, "left" if why == "bye" else "lost")
         self.end_if_done()
-
-
-def _own_children() -> list[int]:
-    try:
-        return children(os.getpid())
-    except CriuctlError:
-        return []
-
-
-def _exit_by_pidfd(fd: int) -> tuple[int | None, int | None]:
-    """How the process behind a pidfd ended, if this kernel tells (Linux 6.15) and it has been reaped."""
-    import fcntl
-
-    request, info_exit = 0xC040FF0B, 1 << 3  # PIDFD_GET_INFO with the first version of its structure
-    buffer = bytearray(struct.pack("=Q", info_exit).ljust(64, b"\0"))
-    try:
-        fcntl.ioctl(fd, request, buffer)
-    except OSError:
-        return None, None
-    if not struct.unpack_from("=Q", buffer)[0] & info_exit:
-        return None, None
-    return exit_code(struct.unpack_from("=i", buffer, 60)[0])
 
 
 def main() -> None:

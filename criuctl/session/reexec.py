@@ -239,7 +239,7 @@ def _resume_tree(holder: Holder, state: dict[str, Any]) -> None:
     if state["root"] is not None:
         tree.root = ProcessIdentity(**state["root"])
         if holder.state in ("running", "paused"):
-            holder.watch_root()
+            holder.root_watch.begin()
     if state["master"] >= 0:
         master.open(state["master"])
 

@@ -12,8 +12,9 @@ import pytest
 from support import checkpoints as kit
 from support.faulty_store import FaultyStore
 
-from criuctl.checkpoint import gc, gclists, objects
-from criuctl.checkpoint.gc import Collected, Collection
+from criuctl.checkpoint import gc, gclists, gcsegments, objects
+from criuctl.checkpoint.collected import Collected
+from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.packs import object_name, pack_of
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Conflict, Damaged, ObjectMissing, StoreFull, UnsupportedFormat
@@ -482,6 +483,7 @@ def test_a_writer_that_came_just_before_the_doom_is_spared(tmp_path: Path) -> No
 def test_many_small_packs_and_segments_become_a_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What every snapshot of an idle tree leaves is put together once there is much of it, and not again and again."""
     monkeypatch.setattr(gc, "MANY", 6)
+    monkeypatch.setattr(gcsegments, "MANY", 6)
     repo = kit.repository(tmp_path, workers=1)
     wanted = {f"s{number}": kit.Content(bytes([number]) * 5000, {"a.img": b"%d" % number}) for number in range(6)}
     summaries = {}
@@ -549,7 +551,7 @@ def test_segments_go_on_telling_of_a_lost_pack_that_is_needed(tmp_path: Path) ->
 
 
 def test_segments_that_cannot_be_deleted_are_put_together_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gc, "MANY", 4)
+    monkeypatch.setattr(gcsegments, "MANY", 4)
     monkeypatch.setattr(gc, "SMALL_PACK", 0)
     repo = kit.repository(tmp_path, workers=1)
     for number in range(5):
@@ -568,8 +570,8 @@ def test_segments_that_cannot_be_deleted_are_put_together_once(tmp_path: Path, m
 
 def test_what_no_room_was_left_to_tell_anew_counts_as_untold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another segment that tells of the same packs stays then."""
-    monkeypatch.setattr(gc, "MANY", 2)
-    monkeypatch.setattr(gc, "_TOLD_AT_ONCE", 1)
+    monkeypatch.setattr(gcsegments, "MANY", 2)
+    monkeypatch.setattr(gcsegments, "_TOLD_AT_ONCE", 1)
     monkeypatch.setattr("criuctl.checkpoint.index._AT_ONCE", (4 << 20, 3))  # three segments are looked at before the fourth
     repo = kit.repository(tmp_path, workers=1)
     for session, what in {"twice": content(5), "one": content(6, 7), "two": content(8, 9)}.items():

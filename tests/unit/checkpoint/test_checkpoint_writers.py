@@ -13,8 +13,9 @@ import pytest
 from support import checkpoints as kit
 from support.writeonly import enrol, host
 
-from criuctl.checkpoint import codec, configobject, gc, gclists, keys, leases, objects, packs, writers
+from criuctl.checkpoint import codec, configobject, gclists, keys, leases, objects, packs, writers
 from criuctl.checkpoint.codec import SealBroken, Sealer, derive
+from criuctl.checkpoint.collected import Collected
 from criuctl.checkpoint.domains import StoreSealer, WriterSealer
 from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.index import encode_segments
@@ -59,7 +60,7 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
-def collect(repo: Repository) -> gc.Collected:
+def collect(repo: Repository) -> Collected:
     return Collection(repo, Reporter(), grace=0).run()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from criuctl.checkpoint.gc import Collected
+from criuctl.checkpoint.collected import Collected
 from criuctl.config import Config
 from criuctl.errors import Conflict, CriuctlError, NotFound
 from criuctl.ops import events

@@ -56,7 +56,7 @@ def test_a_helper_with_the_pid_of_an_earlier_root_is_a_helper(holder: Holder) ->
     holder.state, holder.tree.root = "checkpointed", ProcessIdentity(4711, 1)
     holder.helpers[4711] = ended.append
     holder.tree.helpers.add(4711)
-    holder._on_reaped(4711, 0)
+    holder.on_reaped(4711, 0)
     assert ended == [0] and not holder.helpers and not holder.tree.helpers
 
 
