@@ -13,13 +13,13 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from ..config import Config
-from .remedies import REMEDIES
+from .remedies import FLEETING, REMEDIES, Remedy
 
 _KEPT_LOGS = 50  # older ones are removed when a new one is kept
 _LABEL = re.compile(r"[^A-Za-z0-9._-]+")
@@ -29,6 +29,8 @@ _LINE = re.compile(
     r"^(?:\(\d+\.\d+\)\s*)?(?:pie:\s*)?(?:(?P<pid>\d+):\s+)?(?P<level>Error|Warn )\s*\((?P<where>[^)]*)\):\s*(?P<text>.*)$"
 )
 _SUBSYSTEM = re.compile(r"^[a-z][a-z0-9 -]{1,14}: ")
+# All that is said when the threads or children of a process still became more as CRIU gave up on them.
+_OVERRUN = re.compile(r"^\(\d+\.\d+\)\s*(?P<text>Collected \(-\d+ attempts, [1-9]\d* in_progress\))")
 _DUMPING = re.compile(r"\b(?P<pid>\d+) fdinfo (?P<fd>\d+):")
 _TASK = re.compile(r"\((?:pid|Pid): (?P<pid>\d+)")
 
@@ -58,6 +60,7 @@ class Diagnosis(Struct, frozen=True):
     fd: int | None = None
     code: str = "criu"  # stable name of what is known, "criu" for what is not in the table
     line: str = ""  # CRIU's own words
+    passes: bool = False  # by itself: the same may succeed a moment later
 
 
 class _Entry(Struct, frozen=True):
@@ -73,6 +76,8 @@ def _entries(lines: list[str]) -> Iterator[_Entry]:
         if match:
             pid = int(match["pid"]) if match["pid"] else None
             yield _Entry(number, match["level"].strip(), pid, _SUBSYSTEM.sub("", match["text"].strip()))
+        elif match := _OVERRUN.match(line):
+            yield _Entry(number, "Info", None, match["text"])
 
 
 def diagnose(log: str, fallback: str = "") -> Diagnosis:
@@ -86,15 +91,20 @@ def diagnose(log: str, fallback: str = "") -> Diagnosis:
         known = _known(entry, lines, entries)
         if known:
             return known
-    if telling:
-        pid, fd = _about(telling[0], lines, entries)
-        return Diagnosis(telling[0].text, _GENERAL_HINT, pid, fd, line=telling[0].text)
+    heard = (*telling, *(e for e in entries if e.level != "Error"))
+    fleeting = {e.number: found for e in heard if (found := _known(e, lines, entries, FLEETING))}
+    for entry in telling:
+        if entry.number not in fleeting:
+            pid, fd = _about(entry, lines, entries)
+            return Diagnosis(entry.text, _GENERAL_HINT, pid, fd, line=entry.text, passes=bool(fleeting))
     # Some refusals are only warned of, and the errors are their consequences.
     for entry in entries:
         if entry.level == "Warn":
             known = _known(entry, lines, entries)
             if known:
                 return known
+    for found in fleeting.values():
+        return found
     if errors:
         pid, fd = _about(errors[0], lines, entries)
         return Diagnosis(errors[0].text, _GENERAL_HINT, pid, fd, line=errors[0].text)
@@ -104,8 +114,8 @@ def diagnose(log: str, fallback: str = "") -> Diagnosis:
 _GENERAL_HINT = "The kept log has the details; `criuctl check` and `criuctl doctor` may tell more."
 
 
-def _known(entry: _Entry, lines: list[str], entries: list[_Entry]) -> Diagnosis | None:
-    for remedy in REMEDIES:
+def _known(entry: _Entry, lines: list[str], entries: list[_Entry], remedies: Sequence[Remedy] = REMEDIES) -> Diagnosis | None:
+    for remedy in remedies:
         match = remedy.pattern.search(entry.text)
         if match is None:
             continue
@@ -118,7 +128,8 @@ def _known(entry: _Entry, lines: list[str], entries: list[_Entry]) -> Diagnosis 
         elif not remedy.about_descriptor:
             fd = None
         sentence = remedy.text.format_map(named)
-        return Diagnosis(f"{sentence} (CRIU: {entry.text})", remedy.hint.format_map(named), pid, fd, remedy.code, entry.text)
+        said, hint = f"{sentence} (CRIU: {entry.text})", remedy.hint.format_map(named)
+        return Diagnosis(said, hint, pid, fd, remedy.code, entry.text, remedy.passes)
     return None
 
 

@@ -1,8 +1,11 @@
-"""CRIU's error messages in words for people: a table, tried from top to bottom.
+"""CRIU's error messages in words for people: tables, tried from top to bottom.
 
 Each entry is a pattern of CRIU's sentence (4.2; subsystem prefix and place taken off), a stable code (the
 preflight's where it knows the same obstacle), what happened, and what to do.  Named groups of the pattern
 can be used in both; ``pid`` and ``fd`` also tell whom it is about.
+
+What a tree has for a moment only, a dump outwaits (`Remedy.passes`).  So it does with what the preflight refuses where it stays:
+CRIU meets only what has begun since.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ class Remedy(Struct, frozen=True):
     text: str
     hint: str
     about_descriptor: bool  # the descriptor CRIU was busy with is the one meant
+    passes: bool  # by itself: a dump tries again
 
 
-def _r(code: str, pattern: str, text: str, hint: str, *, fd: bool = False) -> Remedy:
-    return Remedy(code, re.compile(pattern), text, hint, fd)
+def _r(code: str, pattern: str, text: str, hint: str, *, fd: bool = False, passes: bool = False) -> Remedy:
+    return Remedy(code, re.compile(pattern), text, hint, fd, passes or hint == _AGAIN)
 
 
 _AGAIN = "It passes by itself: try again."
@@ -36,10 +40,17 @@ _TERMINAL = "Detach the program from the terminal (redirect its input and output
 
 _DUMP = (
     _r(
+        "ended",
+        r"Unseizable non-zombie \d+ found, state (?:[Xx],|., err [1-9])|kcmp failed: .*: No such process",
+        "a process was just ending",
+        _AGAIN,
+    ),
+    _r(
         "traced",
-        r"(?:Unseizable non-zombie|Unable to interrupt task:?) (?P<pid>\d+)",
+        r"(?:Unseizable non-zombie|Unable to interrupt task:?) (?P<pid>\d+)\b(?! \(No such process)",
         "process {pid} cannot be stopped: another program traces it, it is not ours to stop, or it was just ending",
         "End the tracer (gdb, strace, a profiler) or have it detach; run criuctl as root; or try again.",
+        passes=True,
     ),
     _r("signal", r"Unexpected (?P<pid>\d+) task interruption", "a signal was just reaching process {pid}", _AGAIN),
     _r(
@@ -170,6 +181,13 @@ _DUMP = (
     _r("path-hidden", r"The path \[(?P<path>.*)\] is not supported", "no path leads to the open file {path}", _CLOSE, fd=True),
     _r(
         "nested-namespace",
+        r"Can't dump nested (?P<kind>ipc|uts|time|cgroup) namespace for (?P<pid>\d+)",  # who is ending has none of these any more
+        "process {pid} was just ending, or has entered another {kind} namespace inside the tree",
+        "Try again; if it lives on in there, dump the tree inside that namespace by itself.",
+        passes=True,
+    ),
+    _r(
+        "nested-namespace",
         r"Can't dump nested (?P<kind>\w+) namespace for (?P<pid>\d+)",
         "process {pid} has a {kind} namespace of its own inside the tree",
         "Dump the tree inside that namespace by itself.",
@@ -201,14 +219,16 @@ _DUMP = (
     _r(
         "leader-gone",
         r"Zombies? (?:with threads|thread) (?:are )?not supported",
-        "a process lives on without its main thread",
+        "a process was just ending, or lives on without its main thread",
         _AGAIN,
     ),
+    _r("stopping", r"Individually stopped threads", "a process was just being stopped or continued", _AGAIN),
     _r(
         "shared-with-parent",
         r"Can't make (?:VM|FS|FILES|IO) id for (?P<pid>\d+)",
         "process {pid} shares memory, folders, descriptors or signal handlers with another one, as threads do",
-        "End it before the dump, or have the program fork instead.",
+        "It began just now: try again; where there always is one, have the program fork instead.",
+        passes=True,
     ),
     _r("root-dead", r"A root task is dead", "the root of the tree has ended", "There is nothing left to dump."),
     _r("terminals", r"Only one slave external peer", "more than one terminal is held from outside of the tree", _TERMINAL),
@@ -276,7 +296,12 @@ _DUMP = (
         "the tree could not be frozen in time",
         "Try again, or raise criu_timeout.",
     ),
-    _r("freeze", r"Can't seize|found while seizing", "processes came and went while the tree was being frozen", _AGAIN),
+    _r(
+        "freeze",
+        r"Task pid reused while suspending|Zombie with children|SEIZE \d+: ",
+        "processes came and went while the tree was being frozen",
+        _AGAIN,
+    ),
     _r(
         "page-server",
         r"page.?server|Page server|Can't write (?:header|page|img)",
@@ -413,3 +438,19 @@ _RESTORE = (
 )
 
 REMEDIES: tuple[Remedy, ...] = _DUMP + _RESTORE
+
+# What CRIU mostly gets over: the reason only if the log has no other.
+FLEETING: tuple[Remedy, ...] = (
+    _r(
+        "freeze",
+        r"^Collected \(-\d+ attempts, [1-9]\d* in_progress\)",
+        "processes or threads began faster than CRIU could stop them",
+        _AGAIN,
+    ),
+    _r(
+        "ended",
+        r"Can't open (?P<pid>\d+)\b.*: No such file|: No such process$|Unable to interrupt task: \d+ \(No such process",
+        "a process or thread was just ending",
+        _AGAIN,
+    ),
+)

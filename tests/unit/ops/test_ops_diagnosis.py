@@ -159,6 +159,60 @@ def test_dump_failures(line: str, code: str, pid: int, fd: int | None) -> None:
 
 
 @pytest.mark.parametrize(
+    ("lines", "code", "words"),
+    [
+        # Each as it was met in trees of processes that soon end; the last are of one that ends while its threads are looked for.
+        ("(00.03) Error (criu/cr-dump.c:669): Can't make VM id for 12183", "shared-with-parent", "12183 shares memory"),
+        ("(00.03) Error (criu/kcmp-ids.c:113): kcmp failed: pid (2 7) type 1 idx (0 0): No such process", "ended", "ending"),
+        ("(00.06) Error (compel/src/lib/infect.c:238): Unseizable non-zombie 8128 found, state X, err 8128/0", "ended", "ending"),
+        ("(00.06) Error (compel/src/lib/infect.c:238): Unseizable non-zombie 8128 found, state R, err 8128/0", "ended", "ending"),
+        ("(00.06) Error (compel/src/lib/infect.c:238): Unseizable non-zombie 8128 found, state S, err -1/10", "traced", "traces"),
+        ("(00.06) Error (criu/seize.c:915): Zombies with threads are not supported", "leader-gone", "ending"),
+        ("(00.06) Error (criu/seize.c:976): Individually stopped threads not supported", "stopping", "stopped"),
+        ("(00.06) Error (compel/src/lib/infect.c:247): Task pid reused while suspending (9: 3 -> 1)", "freeze", "came and went"),
+        ("(00.06) Collected (3 attempts, 0 in_progress)\n(00.07) Collected (-1 attempts, 1 in_progress)", "freeze", "faster"),
+        (
+            "(00.06) Warn  (compel/src/lib/infect.c:132): Unable to interrupt task: 8131 (No such process)\n"
+            "(00.06) Collected (-1 attempts, 2 in_progress)",
+            "ended",
+            "ending",
+        ),
+        (
+            "(00.06) Error (criu/util.c:412): Can't open 8129: No such file or directory\n"
+            "(00.06) Error (criu/proc_parse.c:1097): Can't open 8129/status on procfs: No such file or directory\n"
+            "(00.06) Error (compel/src/lib/infect.c:366): Unable to detach from 8129: No such process",
+            "ended",
+            "ending",
+        ),
+        (
+            "(00.06) Error (criu/proc_parse.c:1097): Can't open 8129/status on procfs: No such file or directory\n"
+            "(00.06) Add net ns 10 pid 8128\n"
+            "(00.06) Error (criu/namespaces.c:460): Can't dump nested ipc namespace for 8128\n"
+            "(00.06) Error (criu/namespaces.c:714): Can't make ipcns id",
+            "nested-namespace",
+            "8128 was just ending",
+        ),
+    ],
+)
+def test_what_passes(lines: str, code: str, words: str) -> None:
+    """The cause is not made to be one that stays, and a dump may be tried again."""
+    found = diagnose(f"{HEAD}{lines}\n{TAIL}")
+    assert (found.code, found.passes) == (code, True)
+    assert words in found.text
+    assert "ry again" in found.hint or "try again" in found.hint
+
+
+def test_what_stays() -> None:
+    """And what is not known is told as CRIU says it, not as the end of a process that it got over."""
+    ended = "(00.06) Error (criu/util.c:412): Can't open 8129: No such file or directory\n"
+    unknown = diagnose(f"{HEAD}{ended}(00.07) Error (criu/new.c:1): new: A thing nobody has seen\n{TAIL}")
+    assert (unknown.text, unknown.passes) == ("A thing nobody has seen", True)
+    assert not diagnose(f"{HEAD}(00.07) Error (criu/new.c:1): new: A thing nobody has seen\n{TAIL}").passes
+    assert not diagnose(f"{HEAD}{ended}pie: 16590: Error (criu/pie/parasite.c:588): send_fds failed (-22)\n{TAIL}").passes
+    assert not diagnose(f"{HEAD}(00.2) Error (criu/namespaces.c:460): Can't dump nested user namespace for 7\n{TAIL}").passes
+
+
+@pytest.mark.parametrize(
     ("line", "code", "words"),
     [
         ("(00.02) Error (criu/cr-restore.c:1230): Can't fork for 15047: File exists", "pid-taken", "PID"),
@@ -184,6 +238,7 @@ def test_dump_failures(line: str, code: str, pid: int, fd: int | None) -> None:
             "terminals",
             "terminal",
         ),
+        ("(00.10) Error (criu/cr-restore.c:1924): Unable to detach 4575: No such process", "ended", "just ending"),
     ],
 )
 def test_restore_failures(line: str, code: str, words: str) -> None:
