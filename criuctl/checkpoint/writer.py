@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -241,6 +241,20 @@ class CheckpointWriter:
         """The reference to the stream `key` as it is now; waits for its windows to be hashed."""
         self.hashed()
         return self._reference(self._streams.get(key) or Stream())
+
+    def keys(self) -> frozenset[Hashable]:
+        """Of all streams so far."""
+        with self._lock:
+            return frozenset(self._streams)
+
+    def keep(self, keys: Collection[Hashable]) -> None:
+        """Give up all other streams: they are to be written anew.
+
+        What comes again is known.  What does not was stored for nothing, and is left to the garbage collection.
+        """
+        self.hashed()
+        with self._lock:
+            self._streams = {key: stream for key, stream in self._streams.items() if key in keys}
 
     def flush(self) -> None:
         """Wait until everything so far is durable in the store."""

@@ -39,13 +39,17 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
 
 
 class CriuFailed(CriuctlError):
-    """CRIU could not do it; `log` is what it wrote, for a diagnosis."""
+    """CRIU could not do it; `log` is what it wrote, for a diagnosis.
+
+    `undone`: it has said so itself, so that all is as it was before, and nothing of it is under way any more.
+    """
 
     code = "criu-failed"
 
-    def __init__(self, message: str, log: str) -> None:
+    def __init__(self, message: str, log: str, *, undone: bool = False) -> None:
         super().__init__(message)
         self.log = log
+        self.undone = undone
 
 
 class Frozen(Struct, frozen=True):
@@ -89,6 +93,12 @@ def run_id(folder: int) -> str | None:
     """
     found = re.findall(r"^\([0-9.]+\) CRIU run id = ([0-9a-f-]{36})", read_log(folder), re.MULTILINE)
     return found[-1] if found else None
+
+
+def empty(folder: int) -> None:
+    """Remove the images and the log of a run that came to nothing, before another one that will not have all of these images."""
+    for name in os.listdir(folder):
+        os.unlink(name, dir_fd=folder)
 
 
 class Dumper:
@@ -147,7 +157,9 @@ class Dumper:
                 receiver.stop()
                 if not committed.is_set():
                     receiver.raise_failure()
-            raise CriuFailed(str(error), read_log(self._folder)) from error
+            refused = isinstance(error, CriuRefused) and not committed.is_set()
+            undone = refused and (receiver is None or not receiver.is_alive())
+            raise CriuFailed(str(error), read_log(self._folder), undone=undone) from error
         except BaseException:
             if receiver is not None:
                 receiver.stop()

@@ -198,6 +198,10 @@ class Hooks(Struct):
             self.degraded = True
             self.reporter.warning(said, hook.hint)
 
+    def forget(self, phase: str) -> None:
+        """What the hooks of `phase` said does not count: it comes again."""
+        self.results[:] = [result for result in self.results if result.phase != phase]
+
     @contextmanager
     def telling(self, phase: str) -> Iterator[None]:
         """When the block fails, run the hooks of `phase`, told the error, and let the error go on."""

@@ -7,7 +7,8 @@ is a veto too.  A dump that leaves the tree running thaws it as soon as everythi
 uploads afterwards: the tree is never in danger.
 
 CRIU is started while the store is being opened.  It gets ready and waits, the tree untouched, for our word; at the freeze
-it is told to go on, or started anew if something else has to be asked of it by then.
+it is told to go on, or started anew if something else has to be asked of it by then.  A tree that it refuses for what passes by
+itself (a process that was just ending, a datagram that was being put together) runs on for a moment, and is tried again.
 
 A dump with a `Delivery` goes to another host, and `commit` returns only after that host has the tree restored.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -47,6 +48,7 @@ from ..proc.tree import Process, ProcessIdentity, read_tree, wait_ended
 from ..report import Reporter
 from ..store import open_store
 from . import (
+    dumping,
     events,
     files,
     groupyard,
@@ -63,7 +65,6 @@ from . import (
 )
 from .delivery import Delivery
 from .describe import DumpResult, Taken, describe
-from .dumping import dump_options, explain, handlers_restored, ignore_signals, load_libraries, refuse_unrestorable, session_for
 from .fencing import Home
 from .holders import DumpedHolder
 from .host import host_id
@@ -114,7 +115,7 @@ def dump(
     with ExitStack() as stack:
         stack.enter_context(stopping(config, reporter))
         stack.enter_context(exclusive(config, f"tree/{boot_id()}/{root.pid}/{root.start_time}", busy))
-        session = session_for(registry, resolved, name)
+        session = dumping.session_for(registry, resolved, name)
         stack.enter_context(exclusive_session(config, session.name))
         hooks = hooking.of_dump(config, reporter, session, root.pid, labels=labels or {}, leave_running=leave_running)
         stack.enter_context(hooks.telling("dump-failed"))
@@ -145,7 +146,7 @@ def dump(
         terminals = DumpedTerminals(root.pid, scene.living, scene.opened, stack)
         with suppress(CriuctlError):  # early, beside the opening of the store; what is wrong with it is told at the freeze
             names = [*external, *terminals.external]
-            dumper.ask(dump_options(config, entry, root.pid, names, leave_running, leased=leased, shield=survey.shield))
+            dumper.ask(dumping.dump_options(config, entry, root.pid, names, leave_running, leased=leased, shield=survey.shield))
         if delivery is None:
             reporter.step("connect", store=config.store)
             store = open_store(config.store, config)
@@ -173,6 +174,7 @@ def dump(
             repository=repository,
             session=session,
             root=root.pid,
+            identity=root,
             leave_running=leave_running,
             labels=dict(labels or {}),
             with_files=carried,
@@ -194,7 +196,7 @@ def dump(
             home=home,
         )
         stack.callback(work.farewell.drop)
-        stack.enter_context(handlers_restored())
+        stack.enter_context(dumping.handlers_restored())
         hooks.run("pre-dump")
         work.required = predicates.note(config, required)
         try:
@@ -216,7 +218,7 @@ def dump(
             if not isinstance(error, driver.CriuFailed):
                 raise
             if not ended:
-                raise explain(config, error, work.session.name, work.root, work.tree) from error
+                raise dumping.explain(config, error, work.session.name, work.root, work.tree, work.tries) from error
             # The last process of a private PID namespace takes CRIU, its guest, along: no answer, but all is done.
             manifest = work.committed()
         hooks.done = True
@@ -234,7 +236,9 @@ def dump(
                 leases.release(repository, session.name, host=host_id(config))
             except CriuctlError as error:
                 reporter.warning(f"the lease of {session.name!r} could not be given back: {error.message}", error.hint)
-        _remember(config, registry, work, manifest)
+        record = replace(work.session, store=work.where, checkpoint=manifest.id, boot_id=boot_id())
+        lock = work.lock_table() if work.stays_locked else None
+        dumping.remember(config, registry, record, work.tree[0].identity, leave_running=leave_running, lock=lock)
         work.holder.done(manifest.id, manifest.number, ended=not leave_running)
     hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
@@ -252,6 +256,7 @@ class _Dump:
     repository: Repository
     session: SessionRecord
     root: int
+    identity: ProcessIdentity  # of the root
     leave_running: bool
     labels: dict[str, str]
     with_files: list[str]
@@ -271,6 +276,7 @@ class _Dump:
     hooks: Hooks
     delivery: Delivery | None = None
     home: Home | None = None
+    tries: int = 0  # of which CRIU has said no
     let_go: bool = False  # CRIU is, or was, about to be told that it may end the tree
     tree: list[Process] = field(default_factory=list)
     opened: dict[int, list[Descriptor]] = field(default_factory=dict)
@@ -293,19 +299,22 @@ class _Dump:
     def run(self) -> Manifest:
         """Freeze, take everything, commit; returns the manifest that is in the store."""
         self.holder.read_ahead(self.writer)
-        with ThreadPoolExecutor(1, thread_name_prefix="criuctl-collect") as self.helper:
-            steps = driver.DumpSteps(self.frozen, self.commit)
-            while True:
-                self.survey.wait(self.root)
-                self.reporter.step("freeze")
-                self.helper.submit(load_libraries)
-                try:
+        ahead = self.writer.keys()
+        steps = driver.DumpSteps(self.frozen, self.commit)
+        while True:
+            self.survey.wait(self.root)
+            self.reporter.step("freeze")
+            try:
+                with ThreadPoolExecutor(1, thread_name_prefix="criuctl-collect") as self.helper:
+                    self.helper.submit(dumping.load_libraries)
                     with self.holder.prepared() as freezer:
                         self.dumper.dump(self._options(freezer), self.writer, steps)
-                    break
-                except FreezeAgain as error:  # nothing has been taken of the tree yet, and it runs again
-                    self.holder.unprepare()
-                    self.reporter.step("thawed", why=error.message)
+                break
+            except FreezeAgain as error:  # nothing has been taken of the tree yet, and it runs again
+                self.holder.unprepare()
+                self.reporter.step("thawed", why=error.message)
+            except driver.CriuFailed as error:
+                self._outwait(error, ahead)
         assert self.manifest is not None  # commit ran, or the driver raised
         if self.leave_running:
             self.holder.thawed()
@@ -314,10 +323,29 @@ class _Dump:
             self.manifest = self._store(replace(self.manifest, timings=timings))
         return self.manifest
 
+    def _outwait(self, error: driver.CriuFailed, ahead: Collection[Hashable]) -> None:
+        """CRIU has let the tree go for what passes by itself: undo all but the streams `ahead` and wait; else raise `error`."""
+        self.tries += 1
+        why = dumping.passing(error) if self.tries <= len(dumping.PAUSES) and not self.identity.doomed() else ""
+        if not why:
+            raise error
+        self.terminals.back()
+        self.forget_lock()
+        self.farewell.drop()
+        self.holder.unprepare()
+        self.hooks.forget("frozen")
+        self.writer.keep(ahead)
+        driver.empty(self.folder)
+        self.tree, self.opened = [], {}
+        self.reporter.step("thawed", why=why)
+        time.sleep(dumping.PAUSES[self.tries - 1])
+        if not self.identity.alive():
+            raise NoSuchProcess(f"PID {self.root} has ended before it was frozen")
+
     def _options(self, freezer: int | None) -> DumpOptions:
         names = [*self.external, *self.terminals.external]
         asked = {"leased": self.leased, "shield": self.survey.shield}
-        return dump_options(self.config, self.entry, self.root, names, self.leave_running, freezer, **asked)
+        return dumping.dump_options(self.config, self.entry, self.root, names, self.leave_running, freezer, **asked)
 
     def frozen(self) -> driver.Frozen:
         """Every task is stopped: what /proc says now is what the images will say."""
@@ -368,7 +396,7 @@ class _Dump:
             self.delivery.hand_over(self.manifest, [p.identity for p in self.tree])
         # The checkpoint exists.  From here to the end of the tree is no way back, so no signal may stop us.
         self.reporter.step("kill")
-        ignore_signals()
+        dumping.ignore_signals()
         root = self.tree[0]
         ended = replace(self.session, state="checkpointed", store=self.where, checkpoint=self.manifest.id, boot_id=boot_id())
         ended = replace(ended, pid=root.pid, start_time=root.start_time)
@@ -404,7 +432,7 @@ class _Dump:
                 "CRIU has met a TCP connection that was not locked; the tree runs on",
                 hint="Its descriptor must be on its way over a unix socket: dump again when the program has received it.",
             )
-        refuse_unrestorable(images, self.tree, self.opened)
+        dumping.refuse_unrestorable(images, self.tree, self.opened)
         latesignals.add(images, self.tree)
         socketnames.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)
@@ -472,26 +500,3 @@ class _Dump:
                 netfilter.delete_table(table, self.net_socket)
             except CriuctlError as error:
                 self.reporter.warning(error.message, error.hint)
-
-
-def _remember(config: Config, registry: Registry, work: _Dump, manifest: Manifest) -> None:
-    """Write down where the session is now; the fate of a tree that was to be ended is told by looking at it."""
-    record = replace(work.session, store=work.where, checkpoint=manifest.id, boot_id=boot_id())
-    root = work.tree[0]
-    doomed = root.identity.doomed()
-    if doomed and work.leave_running and _killed(config, record):
-        registry.forget(record.name)  # while it was stored: nobody waits for it any more
-        return
-    if work.leave_running or not doomed:
-        record = replace(record, state="running", pid=root.pid, start_time=root.start_time)
-    else:
-        table = work.lock_table() if work.stays_locked else ""
-        ended = replace(record, state="checkpointed", pid=root.pid, start_time=root.start_time)
-        record = replace(ended, lock_table=table, lock_kept=work.stays_locked)
-    registry.put(record)
-
-
-def _killed(config: Config, record: SessionRecord) -> bool:
-    from .demise import killed_by_operator  # seldom needed
-
-    return killed_by_operator(config, record)

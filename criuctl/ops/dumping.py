@@ -1,4 +1,4 @@
-"""Around a dump: whose it is, what CRIU is asked for, signals, and how a failure is told.
+"""Around a dump: whose it is, what CRIU is asked for, signals, how a failure is told, and where the session is then.
 
 Kept apart from `dump`, so that the story there stays a story.
 """
@@ -11,6 +11,8 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from ..config import Config
 from ..criu import driver, schema
 from ..criu.images import ImageSet, read
@@ -18,12 +20,15 @@ from ..criu.options import DumpOptions
 from ..errors import Conflict, CriuctlError, DumpFailed, NoSuchProcess
 from ..proc.descriptors import Descriptor
 from ..proc.limits import effective_capabilities
-from ..proc.tree import Process, read_tree
+from ..proc.tree import Process, ProcessIdentity, read_tree
 from . import surroundings
 from .checks.processes import descriptor_limit, many_shared
 from .namespaces import NamespacePlan
 from .registry import Registry, SessionRecord, check_name
 from .target import Target
+
+PAUSES = (0.1, 0.2, 0.5, 1.0)  # seconds before another try of what CRIU has refused for something that passes
+_NOT_UNDONE = "from parasite"  # CRIU could not take out of a process what it had put there
 
 _SHARED = 1 << 8 | 1 << 14  # CRIU: VMA_ANON_SHARED and VMA_AREA_MEMFD in criu/include/image.h
 _MANY_MAPPINGS = 1 << 14  # bytes of the image of a task's mappings that has a few hundred of them
@@ -120,20 +125,56 @@ def refuse_unrestorable(images: ImageSet, tree: Sequence[Process], opened: Mappi
             raise DumpFailed(f"{finding.text}; the tree runs on", hint=finding.hint, pid=finding.pid)
 
 
-def explain(config: Config, error: driver.CriuFailed, session: str, root: int, tree: Sequence[Process]) -> CriuctlError:
-    """CRIU's failure in words, by the state the tree is in now."""
+def passing(error: driver.CriuFailed) -> str:
+    """What CRIU has refused the tree for, if that passes by itself and the tree runs on as it did before; else ""."""
+    from . import diagnosis  # a table of regular expressions that only failures need
+
+    if not error.undone or _NOT_UNDONE in error.log:
+        return ""
+    found = diagnosis.diagnose(error.log, str(error))
+    return found.text if found.passes else ""
+
+
+def explain(
+    config: Config, error: driver.CriuFailed, session: str, root: int, tree: Sequence[Process], tries: int = 1
+) -> CriuctlError:
+    """CRIU's failure in words, by the state the tree is in now; the last one of so many `tries`."""
     if not tree and not os.path.exists(f"/proc/{root}"):  # CRIU, as a guest in its PID namespace, has ended with it
         return NoSuchProcess(f"PID {root} has ended before it was frozen")
-    from . import diagnosis  # a table of regular expressions that only failures need
+    from . import diagnosis
 
     kept = diagnosis.kept(config, error.log, f"dump-{session}")
     found = diagnosis.diagnose(error.log, str(error))
     alive = tree[0].identity.alive() if tree else os.path.exists(f"/proc/{root}")
     fate = "the tree runs on" if alive else "the tree is gone"
+    often = f" in {tries} tries" if tries > 1 else ""
     return DumpFailed(
-        f"CRIU could not dump PID {root}: {found.text}; {fate}",
+        f"CRIU could not dump PID {root}{often}: {found.text}; {fate}",
         hint=found.hint,
         pid=found.pid,
         fd=found.fd,
         **kept,
     )
+
+
+def remember(
+    config: Config, registry: Registry, record: SessionRecord, root: ProcessIdentity, *, leave_running: bool, lock: str | None
+) -> None:
+    """Write down where the session is now; the fate of a tree that was to be ended is told by looking at it.
+
+    `lock` is the firewall table that holds the connections until a restore here, None if they are not to be kept.
+    """
+    doomed = root.doomed()
+    if doomed and leave_running and _killed(config, record):
+        registry.forget(record.name)  # while it was stored: nobody waits for it any more
+        return
+    record = replace(record, state="running", pid=root.pid, start_time=root.start_time)
+    if doomed and not leave_running:
+        record = replace(record, state="checkpointed", lock_table=lock or "", lock_kept=lock is not None)
+    registry.put(record)
+
+
+def _killed(config: Config, record: SessionRecord) -> bool:
+    from .demise import killed_by_operator  # seldom needed
+
+    return killed_by_operator(config, record)

@@ -353,6 +353,38 @@ def test_a_tree_that_takes_its_time_to_end_moves(moving: Moving, hosts: Hosts) -
     assert (moving.settled(teller), code) == ("moved", 0), command.told()
 
 
+# CRIU takes all of the tree, and then refuses it for what passes by itself.
+FIRST_REFUSED = """
+from criuctl.cli.main import program
+from criuctl.criu.driver import CriuFailed, Dumper, DumpSteps
+finish = Dumper.dump
+
+def refused(self, options, sink, steps):
+    Dumper.dump = finish
+    try:
+        finish(self, options, sink, DumpSteps(steps.frozen, veto))
+    except ZeroDivisionError:
+        why = "(00.04) Error (compel/src/lib/infect.c:323): Can't dump the 7 thread with a pending SIGTRAP."
+        raise CriuFailed("", why, undone=True) from None
+
+def veto(memory):
+    raise ZeroDivisionError
+
+Dumper.dump = refused
+program()
+"""
+
+
+def test_a_tree_that_is_refused_for_a_moment_moves(moving: Moving, hosts: Hosts) -> None:
+    """What of it was sent at the first try is not used twice."""
+    teller = moving.observer.launch(hosts.a)
+    words = [sys.executable, "-c", FIRST_REFUSED, "-v", *moving.words(teller), "--json"]
+    command = hosts.a.start(words, env={"PYTHONPATH": str(PROJECT)})
+    code = command.process.wait(SECONDS)
+    assert (moving.settled(teller), code) == ("moved", 0), command.told()
+    assert "a SIGTRAP pending" in command.told()
+
+
 def test_the_link_is_cut_for_ever(moving: Moving, hosts: Hosts) -> None:
     """In the very moment between the two: it stands still, whole, and that is told; later, one word lets it run."""
     teller = moving.observer.launch(hosts.a)

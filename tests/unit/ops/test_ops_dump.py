@@ -11,7 +11,7 @@ import pytest
 
 from criuctl.config import Config
 from criuctl.criu import driver, schema
-from criuctl.ops import dump, dumping, logs
+from criuctl.ops import dumping, logs
 from criuctl.ops.registry import Registry, SessionRecord
 from criuctl.proc.tree import ProcessIdentity
 
@@ -30,11 +30,9 @@ def test_a_tree_that_takes_its_time_to_end_is_checkpointed(
     me = ProcessIdentity.of(os.getpid())
     config = Config(state_dir=str(tmp_path), run_dir=str(tmp_path / "run"))
     registry = Registry(config)
-    work: Any = SimpleNamespace(session=SessionRecord("web"), where="/store", stays_locked=False, leave_running=False)
-    work.tree = [SimpleNamespace(identity=me, pid=me.pid, start_time=me.start_time)]
     monkeypatch.setattr(ProcessIdentity, "doomed", lambda _identity: doomed)
-    manifest: Any = SimpleNamespace(id="c" * 32)
-    dump._remember(config, registry, work, manifest)
+    record = SessionRecord("web", checkpoint="c" * 32)
+    dumping.remember(config, registry, record, me, leave_running=False, lock=None)
     assert [(record.state, record.checkpoint) for record in registry.all()] == [(state, "c" * 32)]
 
 
@@ -46,13 +44,11 @@ def test_a_session_that_is_killed_while_its_snapshot_is_stored_does_not_come_bac
     me = ProcessIdentity.of(os.getpid())
     config = Config(state_dir=str(tmp_path), run_dir=str(tmp_path / "run"))
     registry = Registry(config)
-    work: Any = SimpleNamespace(session=SessionRecord("web", incarnation=3), where="/store", leave_running=True)
-    work.tree = [SimpleNamespace(identity=me, pid=me.pid, start_time=me.start_time)]
     monkeypatch.setattr(ProcessIdentity, "doomed", lambda _identity: True)
     audit = [{"what": "kill", "incarnation": 3}] if killed else [{"what": "kill", "incarnation": 2}]
     monkeypatch.setattr(logs, "audit", lambda _config, _name: audit)
-    manifest: Any = SimpleNamespace(id="c" * 32)
-    dump._remember(config, registry, work, manifest)
+    record = SessionRecord("web", incarnation=3)
+    dumping.remember(config, registry, record, me, leave_running=True, lock=None)
     assert [record.state for record in registry.all()] == known
 
 
@@ -68,3 +64,12 @@ def test_a_tree_that_ends_before_it_is_frozen_is_no_failed_dump(tmp_path: Path) 
     assert (gone.exit_code, gone.message) == (3, f"PID {child} has ended before it was frozen")
     frozen: Any = SimpleNamespace(identity=SimpleNamespace(alive=lambda: False))
     assert dumping.explain(config, silent, "web", child, [frozen]).exit_code == 5
+
+
+@pytest.mark.parametrize(("undone", "more", "passes"), [(True, "", True), (False, "", False), (True, "not cured", False)])
+def test_only_what_left_the_tree_as_it_was_is_tried_again(undone: bool, more: str, passes: bool) -> None:
+    """A CRIU that was killed, or left something of its own in a process, has not said how the tree is now."""
+    log = "(00.04) Error (compel/src/lib/infect.c:323): Can't dump the 17482 thread with a pending SIGTRAP.\n"
+    if more:
+        log += "(00.05) Error (criu/cr-dump.c:1795): Can't cure (pid: 17482) from parasite\n"
+    assert bool(dumping.passing(driver.CriuFailed("", log, undone=undone))) == passes
