@@ -28,10 +28,10 @@ _LOOKS, _LOOK = 10, 0.01  # how often, and seconds between, to look whether a pr
 
 def check_processes(scene: Scene) -> Iterator[Finding]:
     """Every process by itself."""
-    stuck = _stuck(scene.tree)
+    stuck, leaderless = _stuck(scene.tree), _leaderless(scene.tree)
     may_raise_limits = scene.own_capabilities >> CAP_SYS_RESOURCE & 1
     for process in scene.tree:
-        if process.state in "ZXx" and process.threads > 1:
+        if process.pid in leaderless:
             yield Finding(
                 "error",
                 "leader-gone",
@@ -276,6 +276,16 @@ def _stuck(tree: Sequence[Process]) -> set[int]:
         if found:
             time.sleep(_LOOK)
         found = [process for process in found if process.identity.state() == "D"]
+    return {process.pid for process in found}
+
+
+def _leaderless(tree: Sequence[Process]) -> set[int]:
+    """Whose main thread has ended while others run on, which is so for a moment of every process that ends with threads."""
+    found = [process for process in tree if process.zombie and process.threads > 1]
+    for _ in range(_LOOKS):
+        if found:
+            time.sleep(_LOOK)
+        found = [process for process in found if process.identity.exists() and len(_thread_ids(process.pid)) > 1]
     return {process.pid for process in found}
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import signal
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
+from support import oracle
+from support.keeper import wait_until
 from support.obstacles import running
 
 from criuctl.config import Config
@@ -38,6 +43,26 @@ def test_bpf_maps_are_refused_when_criu_was_built_without_them(program: bytes, s
 
 def test_no_criu_is_another_finding(tmp_path: Path) -> None:
     assert _saves_bpf_maps(Config(criu=str(tmp_path / "none")))
+
+
+def test_a_process_that_is_just_ending_is_not_refused_for_threads_without_their_main_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has them for a moment: it is looked at until that is over."""
+    end = "threading.Thread(target=sleep).start(); libc.syscall(60, 0)"
+    with running(f"if os.fork() == 0:\n os.close(READY); {end}", tmp_path) as program:
+        (child,) = children(program.pid)
+        tasks = Path(f"/proc/{child}/task")
+        wait_until(lambda: len(list(tasks.iterdir())) == 2 and oracle.stat_of(child)[0] == "Z", 60, "its main thread has ended")
+        seen = scene.collect(program.pid, Config())
+        assert [finding.code for finding in check_processes(seen)] == ["leader-gone"]
+
+        def ends(_seconds: float) -> None:
+            os.kill(child, signal.SIGKILL)
+            wait_until(lambda: len(list(tasks.iterdir())) == 1, 60, "the other has, too")
+
+        monkeypatch.setattr("criuctl.ops.checks.processes.time", SimpleNamespace(sleep=ends))
+        assert list(check_processes(seen)) == []
 
 
 def test_who_ends_while_it_is_looked_at_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
