@@ -69,7 +69,6 @@ from .fencing import Home
 from .holders import DumpedHolder
 from .host import host_id
 from .namespaces import NamespacePlan, plan_entry
-from .preflight import look_at
 from .registry import Registry, SessionRecord, boot_id, exclusive, exclusive_session, forget_stale_locks
 from .standdown import stopping
 from .target import resolve_target
@@ -122,7 +121,7 @@ def dump(
 
         # Everything that can be known to fail is found out here, before anything is touched.
         reporter.step("preflight")
-        findings, scene = look_at(resolved, config, leave_running=leave_running, with_files=with_files)
+        findings, scene = dumping.look_at(resolved, config, reporter, leave_running=leave_running, with_files=with_files)
         errors = [f for f in findings if f.level == "error"]
         if scene is None and errors[0].code == NoSuchProcess.code:  # it has ended just now
             raise NoSuchProcess(errors[0].text, hint=errors[0].hint)

@@ -1,4 +1,4 @@
-"""Around a dump: whose it is, what CRIU is asked for, signals, how a failure is told, and where the session is then.
+"""Around a dump: the look before it, whose it is, what CRIU is asked for, signals, how a failure is told, what is known then.
 
 Kept apart from `dump`, so that the story there stays a story.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -21,17 +22,34 @@ from ..errors import Conflict, CriuctlError, DumpFailed, NoSuchProcess
 from ..proc.descriptors import Descriptor
 from ..proc.limits import effective_capabilities
 from ..proc.tree import Process, ProcessIdentity, read_tree
-from . import surroundings
+from ..report import Finding, Reporter
+from . import preflight, surroundings
+from .checks.connections import PASSES
 from .checks.processes import descriptor_limit, many_shared
+from .checks.scene import Scene
 from .namespaces import NamespacePlan
 from .registry import Registry, SessionRecord, check_name
 from .target import Target
 
-PAUSES = (0.1, 0.2, 0.5, 1.0)  # seconds before another try of what CRIU has refused for something that passes
+PAUSES = (0.1, 0.2, 0.5, 1.0)  # seconds before another try of what is refused for something that passes
 _NOT_UNDONE = "from parasite"  # CRIU could not take out of a process what it had put there
 
 _SHARED = 1 << 8 | 1 << 14  # CRIU: VMA_ANON_SHARED and VMA_AREA_MEMFD in criu/include/image.h
 _MANY_MAPPINGS = 1 << 14  # bytes of the image of a task's mappings that has a few hundred of them
+
+
+def look_at(
+    target: Target, config: Config, reporter: Reporter, *, leave_running: bool, with_files: Sequence[str]
+) -> tuple[list[Finding], Scene | None]:
+    """`preflight.look_at`, again while nothing stands in the way but what passes by itself."""
+    for pause in PAUSES:
+        findings, scene = preflight.look_at(target, config, leave_running=leave_running, with_files=with_files)
+        errors = [f for f in findings if f.level == "error"]
+        if not errors or not all(f.hint.startswith(PASSES) for f in errors):
+            return findings, scene
+        reporter.step("not-now", why="; ".join(map(str, errors)))
+        time.sleep(pause)
+    return preflight.look_at(target, config, leave_running=leave_running, with_files=with_files)
 
 
 def session_for(registry: Registry, target: Target, name: str | None) -> SessionRecord:

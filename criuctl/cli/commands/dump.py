@@ -140,7 +140,7 @@ def dump(
     Everything that can be checked is checked before the tree is frozen: the host, the tree (see `criuctl check`),
     that the store can be written and that the key is the right one. The tree is ended only after the
     checkpoint is complete and durable in the store. Whatever fails, the tree goes on running, or a complete
-    checkpoint exists. What CRIU refuses for a moment only, a process that is just ending, say, is tried up to five
+    checkpoint exists. What stands in the way for a moment only, a process that is just ending, say, is tried up to five
     times, and the tree runs in between.
 
     With --connections reconnect, or a rule that says so, the peers of idle connections are asked, when the tree is

@@ -23,7 +23,8 @@ _IPPROTO_UDP_CORK = 1
 _SO_GET_FILTER, _SO_PASSPIDFD = 26, 76
 _DATAGRAM_HEADER = 32  # bytes of a send buffer that are not for data, to CRIU
 _GONE = 1 << 32  # bytes: room for any datagram, of a socket that is gone meanwhile
-_TRANSIENT = "It passes by itself: try again."
+PASSES = "It passes by itself"  # so begins the remedy of what does
+_TRANSIENT = f"{PASSES}: try again."
 
 
 def _error(s: TreeSocket, code: str, text: str, hint: str) -> Finding:
@@ -129,7 +130,7 @@ def _internet(s: TreeSocket, number: int) -> Iterator[Finding]:
             s,
             "corked-datagram",
             f"a datagram is being put together (UDP_CORK), with {kernel.wqueue} bytes so far; CRIU cannot save that",
-            "It passes by itself, unless the program leaves the option on: try again.",
+            f"{PASSES}, unless the program leaves the option on: try again.",
         )
     elif kernel.type == "dgram" and kernel.rqueue:
         yield Finding(
