@@ -121,10 +121,13 @@ class Swrk:
         return response
 
     def end(self) -> None:
-        """SIGKILL the CRIU that waits for our answer; returns when the kernel has let go of all that it traced."""
+        """SIGKILL the CRIU that waits for our answer; returns when the kernel has let go of all that it traced.
+
+        One that is not to be seen from here lets go of it by itself when the socket closes.
+        """
         try:
             fd = os.pidfd_open(self._speaker)
-        except ProcessLookupError:  # somebody else did
+        except OSError:
             return
         try:
             signal.pidfd_send_signal(fd, signal.SIGKILL)

@@ -161,7 +161,7 @@ def test_dump_failures(line: str, code: str, pid: int, fd: int | None) -> None:
 @pytest.mark.parametrize(
     ("lines", "code", "words"),
     [
-        # Each as it was met in trees of processes that soon end; the last are of one that ends while its threads are looked for.
+        # Of trees of processes that soon end; the last are of one that ends while its threads are looked for.
         ("(00.03) Error (criu/cr-dump.c:669): Can't make VM id for 12183", "shared-with-parent", "12183 shares memory"),
         ("(00.03) Error (criu/kcmp-ids.c:113): kcmp failed: pid (2 7) type 1 idx (0 0): No such process", "ended", "ending"),
         ("(00.06) Error (compel/src/lib/infect.c:238): Unseizable non-zombie 8128 found, state X, err 8128/0", "ended", "ending"),
