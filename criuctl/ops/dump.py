@@ -73,6 +73,7 @@ from .registry import Registry, SessionRecord, boot_id, exclusive, exclusive_ses
 from .standdown import stopping
 from .target import resolve_target
 from .terminals import DumpedTerminals
+from .timelimits import TimeLimits
 
 if TYPE_CHECKING:
     from .precopy import Round
@@ -288,6 +289,7 @@ class _Dump:
     frozen_ms: float = 0.0
     rounds: list[Round] = field(default_factory=list)  # of pre-copy
     manifest: Manifest | None = None
+    limits: TimeLimits = field(default_factory=TimeLimits)
     farewell: Farewell = field(default_factory=Farewell)
     kept: bool = False  # an external connection is to be kept: the firewall lock stays
 
@@ -306,6 +308,7 @@ class _Dump:
             try:
                 with ThreadPoolExecutor(1, thread_name_prefix="criuctl-collect") as self.helper:
                     self.helper.submit(dumping.load_libraries)
+                    self.limits.look(self.root)
                     with self.holder.prepared() as freezer:
                         self.dumper.dump(self._options(freezer), self.writer, steps)
                 break
@@ -351,6 +354,7 @@ class _Dump:
         self.frozen_at = self.holder.held_since or time.monotonic()
         if self.delivery is not None:
             self.delivery.frozen()
+        self.limits.frozen(2 if self.holder.held_since else 1)
         self.holder.seized()
         self.reporter.step("frozen")
         self.tree = read_tree(self.root)
@@ -433,6 +437,7 @@ class _Dump:
             )
         dumping.refuse_unrestorable(images, self.tree, self.opened)
         latesignals.add(images, self.tree)
+        self.limits.shorten(images)
         socketnames.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)
         file_records = self.collected.result()

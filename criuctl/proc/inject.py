@@ -152,7 +152,7 @@ def calling(pid: int) -> Iterator[Callable[..., int]]:
 def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
     """Have the stopped `tracer` put threads that it traces to where their system calls were interrupted.
 
-    They are known by their numbers in the tracer's PID namespace; of each there are ``ip, sp, ax, orig_ax, di, dx`` as
+    They are known by their numbers in the tracer's PID namespace; of each there are ``ip, sp, ax, orig_ax, di, dx, r10`` as
     attributes.  Nothing is done to a thread that stands neither after its call, which ended with EINTR, nor before it.
     `BlockingIOError`: the tracer is in no system call itself.
     """
@@ -170,7 +170,7 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
                     stands = (wanted.ip, _MINUS_EINTR), (wanted.ip - len(_SYSCALL), wanted.orig_ax)
                     if registers.rsp == wanted.sp and (registers.rip, registers.rax) in stands:
                         registers.rip, registers.rax, registers.orig_rax = wanted.ip, wanted.ax, wanted.orig_ax
-                        registers.rdi, registers.rdx = wanted.di, wanted.dx
+                        registers.rdi, registers.rdx, registers.r10 = wanted.di, wanted.dx, wanted.r10
                         os.pwrite(memory, registers, address)
                         _there(run(_PTRACE, _SETREGS, tid, 0, address), tid)
         finally:

@@ -277,7 +277,7 @@ def members(numbers: Collection[int]) -> dict[int, list[int]]:
     return found
 
 
-def _walk(root: int) -> list[int]:
+def walk(root: int) -> list[int]:
     """PIDs of the tree, root first, parents before children, siblings ascending."""
     order, seen, position = [root], {root}, 0
     while position < len(order):
@@ -302,7 +302,7 @@ def read_tree(root: int) -> list[Process]:
     before: list[int] = []
     tree: list[Process] = []
     for _ in range(_MAX_WALKS):
-        pids = _walk(root)
+        pids = walk(root)
         if pids == before and len(tree) == len(pids):
             break
         before = pids

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import time
+from pathlib import Path
 
 import pytest
 from support import oracle
@@ -125,3 +127,41 @@ def test_tail_follows_through_snapshots(zoo: Zoo, criuctl: Criuctl) -> None:
         with log.open("a") as file:
             file.write(f"{number + 1}\n")
     wait_until(lambda: animal.output() == "0\n1\n2\n3\n", 60, "tail goes on")
+
+
+LIMITED = {7: 3, 232: 4, 281: 4}  # poll, epoll_wait, epoll_pwait: which word of /proc/PID/syscall is the limit
+
+
+def limits(animal: Animal) -> dict[int, int]:
+    """Call -> the milliseconds that a thread waits in it for."""
+    found = {}
+    for task in Path(f"/proc/{animal.pid}/task").iterdir():
+        words = (task / "syscall").read_text().split()
+        if words[0].isdigit() and int(words[0]) in LIMITED:
+            found[int(words[0])] = int(words[LIMITED[int(words[0])]], 16)
+    return found
+
+
+def after_a_while(animal: Animal) -> dict[int, int]:
+    """The limits, when the threads have slept for longer than the scheduler's clock is inexact."""
+    wait_until(lambda: len(limits(animal)) == len(LIMITED), 60, "all wait")
+    time.sleep(0.1)
+    return limits(animal)
+
+
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_what_has_passed_of_a_time_limit_is_not_waited_for_again(pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Or a timer that is longer than the time from one snapshot to the next would never come; and it never comes early."""
+    began = time.monotonic()
+    animal = zoo.launch("limited.py")
+    seen = [after_a_while(animal)]
+    for _ in range(2):
+        criuctl("dump", animal.pid, "--leave-running")
+        seen.append(after_a_while(animal))
+    animal = trip.restore(trip.dump(animal), animal, "--pids", pids, equal=False)
+    seen.append(after_a_while(animal))
+    passed = (time.monotonic() - began) * 1000
+    for call in LIMITED:
+        left = [limits[call] for limits in seen]
+        assert left == sorted(set(left), reverse=True) and left[0] - left[-1] <= passed, left
+    assert (animal.folder / "returned").read_text() == ""

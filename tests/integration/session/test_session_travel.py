@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from support.command import Criuctl
@@ -366,3 +369,22 @@ def test_a_restore_that_is_killed_leaves_no_holder(travel: Travel) -> None:
 def _held(travel: Travel) -> bool:
     state = state_of(travel.holders.config, "s")
     return state is not None and bool(state["holder_alive"])
+
+
+def test_what_has_passed_of_time_limits_in_a_session_of_many_threads(travel: Travel, tmp_path: Path) -> None:
+    """Its threads are stopped twice for a dump: by the session's group, and by CRIU."""
+    program = Path(__file__).parents[1] / "programs" / "limited.py"
+    desk = travel.start(sys.executable, "-S", str(program), str(tmp_path), "20")
+    wait_until((tmp_path / "ready").exists, TIMEOUT, "it is ready")
+    init = desk.client.status()["pid"]
+
+    def limits() -> list[int]:
+        pid = Path(f"/proc/{init}/task/{init}/children").read_text().split()[0]
+        calls = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/syscall")]
+        return [int(words[3], 16) for words in calls if words[0] == "7"]
+
+    wait_until(lambda: len(limits()) == 21, TIMEOUT, "all wait")
+    before = limits()
+    time.sleep(0.1)  # longer than the scheduler's clock is inexact
+    travel.away("s", "--leave-running")
+    assert max(limits()) < min(before)
