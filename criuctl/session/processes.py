@@ -212,13 +212,19 @@ def _threads(pid: int) -> int:
 
 
 def _vforks(identity: ProcessIdentity) -> bool:
-    """Whether it waits for a child that has not executed its program yet."""
-    if identity.state() != "D":
-        return False
+    """Whether one of its threads waits for a child that has not executed its program yet."""
+    tasks = f"/proc/{identity.pid}/task"
     try:
-        with open(f"/proc/{identity.pid}/wchan") as file:
-            return file.read() in _VFORK_CHANNELS
+        return any(_waits(f"{tasks}/{tid}") for tid in os.listdir(tasks))
     except OSError:
+        return False
+
+
+def _waits(task: str) -> bool:
+    try:
+        with open(f"{task}/stat", "rb") as stat, open(f"{task}/wchan") as channel:
+            return stat.read().rpartition(b")")[2].split()[0] == b"D" and channel.read() in _VFORK_CHANNELS
+    except OSError:  # it has ended
         return False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,22 @@ def test_it_is_not_held_for_one_of_its_own(holders: Holders) -> None:
     assert group.has(operator.status()["pid"]) and not group.has(os.getpid())
     member = read_tree(operator.status()["pid"])[-1].pid
     assert Tree(group=group).hold(member) is None
+
+
+# A thread that is not its process's first waits for the child of its vfork, which waits for ever; its stack is its own.
+VFORK = """import ctypes, mmap, os, threading
+libc = ctypes.CDLL(None)
+libc.clone.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+libc.mmap.restype = ctypes.c_void_p
+stack = libc.mmap(None, 65536, 3, 0x22, -1, 0) + 65536
+pause = ctypes.cast(libc.pause, ctypes.c_void_p)
+threading.Thread(target=libc.clone, args=(pause, stack, 0x100 | 0x400 | 0x4000 | 17, None), daemon=True).start()
+threading.Event().wait()"""
+
+
+def test_it_is_not_held_in_the_middle_of_a_thread_s_vfork(holders: Holders) -> None:
+    """The child stands still, and nobody can seize the thread that waits for it: a dump gave up after half a minute."""
+    holders.start("sh", "-c", f'"$0" -I -S -c "$1" & {CROWD}', sys.executable, VFORK)
+    client = holders.connect()
+    wait_until(lambda: len(read_tree(client.status()["pid"])) > 22, TIMEOUT, "the tree is complete, with the child")
+    assert holders.connect().request("checkpoint-prepare", hold=True)["held"] is None
