@@ -1,198 +1,319 @@
-"""Around a dump: the look before it, whose it is, what CRIU is asked for, signals, how a failure is told, what is known then.
+"""One dump under way: the tree is frozen, everything is taken, the checkpoint is committed, the tree is ended or runs on.
 
-Kept apart from `dump`, so that the story there stays a story.
+`dump` tells the life of a dump, and who may end the tree.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
-import signal
+import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Hashable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from ..checkpoint.manifest import ConnectionRecord, FileRecord, Manifest, PredicateRecord
+from ..checkpoint.repository import Repository
+from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
-from ..criu import driver, schema
-from ..criu.images import ImageSet, read
+from ..connections.farewell import Farewell
+from ..connections.survey import FreezeAgain, Survey
+from ..criu import driver
+from ..criu.images import ImageSet
 from ..criu.options import DumpOptions
-from ..errors import Conflict, CriuctlError, DumpFailed, NoSuchProcess
-from ..proc.descriptors import Descriptor
-from ..proc.limits import effective_capabilities
-from ..proc.tree import Process, ProcessIdentity, read_tree
-from ..report import Finding, Reporter
-from . import preflight, surroundings
-from .checks.connections import PASSES
-from .checks.processes import descriptor_limit, many_shared
-from .checks.scene import Scene
+from ..criu.pages import PageImage
+from ..errors import CriuctlError, DumpFailed, NoSuchProcess
+from ..hooks import Hooks
+from ..proc import netfilter
+from ..proc.descriptors import Descriptor, descriptors
+from ..proc.sockdiag import socket_inside
+from ..proc.tree import Process, ProcessIdentity, read_tree, wait_ended
+from ..report import Reporter
+from . import (
+    arounddump,
+    files,
+    hooking,
+    interrupted,
+    latesignals,
+    overlays,
+    ownmemory,
+    predicates,
+    remaps,
+    socketnames,
+    surroundings,
+)
+from .delivery import Delivery
+from .describe import Taken, describe
+from .fencing import Home
+from .holders import DumpedHolder
 from .namespaces import NamespacePlan
-from .registry import Registry, SessionRecord, check_name
-from .target import Target
+from .registry import Registry, SessionRecord, boot_id
+from .terminals import DumpedTerminals
+from .timelimits import TimeLimits
 
-PAUSES = (0.1, 0.2, 0.5, 1.0)  # seconds before another try of what is refused for something that passes
-_NOT_UNDONE = "from parasite"  # CRIU could not take out of a process what it had put there
+if TYPE_CHECKING:
+    from .precopy import Round
 
-_SHARED = 1 << 8 | 1 << 14  # CRIU: VMA_ANON_SHARED and VMA_AREA_MEMFD in criu/include/image.h
-_MANY_MAPPINGS = 1 << 14  # bytes of the image of a task's mappings that has a few hundred of them
-
-
-def look_at(
-    target: Target, config: Config, reporter: Reporter, *, leave_running: bool, with_files: Sequence[str]
-) -> tuple[list[Finding], Scene | None]:
-    """`preflight.look_at`, again while nothing stands in the way but what passes by itself."""
-    for pause in PAUSES:
-        findings, scene = preflight.look_at(target, config, leave_running=leave_running, with_files=with_files)
-        errors = [f for f in findings if f.level == "error"]
-        if not errors or not all(f.hint.startswith(PASSES) for f in errors):
-            return findings, scene
-        reporter.step("not-now", why="; ".join(map(str, errors)))
-        time.sleep(pause)
-    return preflight.look_at(target, config, leave_running=leave_running, with_files=with_files)
+_GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
 
 
-def session_for(registry: Registry, target: Target, name: str | None) -> SessionRecord:
-    """The session that this tree is: named by the user, known by its root or its name, or named after its command."""
-    known = registry.find(target.root)
-    name = name if name is not None else target.session  # a configured tree has its name before it is a session
-    if name is not None:
-        check_name(name)
-        taken = registry.get(name)
-        if taken is not None and taken.alive() and taken.identity != target.root:
-            raise Conflict(
-                f"session {name!r} is running as PID {taken.pid}, which is another tree", hint="Choose another --name."
+@dataclass(slots=True)
+class Dumping:
+    """One dump under way."""
+
+    config: Config
+    reporter: Reporter
+    registry: Registry
+    repository: Repository
+    session: SessionRecord
+    root: int
+    identity: ProcessIdentity  # of the root
+    leave_running: bool
+    labels: dict[str, str]
+    with_files: list[str]
+    binaries: overlays.Binaries
+    survey: Survey
+    began: float
+    entry: NamespacePlan
+    links: remaps.DumpedLinks
+    external: dict[str, Descriptor]
+    leased: bool
+    terminals: DumpedTerminals
+    holder: DumpedHolder
+    net: int  # descriptor of the tree's net namespace
+    folder: int
+    dumper: driver.Dumper
+    writer: CheckpointWriter
+    hooks: Hooks
+    delivery: Delivery | None = None
+    home: Home | None = None
+    tries: int = 0  # of which CRIU has said no
+    let_go: bool = False  # CRIU is, or was, about to be told that it may end the tree
+    tree: list[Process] = field(default_factory=list)
+    opened: dict[int, list[Descriptor]] = field(default_factory=dict)
+    helper: ThreadPoolExecutor = field(init=False)
+    collected: Future[list[FileRecord]] = field(init=False)
+    own: Future[dict[int, list[tuple[int, int]]]] = field(init=False)
+    connections: list[ConnectionRecord] = field(default_factory=list)
+    required: tuple[PredicateRecord, ...] = ()
+    frozen_at: float = 0.0
+    frozen_ms: float = 0.0
+    rounds: list[Round] = field(default_factory=list)  # of pre-copy
+    manifest: Manifest | None = None
+    limits: TimeLimits = field(default_factory=TimeLimits)
+    farewell: Farewell = field(default_factory=Farewell)
+    kept: bool = False  # an external connection is to be kept: the firewall lock stays
+
+    def net_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
+        """A socket of ours in the tree's net namespace, which may outlive the tree."""
+        return socket_inside(self.net, family, kind, protocol)
+
+    def run(self) -> Manifest:
+        """Freeze, take everything, commit; returns the manifest that is in the store."""
+        self.holder.read_ahead(self.writer)
+        ahead = self.writer.keys()
+        steps = driver.DumpSteps(self.frozen, self.commit)
+        while True:
+            self.survey.wait(self.root)
+            self.reporter.step("freeze")
+            try:
+                with ThreadPoolExecutor(1, thread_name_prefix="criuctl-collect") as self.helper:
+                    self.helper.submit(arounddump.load_libraries)
+                    self.limits.look(self.root)
+                    with self.holder.prepared() as freezer:
+                        self.dumper.dump(self._options(freezer), self.writer, steps)
+                break
+            except FreezeAgain as error:  # nothing has been taken of the tree yet, and it runs again
+                self.holder.unprepare()
+                self.reporter.step("thawed", why=error.message)
+            except driver.CriuFailed as error:
+                self._outwait(error, ahead)
+        assert self.manifest is not None  # commit ran, or the driver raised
+        if self.leave_running:
+            self.holder.thawed()
+            exact = None if self.holder.held_since else ImageSet(self.folder).frozen_us()
+            timings = dict(self.manifest.timings, frozen_ms=round((exact or self.frozen_ms * 1000) / 1000, 1))
+            self.manifest = self._store(replace(self.manifest, timings=timings))
+        return self.manifest
+
+    def _outwait(self, error: driver.CriuFailed, ahead: Collection[Hashable]) -> None:
+        """CRIU has let the tree go for what passes by itself: undo all but the streams `ahead` and wait; else raise `error`."""
+        self.tries += 1
+        why = arounddump.passing(error) if self.tries <= len(arounddump.PAUSES) and not self.identity.doomed() else ""
+        if not why:
+            raise error
+        self.terminals.back()
+        self.forget_lock()
+        self.farewell.drop()
+        self.holder.unprepare()
+        self.hooks.forget("frozen")
+        self.writer.keep(ahead)
+        driver.empty(self.folder)
+        self.tree, self.opened = [], {}
+        self.reporter.step("thawed", why=why)
+        time.sleep(arounddump.PAUSES[self.tries - 1])
+        if not self.identity.alive():
+            raise NoSuchProcess(f"PID {self.root} has ended before it was frozen")
+
+    def _options(self, freezer: int | None) -> DumpOptions:
+        names = [*self.external, *self.terminals.external]
+        asked = {"leased": self.leased, "shield": self.survey.shield}
+        return arounddump.dump_options(self.config, self.entry, self.root, names, self.leave_running, freezer, **asked)
+
+    def frozen(self) -> driver.Frozen:
+        """Every task is stopped: what /proc says now is what the images will say."""
+        self.frozen_at = self.holder.held_since or time.monotonic()
+        if self.delivery is not None:
+            self.delivery.frozen()
+        self.limits.frozen(2 if self.holder.held_since else 1)
+        self.holder.seized()
+        self.reporter.step("frozen")
+        self.tree = read_tree(self.root)
+        self.opened = {p.pid: descriptors(p.pid) for p in self.tree if not p.zombie}
+        # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
+        looked = self.survey.frozen(self.tree, self.opened)
+        self.own = self.helper.submit(ownmemory.own_memory, self.tree)  # beside CRIU's own work, as the files
+        self.collected = self.helper.submit(self._collect)
+        if not self.leave_running:
+            self.farewell.hold(looked.external)
+        self.connections = [c.record for c in looked.connections]
+        self.terminals.hold()
+        self.hooks.run("frozen", processes=[p.pid for p in self.tree])
+        return driver.Frozen(surroundings.page_guards(self.tree), looked.unix_keys())
+
+    def _collect(self) -> list[FileRecord]:
+        """The files of the frozen tree."""
+        return files.collect(self.writer, self.config, self.opened, self.with_files, self.binaries, self.root, self.reporter)
+
+    def commit(self, memory: list[PageImage]) -> None:
+        """Inside post-dump: all pages and images are there.  Returning lets CRIU end (or thaw) the tree."""
+        try:
+            self._commit(memory)
+        except BaseException:
+            if not self.let_go:
+                interrupted.restart_living(ImageSet(self.folder), self.tree, self.reporter)
+            raise
+
+    def _commit(self, memory: list[PageImage]) -> None:
+        self.reporter.step("collect")
+        self.manifest = self._describe(memory)
+        if self.leave_running:
+            self.writer.hashed()
+            self.terminals.back()
+            interrupted.restart_living(ImageSet(self.folder), self.tree, self.reporter)
+            self.frozen_ms = (time.monotonic() - self.frozen_at) * 1000
+            return
+        self.frozen_ms = (time.monotonic() - self.frozen_at) * 1000
+        timings = dict(self.manifest.timings, frozen_ms=round(self.frozen_ms, 1))
+        self.manifest = self._store(replace(self.manifest, timings=timings))
+        if self.delivery is not None:
+            self.delivery.hand_over(self.manifest, [p.identity for p in self.tree])
+        # The checkpoint exists.  From here to the end of the tree is no way back, so no signal may stop us.
+        self.reporter.step("kill")
+        arounddump.ignore_signals()
+        root = self.tree[0]
+        ended = replace(self.session, state="checkpointed", store=self.where, checkpoint=self.manifest.id, boot_id=boot_id())
+        ended = replace(ended, pid=root.pid, start_time=root.start_time)
+        self.registry.put(replace(ended, lock_table=self.lock_table(), lock_kept=self.stays_locked))
+        self.holder.commit(self.manifest.id)
+        self.terminals.drop()
+        self.let_go = True
+
+    def _store(self, manifest: Manifest) -> Manifest:
+        """Make everything durable, then publish the manifest: THE commit point."""
+        self.reporter.step("store")
+        self.writer.flush()
+        self.hooks.run("post-dump", checkpoint=manifest.id, connections=hooking.about_connections(manifest))
+        manifest = replace(self._with_sizes(manifest), hooks=tuple(self.hooks.records()))
+        self.reporter.step("commit")
+        if self.home is not None:
+            self.home.check()
+        summary = self.writer.commit(manifest)
+        return replace(manifest, number=summary.number)
+
+    def _with_sizes(self, manifest: Manifest) -> Manifest:
+        stats = self.writer.stats
+        sizes = dict(manifest.bytes, new=stats.bytes_new, stored=stats.bytes_stored)
+        if self.rounds:
+            sizes["unused"] = stats.bytes_unused
+        timings = dict(manifest.timings, total_ms=round((time.monotonic() - self.began) * 1000, 1))
+        return replace(manifest, bytes=sizes, timings=timings, warnings=tuple(self.reporter.warnings))
+
+    def _describe(self, memory: list[PageImage]) -> Manifest:
+        images = ImageSet(self.folder)
+        if not self.survey.shield and images.streams():  # one came to light that no look shows: what arrives now would be lost
+            raise DumpFailed(
+                "CRIU has met a TCP connection that was not locked; the tree runs on",
+                hint="Its descriptor must be on its way over a unix socket: dump again when the program has received it.",
             )
-        held = registry.held(target.root)
-        if held not in (None, name):
-            raise Conflict(
-                f"PID {target.root.pid} is session {held!r}, which has a terminal",
-                hint=f"Use that name; `criuctl restore {held} --as {name}` makes a copy that has another.",
-            )
-        if taken is not None:
-            return taken
-        return SessionRecord(name=name, id=known.id if known and known.name == name else os.urandom(16).hex())
-    if known is not None:
-        return known
-    process = read_tree(target.root.pid)[0]
-    plain = "".join(c if (c.isalnum() and c.isascii()) or c in "._-" else "-" for c in process.command).strip("-._") or "process"
-    default = f"{plain}-{process.pid}"
-    return SessionRecord(name=default)
+        arounddump.refuse_unrestorable(images, self.tree, self.opened)
+        latesignals.add(images, self.tree)
+        self.limits.shorten(images)
+        socketnames.follow_renamed(images, self.tree, self.reporter)
+        links = self.links.collect(images, self.writer)
+        file_records = self.collected.result()
+        self.kept = any(c.policy == "keep" and c.external and c.protocol == "tcp" for c in self.connections)
+        holder = self.holder.begin(self.writer)
+        typed = self.terminals.take(self.tree, self.opened, self.writer)
+        taken = Taken(
+            self.tree, file_records, self.connections, links, self.external, self.entry, self.own.result(), typed, holder
+        )
+        running = self.leave_running
+        made = describe(self.config, self.session, self.labels, taken, images, memory, self.writer, leave_running=running)
+        return predicates.with_required(made, self.required)
 
+    def fate(self) -> str:
+        """What has become of the tree, for a message."""
+        return "; the tree runs on" if self.tree and self.tree[0].identity.alive() else "; the tree is gone"
 
-def dump_options(
-    config: Config,
-    entry: NamespacePlan,
-    root: int,
-    external: list[str],
-    leave_running: bool,
-    freezer: int | None = None,
-    *,
-    leased: bool,
-    shield: bool,
-) -> DumpOptions:
-    """What CRIU is asked for."""
-    return DumpOptions(
-        pid=entry.root,
-        leave_running=leave_running,
-        shell_job=surroundings.needs_shell_job(root),
-        external=external,
-        external_mounts=entry.is_init,
-        timeout=config.criu_timeout,
-        freezer=freezer,
-        leased=leased,
-        shield=shield,
-    )
+    def ended(self) -> bool:
+        """Whether the checkpoint is committed and the tree is gone, or killed and about to be, whatever CRIU had to say."""
+        if self.leave_running or not self.let_go:
+            return False
+        return all(identity.doomed() for identity in wait_ended((p.identity for p in self.tree), _GONE_TIMEOUT))
 
+    def committed(self) -> Manifest:
+        """The manifest that is in the store."""
+        assert self.manifest is not None and self.manifest.number
+        return self.manifest
 
-@contextmanager
-def handlers_restored() -> Iterator[None]:
-    """Whatever becomes of the signal handlers inside (see `ignore_signals`), they are put back."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.getsignal(number) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+    def see_ended(self) -> list[ProcessIdentity]:
+        """CRIU has killed the tree: wait for that; who is left."""
+        self.reporter.step("cleanup")
+        left = wait_ended((p.identity for p in self.tree), _GONE_TIMEOUT)
+        if left:
+            self.reporter.warning(f"still ending: PIDs {', '.join(str(i.pid) for i in left)}")
+        return left
 
+    def tidy(self) -> None:
+        """The tree is gone: so goes what was made for the dump, the lock on its connections above all."""
+        self.links.clean(self.reporter)
+        if not self.stays_locked:
+            self.forget_lock()
+        self.farewell.say()
 
-def ignore_signals() -> None:
-    """From here on nothing is broken off."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    @property
+    def where(self) -> str:
+        """The URL of the store that has the checkpoint."""
+        return self.config.store if self.delivery is None else self.repository.store.url
 
+    @property
+    def stays_locked(self) -> bool:
+        """Whether the firewall lock waits for a restore here; of a tree that has moved, the connections are elsewhere, too."""
+        return self.kept and self.delivery is None
 
-def load_libraries() -> None:
-    """Beside CRIU, which freezes the tree meanwhile: what is imported later is imported in frozen time."""
-    for library in ("blake3", "zstandard"):
-        importlib.import_module(library)
-    schema.message("FILES")
+    def lock_table(self) -> str:
+        """The firewall table in which CRIU has locked the tree's connections."""
+        run_id = driver.run_id(self.folder) if self.survey.shield else None
+        return netfilter.criu_table(run_id) if run_id is not None else ""
 
-
-def refuse_unrestorable(images: ImageSet, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> None:
-    """`DumpFailed`, while the tree can still run on, for what has come since the look at it and no restore has room for."""
-    limit: int | None = None
-    for process in tree:
-        name = f"mm-{process.ns_pid}.img"
-        if process.zombie or images.size(name) < _MANY_MAPPINGS:
-            continue
-        limit = descriptor_limit(effective_capabilities()) if limit is None else limit
-        shared = {area.shmid for mm in read(images.folder, name, "MM") for area in mm.vmas if area.status & _SHARED}
-        for finding in many_shared(process, len(opened.get(process.pid, ())), len(shared), limit):
-            raise DumpFailed(f"{finding.text}; the tree runs on", hint=finding.hint, pid=finding.pid)
-
-
-def passing(error: driver.CriuFailed) -> str:
-    """What CRIU has refused the tree for, if that passes by itself and the tree runs on as it did before; else ""."""
-    from . import diagnosis  # a table of regular expressions that only failures need
-
-    if not error.undone or _NOT_UNDONE in error.log:
-        return ""
-    found = diagnosis.diagnose(error.log, str(error))
-    return found.text if found.passes else ""
-
-
-def explain(
-    config: Config, error: driver.CriuFailed, session: str, root: int, tree: Sequence[Process], tries: int = 1
-) -> CriuctlError:
-    """CRIU's failure in words, by the state the tree is in now; the last one of so many `tries`."""
-    if not tree and not os.path.exists(f"/proc/{root}"):  # CRIU, as a guest in its PID namespace, has ended with it
-        return NoSuchProcess(f"PID {root} has ended before it was frozen")
-    from . import diagnosis
-
-    kept = diagnosis.kept(config, error.log, f"dump-{session}")
-    found = diagnosis.diagnose(error.log, str(error))
-    alive = tree[0].identity.alive() if tree else os.path.exists(f"/proc/{root}")
-    fate = "the tree runs on" if alive else "the tree is gone"
-    often = f" in {tries} tries" if tries > 1 else ""
-    return DumpFailed(
-        f"CRIU could not dump PID {root}{often}: {found.text}; {fate}",
-        hint=found.hint,
-        pid=found.pid,
-        fd=found.fd,
-        **kept,
-    )
-
-
-def remember(
-    config: Config, registry: Registry, record: SessionRecord, root: ProcessIdentity, *, leave_running: bool, lock: str | None
-) -> None:
-    """Write down where the session is now; the fate of a tree that was to be ended is told by looking at it.
-
-    `lock` is the firewall table that holds the connections until a restore here, None if they are not to be kept.
-    """
-    doomed = root.doomed()
-    if doomed and leave_running and _killed(config, record):
-        registry.forget(record.name)  # while it was stored: nobody waits for it any more
-        return
-    record = replace(record, state="running", pid=root.pid, start_time=root.start_time)
-    if doomed and not leave_running:
-        record = replace(record, state="checkpointed", lock_table=lock or "", lock_kept=lock is not None)
-    registry.put(record)
-
-
-def _killed(config: Config, record: SessionRecord) -> bool:
-    from .demise import killed_by_operator  # seldom needed
-
-    return killed_by_operator(config, record)
+    def forget_lock(self) -> None:
+        """Take down CRIU's lock on the connections: CRIU does so itself, unless it ended the tree or was killed."""
+        table = self.lock_table()
+        if table:
+            try:
+                netfilter.delete_table(table, self.net_socket)
+            except CriuctlError as error:
+                self.reporter.warning(error.message, error.hint)

@@ -33,10 +33,10 @@ from ..report import Finding, Reporter
 from ..session.client import Session
 from ..transport import ssh
 from . import events
+from .arounddump import session_for
 from .delivering import HostDelivery, Wishes
 from .departure import check_home, moved_away
 from .dump import dump
-from .dumping import session_for
 from .moves import Moves, Outgoing
 from .needs import gather
 from .otherhost import reach

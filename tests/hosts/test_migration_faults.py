@@ -300,8 +300,8 @@ IMPATIENT = "import criuctl.ops.delivering as m; m.SETTLE = 2.0; from criuctl.cl
 SLOW_END = """
 import errno
 from criuctl.cli.main import program
-from criuctl.ops import dump, moves, remaps
-wait_ended = dump.wait_ended
+from criuctl.ops import dumping, moves, remaps
+wait_ended = dumping.wait_ended
 
 def still_ending(tree, timeout):
     tree = list(tree)
@@ -311,7 +311,7 @@ def still_ending(tree, timeout):
 def read_only(_links):
     raise OSError(errno.EROFS, "Read-only file system")
 
-dump.wait_ended, remaps.clean, moves.Outgoing.alive = still_ending, read_only, lambda move: True
+dumping.wait_ended, remaps.clean, moves.Outgoing.alive = still_ending, read_only, lambda move: True
 program()
 """
 
@@ -328,8 +328,8 @@ def test_what_fails_when_it_is_ended_does_not_undo_it_there(moving: Moving, host
 NO_ANSWER = """
 from criuctl.cli.main import program
 from criuctl.criu.driver import CriuFailed, Dumper
-from criuctl.ops import dump, moves
-wait_ended, finish = dump.wait_ended, Dumper.dump
+from criuctl.ops import dumping, moves
+wait_ended, finish = dumping.wait_ended, Dumper.dump
 
 def still_ending(tree, timeout):
     tree = list(tree)
@@ -340,7 +340,7 @@ def gone(self, *told):
     finish(self, *told)
     raise CriuFailed("CRIU ended without an answer", "")
 
-dump.wait_ended, Dumper.dump, moves.Outgoing.alive = still_ending, gone, lambda move: True
+dumping.wait_ended, Dumper.dump, moves.Outgoing.alive = still_ending, gone, lambda move: True
 program()
 """
 

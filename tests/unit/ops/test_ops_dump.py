@@ -11,14 +11,14 @@ import pytest
 
 from criuctl.config import Config
 from criuctl.criu import driver, schema
-from criuctl.ops import dumping, logs
+from criuctl.ops import arounddump, logs
 from criuctl.ops.registry import Registry, SessionRecord
 from criuctl.proc.tree import ProcessIdentity
 
 
 def test_what_is_needed_in_frozen_time_is_loaded_before() -> None:
     schema._module.cache_clear()
-    dumping.load_libraries()  # nobody hears of what goes wrong there
+    arounddump.load_libraries()  # nobody hears of what goes wrong there
     assert schema._module.cache_info().currsize
 
 
@@ -32,7 +32,7 @@ def test_a_tree_that_takes_its_time_to_end_is_checkpointed(
     registry = Registry(config)
     monkeypatch.setattr(ProcessIdentity, "doomed", lambda _identity: doomed)
     record = SessionRecord("web", checkpoint="c" * 32)
-    dumping.remember(config, registry, record, me, leave_running=False, lock=None)
+    arounddump.remember(config, registry, record, me, leave_running=False, lock=None)
     assert [(record.state, record.checkpoint) for record in registry.all()] == [(state, "c" * 32)]
 
 
@@ -48,7 +48,7 @@ def test_a_session_that_is_killed_while_its_snapshot_is_stored_does_not_come_bac
     audit = [{"what": "kill", "incarnation": 3}] if killed else [{"what": "kill", "incarnation": 2}]
     monkeypatch.setattr(logs, "audit", lambda _config, _name: audit)
     record = SessionRecord("web", incarnation=3)
-    dumping.remember(config, registry, record, me, leave_running=True, lock=None)
+    arounddump.remember(config, registry, record, me, leave_running=True, lock=None)
     assert [record.state for record in registry.all()] == known
 
 
@@ -60,10 +60,10 @@ def test_a_tree_that_ends_before_it_is_frozen_is_no_failed_dump(tmp_path: Path) 
     os.waitpid(child, 0)
     config = Config(state_dir=str(tmp_path), run_dir=str(tmp_path / "run"))
     silent = driver.CriuFailed("CRIU ended without an answer", "")
-    gone = dumping.explain(config, silent, "web", child, [])
+    gone = arounddump.explain(config, silent, "web", child, [])
     assert (gone.exit_code, gone.message) == (3, f"PID {child} has ended before it was frozen")
     frozen: Any = SimpleNamespace(identity=SimpleNamespace(alive=lambda: False))
-    assert dumping.explain(config, silent, "web", child, [frozen]).exit_code == 5
+    assert arounddump.explain(config, silent, "web", child, [frozen]).exit_code == 5
 
 
 @pytest.mark.parametrize(("undone", "more", "passes"), [(True, "", True), (False, "", False), (True, "not cured", False)])
@@ -72,4 +72,4 @@ def test_only_what_left_the_tree_as_it_was_is_tried_again(undone: bool, more: st
     log = "(00.04) Error (compel/src/lib/infect.c:323): Can't dump the 17482 thread with a pending SIGTRAP.\n"
     if more:
         log += "(00.05) Error (criu/cr-dump.c:1795): Can't cure (pid: 17482) from parasite\n"
-    assert bool(dumping.passing(driver.CriuFailed("", log, undone=undone))) == passes
+    assert bool(arounddump.passing(driver.CriuFailed("", log, undone=undone))) == passes

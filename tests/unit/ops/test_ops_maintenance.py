@@ -23,7 +23,7 @@ from criuctl.cli.main import main
 from criuctl.config import Config
 from criuctl.errors import ConfigError, Conflict, Damaged, NotFound, RestoreFailed, UsageError
 from criuctl.ops import batch, bootunit, maintenance, recovery, subjects, timers, trees
-from criuctl.ops.dumping import session_for
+from criuctl.ops.arounddump import session_for
 from criuctl.ops.maintenance import Item, Record
 from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive
 from criuctl.ops.snapshot import lock_of
