@@ -56,7 +56,7 @@ STATUS_KEYS = (
 )
 THREAD_KEYS = ("SigPnd", "SigBlk")
 NAMESPACES = ("pid", "mnt", "net", "ipc", "uts", "user", "cgroup")
-VM_FLAGS = frozenset(("sh", "lo", "dc", "dd", "de", "hg", "nh", "mg", "wf", "um", "gd", "nr", "io"))
+VM_FLAGS = frozenset(("sh", "lo", "dc", "dd", "de", "dp", "hg", "nh", "mg", "wf", "um", "gd", "nr", "io"))
 SOCKET_OPTIONS = {
     "reuseaddr": (socket.SOL_SOCKET, socket.SO_REUSEADDR),
     "reuseport": (socket.SOL_SOCKET, socket.SO_REUSEPORT),
@@ -519,7 +519,9 @@ def _memory(pid: int) -> dict[str, str]:
     stacks = [s for s in (_stack_pointer(pid, task) for task in listdir(f"/proc/{pid}/task")) if s]
     mem, pagemap = os.open(f"/proc/{pid}/mem", os.O_RDONLY), os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
     try:
-        for start, end, perms, offset, path, _ in _smaps(pid):
+        for start, end, perms, offset, path, flags in _smaps(pid):
+            if "dp" in flags.split():  # MAP_DROPPABLE, as of the random numbers of newer C libraries: no checkpoint has it
+                continue
             anonymous_shared = path.startswith(("/dev/zero", "/memfd:", "/SYSV"))
             if path.startswith(("[v", "[uprobes")) or end - start > MEMORY_LIMIT or (perms[3] == "s" and not anonymous_shared):
                 continue
