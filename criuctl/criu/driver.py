@@ -32,7 +32,7 @@ from ..proc.command import Starter
 from .binary import CriuBinary
 from .options import CONFIG_NAME, LOG_NAME, DumpOptions, RestoreOptions, config_text, dump_options, restore_options
 from .pages import B, PageGuard, PageImage, PageReceiver, PageSink, socket_pair
-from .rpc import CriuGone, CriuRefused
+from .rpc import CriuGone, CriuRefused, end_tracer
 
 _LOG_START, _LOG_END = 1 << 20, 15 << 20  # bytes of log that are read back: who runs is told first, why it failed last
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -189,13 +189,13 @@ def restore(
     pass_fds: Sequence[int] = (),
     start: Starter | None = None,
     about_to_fork: Callable[[int], None] | None = None,
-    about_to_run: Callable[[], None] | None = None,
+    about_to_run: Callable[[], int] | None = None,
 ) -> None:
     """Restore a tree from `folder`; `placed` is called with the root's PID before anything executes.
 
     `start` starts CRIU as somebody else's child: the tree's root is that one's too.  `about_to_fork` is told CRIU's
     PID, or that of its parent, when it is about to make the tree; `about_to_run` when every task stands before its first
-    instruction, in CRIU's hands: they run when it is left, even if it raises.
+    instruction, in CRIU's hands: they run when it is left, even if it raises.  It returns the PID of their tracer, 0 if unknown.
     Raises what `placed` raised, else `CriuFailed`; nothing of the tree is left then.
     """
 
@@ -211,10 +211,12 @@ def restore(
             swrk.expendable = True
             swrk.call("RESTORE", restore_options(folder_path(folder), options), notify, until="pre-resume")
             swrk.expendable = False
+            tracer = 0
             try:
                 if about_to_run is not None:
-                    about_to_run()
+                    tracer = about_to_run()
             finally:
-                swrk.end()
+                if not tracer or not end_tracer(tracer):
+                    swrk.go_on()
     except (CriuRefused, CriuGone) as error:
         raise CriuFailed(str(error), read_log(folder)) from error

@@ -9,7 +9,7 @@ message classes are pycriu's.
 CRIU ends by itself when its socket closes: mid-dump it then lets the tree go on, mid-restore it kills what
 it had restored.  A CRIU that dumps is never killed from here, because one killed half way leaves parasites in the tree; one
 that restores is (`expendable`), if it gets nothing done any more: nothing of the tree has run.  And it is when it has nothing
-left to do but to let go of the tree (`Swrk.end`).
+left to do but to let go of the tree (`end_tracer`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 import select
 import signal
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,7 +31,6 @@ A list is a yes that adds external resources; CRIU takes them with ``query-ext-f
 """
 
 _MAX_PACKET = 1 << 20
-_CREDENTIALS = struct.Struct("3i")  # struct ucred: PID, user, group
 
 
 class CriuGone(CriuctlError):
@@ -54,9 +52,7 @@ class Swrk:
 
     def __init__(self, sock: socket.socket, pid: int = 0) -> None:
         self.sock = sock
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.pid = pid
-        self._speaker = 0  # CRIU's own PID as we see it, known from its first word on
         self.expendable = False  # what it has made so far may be ended, as nothing of that has run
         self.hangs = False  # it gets nothing done
         self._rpc = schema.rpc()
@@ -120,22 +116,13 @@ class Swrk:
             raise CriuRefused(message or f"CRIU failed (errno {response.cr_errno})")
         return response
 
-    def end(self) -> None:
-        """SIGKILL the CRIU that waits for our answer; returns when the kernel has let go of all that it traced.
-
-        One that is not to be seen from here lets go of it by itself when the socket closes.
-        """
-        try:
-            fd = os.pidfd_open(self._speaker)
-        except OSError:
-            return
-        try:
-            signal.pidfd_send_signal(fd, signal.SIGKILL)
-            ended = select.poll()
-            ended.register(fd, select.POLLIN)
-            ended.poll()
-        finally:
-            os.close(fd)
+    def go_on(self) -> Any:
+        """Say yes to the notification at which CRIU waits, and see the request through."""
+        answer = self._rpc.criu_req()
+        answer.type = self._rpc.NOTIFY
+        answer.notify_success = True
+        self._send(answer)
+        return self.answer()
 
     def _send(self, message: Any) -> None:
         try:
@@ -147,16 +134,13 @@ class Swrk:
         if self.expendable:
             self._wait(veto)
         try:
-            packet, told, _flags, _from = self.sock.recvmsg(_MAX_PACKET, socket.CMSG_SPACE(_CREDENTIALS.size))
+            packet = self.sock.recv(_MAX_PACKET)
         except ConnectionError:
-            packet, told = b"", []
+            packet = b""
         if not packet:
             if veto is not None:
                 raise veto
             raise CriuGone("CRIU ended without an answer")
-        for _level, kind, data in told:
-            if kind == socket.SCM_CREDENTIALS:
-                self._speaker = _CREDENTIALS.unpack(data)[0]
         response = self._rpc.criu_resp()
         response.ParseFromString(packet)
         return response
@@ -174,3 +158,21 @@ class Swrk:
                 raise veto
             if idle > stall.PATIENCE:
                 raise CriuGone(f"CRIU has done nothing for {stall.PATIENCE:g} s")
+
+
+def end_tracer(pid: int) -> bool:
+    """SIGKILL a CRIU that traces a tree and waits for our answer; whether the kernel has let go of all that it traced."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        signal.pidfd_send_signal(fd, signal.SIGKILL)
+        ended = select.poll()
+        ended.register(fd, select.POLLIN)
+        ended.poll()
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -51,7 +51,7 @@ from .holders import DumpedHolder
 from .namespaces import NamespacePlan
 from .registry import Registry, SessionRecord, boot_id
 from .terminals import DumpedTerminals
-from .timelimits import TimeLimits
+from .waits import Waits
 
 if TYPE_CHECKING:
     from .precopy import Round
@@ -102,7 +102,7 @@ class Dumping:
     frozen_ms: float = 0.0
     rounds: list[Round] = field(default_factory=list)  # of pre-copy
     manifest: Manifest | None = None
-    limits: TimeLimits = field(default_factory=TimeLimits)
+    waits: Waits = field(default_factory=Waits)
     farewell: Farewell = field(default_factory=Farewell)
     kept: bool = False  # an external connection is to be kept: the firewall lock stays
 
@@ -121,7 +121,7 @@ class Dumping:
             try:
                 with ThreadPoolExecutor(1, thread_name_prefix="criuctl-collect") as self.helper:
                     self.helper.submit(arounddump.load_libraries)
-                    self.limits.look(self.root)
+                    self.waits.look(self.root)
                     with self.holder.prepared() as freezer:
                         self.dumper.dump(self._options(freezer), self.writer, steps)
                 break
@@ -167,7 +167,7 @@ class Dumping:
         self.frozen_at = self.holder.held_since or time.monotonic()
         if self.delivery is not None:
             self.delivery.frozen()
-        self.limits.frozen(2 if self.holder.held_since else 1)
+        self.waits.frozen(2 if self.holder.held_since else 1)
         self.holder.seized()
         self.reporter.step("frozen")
         self.tree = read_tree(self.root)
@@ -250,7 +250,7 @@ class Dumping:
             )
         arounddump.refuse_unrestorable(images, self.tree, self.opened)
         latesignals.add(images, self.tree)
-        self.limits.shorten(images)
+        self.waits.amend(images)
         socketnames.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)
         file_records = self.collected.result()

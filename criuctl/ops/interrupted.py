@@ -7,7 +7,7 @@ came, and programs that never expected one end: ``tail -F``, ``script``, varnish
 
 So the thread is put back onto its ``syscall`` instruction, with what was left of a sleep, in the images (`restart_saved`).
 Not where a signal waits that is going to interrupt the call: its handler may have to.  Of time limits that are in registers what
-has passed is taken off at the dump (`timelimits`), the others begin anew; a sleep that did not ask what was left keeps its EINTR.
+has passed is taken off at the dump (`waits`), the others begin anew; a sleep that did not ask what was left keeps its EINTR.
 
 That is not enough where a signal comes until the tree runs: its handler would run first, and the call (also read, wait4, futex,
 which CRIU itself puts back) would be entered after it, and might wait for ever.  So who holds the stopped threads gives them what

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from msgspec import Struct, field
@@ -21,11 +21,12 @@ from ..criu import binary, driver
 from ..criu.images import ImageSet
 from ..criu.lazy import LazyImage, LazyPages
 from ..criu.options import RestoreOptions
-from ..errors import RestoreFailed
+from ..errors import NoSuchProcess, RestoreFailed
 from ..hooks import Hooks
 from ..proc.child import InterruptsDeferred
 from ..proc.namespaces import pid_in
 from ..proc.privatens import PrivateNamespaces
+from ..proc.procfs import read_status
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from . import (
@@ -229,10 +230,15 @@ class Restoring(Struct):
         self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys, pids, self.images)
         self.reporter.step("resume")
 
-    def _about_to_run(self) -> None:
-        """Nothing can be taken back any more."""
+    def _about_to_run(self) -> int:
+        """Nothing can be taken back any more; who traces the tree."""
         interrupted.leave_to_kernel(self.calls, self.pids, self.reporter)
         self.holder.settle()
+        for pid in self.pids:
+            with suppress(NoSuchProcess):  # somebody has killed this one
+                if tracer := int(read_status(pid)["TracerPid"]):
+                    return tracer
+        return 0
 
     def _groups_anew(self, stack: ExitStack) -> str | None:
         """Where CRIU makes those control groups of the tree that are gone, if it is to make any."""

@@ -45,6 +45,32 @@ def test_left_running(zoo: Zoo, criuctl: Criuctl) -> None:
     finishes(animal)
 
 
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_what_was_stopped_before(pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """To the kernel, poll, sleeps and waits with a limit are restart_syscall then, and neither CRIU nor the images tell which."""
+    animal = zoo.launch("waiting.py", "poll", "nanosleep", "futex", "futex until")
+
+    def stop_and_go_on() -> None:
+        os.kill(animal.pid, signal.SIGSTOP)
+        wait_until(lambda: oracle.stat_of(animal.pid)[0] == "T", 60, "it is stopped")
+        os.kill(animal.pid, signal.SIGCONT)
+        wait_until(lambda: calls(animal).count("219") == 4, 60, "its calls are entered again")
+
+    stop_and_go_on()
+    for _ in range(2):
+        criuctl("dump", animal.pid, "--leave-running")
+        animal.ask()
+    stop_and_go_on()
+    animal = trip.restore(trip.dump(animal), animal, "--pids", pids, equal=False)
+    animal.ask()
+    finishes(animal)
+
+
+def calls(animal: Animal) -> list[str]:
+    """Of its threads, the numbers of the system calls that they wait in."""
+    return [path.read_text().split()[0] for path in Path(f"/proc/{animal.pid}/task").glob("*/syscall")]
+
+
 @pytest.mark.parametrize("leave_running", [True, False])
 def test_a_dump_that_is_refused_at_its_end(leave_running: bool, zoo: Zoo, criuctl: Criuctl) -> None:
     """CRIU has done its work in the tree by then."""

@@ -22,11 +22,12 @@ from criuctl.proc.tree import ProcessIdentity, children
 last, spared = Restoring._about_to_run, int(sys.argv[1])
 
 def killing(self):
-    last(self)
+    tracer = last(self)
     for pid in children(self.placed.pid)[spared:]:
         os.kill(pid, signal.SIGKILL)
         while ProcessIdentity.of(pid).alive():
             pass
+    return tracer
 
 Restoring._about_to_run = killing
 sys.argv[1:] = sys.argv[5:]

@@ -1,4 +1,4 @@
-"""Time limits of system calls that the freeze interrupts: what has passed of one is taken off when its call is entered again.
+"""What only a look just before the freeze tells of the system calls that it interrupts: time that has passed, and their numbers.
 
 poll and epoll_wait get their limit as a number of milliseconds, from when they are entered.  Entered again with the same number
 (`interrupted`), a limit that is longer than the time from one snapshot to the next would never run out: in an event loop that
@@ -8,7 +8,11 @@ No look at a stopped thread tells when it has entered its call, for it has run s
 before the freeze: since when it sleeps (the scheduler's ``exec_start``), in which call, and how often it has gone to sleep.  When
 it is frozen, it must have gone to sleep once more only, for that: then it is still in that call.  The time is a little too
 short, never too long: a limit may end late, not early.  Where the kernel does not tell all of that (no /proc/PID/sched) limits
-begin anew, as those do that a call reads from memory.
+begin anew, as those do that a call reads from memory.  The register stays changed after the call, which the kernel never does to
+one: code that keeps the limit there for its next call waits shorter then.
+
+A call that was interrupted before, by SIGSTOP or an earlier freeze, is restart_syscall since, to the kernel and to CRIU: only
+where in the kernel it waits tells which one it was, which has to be known to enter it again.
 
 The scheduler's clock may be another one on each processor, so it is read on the one that the thread was on.
 """
@@ -19,7 +23,9 @@ import ctypes
 import errno
 import os
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -32,8 +38,23 @@ from ..proc.tree import walk
 _MINUS_EINTR = (1 << 64) - errno.EINTR
 _NATIVE = 1  # not a 32-bit process, whose calls have other numbers
 _LIMITED = {7: 2, 232: 3, 281: 3}  # poll, epoll_wait, epoll_pwait: which argument the limit is
+_RESTART = 219  # restart_syscall
+_LOOKED_AT = frozenset((*_LIMITED, _RESTART))
 _ARGUMENTS = ("di", "si", "dx", "r10", "r8", "r9")
 _LEAST = 100  # milliseconds of a limit that is looked at: what is shorter runs out between two snapshots
+_POLL, _NANOSLEEP, _CLOCK_NANOSLEEP, _FUTEX = 7, 35, 230, 202
+_RESTARTED = {  # where in the kernel -> what was called
+    "poll_schedule_timeout": _POLL,
+    "futex_do_wait": _FUTEX,
+    "futex_wait_queue": _FUTEX,
+    "futex_wait_queue_me": _FUTEX,
+    "do_syscall_64": _NANOSLEEP,  # all of a sleep's own functions are the scheduler's, which are not told
+    "__x64_sys_restart_syscall": _NANOSLEEP,
+    "hrtimer_nanosleep_restart": _NANOSLEEP,
+    "alarm_timer_nsleep_restart": _CLOCK_NANOSLEEP,
+    "alarmtimer_do_nsleep": _CLOCK_NANOSLEEP,
+}
+_CLOCKS = 16  # what is below is the number of a clock, not an address
 
 
 class Waiting(Struct, frozen=True):
@@ -44,25 +65,31 @@ class Waiting(Struct, frozen=True):
     switches: int  # how often the thread has gone to sleep
 
 
-class TimeLimits:
-    """Those of one tree, for one dump: `look`, then `frozen`, then `shorten`."""
+class Waits:
+    """Those of one tree, for one dump: `look`, then `frozen`, then `amend`."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[int, int], Waiting] = {}  # process, thread
         self._still: dict[int, Waiting] = {}  # thread, by its own number
+        self._restarted: dict[tuple[int, ...], int] = {}  # arguments and stack pointer -> number of the call
 
     def look(self, root: int) -> None:
         """The tree is about to be frozen."""
-        self._waiting = {}
+        self._waiting, self._restarted = {}, {}
         slept: dict[int, list[tuple[tuple[int, int], Waiting, float]]] = {}  # processor -> threads, and since when they sleep
         for pid, tid in _threads(root):
             with suppress(OSError, CriuctlError, ValueError, KeyError):  # it has ended, or the kernel does not tell
                 if (words := _call(pid, tid)) is None:
                     continue
+                if words[0] == _RESTART:
+                    self._restarted[words[1:]] = _restarted(pid, tid, words)
+                    continue
+                if _limit(words) < _LEAST:
+                    continue
                 waiting = Waiting(words, 0, _switches(pid, tid))
                 since = _exec_start(pid, tid)
                 processor = int(read_text(pid, f"task/{tid}/stat").rpartition(")")[2].split()[36])
-                if words == _call(pid, tid):
+                if since > 0 and words == _call(pid, tid):  # 0: it was forgotten, by a kernel that was asked by SysRq to
                     slept.setdefault(processor, []).append(((pid, tid), waiting, since))
         for processor, threads in slept.items():
             if (now := _now(processor)) is not None:
@@ -76,18 +103,33 @@ class TimeLimits:
                 if _switches(pid, tid) == one.switches + stops:
                     self._still[int(read_status(pid, f"task/{tid}/status")["NSpid"].split()[-1])] = one
 
-    def shorten(self, images: ImageSet) -> None:
-        """In post-dump: who enters such a call again waits for what is left."""
+    def amend(self, images: ImageSet) -> None:
+        """In post-dump: who enters such a call again waits for what is left, and calls of unknown number get it."""
         for number, one in self._still.items():
-            name = f"core-{number}.img"
-            messages = read(images.folder, name, "CORE") if images.size(name) else []
-            if not messages or not messages[0].HasField("thread_info"):
-                continue
-            registers = messages[0].thread_info.gpregs
-            words = (registers.orig_ax, *(getattr(registers, argument) for argument in _ARGUMENTS), registers.sp)
-            if (registers.ax, registers.mode, words) == (_MINUS_EINTR, _NATIVE, one.words):
-                setattr(registers, _ARGUMENTS[_LIMITED[one.words[0]]], max(0, _limit(one.words) - one.passed))
+            for registers in _registers(images, f"core-{number}.img"):
+                if _words(registers) == one.words:
+                    setattr(registers, _ARGUMENTS[_LIMITED[one.words[0]]], max(0, _limit(one.words) - one.passed))
+        for name in images.names() if self._restarted else ():
+            for registers in _registers(images, name) if name.startswith("core-") else ():
+                words = _words(registers)
+                if words[0] == _RESTART:
+                    registers.orig_ax = self._restarted.get(words[1:], _RESTART)
+
+
+def _registers(images: ImageSet, name: str) -> Iterator[Any]:
+    """Those of the thread of an image, if it was interrupted; they are written back."""
+    messages = read(images.folder, name, "CORE") if images.size(name) else []
+    if messages and messages[0].HasField("thread_info"):
+        registers = messages[0].thread_info.gpregs
+        if (registers.ax, registers.mode) == (_MINUS_EINTR, _NATIVE):
+            before = registers.SerializeToString()
+            yield registers
+            if registers.SerializeToString() != before:
                 write(images.folder, name, "CORE", messages)
+
+
+def _words(registers: Any) -> tuple[int, ...]:
+    return (registers.orig_ax, *(getattr(registers, argument) for argument in _ARGUMENTS), registers.sp)
 
 
 def _threads(root: int) -> list[tuple[int, int]]:
@@ -101,12 +143,17 @@ def _threads(root: int) -> list[tuple[int, int]]:
 
 
 def _call(pid: int, tid: int) -> tuple[int, ...] | None:
-    """The call with a limit worth looking at in which a thread sleeps: number, six arguments, stack pointer."""
+    """The call in which a thread sleeps, if more has to be known of it: number, six arguments, stack pointer."""
     told = read_text(pid, f"task/{tid}/syscall").split()
-    if len(told) < 9 or int(told[0]) not in _LIMITED:
+    if len(told) < 9 or int(told[0]) not in _LOOKED_AT:
         return None
-    words = tuple(int(word, 0) for word in told[:8])
-    return words if _limit(words) >= _LEAST else None
+    return tuple(int(word, 0) for word in told[:8])
+
+
+def _restarted(pid: int, tid: int, words: tuple[int, ...]) -> int:
+    """The number of the call that a thread in `_RESTART` has made, which is this where it is not known."""
+    number = _RESTARTED.get(read_text(pid, f"task/{tid}/wchan").partition(".")[0], _RESTART)
+    return _CLOCK_NANOSLEEP if number == _NANOSLEEP and words[1] < _CLOCKS else number
 
 
 def _limit(words: tuple[int, ...]) -> int:
