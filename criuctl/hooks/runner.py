@@ -159,6 +159,7 @@ class Hooks(Struct):
     results: list[HookResult] = field(default_factory=list)
     degraded: bool = False  # something optional failed
     done: bool = False  # the operation has succeeded: `telling` is silent from here on
+    before: dict[str, bool] = field(default_factory=dict)  # phase -> `degraded` when its hooks were run
 
     def __post_init__(self) -> None:
         check(self.config)  # a bad configuration is told before anything is touched
@@ -166,6 +167,7 @@ class Hooks(Struct):
     def run(self, phase: str, **facts: Any) -> None:
         """Run the hooks of `phase`, all told `facts` (which later phases are told, too); raises `Vetoed`."""
         self.facts.update(facts)
+        self.before[phase] = self.degraded
         try:
             found = executables(self.config, phase)
         except ConfigError as error:
@@ -201,6 +203,7 @@ class Hooks(Struct):
     def forget(self, phase: str) -> None:
         """What the hooks of `phase` said does not count: it comes again."""
         self.results[:] = [result for result in self.results if result.phase != phase]
+        self.degraded = self.before.get(phase, self.degraded)
 
     @contextmanager
     def telling(self, phase: str) -> Iterator[None]:

@@ -32,6 +32,7 @@ from .registry import Registry, SessionRecord, check_name
 from .target import Target
 
 PAUSES = (0.1, 0.2, 0.5, 1.0)  # seconds before another try of what is refused for something that passes
+LONG = 5.0  # seconds; a tree that is to be frozen for so long again is not
 _NOT_UNDONE = "from parasite"  # CRIU could not take out of a process what it had put there
 
 _SHARED = 1 << 8 | 1 << 14  # CRIU: VMA_ANON_SHARED and VMA_AREA_MEMFD in criu/include/image.h
@@ -143,14 +144,17 @@ def refuse_unrestorable(images: ImageSet, tree: Sequence[Process], opened: Mappi
             raise DumpFailed(f"{finding.text}; the tree runs on", hint=finding.hint, pid=finding.pid)
 
 
-def passing(error: driver.CriuFailed) -> str:
-    """What CRIU has refused the tree for, if that passes by itself and the tree runs on as it did before; else ""."""
+def passing(error: driver.CriuFailed, tries: int) -> str:
+    """What CRIU has refused the tree for, if that passes by itself and the tree runs on as it did before; else "".
+
+    What nobody knows, said beside something that passes, is tried once more only.
+    """
     from . import diagnosis  # a table of regular expressions that only failures need
 
     if not error.undone or _NOT_UNDONE in error.log:
         return ""
     found = diagnosis.diagnose(error.log, str(error))
-    return found.text if found.passes else ""
+    return found.text if found.passes and (found.code != diagnosis.UNKNOWN or tries == 1) else ""
 
 
 def explain(

@@ -21,6 +21,7 @@ from msgspec import Struct
 from ..config import Config
 from .remedies import FLEETING, REMEDIES, Remedy
 
+UNKNOWN = "criu"  # the code of what is not in the table
 _KEPT_LOGS = 50  # older ones are removed when a new one is kept
 _LABEL = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -58,7 +59,7 @@ class Diagnosis(Struct, frozen=True):
     hint: str = ""
     pid: int | None = None
     fd: int | None = None
-    code: str = "criu"  # stable name of what is known, "criu" for what is not in the table
+    code: str = UNKNOWN  # stable name of what is known
     line: str = ""  # CRIU's own words
     passes: bool = False  # by itself: the same may succeed a moment later
 

@@ -95,6 +95,7 @@ class Dumping:
     opened: dict[int, list[Descriptor]] = field(default_factory=dict)
     helper: ThreadPoolExecutor = field(init=False)
     collected: Future[list[FileRecord]] = field(init=False)
+    heard: Reporter = field(init=False)  # what collecting them tells; nothing of a try that CRIU gives up
     own: Future[dict[int, list[tuple[int, int]]]] = field(init=False)
     connections: list[ConnectionRecord] = field(default_factory=list)
     required: tuple[PredicateRecord, ...] = ()
@@ -141,9 +142,16 @@ class Dumping:
     def _outwait(self, error: driver.CriuFailed, ahead: Collection[Hashable]) -> None:
         """CRIU has let the tree go for what passes by itself: undo all but the streams `ahead` and wait; else raise `error`."""
         self.tries += 1
-        why = arounddump.passing(error) if self.tries <= len(arounddump.PAUSES) and not self.identity.doomed() else ""
+        frozen = time.monotonic() - self.frozen_at if self.tree else 0.0
+        again = self.tries <= len(arounddump.PAUSES) and frozen < arounddump.LONG and not self.identity.doomed()
+        why = arounddump.passing(error, self.tries) if again else ""
         if not why:
             raise error
+        if self.tree:
+            self.reporter.warning(
+                f"CRIU gave up on the tree when it was frozen ({why}), and was asked again: calls that the program waited in "
+                "may have ended with EINTR, as for a signal"
+            )
         self.terminals.back()
         self.forget_lock()
         self.farewell.drop()
@@ -174,6 +182,7 @@ class Dumping:
         self.opened = {p.pid: descriptors(p.pid) for p in self.tree if not p.zombie}
         # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
         looked = self.survey.frozen(self.tree, self.opened)
+        self.heard = Reporter()
         self.own = self.helper.submit(ownmemory.own_memory, self.tree)  # beside CRIU's own work, as the files
         self.collected = self.helper.submit(self._collect)
         if not self.leave_running:
@@ -185,7 +194,7 @@ class Dumping:
 
     def _collect(self) -> list[FileRecord]:
         """The files of the frozen tree."""
-        return files.collect(self.writer, self.config, self.opened, self.with_files, self.binaries, self.root, self.reporter)
+        return files.collect(self.writer, self.config, self.opened, self.with_files, self.binaries, self.root, self.heard)
 
     def commit(self, memory: list[PageImage]) -> None:
         """Inside post-dump: all pages and images are there.  Returning lets CRIU end (or thaw) the tree."""
@@ -254,6 +263,8 @@ class Dumping:
         socketnames.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)
         file_records = self.collected.result()
+        for text in self.heard.warnings:
+            self.reporter.warning(text)
         self.kept = any(c.policy == "keep" and c.external and c.protocol == "tcp" for c in self.connections)
         holder = self.holder.begin(self.writer)
         typed = self.terminals.take(self.tree, self.opened, self.writer)

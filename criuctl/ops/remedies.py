@@ -36,22 +36,18 @@ _DROP = "Have the program drop the watch, or close what it keeps open of the fil
 _OLD_CRIU = "Run scripts/setup: it finds or installs a CRIU that works on this kernel."
 _ROOT = "Run criuctl as root with all capabilities; some containers drop CAP_SYS_RESOURCE, CAP_SYS_ADMIN or CAP_NET_ADMIN."
 _PIDS = "Restore with `--pids private`, or end the process that has the number (`criuctl restore --dry-run` names it)."
+_TRACED = "process {pid} cannot be stopped: another program traces it, it is not ours to stop, or it was just ending"
+_UNTRACE = "End the tracer (gdb, strace, a profiler) or have it detach; run criuctl as root; or try again."
 _TERMINAL = "Detach the program from the terminal (redirect its input and output), or start it as a session of criuctl."
 
 _DUMP = (
     _r(
         "ended",
-        r"Unseizable non-zombie \d+ found, state (?:[Xx],|., err [1-9])|kcmp failed: .*: No such process",
+        r"kcmp failed: .*: No such process",
         "a process was just ending",
         _AGAIN,
     ),
-    _r(
-        "traced",
-        r"(?:Unseizable non-zombie|Unable to interrupt task:?) (?P<pid>\d+)\b(?! \(No such process)",
-        "process {pid} cannot be stopped: another program traces it, it is not ours to stop, or it was just ending",
-        "End the tracer (gdb, strace, a profiler) or have it detach; run criuctl as root; or try again.",
-        passes=True,
-    ),
+    _r("traced", r"Unable to interrupt task:? (?P<pid>\d+) \(Operation not permitted", _TRACED, _UNTRACE, passes=True),
     _r("signal", r"Unexpected (?P<pid>\d+) task interruption", "a signal was just reaching process {pid}", _AGAIN),
     _r(
         "address-space-used-up",
@@ -298,7 +294,7 @@ _DUMP = (
     ),
     _r(
         "freeze",
-        r"Task pid reused while suspending|Zombie with children|SEIZE \d+: ",
+        r"Zombie with children",
         "processes came and went while the tree was being frozen",
         _AGAIN,
     ),
@@ -441,6 +437,20 @@ REMEDIES: tuple[Remedy, ...] = _DUMP + _RESTORE
 
 # What CRIU mostly gets over: the reason only if the log has no other.
 FLEETING: tuple[Remedy, ...] = (
+    _r("ended", r"Unseizable non-zombie \d+ found, state (?:[Xx],|., err [1-9])", "a process was just ending", _AGAIN),
+    _r(
+        "traced",
+        r"(?:Unseizable non-zombie|Unable to interrupt task:?) (?P<pid>\d+)\b(?! \(No such process)",
+        _TRACED,
+        _UNTRACE,
+        passes=True,
+    ),
+    _r(
+        "freeze",
+        r"Task pid reused while suspending|SEIZE \d+: ",
+        "processes came and went while the tree was being frozen",
+        _AGAIN,
+    ),
     _r(
         "freeze",
         r"^Collected \(-\d+ attempts, [1-9]\d* in_progress\)",

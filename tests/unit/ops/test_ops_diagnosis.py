@@ -159,6 +159,22 @@ def test_dump_failures(line: str, code: str, pid: int, fd: int | None) -> None:
 
 
 @pytest.mark.parametrize(
+    "survived",
+    [
+        "Error (compel/src/lib/infect.c:238): Unseizable non-zombie 77 found, state X, err 77/0",
+        "Error (compel/src/lib/infect.c:238): Unseizable non-zombie 77 found, state S, err -1/10",
+        "Error (compel/src/lib/infect.c:247): Task pid reused while suspending (9: 3 -> 1)",
+        "Error (compel/src/lib/infect.c:255): SEIZE 7: task not stopped after seize",
+    ],
+)
+def test_what_criu_gets_over_does_not_hide_the_cause(survived: str) -> None:
+    """It logs as an error of a child or thread what it then does without."""
+    cause = "(00.07) Error (criu/files-ext.c:98): Can't dump file 3 of that type [20666] (chr 10:200 /dev/net/tun)"
+    found = diagnose(f"{HEAD}(00.06) {survived}\n{cause}\n{TAIL}")
+    assert "Can't dump file 3" in found.line and not found.passes
+
+
+@pytest.mark.parametrize(
     ("lines", "code", "words"),
     [
         # Of trees of processes that soon end; the last are of one that ends while its threads are looked for.

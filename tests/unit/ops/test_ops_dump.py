@@ -72,4 +72,11 @@ def test_only_what_left_the_tree_as_it_was_is_tried_again(undone: bool, more: st
     log = "(00.04) Error (compel/src/lib/infect.c:323): Can't dump the 17482 thread with a pending SIGTRAP.\n"
     if more:
         log += "(00.05) Error (criu/cr-dump.c:1795): Can't cure (pid: 17482) from parasite\n"
-    assert bool(arounddump.passing(driver.CriuFailed("", log, undone=undone))) == passes
+    assert bool(arounddump.passing(driver.CriuFailed("", log, undone=undone), 4)) == passes
+
+
+def test_what_nobody_knows_is_tried_once_more() -> None:
+    log = "(00.01) Warn  (compel/src/lib/infect.c:132): Unable to interrupt task: 77 (No such process)\n"
+    log += "(00.02) Error (criu/new.c:1): Nobody has seen this before\n"
+    failed = driver.CriuFailed("", log, undone=True)
+    assert arounddump.passing(failed, 1) and not arounddump.passing(failed, 2)
