@@ -31,7 +31,7 @@ from ..proc import locks
 from ..proc.scratch import detached_mount
 from ..session.cgroup import SessionGroup
 from . import cgroups
-from .registry import run_folder
+from .registry import boot_id, run_folder
 
 _IMAGE = "cgroup.img"
 _YARD = "yard"
@@ -113,23 +113,32 @@ def _noted(config: Config, groups: list[str]) -> Iterator[None]:
     """Have it known that these groups are being made, for as long as it is not said what becomes of them."""
     path = run_folder(config, _NOTES) / os.urandom(8).hex()
     with locks.held(path):
-        path.write_text(json.dumps([group for group in groups if not group.startswith(_OURS)]))
+        with suppress(OSError):  # no room: then it is not known
+            path.write_text(json.dumps([boot_id(), *(group for group in groups if not group.startswith(_OURS))]))
         yield
 
 
 def sweep(config: Config) -> None:
     """Remove the groups that killed restores were making; those of a tree that runs stay as long as it does."""
+    now = boot_id()
     for path in locks.left(run_folder(config, _NOTES)):
-        try:
-            groups = json.loads(path.read_text())
-        except ValueError:  # killed before it could tell: it has made none
-            groups = []
-        if any(SessionGroup(group, 2).pids() for group in groups):
-            continue
-        for group in reversed(groups):
-            with suppress(OSError):  # it was not made
-                os.rmdir(group)
-        path.unlink()
+        with suppress(OSError):
+            try:
+                boot, *groups = json.loads(path.read_text())
+            except ValueError:  # killed before it could tell: it has made none
+                boot, groups = now, []
+            if boot != now:  # they have gone with their kernel
+                groups = []
+            if not any(map(_lived_in, groups)):
+                for group in reversed(groups):
+                    with suppress(OSError):  # it was not made
+                        os.rmdir(group)
+                path.unlink()
+
+
+def _lived_in(group: str) -> bool:
+    """Whether somebody is in the group, or in one below that was made since."""
+    return any(SessionGroup(folder, 2).pids() for folder, _folders, _files in os.walk(group))
 
 
 def _has_namespace(images: ImageSet) -> bool:

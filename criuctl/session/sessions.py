@@ -86,7 +86,7 @@ def forget(config: Config, name: str) -> bool:
     if state is not None and state["holder_alive"]:
         return False
     if state is not None and state["cgroup"]:
-        SessionGroup(str(state["cgroup"]), 2).remove()  # of a holder that was killed; not if somebody is still in it
+        SessionGroup(str(state["cgroup"]), 2).remove(0)  # of a holder that was killed; not if somebody is still in it
     for folder in (run_folder, names.state_folder(config.state_dir, name)):
         shutil.rmtree(folder, ignore_errors=True)
     return True

@@ -190,6 +190,18 @@ def test_policies_by_phase(hooks: HookFolder, config: Config) -> None:
         asked.run("frozen")
 
 
+def test_what_is_forgotten_has_no_consequences(hooks: HookFolder, config: Config) -> None:
+    """The hooks of a phase that comes again: only their last answer counts."""
+    hooks.sh("frozen", "fails-once", '[ -e "$0.done" ] && exit 0; touch "$0.done"; exit 1')
+    asked = Hooks(config, Reporter())
+    asked.run("pre-dump")
+    asked.run("frozen")
+    assert asked.degraded
+    asked.forget("frozen")
+    asked.run("frozen")
+    assert not asked.degraded and [result.ok for result in asked.results] == [True]
+
+
 @pytest.mark.parametrize("bad", [{"nonesuch": "veto"}, {"pre-dump": "maybe"}, {"post-commit": "veto"}, {"reconnect": "warn"}])
 def test_policies_that_make_no_sense(bad: dict[str, str], config: Config) -> None:
     with pytest.raises(ConfigError, match="hook_failure"):
