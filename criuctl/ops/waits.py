@@ -14,7 +14,8 @@ one: code that keeps the limit there for its next call waits shorter then.
 A call that was interrupted before, by SIGSTOP or an earlier freeze, is restart_syscall since, to the kernel and to CRIU: only
 where in the kernel it waits tells which one it was, which has to be known to enter it again.
 
-The scheduler's clock may be another one on each processor, so it is read on the one that the thread was on.
+The scheduler's clock may be another one on each processor, so it is read on the one that the thread was on.  (Newer kernels may
+move one that has only just fallen asleep: then what has passed is wrong by how much the two clocks differ.)
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import ctypes
 import errno
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -41,6 +42,7 @@ _LIMITED = {7: 2, 232: 3, 281: 3}  # poll, epoll_wait, epoll_pwait: which argume
 _RESTART = 219  # restart_syscall
 _LOOKED_AT = frozenset((*_LIMITED, _RESTART))
 _ARGUMENTS = ("di", "si", "dx", "r10", "r8", "r9")
+_PATIENCE = 1.0  # seconds for the clocks of processors
 _LEAST = 100  # milliseconds of a limit that is looked at: what is shorter runs out between two snapshots
 _POLL, _NANOSLEEP, _CLOCK_NANOSLEEP, _FUTEX = 7, 35, 230, 202
 _RESTARTED = {  # where in the kernel -> what was called
@@ -91,9 +93,8 @@ class Waits:
                 processor = int(read_text(pid, f"task/{tid}/stat").rpartition(")")[2].split()[36])
                 if since > 0 and words == _call(pid, tid):  # 0: it was forgotten, by a kernel that was asked by SysRq to
                     slept.setdefault(processor, []).append(((pid, tid), waiting, since))
-        for processor, threads in slept.items():
-            if (now := _now(processor)) is not None:
-                self._waiting |= {key: replace(waiting, passed=max(0, int(now - since))) for key, waiting, since in threads}
+        for processor, now in _clocks(slept).items() if slept else ():
+            self._waiting |= {key: replace(one, passed=max(0, int(now - since))) for key, one, since in slept[processor]}
 
     def frozen(self, stops: int) -> None:
         """It is, and nothing else has been done to it; `stops`: how often a thread has gone to sleep for that."""
@@ -173,14 +174,18 @@ def _exec_start(pid: int, tid: int) -> float:
     raise ValueError("no exec_start")
 
 
-def _now(processor: int) -> float | None:
-    """The clock of a processor; None where we may not run on it."""
-    allowed = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {processor})
-        return _exec_start(os.getpid(), threading.get_native_id())
-    except (OSError, CriuctlError, ValueError):
-        return None
-    finally:
-        with suppress(OSError):  # they are not ours any more: the kernel has chosen others
-            os.sched_setaffinity(0, allowed)
+def _clocks(processors: Collection[int]) -> dict[int, float]:
+    """The clocks of those processors that let us run on them; read by a thread, which may wait for ever on one that is busy."""
+    found: dict[int, float] = {}
+
+    def read_all() -> None:
+        for processor in processors:
+            with suppress(OSError, CriuctlError, ValueError):
+                os.sched_setaffinity(0, {processor})
+                found[processor] = _exec_start(os.getpid(), threading.get_native_id())
+
+    reader = threading.Thread(target=read_all, daemon=True)
+    with suppress(RuntimeError):  # no thread can be started
+        reader.start()
+        reader.join(_PATIENCE)
+    return dict(found)
