@@ -128,6 +128,7 @@ class Dumping:
                 break
             except FreezeAgain as error:  # nothing has been taken of the tree yet, and it runs again
                 self.holder.unprepare()
+                self.tree, self.opened = [], {}
                 self.reporter.step("thawed", why=error.message)
             except driver.CriuFailed as error:
                 self._outwait(error, ahead)
