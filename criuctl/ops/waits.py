@@ -47,6 +47,9 @@ _LEAST = 100  # milliseconds of a limit that is looked at: what is shorter runs 
 _POLL, _NANOSLEEP, _CLOCK_NANOSLEEP, _FUTEX = 7, 35, 230, 202
 _RESTARTED = {  # where in the kernel -> what was called
     "poll_schedule_timeout": _POLL,
+    "do_sys_poll": _POLL,  # Linux 6.12
+    "do_poll": _POLL,
+    "do_restart_poll": _POLL,
     "futex_do_wait": _FUTEX,
     "futex_wait_queue": _FUTEX,
     "futex_wait_queue_me": _FUTEX,
