@@ -6,10 +6,10 @@ waits for nothing else, a timer would never come.
 
 No look at a stopped thread tells when it has entered its call, for it has run since, into the stop.  So each is looked at just
 before the freeze: since when it sleeps (the scheduler's ``exec_start``), in which call, and how often it has gone to sleep.  When
-it is frozen, it must have gone to sleep once more only, for that: then it is still in that call.  The time is a little too
-short, never too long: a limit may end late, not early.  Where the kernel does not tell all of that (no /proc/PID/sched) limits
-begin anew, as those do that a call reads from memory.  The register stays changed after the call, which the kernel never does to
-one: code that keeps the limit there for its next call waits shorter then.
+it is frozen, it must have gone to sleep once more only, for that: then it is still in that call.  The time is rather a little
+too short: a limit may end late, and hardly ever early (see below).  Where the kernel does not tell all of that (no
+/proc/PID/sched) limits begin anew, as those do that a call reads from memory.  The register stays changed after the call,
+which the kernel never does to one: code that keeps the limit there for its next call waits shorter then.
 
 A call that was interrupted before, by SIGSTOP or an earlier freeze, is restart_syscall since, to the kernel and to CRIU: only
 where in the kernel it waits tells which one it was, which has to be known to enter it again.
