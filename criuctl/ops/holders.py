@@ -284,9 +284,8 @@ class RestoredHolder:
         if self.stands_still:
             facts["paused"] = self._paused(pids, images.stopped())
         self._session.request(
-            "adopt", fds=masters, master=bool(masters), restored=restored, init=init, private=bool(init), **facts
+            "adopt", fds=masters, master=bool(masters), restored=restored, init=init, private=bool(init), settles=True, **facts
         )
-        self._adopted = True
 
     @property
     def stands_still(self) -> bool:
@@ -306,9 +305,10 @@ class RestoredHolder:
         }
 
     def settle(self) -> None:
-        """CRIU is about to let go of the tree: from here on the holder keeps it standing still, if it did before."""
-        if self._session is not None and self.stands_still:
+        """CRIU is about to let go of the tree: there is no way back, and the holder keeps it standing still, if it did before."""
+        if self._session is not None and (self.stands_still or "settle" in self._session.hello["features"]):
             self._session.request("settle")
+        self._adopted = True
 
     def _keep(self, pty: Pty) -> None:
         """A terminal beside the main one: somebody has to read it, or the program would stand still."""

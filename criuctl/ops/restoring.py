@@ -78,6 +78,7 @@ class Restoring(Struct):
     calls: dict[int, Any] = field(default_factory=dict)  # the registers of threads that are in system calls
     early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
     following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
+    fresh: PrivateNamespaces | None = None  # made for the tree
     running_at: float = 0.0  # monotonic
     root: int = 0  # the root's PID as we see it, once the tree runs for good
     locked: bool = False  # whether the lock on the connections could not be taken down
@@ -121,7 +122,6 @@ class Restoring(Struct):
                 stack.callback(os.close, self.net)
                 prefix = ["nsenter", f"--net={plan.net_source}", "--"]
             network = list(prefix)
-            fresh: PrivateNamespaces | None = None
             if plan.pids == "private" or plan.net == "private":
                 spaces = PrivateNamespaces(
                     net=plan.net == "private",
@@ -130,7 +130,8 @@ class Restoring(Struct):
                     layers=stack.enter_context(overlays.laid(plan.files, self.reader)),
                     start=self.holder.starter,
                 )
-                fresh = stack.enter_context(spaces)
+                fresh = self.fresh = stack.enter_context(spaces)
+                stack.callback(lambda: None if self.root else fresh.discard())
                 # A tree that is PID 1 makes its own PID namespace: CRIU must stay outside of any other.
                 private = None if plan.pids == "init" else fresh
                 network = [*prefix, *(fresh.net_entry if fresh.net else [])]
@@ -177,8 +178,6 @@ class Restoring(Struct):
                 about_to_run=self._about_to_run,
             )
             self.running_at = time.monotonic()
-            if fresh is not None:
-                fresh.keep(self.inner_root, ends_with_root=self.holder.ends_with_root)
             assert self.placed is not None  # CRIU has passed post-restore, or the driver raised
             root = self.placed.pid  # it may have ended already: that is no failure of the restore
             if self.following is not None:
@@ -233,6 +232,8 @@ class Restoring(Struct):
     def _about_to_run(self) -> int:
         """Nothing can be taken back any more; who traces the tree."""
         interrupted.leave_to_kernel(self.calls, self.pids, self.reporter)
+        if self.fresh is not None:  # if we are killed from here on the tree must not end for its namespaces
+            self.fresh.keep(self.inner_root, ends_with_root=self.holder.ends_with_root)
         self.holder.settle()
         for pid in self.pids:
             with suppress(NoSuchProcess):  # somebody has killed this one

@@ -16,12 +16,13 @@ The protocol on FD, a socket whose other end is criuctl (`criuctl.proc.privatens
 namespaces sends ``pid <N>`` (as criuctl sees it) and ends; PID 1 sends ``ready``, or ``error <text>``.  When
 criuctl answers, the namespace stands on its own:
 
-- ``go <ROOT>``: the tree's root has this PID inside; end with it.   ``wait <ROOT>``: end when nobody is left.
+- ``go <ROOT>``: the tree's root has this PID inside, and is about to be let go of; end with it.
+  ``wait <ROOT>``: end when nobody is left.
 - ``run <JSON>``, {argv, env, groups, umask}: start the root as the leader of a session of its own, in the control groups
   with these ``cgroup.procs`` files; PID 1 answers ``root <PID>``, and ends with it.
 
-Until then it ends with criuctl: the end of the stream makes PID 1 exit, and the kernel kills whatever is in
-the namespace.  ``bind`` shows the folder FROM at TO inside.  ``layers`` is a detached tmpfs; its file ``list``, JSON, says
+Until then it ends with criuctl: the end of the stream makes PID 1 exit, as one that was killed, and the kernel kills whatever
+is in the namespace.  ``bind`` shows the folder FROM at TO inside.  ``layers`` is a detached tmpfs; its file ``list``, JSON, says
 which of its files are shown over which here (``binds``), and which of its folders are laid over which here (``covers``).
 """
 
@@ -35,6 +36,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 
 _NEWNS, _NEWIPC, _NEWPID, _NEWNET = 0x00020000, 0x08000000, 0x20000000, 0x40000000
 _MS_RDONLY, _MS_BIND, _MS_REC, _MNT_DETACH = 0x1, 0x1000, 0x4000, 2
@@ -43,6 +45,7 @@ _STAGE = "/dev"  # is everywhere, and no program of a tree is in it
 _MS_NOSUID_NODEV_NOEXEC, _MS_SLAVE_REC = 0x2 | 0x4 | 0x8, 0x80000 | 0x4000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 _PR_SET_NAME = 15
+_KILLED = 128 + signal.SIGKILL
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -134,6 +137,19 @@ def _close_all_but(kept: int) -> None:
     os.set_inheritable(kept, False)
 
 
+def _await(root: int) -> None:
+    """Wait until a restored root is our child: it is CRIU's until that is gone."""
+    while True:
+        try:
+            with open(f"/proc/{root}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+        except OSError:
+            return  # it has ended
+        if parent <= 1:
+            return
+        time.sleep(0.002)
+
+
 def _reap(root: int, *, with_root: bool) -> int:
     """Reap until there is nobody left, or only until the root ends; the root's exit status."""
     status = 0
@@ -200,8 +216,9 @@ def _init(channel: socket.socket, last_pid: int, net: bool, bind: list[str], lay
         channel.sendall(f"root {root}\n".encode())
     elif word in (b"go", b"wait"):
         root = int(rest)
+        _await(root)
     else:
-        return 1
+        return _KILLED
     channel.close()
     status = _reap(root, with_root=word != b"wait")
     return status if status >= 0 else 128 - status

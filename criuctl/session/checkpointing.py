@@ -7,6 +7,9 @@ that is lost in between means that the dump was not completed, unless it had alr
 
 A tree that goes on while its checkpoint is still stored (``thawed``), which may take minutes, is a session as any other: it may
 be paused, signalled and killed, and its end is the session's.
+
+A restored tree is the session's from `adopt` on, but its restorer can take everything back until it lets go of it (`settle`): a
+tree that is killed before that was not restored, and the session is where it was, in its checkpoint.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import base64
 import os
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CriuctlError
@@ -31,8 +35,19 @@ _UNCERTAIN_SECONDS = 10.0
 _RESTORED_KEYS = ("host", "checkpoint", "created", "dropped", "text")
 
 
+@dataclass
+class _Arrival:
+    """A restored tree that its restorer has not let go of, and what the session was without it."""
+
+    connection: Connection | None  # None: lost
+    checkpoint: str
+    incarnation: int
+    restored: dict[str, Any] | None
+    expected: bool  # the holder was made for this tree alone
+
+
 class Checkpointing:
-    """The state of the dump that is being made, if one is."""
+    """The state of the dump that is being made, if one is, or of the restore that is being completed."""
 
     def __init__(self, holder: Holder) -> None:
         self._holder = holder
@@ -43,7 +58,7 @@ class Checkpointing:
         self._committed = ""  # id of the checkpoint that exists, whatever becomes of the tree
         self._end: tuple[int | None, int | None] | None = None  # how the tree ended meanwhile
         self._uncertain: Timer | None = None
-        self._bringing: Connection | None = None  # whose CRIU has restored a paused tree, and has not let go of it
+        self._arrival: _Arrival | None = None
 
     @property
     def active(self) -> bool:
@@ -53,7 +68,12 @@ class Checkpointing:
     @property
     def seizing(self) -> bool:
         """Whether CRIU has the tree in its hands, or is about to."""
-        return (self.active and not self._thawed) or self._bringing is not None
+        return (self.active and not self._thawed) or (self._arrival is not None and self._holder.state == "paused")
+
+    @property
+    def arriving(self) -> bool:
+        """Whether a restore may still take its tree back."""
+        return self._arrival is not None
 
     # -- the dump ---------------------------------------------------------------------------------
 
@@ -157,10 +177,14 @@ class Checkpointing:
 
     def lost(self, connection: Connection) -> None:
         """A connection was lost; was it the one that makes the dump?"""
-        if connection in (self._preparing, self._bringing):
-            self._preparing = self._bringing = None
+        if connection is self._preparing:
+            self._preparing = None
             self._unhold()
             self._stand_still()
+        if self._arrival is not None and connection is self._arrival.connection:
+            self._arrival.connection = None
+            self._stand_still()
+            self._uncertain = self._holder.loop.after(_UNCERTAIN_SECONDS, self._arrived)
         if connection is not self._connection:
             return
         self._connection = None
@@ -174,7 +198,11 @@ class Checkpointing:
 
     def takes_the_end(self, code: int | None, number: int | None) -> bool:
         """The tree ended; True when that is a matter of the checkpoint and not the session's end."""
-        if self._uncertain is not None and number in (_SIGKILL, None):
+        killed = number == _SIGKILL or code is None
+        if self._arrival is not None and killed:
+            self._turn_back(self._arrival)
+            return True
+        if self._arrival is None and self._uncertain is not None and killed:
             self._uncertain.cancel()
             self._uncertain = None
             self._let_go(self._committed)
@@ -241,11 +269,15 @@ class Checkpointing:
             for identity in holder.tree.members():
                 holder.tree.group.add(identity.pid)
         paused = _paused_facts(message.get("paused"))
+        if paused is not None or message.get("settles") is True:
+            before = holder.identity
+            self._arrival = _Arrival(
+                connection, holder.checkpoint_id, before.incarnation, before.restored, expected=holder.expecting
+            )
         holder.moved, holder.expecting = None, False
         if paused is not None:
             holder.tree.returns(paused.pop("stopped"), paused.pop("asleep"))
             holder.paused_by, holder.halted = paused["by"], paused["halted"]
-            self._bringing = connection
         held = holder.master.queued
         if message.get("input") == "drop":
             holder.requests.refuse_dropped(holder.master.drop(lambda chunk: False))
@@ -260,12 +292,31 @@ class Checkpointing:
         holder.master.hold(False)
 
     def settle(self, connection: Connection) -> dict[str, Any]:
-        """CRIU is about to let go of a restored tree that is to stand still."""
-        if connection is not self._bringing:
-            raise Refused("state", "this connection has not adopted a paused tree", state=self._holder.state)
-        self._bringing = None
+        """CRIU is about to let go of a restored tree, of one that is to stand still as well."""
+        if self._arrival is None or connection is not self._arrival.connection:
+            raise Refused("state", "this connection has not adopted a tree that it has to let go of", state=self._holder.state)
+        self._arrival = None
+        if self._holder.state != "paused":
+            return {"method": None, "processes": 0}
         method, count = self._holder.tree.freeze()
         return {"method": method, "processes": count}
+
+    def _turn_back(self, arrival: _Arrival) -> None:
+        """The restore came to nothing, and has killed what it had made."""
+        self._arrived()
+        holder = self._holder
+        holder.identity.incarnation, holder.identity.restored = arrival.incarnation, arrival.restored
+        self._let_go(arrival.checkpoint)
+        if arrival.expected:
+            holder.forsaken = True
+            holder.end_if_done()
+
+    def _arrived(self) -> None:
+        """Nothing is open any more: a tree that lives on without its restorer is here to stay."""
+        self._arrival = None
+        if self._uncertain is not None:
+            self._uncertain.cancel()
+            self._uncertain = None
 
 
 def _identity(message: dict[str, Any]) -> ProcessIdentity:

@@ -17,7 +17,7 @@ from typing import Any
 MAGIC = "criuctl-session"
 VERSION = 1  # the newest that this program speaks
 OLDEST = 1  # two back stay readable
-FEATURES = ("lease", "checkpoint", "adopt", "spawn", "reexec", "standstill")
+FEATURES = ("lease", "checkpoint", "adopt", "spawn", "reexec", "standstill", "settle")
 
 MAX_PREFACE = 128
 MAX_FRAME = 1 << 20  # either way

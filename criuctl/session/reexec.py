@@ -66,7 +66,7 @@ def begin(holder: Holder, connection: Connection, message: dict[str, Any]) -> No
 
 def busy(holder: Holder) -> bool:
     """Whether something is under way that another program could not go on with."""
-    return holder.checkpointing.active or holder.checkpointing.seizing or holder.kills > 0
+    return holder.checkpointing.active or holder.checkpointing.arriving or holder.kills > 0
 
 
 def _unwritable(holder: Holder) -> str:

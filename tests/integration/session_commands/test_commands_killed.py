@@ -1,0 +1,120 @@
+"""criuctl is killed in the middle of a session's dump or restore: the session runs, or is in its checkpoint, and says which."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from support import oracle
+from support.keeper import wait_until
+from support.operating import TIMEOUT, Operators
+from support.pauses import Paused, paused, steps_of
+
+from criuctl.proc.tree import ProcessIdentity
+
+pytestmark = [pytest.mark.integration, pytest.mark.crash]
+
+TICKS = "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.05; done"
+
+
+def _goes_on(operators: Operators) -> None:
+    offset = operators("capture", "work")["offset"]
+    operators("wait", "work", "--since", offset, "--match", "tick", "--timeout", TIMEOUT)
+
+
+def _kill_criu(*parents: int) -> None:
+    """It is criuctl's child, or the holder's."""
+    found = [pid for parent in parents for pid in oracle.tree(parent) if "criu: restore" in oracle.read(f"/proc/{pid}/cmdline")]
+    assert found
+    for pid in reversed(found):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _settled(operators: Operators, held: Paused) -> str:
+    """Kill criuctl; the state that the session has when all that it had started is over."""
+    held.kill()
+    held.command.process.wait(TIMEOUT)
+    held.go_on()
+
+    def state() -> str:
+        status = operators("status", "work")
+        return "" if status["checkpointing"] or any(o["kind"] == "service" for o in status["operators"]) else str(status["state"])
+
+    return str(wait_until(state, TIMEOUT, "no dump and no restore is under way"))
+
+
+def test_kill_9_at_every_step(operators: Operators) -> None:
+    """Of a dump and of a restore: the session runs on, or it is checkpointed and comes back, and is told to be what it is."""
+    operators("run", "-d", "--name", "work", "--", "sh", "-c", TICKS)
+    operators("wait", "work", "--since", "0", "--match", "tick 3", "--timeout", TIMEOUT)
+    steps = {verb: steps_of(operators, verb, "work") for verb in ("dump", "restore")}
+    fates: dict[str, list[str]] = {"dump": [], "restore": []}
+    for step in steps["dump"]:
+        with paused(operators, step, "dump", "work") as held:
+            fates["dump"].append(_settled(operators, held))
+        if fates["dump"][-1] == "checkpointed":
+            operators("restore", "work")
+        _goes_on(operators)
+    operators("dump", "work")
+    for step in steps["restore"]:
+        with paused(operators, step, "restore", "work") as held:
+            fates["restore"].append(_settled(operators, held))
+        if fates["restore"][-1] == "checkpointed":
+            operators("restore", "work")
+        _goes_on(operators)
+        operators("dump", "work")
+    assert {state for states in fates.values() for state in states} == {"running", "checkpointed"}
+    assert fates["dump"][: steps["dump"].index("commit")] == ["running"] * steps["dump"].index("commit")
+    reached = steps["restore"].index("resume") + 1
+    assert fates["restore"][:reached] == ["checkpointed"] * reached
+    assert (fates["dump"][-1], fates["restore"][-1]) == ("checkpointed", "running")
+
+
+@pytest.mark.parametrize(
+    ("killed", "holder", "where", "stands"),
+    [
+        ("criuctl", "waits", (), "running"),
+        ("criuctl", "is new", (), "paused"),
+        ("criu", "waits", ("--host-pids",), "paused"),
+        ("criu", "is new", (), "running"),
+        ("criuctl", "is new", ("--host-pids",), "running"),
+    ],
+)
+def test_a_restore_that_is_broken_off_when_the_holder_has_the_tree(
+    killed: str, holder: str, where: tuple[str, ...], stands: str, operators: Operators
+) -> None:
+    """CRIU has not let go of it: nothing was restored, and the session is in its checkpoint still."""
+    operators("run", "-d", "--name", "work", *where, "--", "sh", "-c", TICKS)
+    operators("wait", "work", "--since", "0", "--match", "tick 3", "--timeout", TIMEOUT)
+    if stands == "paused":
+        operators("pause", "work")
+    waiting = ProcessIdentity.of(operators("status", "work")["holder_pid"])
+    checkpoint = operators("dump", "work")["checkpoint"]
+    if holder == "is new":
+        os.kill(waiting.pid, signal.SIGTERM)
+        wait_until(lambda: not waiting.exists(), TIMEOUT, "nobody waits for it")
+
+    with paused(operators, "resume", "restore", "work") as held:
+        adopted = operators("status", "work")
+        assert (adopted["state"], adopted["incarnation"]) == (stands, 2)
+        held.kill() if killed == "criuctl" else _kill_criu(held.command.process.pid, adopted["holder_pid"])
+        held.go_on()
+        code = held.command.process.wait(TIMEOUT)
+        assert code == (-signal.SIGKILL if killed == "criuctl" else 6), held.command.told()
+        wait_until(lambda: operators("status", "work")["state"] != stands, TIMEOUT, "what was restored is killed")
+
+    left = operators("status", "work")
+    assert (left["state"], left["checkpoint"], left["pid"]) == ("checkpointed", checkpoint, None)
+    if holder == "waits":
+        assert (left["holder_pid"], left["restored"]) == (waiting.pid, None)
+        assert waiting.exists()
+    else:
+        wait_until(lambda: not operators("status", "work")["holder"], TIMEOUT, "the holder that was made for it has ended")
+
+    operators("restore", "work")
+    back = operators("status", "work")
+    assert (back["state"], back["restored"]["checkpoint"]) == (stands, checkpoint)
+    if stands == "paused":
+        operators("resume", "work")
+    _goes_on(operators)
