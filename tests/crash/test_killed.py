@@ -20,6 +20,7 @@ from support.zoo import Zoo
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
+TURNS = [signal.SIGINT, signal.SIGTERM] * 50  # one handler has them both: each step gets one
 AGAIN = ("preflight", "frozen", "commit", "cleanup")  # the steps after which another whole dump and restore is tried
 
 
@@ -65,12 +66,11 @@ def test_kill_9_at_every_step_of_a_restore(pids: str, zoo: Zoo, trip: Trip, criu
     assert fates[steps[-1]] == "running"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_at_every_step_of_a_dump(number: signal.Signals, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
+def test_a_signal_at_every_step_of_a_dump(zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
     """^C and termination undo what was begun and end with 128 + N, or come too late and change nothing."""
     first = zoo.launch("counter.py", "1", name="first")
     steps = steps_of(criuctl, "dump", first.pid)
-    for step in steps:
+    for step, number in zip(steps, TURNS, strict=False):
         animal = zoo.launch("counter.py", "1", name=f"dump-{step}".replace("#", "-"))
         animal.remember()
         with paused(criuctl, step, "dump", animal.pid, "--name", animal.folder.name) as held:
@@ -84,16 +84,13 @@ def test_a_signal_at_every_step_of_a_dump(number: signal.Signals, zoo: Zoo, criu
         assert fate == "alive" or steps.index(step) >= steps.index("commit")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_at_every_step_of_a_restore(
-    number: signal.Signals, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath
-) -> None:
+def test_a_signal_at_every_step_of_a_restore(zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath) -> None:
     animal = zoo.launch("counter.py", "1")
     checkpoint = trip.dump(animal)["checkpoint"]
     steps = steps_of(criuctl, "restore", checkpoint)
     for running in zoo.find(animal):
         running.end()
-    for step in steps:
+    for step, number in zip(steps, TURNS, strict=False):
         with paused(criuctl, step, "restore", checkpoint) as held:
             held.kill(number)
             held.wait_settled(restoring=animal)

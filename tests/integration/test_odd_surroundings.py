@@ -15,7 +15,7 @@ from support.zoo import Zoo
 
 pytestmark = pytest.mark.integration
 
-FEW_DESCRIPTORS = ["sh", "-c", 'ulimit -Sn 256; exec "$@"', "sh"]
+FEW_DESCRIPTORS = ["sh", "-c", 'ulimit -Sn 128; exec "$@"', "sh"]
 USUAL_DESCRIPTORS = ["sh", "-c", 'ulimit -Sn 1024; exec "$@"', "sh"]
 HARDLY_ANY = ["sh", "-c", 'ulimit -Sn 64; exec "$@"', "sh"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from animal import Check, serve
 
 children = []
-for _ in range(300):
+for _ in range(160):
     child = os.fork()
     if not child:
         while True:

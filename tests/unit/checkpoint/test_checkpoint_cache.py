@@ -214,10 +214,10 @@ def test_several_processes_share_a_cache(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_million_chunks_are_learned_in_seconds(tmp_path: Path) -> None:
+def test_half_a_million_chunks_are_learned_in_seconds(tmp_path: Path) -> None:
     repo = kit.repository(tmp_path, store=LocalStore(str(tmp_path / "store")))
     packs = []
-    for _ in range(250):
+    for _ in range(125):
         entries = b"".join(ENTRY.pack(secrets.token_bytes(32), HEADER.size + n * 5000, 4000, 4096) for n in range(4000))
         packs.append(PackIndex(secrets.token_bytes(16), 32 << 20, entries))
     published: list[str] = []
@@ -228,7 +228,7 @@ def test_a_million_chunks_are_learned_in_seconds(tmp_path: Path) -> None:
     began = time.process_time()
     with Repository.open(repo.store, repo.config) as again:
         again.index.sync()
-        assert time.process_time() - began < 20
+        assert time.process_time() - began < 10
         wanted = [chunk for chunk, *_rest in packs[100]]
         began = time.process_time()
         found = again.index.find(wanted)
