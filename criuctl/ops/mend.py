@@ -18,12 +18,15 @@ word of complaint:
   and the kernel may put the acknowledgement off until the firewall lock is down.  Then it meets nobody, or a listener,
   and is answered by a reset.  Mended in post-restore: acknowledged at once, while the lock drops it.
 
+- An epoll that a process shares with its children is made by whichever of them has the lowest PID, which may not have (or have
+  something else under the number of) a descriptor that is watched: the restore fails, or it watches something else.  Mended
+  by taking such watches out of the images; in post-restore the process that CRIU had read them from adds them itself.
 - A root that wants a signal when its parent ends (``PR_SET_PDEATHSIG``, often SIGKILL) gets it at once: its parent is CRIU,
   which ends.  Mended in the images: without that wish, and told.
 - Limits, and the OOM score, that only CAP_SYS_RESOURCE may raise stay as they are for criuctl.  Not mended but told.
 
-The second and the third run a system call inside the process (`criuctl.proc.inject`).  What could not be mended is told.  System
-calls that the freeze has interrupted: see `criuctl.ops.interrupted`.
+The second, the third and the epoll's run a system call inside the process (`criuctl.proc.inject`).  What could not be mended
+is told.  System calls that the freeze has interrupted: see `criuctl.ops.interrupted`.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from ..criu.images import ImageSet, read, write
-from ..errors import CriuctlError, NoSuchProcess
+from ..errors import CriuctlError, NoSuchProcess, RestoreFailed
 from ..proc import inject
 from ..proc.limits import CAP_SYS_RESOURCE, effective_capabilities
 from ..proc.procfs import memory_info, read_text
@@ -51,6 +54,8 @@ from ..report import Reporter
 _FL_POSIX = 1
 _F_SETLK = 6
 _FLOCK = struct.Struct("=hhxxxxqqixxxx")  # l_type, l_whence, l_start, l_len, l_pid on 64-bit Linux
+_EPOLL_EVENT = struct.Struct("=IQ")  # events, data; packed on x86-64
+_EPOLL_CTL_ADD = 1
 _BELOW_STACK = 4096  # far below the red zone, well inside the stack's mapping
 _ARM_NOW = 1  # nanosecond
 _SECOND = 10**9  # nanoseconds
@@ -165,15 +170,62 @@ def set_locks(locks: list[Any], pids: Mapping[int, int], reporter: Reporter) -> 
 
 
 def _set_lock(pid: int, lock: Any) -> None:
-    address = (inject.stack_pointer(pid) - _BELOW_STACK) & ~0xF
-    saved = inject.read_memory(pid, address, _FLOCK.size)
-    try:
-        inject.write_memory(pid, address, _FLOCK.pack(lock.type, os.SEEK_SET, lock.start, lock.len, 0))
-        result = inject.call(pid, inject.FCNTL, lock.fd, _F_SETLK, address)
-    finally:
-        inject.write_memory(pid, address, saved)
+    flock = _FLOCK.pack(lock.type, os.SEEK_SET, lock.start, lock.len, 0)
+    result = _call_with(pid, flock, inject.FCNTL, lock.fd, _F_SETLK)
     if result < 0:
         raise OSError(-result, f"lock of descriptor {lock.fd}: {os.strerror(-result)}")
+
+
+def part_watches(images: ImageSet) -> dict[tuple[int, int], list[Any]]:
+    """Take out of the images what an epoll's maker could not watch.
+
+    Returns (PID, the epoll's descriptor) of who can -> CRIU's eventpoll_tfd_entry of each.
+    """
+    if not any(e.HasField("epfd") and e.epfd.tfd for e in images.files()):
+        return {}
+    holders = images.holders()
+    numbers = {(pid, fd): number for number, held in holders.items() for pid, fd in held}  # file ids
+    parted: dict[tuple[int, int], list[Any]] = {}
+
+    def edit(entry: Any) -> None:
+        held = holders.get(entry.id, ())
+        if not entry.HasField("epfd") or not held:
+            return
+        reader, maker = held[0], min(held)[0]  # at the dump the first of the tree, at the restore the lowest PID
+        watches = list(entry.epfd.tfd)
+        strange = [w for w in watches if numbers.get((maker, w.tfd)) != numbers.get((reader[0], w.tfd))]
+        if strange:
+            parted[reader] = strange
+            del entry.epfd.tfd[:]
+            entry.epfd.tfd.extend(w for w in watches if w not in strange)
+
+    images.edit_files(edit)
+    return parted
+
+
+def set_watches(parted: Mapping[tuple[int, int], list[Any]], pids: Mapping[int, int]) -> None:
+    """Have each of these processes watch again what `part_watches` has taken out."""
+    for (inner, epoll), watches in parted.items():
+        pid = pids[inner]
+        with inject.stopped(pid):
+            for watch in watches:
+                event = _EPOLL_EVENT.pack(watch.events, watch.data)
+                result = _call_with(pid, event, inject.EPOLL_CTL, epoll, _EPOLL_CTL_ADD, watch.tfd)
+                if result < 0:
+                    raise RestoreFailed(
+                        f"PID {inner}: descriptor {watch.tfd} cannot be watched by epoll {epoll} again: {os.strerror(-result)}"
+                    )
+
+
+def _call_with(pid: int, data: bytes, number: int, *arguments: int) -> int:
+    """The result of a system call whose last argument, behind `arguments`, is the address of `data` in the process."""
+    address = (inject.stack_pointer(pid) - _BELOW_STACK) & ~0xF
+    saved = inject.read_memory(pid, address, len(data))
+    try:
+        inject.write_memory(pid, address, data)
+        return inject.call(pid, number, *arguments, address)
+    finally:
+        inject.write_memory(pid, address, saved)
 
 
 def needs_subreaper(images: ImageSet) -> bool:

@@ -76,6 +76,7 @@ class Restoring(Struct):
     placed: ProcessIdentity | None = None  # the root, from when it is restored until it runs
     pids: tuple[int, ...] = ()  # of the tree, once it is restored
     calls: dict[int, Any] = field(default_factory=dict)  # the registers of threads that are in system calls
+    watches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # of epolls, that CRIU cannot set
     early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
     following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
     fresh: PrivateNamespaces | None = None  # made for the tree
@@ -150,6 +151,7 @@ class Restoring(Struct):
             options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), groups=groups, inherit=inherit, root=on)
             mend.arm_timers(self.images)
             mend.unreserve(self.images)
+            self.watches = mend.part_watches(self.images)
             if not self.holder.needed:
                 mend.drop_parent_signal(self.images, self.reporter)
             self.calls = interrupted.restart_saved(self.images)
@@ -206,6 +208,7 @@ class Restoring(Struct):
             self.reporter.step("memory")
             self.filling.finish(pids)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
+        mend.set_watches(self.watches, pids)
         mend.acknowledge(self.images, pids)
         mend.tell_limits(self.images, pids, self.reporter)
         bind_processors(self.manifest.processes, pids, self.reporter)

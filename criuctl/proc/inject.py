@@ -1,6 +1,6 @@
 """Running one system call inside another process, with ptrace.
 
-Some state can only be set by the process itself: whether it adopts orphans, its POSIX file locks.  CRIU loses
+Some state can only be set by the process itself: whether it adopts orphans, its POSIX file locks, what it watches.  CRIU loses
 a few of these; while a restored tree waits at a stage of CRIU's, each of its threads sits in a system call
 (a futex wait), so the instruction just before its program counter is a ``syscall``: that one is run again with
 our number and arguments, and everything is put back.  CRIU retries the interrupted wait.  The registers of a thread can
@@ -32,7 +32,7 @@ SYSCALL_STOP = 5 | 0x80  # the stop signal at the entry and the exit of a system
 _MAX_STEPS = 64  # group stops and signals that may come between
 
 _PTRACE, _BELOW_STACK = 101, 4096  # far below the red zone, well inside the stack's mapping
-PRCTL, FCNTL, OPEN, CLOSE, IOCTL = 157, 72, 2, 3, 16
+PRCTL, FCNTL, OPEN, CLOSE, IOCTL, EPOLL_CTL = 157, 72, 2, 3, 16, 233
 TIOCSCTTY = 0x540E
 PR_SET_CHILD_SUBREAPER = 36
 

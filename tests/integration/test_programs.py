@@ -36,6 +36,7 @@ QUIET = {
     "rights.py": (),
     "settings.py": (),
     "sockets.py": (),
+    "watchers.py": (),
 }
 
 
@@ -62,7 +63,7 @@ def test_left_running(program: str, zoo: Zoo, trip: Trip) -> None:
     restored.ask()
 
 
-@pytest.mark.parametrize("program", ["family.py", "memory.py", "sockets.py", "events.py", "files.py"])
+@pytest.mark.parametrize("program", ["family.py", "memory.py", "sockets.py", "events.py", "files.py", "watchers.py"])
 def test_with_pids_of_its_own(program: str, zoo: Zoo, trip: Trip) -> None:
     """In a private PID namespace the tree sees the same PIDs, and everything else is as it was."""
     original = zoo.launch(program, *QUIET[program])
