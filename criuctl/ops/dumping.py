@@ -173,6 +173,13 @@ class Dumping:
 
     def frozen(self) -> driver.Frozen:
         """Every task is stopped: what /proc says now is what the images will say."""
+        try:
+            return self._frozen()
+        except BaseException:
+            interrupted.restart_seized(self.tree, self.reporter)
+            raise
+
+    def _frozen(self) -> driver.Frozen:
         self.frozen_at = self.holder.held_since or time.monotonic()
         if self.delivery is not None:
             self.delivery.frozen()

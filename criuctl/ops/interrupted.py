@@ -6,13 +6,15 @@ end with EINTR, and some calls (epoll_wait, semop, sigwait, reading from a socke
 came, and programs that never expected one end: ``tail -F``, ``script``, varnishd's worker.
 
 So the thread is put back onto its ``syscall`` instruction, with what was left of a sleep, in the images (`restart_saved`).
-Not where a signal waits that is going to interrupt the call: its handler may have to.  Of time limits that are in registers what
-has passed is taken off at the dump (`waits`), the others begin anew; a sleep that did not ask what was left keeps its EINTR.
+Not where a signal waits that is going to interrupt the call: its handler, if it has one, may have to.  Of time limits that are
+in registers what has passed is taken off at the dump (`waits`), the others begin anew; a sleep that did not ask what was left
+keeps its EINTR.
 
 That is not enough where a signal comes until the tree runs: its handler would run first, and the call (also read, wait4, futex,
 which CRIU itself puts back) would be entered after it, and might wait for ever.  So who holds the stopped threads gives them what
 the kernel had left there, its own note "enter again, unless a handler has run", and the kernel does what it would have done: at a
-restore (`leave_to_kernel`), and in a tree that runs on after its dump (`restart_living`).
+restore (`leave_to_kernel`), in a tree that runs on after its dump (`restart_living`), and in one that is let go of before CRIU
+has done anything but stop it (`restart_seized`).
 
 Only x86-64 is known here, and no 32-bit process.
 """
@@ -21,14 +23,18 @@ from __future__ import annotations
 
 import errno
 import os
-import time
-from collections.abc import Iterable, Iterator, Sequence
+import signal
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import suppress
+from functools import partial
 from typing import Any
+
+from msgspec import Struct
 
 from ..criu.images import ImageSet, read, write
 from ..errors import CriuctlError, NoSuchProcess
 from ..proc import inject
-from ..proc.procfs import read_status
+from ..proc.procfs import read_status, read_text
 from ..proc.tree import Process
 from ..report import Reporter
 
@@ -40,13 +46,19 @@ _FUTEX, _FUTEX_COMMAND, _FUTEX_WAITS = 202, 0x7F, (0, 9)  # FUTEX_WAIT, FUTEX_WA
 _ENTERED_AGAIN = frozenset(  # what has done nothing yet when it ends with EINTR
     (
         *(7, 232, 281, 441),  # poll, epoll_wait, epoll_pwait, epoll_pwait2
-        *(65, 220, 69, 70),  # semop, semtimedop, msgsnd, msgrcv
+        *(65, 220),  # semop, semtimedop
         128,  # rt_sigtimedwait
-        *(0, 1, 19, 20, 43, 44, 45, 46, 47, 288),  # reading, writing, accepting: on a socket with SO_RCVTIMEO or SO_SNDTIMEO
-        *(208, 333),  # io_getevents, io_pgetevents
+        # Reading, writing, accepting: on a socket with SO_RCVTIMEO or SO_SNDTIMEO.
+        *(0, 1, 19, 20, 43, 44, 45, 46, 47, 288, 299, 307),
+        208,  # io_getevents
     )
 )
-_PAUSES = frozenset((34, 130, 23, 270, 271))  # pause, rt_sigsuspend, select, pselect6, ppoll: every handler ends them
+_PAUSES = frozenset(  # every handler ends them
+    (
+        *(34, 130, 23, 270, 271, 333),  # pause, rt_sigsuspend, select, pselect6, ppoll, io_pgetevents
+        *(69, 70, _CLOCK_NANOSLEEP),  # msgsnd, msgrcv; a sleep until some time, for others end with EINTR
+    )
+)
 _GOING_ON = frozenset(  # a handler that is not SA_RESTART ends them
     (
         *(0, 1, 17, 18, 19, 20, 295, 296, 327, 328, 40, 275, 276, 278, 326),  # reading, writing, splicing
@@ -55,15 +67,18 @@ _GOING_ON = frozenset(  # a handler that is not SA_RESTART ends them
         *(61, 247, _FUTEX, 449),  # wait4, waitid, futex, futex_waitv
     )
 )
+_NUMBERS = frozenset(range(1, 65))
+_WITH_ACTIONS = sorted(_NUMBERS - {signal.SIGKILL, signal.SIGSTOP})  # as the images list them
+_NO_HANDLERS = (int(signal.SIG_DFL), int(signal.SIG_IGN))
+_WORDS = 9  # that the kernel tells of a call
 _RESTARTSYS, _RESTARTNOHAND = 512, 514  # the kernel's notes, as errors that no program sees
 _SYSCALL = b"\x0f\x05"
-_TRIES, _PAUSE = 100, 0.002  # to meet CRIU in a system call, where it waits for us
 
 
 def restart_saved(images: ImageSet) -> dict[int, Any]:
     """The threads of the images; returns the registers of those in calls by number, for `leave_to_kernel`."""
     calls = {}
-    shared = _shared_signals(images)
+    processes = _processes(images)
     for number, messages in _cores(images):
         core = messages[0]
         registers = core.thread_info.gpregs
@@ -71,9 +86,10 @@ def restart_saved(images: ImageSet) -> dict[int, Any]:
         call.CopyFrom(registers)
         if _noted(call):
             calls[number] = call
-        waiting = _signals(core.thread_core.signals_p) | shared.get(number, set())
+        shared, handled = processes.get(number, (set(), _NUMBERS))
+        waiting = (_signals(core.thread_core.signals_p) | shared) & handled
         blocked = core.thread_core.blk_sigset if core.thread_core.HasField("blk_sigset") else core.tc.blk_sigset
-        if all(blocked >> (signal - 1) & 1 for signal in waiting) and _restart(registers):
+        if all(blocked >> (one - 1) & 1 for one in waiting) and _restart(registers):
             write(images.folder, f"core-{number}.img", "CORE", messages)
     return calls
 
@@ -94,6 +110,41 @@ def restart_living(images: ImageSet, tree: Sequence[Process], reporter: Reporter
         _put_back(calls, [process.pid for process in tree if not process.zombie])
     except (OSError, CriuctlError) as error:
         reporter.warning(f"system calls that the tree waited in end with EINTR, without a signal: {error}")
+
+
+def restart_seized(tree: Sequence[Process], reporter: Reporter) -> None:
+    """The threads of a tree that CRIU has only stopped, and is about to let go: in calls that always end with EINTR for that."""
+    try:
+        calls = {}
+        for tid in (tid for process in tree if not process.zombie for tid in _threads(process.pid)):
+            with suppress(NoSuchProcess):  # somebody has killed it
+                if (call := _Interrupted.of(tid)) is not None and _noted(call):
+                    calls[int(read_status(tid)["NSpid"].split()[-1])] = call
+        _put_back(calls, [process.pid for process in tree if not process.zombie])
+    except (OSError, CriuctlError) as error:
+        reporter.warning(f"system calls that the tree waited in end with EINTR, without a signal: {error}")
+
+
+class _Interrupted(Struct):
+    """The registers of a thread that was stopped in a system call, if that has ended with EINTR."""
+
+    orig_ax: int
+    di: int
+    si: int
+    dx: int
+    r10: int
+    r8: int
+    r9: int
+    sp: int
+    ip: int
+    ax: int = _MINUS_EINTR
+    mode: int = _NATIVE
+
+    @classmethod
+    def of(cls, tid: int) -> _Interrupted | None:
+        """None: it is in none."""
+        words = read_text(tid, "syscall").split()
+        return cls(*(int(word, 0) for word in words)) if len(words) == _WORDS else None
 
 
 def _put_back(calls: dict[int, Any], pids: Iterable[int], *, handled: bool = False) -> None:
@@ -119,7 +170,7 @@ def _put_back(calls: dict[int, Any], pids: Iterable[int], *, handled: bool = Fal
             depth = depths.get(tracer) or depths.setdefault(tracer, len(read_status(tracer)["NSpid"].split()))
             found.setdefault(tracer, {})[int(numbers[depth - 1])] = call
     for tracer, threads in found.items():
-        _set(tracer, threads)
+        inject.of_waiting(tracer, partial(inject.set_traced, tracer, threads))
 
 
 def _threads(pid: int) -> list[int]:
@@ -138,19 +189,6 @@ def _is_call(tid: int, address: int) -> bool:
         return False
 
 
-def _set(tracer: int, threads: dict[int, Any]) -> None:
-    """Have CRIU put these threads, known by their numbers in its PID namespace, back onto their calls."""
-    for left in reversed(range(_TRIES)):
-        try:
-            with inject.stopped(tracer):
-                inject.set_traced(tracer, threads)
-            return
-        except BlockingIOError:  # it is about to wait
-            if not left:
-                raise
-        time.sleep(_PAUSE)
-
-
 # -- what the images tell ---------------------------------------------------------------------------------
 
 
@@ -163,19 +201,24 @@ def _cores(images: ImageSet) -> Iterator[tuple[int, list[Any]]]:
                 yield int(name.removeprefix("core-").removesuffix(".img")), messages
 
 
-def _shared_signals(images: ImageSet) -> dict[int, set[int]]:
-    """Thread -> the signals that wait for its process as a whole."""
-    found: dict[int, set[int]] = {}
+def _processes(images: ImageSet) -> dict[int, tuple[set[int], Set[int]]]:
+    """Thread -> of its process the signals that wait for it as a whole, and those that have handlers.
+
+    What nobody handles waits as well, if only for as long as CRIU has the process: the window's new size, say.
+    """
+    found: dict[int, tuple[set[int], Set[int]]] = {}
     names = set(images.names())
     for entry in read(images.folder, "pstree.img", "PSTREE"):
         if (name := f"core-{entry.pid}.img") in names:
-            numbers = _signals(read(images.folder, name, "CORE")[0].tc.signals_s)
-            found.update(dict.fromkeys([entry.pid, *entry.threads], numbers))
+            tc = read(images.folder, name, "CORE")[0].tc
+            actions = zip(_WITH_ACTIONS, tc.sigactions, strict=False)
+            handled = {number for number, one in actions if one.sigaction not in _NO_HANDLERS} if tc.sigactions else _NUMBERS
+            found.update(dict.fromkeys([entry.pid, *entry.threads], (_signals(tc.signals_s), handled)))
     return found
 
 
 def _signals(queue: Any) -> set[int]:
-    return {int.from_bytes(signal.siginfo[:4], "little") for signal in queue.signals}
+    return {int.from_bytes(one.siginfo[:4], "little") for one in queue.signals}
 
 
 def _restart(registers: Any) -> bool:

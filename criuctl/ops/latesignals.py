@@ -3,6 +3,10 @@
 CRIU reads a process's pending signals first, then its memory, then its timers.  A timer that runs out in between is recorded as
 one that does not run, and its signal as one that never came: who waits for an alarm would wait for ever.  The same becomes of
 what others send in that time.
+
+Which signals wait the kernel tells everybody, but not how many, nor what they say: timers that share a signal would be one, and
+what somebody has sent along with his would be lost.  That it tells the tracer alone, so CRIU, which waits for our word, is made
+to ask.  Where that cannot be done, what came is guessed from the timers.
 """
 
 from __future__ import annotations
@@ -10,18 +14,33 @@ from __future__ import annotations
 import os
 import signal
 import struct
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+from msgspec import Struct
+
 from ..criu.images import ImageSet, read, write
-from ..errors import NoSuchProcess
+from ..errors import CriuctlError, NoSuchProcess
+from ..proc import inject
 from ..proc.procfs import read_status
 from ..proc.tree import Process
 
 _SI_USER, _SI_KERNEL, _SI_TIMER = 0, 0x80, -2
 _INFO = struct.Struct("<iii4xiiQ96x")  # siginfo: number, errno, code, timer, overrun, value
 _NEVER = {signal.SIGKILL, signal.SIGSTOP}
+_REALTIME = 32  # from here on several of a number can wait
+
+
+class _Queue(Struct):
+    """What waits for a thread, or for its whole process."""
+
+    name: str  # of the image of the thread
+    tid: int  # ours
+    waiting: set[int]
+    shared: bool
 
 
 def add(images: ImageSet, tree: Sequence[Process]) -> None:
@@ -35,37 +54,68 @@ def add(images: ImageSet, tree: Sequence[Process]) -> None:
 
 def _add_to(images: ImageSet, names: set[str], process: Process) -> None:
     main = f"core-{process.ns_pid}.img"
+    queues = [queue for queue in _queues(process, main) if queue.name in names]
+    if not queues:
+        return
+    messages = {name: read(images.folder, name, "CORE") for name in {main, *(queue.name for queue in queues)}}
+    timers = messages[main][0].tc.timers
+    for queue in queues:
+        core = messages[queue.name][0]
+        recorded = core.tc.signals_s if queue.shared else core.thread_core.signals_p
+        if late := list(_late(recorded, queue, timers)):
+            for siginfo in late:
+                recorded.signals.add().siginfo = siginfo
+            write(images.folder, queue.name, "CORE", messages[queue.name])
+
+
+def _queues(process: Process, main: str) -> Iterator[_Queue]:
+    """Those that are not empty."""
     shared: set[int] = set()
-    waiting = {}
     for tid in os.listdir(f"/proc/{process.pid}/task"):
         status = read_status(process.pid, f"task/{tid}/status")
-        shared = _signals(status["ShdPnd"])
-        waiting[f"core-{status['NSpid'].split()[-1]}.img"] = _signals(status["SigPnd"])
-    if not shared and not any(waiting.values()):
+        shared |= _signals(status["ShdPnd"])
+        if own := _signals(status["SigPnd"]):
+            yield _Queue(f"core-{status['NSpid'].split()[-1]}.img", int(tid), own, shared=False)
+    if shared:
+        yield _Queue(main, process.pid, shared, shared=True)
+
+
+def _late(recorded: Any, queue: _Queue, timers: Any) -> Iterator[bytes]:
+    """What has come since it was recorded, as siginfo."""
+    before = Counter(int.from_bytes(one.siginfo[:4], "little") for one in recorded.signals)
+    missing = queue.waiting - before.keys()
+    if not missing and max(queue.waiting) < _REALTIME:
         return
-    timers = read(images.folder, main, "CORE")[0].tc.timers
-    for name in waiting.keys() & names:
-        messages = read(images.folder, name, "CORE")
-        added = _add(messages[0].thread_core.signals_p, waiting[name], timers)
-        if name == main:
-            added = _add(messages[0].tc.signals_s, shared, timers) or added
-        if added:
-            write(images.folder, name, "CORE", messages)
+    running = _running(timers)
+    try:
+        now = _told(queue)
+    except (OSError, CriuctlError):
+        now = []
+    for siginfo in now:
+        number, _errno, code, timer, *_ = _INFO.unpack(siginfo)
+        missing.discard(number)
+        if before[number]:
+            before[number] -= 1
+        elif number not in _NEVER and (number, timer if code == _SI_TIMER else code) not in running:
+            yield siginfo
+    for number in sorted(missing - {number for number, _ in running}):  # nobody tells more than its number
+        yield _info(number, timers)
 
 
-def _add(queue: Any, waiting: set[int], timers: Any) -> bool:
-    """Add what waits and is not there; not that of a timer that runs, which will send it."""
-    missing = waiting - {int.from_bytes(s.siginfo[:4], "little") for s in queue.signals} - _running(timers)
-    for number in sorted(missing):
-        queue.signals.add().siginfo = _info(number, timers)
-    return bool(missing)
+def _told(queue: _Queue) -> list[bytes]:
+    """What waits there, by the word of CRIU."""
+    status = read_status(queue.tid)
+    tracer = int(status["TracerPid"])
+    depth = len(read_status(tracer)["NSpid"].split()) if tracer else 1  # how many PID namespaces see it
+    number = int(status["NSpid"].split()[depth - 1])
+    return inject.of_waiting(tracer, partial(inject.queued_signals, tracer, number, shared=queue.shared))
 
 
-def _running(timers: Any) -> set[int]:
-    """The signals of timers that CRIU will have run."""
+def _running(timers: Any) -> set[tuple[int, int]]:
+    """What timers send that CRIU will have run, also those that have run out since it looked: the signal, and of which timer."""
     plain = {signal.SIGALRM: timers.real, signal.SIGVTALRM: timers.virt, signal.SIGPROF: timers.prof}
-    running: set[int] = {number for number, t in plain.items() if t.isec or t.iusec or t.vsec or t.vusec}
-    return running | {t.si_signo for t in timers.posix if t.isec or t.insec or t.vsec or t.vnsec}
+    running = {(int(number), _SI_KERNEL) for number, t in plain.items() if t.isec or t.iusec or t.vsec or t.vusec}
+    return running | {(t.si_signo, t.it_id) for t in timers.posix if t.isec or t.insec or t.vsec or t.vnsec}
 
 
 def _info(number: int, timers: Any) -> bytes:

@@ -15,9 +15,11 @@ import ctypes
 import errno
 import os
 import platform
+import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import PlatformError
 
@@ -31,10 +33,18 @@ WNOTHREAD = 0x20000000  # only who is traced by this very thread
 SYSCALL_STOP = 5 | 0x80  # the stop signal at the entry and the exit of a system call
 _MAX_STEPS = 64  # group stops and signals that may come between
 
+_PEEKSIGINFO, _OF_PROCESS = 0x4209, 1
+_PEEK = struct.Struct("=QIi")  # struct ptrace_peeksiginfo_args: from which on, whose, how many
+SIGINFO = 128  # bytes of a siginfo
+_MOST = 1024  # signals of a queue that are looked at
+_TRIES, _PAUSE = 100, 0.002  # to meet CRIU in a system call, where it waits for us
+
 _PTRACE, _BELOW_STACK = 101, 4096  # far below the red zone, well inside the stack's mapping
 PRCTL, FCNTL, OPEN, CLOSE, IOCTL, EPOLL_CTL = 157, 72, 2, 3, 16, 233
 TIOCSCTTY = 0x540E
 PR_SET_CHILD_SUBREAPER = 36
+
+T = TypeVar("T")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
@@ -177,6 +187,45 @@ def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
             os.pwrite(memory, saved, address)
     finally:
         os.close(memory)
+
+
+def queued_signals(tracer: int, tid: int, *, shared: bool) -> list[bytes]:
+    """The siginfo of each signal that waits for a thread that the stopped `tracer` traces, or for its process (`shared`).
+
+    It is known by its number in the tracer's PID namespace.  Not more than `_MOST` are told.
+    `BlockingIOError`: the tracer is in no system call itself.
+    """
+    address = (stack_pointer(tracer) - _BELOW_STACK) & ~0xF
+    memory = os.open(f"/proc/{tracer}/mem", os.O_RDWR | os.O_CLOEXEC)
+    found: list[bytes] = []
+    try:
+        saved = os.pread(memory, _PEEK.size + SIGINFO, address)
+        try:
+            with calling(tracer) as run:
+                while len(found) < _MOST:
+                    os.pwrite(memory, _PEEK.pack(len(found), _OF_PROCESS if shared else 0, 1), address)
+                    count = run(_PTRACE, _PEEKSIGINFO, tid, address, address + _PEEK.size)
+                    if not _there(count, tid) or not count:
+                        break
+                    found.append(os.pread(memory, SIGINFO, address + _PEEK.size))
+        finally:
+            os.pwrite(memory, saved, address)
+    finally:
+        os.close(memory)
+    return found
+
+
+def of_waiting(tracer: int, work: Callable[[], T]) -> T:
+    """Have it done while a CRIU that waits for our word is stopped in the system call in which it does."""
+    for left in reversed(range(_TRIES)):
+        try:
+            with stopped(tracer):
+                return work()
+        except BlockingIOError:  # it is about to wait
+            if not left:
+                raise
+        time.sleep(_PAUSE)
+    raise AssertionError
 
 
 def _there(result: int, tid: int) -> bool:

@@ -72,9 +72,10 @@ def calls(animal: Animal) -> list[str]:
 
 
 @pytest.mark.parametrize("leave_running", [True, False])
-def test_a_dump_that_is_refused_at_its_end(leave_running: bool, zoo: Zoo, criuctl: Criuctl) -> None:
-    """CRIU has done its work in the tree by then."""
-    HookFolder(criuctl.home.path / "hooks").sh("post-dump", "no", "exit 10")
+@pytest.mark.parametrize("phase", ["frozen", "post-dump"])
+def test_a_dump_that_is_refused(phase: str, leave_running: bool, zoo: Zoo, criuctl: Criuctl) -> None:
+    """CRIU has only stopped the tree; or it has done its work there."""
+    HookFolder(criuctl.home.path / "hooks").sh(phase, "no", "exit 10")
     animal = zoo.launch("waiting.py")
     refused = criuctl("dump", animal.pid, *(["--leave-running"] if leave_running else []), check=False)
     assert refused["exit_code"] == 10
@@ -104,7 +105,7 @@ for child in Path(f"/proc/{root}/task/{root}/children").read_text().split():
     os.kill(int(child), 12)"""
 ARM = """import json, os, sys
 os.kill(json.load(sys.stdin)["pid"], 12)"""
-INTERRUPTED = ["accept", "epoll_wait", "flock", "futex", "pause", "poll", "read", "select", "sigsuspend"]
+INTERRUPTED = ["accept", "epoll_wait", "flock", "futex", "pause", "poll", "read", "select", "sigsuspend", "sleep until"]
 
 
 @pytest.mark.parametrize("pids", ["same", "private"])
@@ -115,6 +116,19 @@ def test_a_signal_that_comes_meanwhile_interrupts_as_ever(phase: str, pids: str,
     animal = zoo.launch("interruptible_calls.py")
     trip.restore(trip.dump(animal), animal, "--pids", pids, equal=False)
     _all_returned(animal)
+
+
+def test_a_signal_that_nobody_handles_interrupts_nothing(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """It waits all the same while the process is traced: the window has another size, say."""
+    HookFolder(criuctl.home.path / "hooks").python("frozen", "resize", ARM.replace("12", "28"))
+    log = zoo.home / "followed"
+    log.write_text("0\n")
+    animal = zoo.launch(["tail", "-n", "+1", "-F", str(log)], name="tail", quiet=False)
+    wait_until(lambda: animal.output() == "0\n", 60, "tail has seen it")
+    trip.restore(trip.dump(animal), animal, equal=False)
+    with log.open("a") as file:
+        file.write("1\n")
+    wait_until(lambda: animal.output() == "0\n1\n", 60, "tail goes on")
 
 
 @pytest.mark.parametrize("phase", ["frozen", "post-dump"])
@@ -134,6 +148,16 @@ def test_no_timer_that_runs_out_meanwhile_is_forgotten(zoo: Zoo, trip: Trip, cri
     wanted = sorted(["alarm", *(str(signal.SIGRTMIN + at) for at in range(24))])
     wait_until(lambda: len(fired.read_text().splitlines()) >= len(wanted), 60, "all timers have run out")
     assert sorted(fired.read_text().splitlines()) == wanted
+
+
+def test_none_of_many_timers_that_send_one_signal_is_forgotten(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    HookFolder(criuctl.home.path / "hooks").python("pre-dump", "arm", ARM)
+    animal = zoo.launch("shared_signal.py", quiet=False)
+    fired = animal.folder / "fired"
+    for times in (1, 2):  # the second time CRIU has other numbers for them than we
+        animal = trip.restore(trip.dump(animal), animal, "--pids", "private", equal=False)
+        wait_until(lambda wanted=24 * times: len(fired.read_text().splitlines()) >= wanted, 60, "all timers have run out")
+        assert sorted(map(int, fired.read_text().splitlines())) == sorted([*range(24)] * times)
 
 
 def _all_returned(animal: Animal) -> None:

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable
 
 from animal import libc, path, ready, sleeper
@@ -24,6 +25,7 @@ epoll = select.epoll()
 byte = ctypes.create_string_buffer(16)
 word = ctypes.c_uint32(0)
 mask = ctypes.c_uint64(0)
+until = (ctypes.c_long * 2)(int(time.clock_gettime(time.CLOCK_MONOTONIC)) + 100_000, 0)
 
 
 def call(number: int, *arguments: object) -> Callable[[], int]:
@@ -41,6 +43,7 @@ CALLS = {
     "select": call(23, 0, None, None, None, None),
     "poll": call(7, None, 0, -1),
     "epoll_wait": call(232, epoll.fileno(), byte, 1, -1),
+    "sleep until": call(230, time.CLOCK_MONOTONIC, 1, until, None),
 }
 signal.signal(signal.SIGUSR2, lambda number, frame: None)
 libc.syscall.restype = ctypes.c_long
