@@ -190,13 +190,15 @@ def restore(
     start: Starter | None = None,
     about_to_fork: Callable[[int], None] | None = None,
     about_to_run: Callable[[], int] | None = None,
+    broken_off: Callable[[], None] | None = None,
 ) -> None:
     """Restore a tree from `folder`; `placed` is called with the root's PID before anything executes.
 
     `start` starts CRIU as somebody else's child: the tree's root is that one's too.  `about_to_fork` is told CRIU's
     PID, or that of its parent, when it is about to make the tree; `about_to_run` when every task stands before its first
-    instruction, in CRIU's hands: they run when it is left, even if it raises.  It returns the PID of their tracer, 0 if unknown.
-    Raises what `placed` raised, else `CriuFailed`; nothing of the tree is left then.
+    instruction, in CRIU's hands: they run when it is left.  It returns the PID of their tracer, 0 if unknown.
+    Raises what `placed` or `about_to_run` raised, else `CriuFailed`; nothing of the tree is left then.  `broken_off` is told
+    first: a CRIU that is past post-restore would let it run, so it is to be killed before that.
     """
 
     def notify(script: str, pid: int) -> bool:
@@ -209,14 +211,15 @@ def restore(
     try:
         with criu.swrk(enter=enter, pass_fds=[folder, *pass_fds, *options.inherit.values()], start=start) as swrk:
             swrk.expendable = True
-            swrk.call("RESTORE", restore_options(folder_path(folder), options), notify, until="pre-resume")
-            swrk.expendable = False
-            tracer = 0
             try:
-                if about_to_run is not None:
-                    tracer = about_to_run()
-            finally:
-                if not tracer or not end_tracer(tracer):
-                    swrk.go_on()
+                swrk.call("RESTORE", restore_options(folder_path(folder), options), notify, until="pre-resume")
+                tracer = about_to_run() if about_to_run is not None else 0
+            except BaseException:
+                if broken_off is not None:
+                    broken_off()
+                raise
+            swrk.expendable = False
+            if not tracer or not end_tracer(tracer):
+                swrk.go_on()
     except (CriuRefused, CriuGone) as error:
         raise CriuFailed(str(error), read_log(folder)) from error

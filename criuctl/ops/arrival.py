@@ -128,8 +128,11 @@ def next_incarnation(registry: Registry, manifest: Manifest, name: str, *, copy:
     return SessionRecord(name=name, id=manifest.session.id, incarnation=newest + 1)
 
 
-def kill_tree(root: ProcessIdentity | None) -> None:
-    """End what is restored when CRIU, which would do so, was killed itself."""
+def kill_tree(root: ProcessIdentity | None, patience: float = _GONE_TIMEOUT) -> None:
+    """End what is restored when CRIU, which would do so, was killed itself, or would not any more.
+
+    As long as CRIU traces it, the end of a process of many threads is not seen: that is no time to wait for it.
+    """
     if root is None or not root.exists():
         return
     try:
@@ -147,7 +150,7 @@ def kill_tree(root: ProcessIdentity | None) -> None:
             pass  # it has ended meanwhile
         finally:
             os.close(pidfd)
-    wait_ended(tree, _GONE_TIMEOUT)
+    wait_ended(tree, patience)
 
 
 def explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> CriuctlError:

@@ -283,9 +283,8 @@ class RestoredHolder:
         facts: dict[str, Any] = {"pid": root, "start_time": identity.start_time, "incarnation": self._record.incarnation}
         if self.stands_still:
             facts["paused"] = self._paused(pids, images.stopped())
-        self._session.request(
-            "adopt", fds=masters, master=bool(masters), restored=restored, init=init, private=bool(init), settles=True, **facts
-        )
+        facts |= {"init": init, "private": bool(init), "settles": self._settles}
+        self._session.request("adopt", fds=masters, master=bool(masters), restored=restored, **facts)
 
     @property
     def stands_still(self) -> bool:
@@ -306,9 +305,14 @@ class RestoredHolder:
 
     def settle(self) -> None:
         """CRIU is about to let go of the tree: there is no way back, and the holder keeps it standing still, if it did before."""
-        if self._session is not None and (self.stands_still or "settle" in self._session.hello["features"]):
+        if self._session is not None and (self.stands_still or self._settles):
             self._session.request("settle")
         self._adopted = True
+
+    @property
+    def _settles(self) -> bool:
+        """Whether the holder waits for `settle`; it may be another program by then, but goes by what it was told at adopt."""
+        return self._session is not None and "settle" in self._session.hello["features"]
 
     def _keep(self, pty: Pty) -> None:
         """A terminal beside the main one: somebody has to read it, or the program would stand still."""

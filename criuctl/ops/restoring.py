@@ -177,7 +177,8 @@ class Restoring(Struct):
                 enter=prefix,
                 start=start,
                 about_to_fork=self.early.follow if self.early is not None else None,
-                about_to_run=self._about_to_run,
+                about_to_run=lambda: self._let_go(running),
+                broken_off=lambda: arrival.kill_tree(self.placed, 0),
             )
             self.running_at = time.monotonic()
             assert self.placed is not None  # CRIU has passed post-restore, or the driver raised
@@ -185,7 +186,8 @@ class Restoring(Struct):
             if self.following is not None:
                 self.reporter.step("pages-follow")
                 self.following.finish()
-            running.enter_context(InterruptsDeferred())
+            if self.following is not None:
+                running.enter_context(InterruptsDeferred())
             self.root, self.placed, self.aside = root, None, applied.aside
 
     def _unlock(self, lock: ConnectionLock) -> None:
@@ -231,6 +233,12 @@ class Restoring(Struct):
             self.following.about_to_run()
         self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys, pids, self.images)
         self.reporter.step("resume")
+
+    def _let_go(self, running: ExitStack) -> int:
+        """`_about_to_run`, not to be interrupted any more, unless the tree has still to get its memory."""
+        if self.following is None:
+            running.enter_context(InterruptsDeferred())
+        return self._about_to_run()
 
     def _about_to_run(self) -> int:
         """Nothing can be taken back any more; who traces the tree."""

@@ -25,6 +25,7 @@ from ..proc.tree import ProcessIdentity
 from .connection import Connection
 from .lease import Operator, Refused
 from .loop import Timer
+from .protocol import MOVED_LINGER
 from .values import fitting
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class _Arrival:
     checkpoint: str
     incarnation: int
     restored: dict[str, Any] | None
+    moved: dict[str, Any] | None
     expected: bool  # the holder was made for this tree alone
 
 
@@ -68,7 +70,9 @@ class Checkpointing:
     @property
     def seizing(self) -> bool:
         """Whether CRIU has the tree in its hands, or is about to."""
-        return (self.active and not self._thawed) or (self._arrival is not None and self._holder.state == "paused")
+        if self._arrival is not None:
+            return self._arrival.connection is not None and self._holder.state == "paused"
+        return self.active and not self._thawed
 
     @property
     def arriving(self) -> bool:
@@ -184,7 +188,7 @@ class Checkpointing:
         if self._arrival is not None and connection is self._arrival.connection:
             self._arrival.connection = None
             self._stand_still()
-            self._uncertain = self._holder.loop.after(_UNCERTAIN_SECONDS, self._arrived)
+            self._uncertain = self._holder.loop.after(_UNCERTAIN_SECONDS, self.arrived)
         if connection is not self._connection:
             return
         self._connection = None
@@ -272,9 +276,9 @@ class Checkpointing:
         if paused is not None or message.get("settles") is True:
             before = holder.identity
             self._arrival = _Arrival(
-                connection, holder.checkpoint_id, before.incarnation, before.restored, expected=holder.expecting
+                connection, holder.checkpoint_id, before.incarnation, before.restored, holder.moved, expected=holder.expecting
             )
-        holder.moved, holder.expecting = None, False
+        holder.moved, holder.expecting, holder.forsaken = None, False, False
         if paused is not None:
             holder.tree.returns(paused.pop("stopped"), paused.pop("asleep"))
             holder.paused_by, holder.halted = paused["by"], paused["halted"]
@@ -289,30 +293,35 @@ class Checkpointing:
             holder.emit("halted" if paused["halted"] else "paused", by=paused["by"], restored=True)
         holder.set_state("running" if paused is None else "paused")
         holder.deadman.extend(0)  # this is its home now: also what stood still as a home that was cut off goes on
-        holder.master.hold(False)
+        holder.master.hold(self._arrival is not None)  # what a tree that is taken back would have been typed is the next one's
 
     def settle(self, connection: Connection) -> dict[str, Any]:
         """CRIU is about to let go of a restored tree, of one that is to stand still as well."""
         if self._arrival is None or connection is not self._arrival.connection:
             raise Refused("state", "this connection has not adopted a tree that it has to let go of", state=self._holder.state)
         self._arrival = None
-        if self._holder.state != "paused":
-            return {"method": None, "processes": 0}
-        method, count = self._holder.tree.freeze()
+        method, count = self._holder.tree.freeze() if self._holder.state == "paused" else (None, 0)
+        self._holder.master.hold(False)
         return {"method": method, "processes": count}
 
     def _turn_back(self, arrival: _Arrival) -> None:
         """The restore came to nothing, and has killed what it had made."""
-        self._arrived()
+        self._end_arrival()
         holder = self._holder
         holder.identity.incarnation, holder.identity.restored = arrival.incarnation, arrival.restored
+        holder.moved, holder.forsaken = arrival.moved, arrival.expected
         self._let_go(arrival.checkpoint)
-        if arrival.expected:
-            holder.forsaken = True
-            holder.end_if_done()
+        if holder.moved is not None:
+            holder.loop.after(MOVED_LINGER, holder.end_moved)
+        holder.end_if_done()
 
-    def _arrived(self) -> None:
-        """Nothing is open any more: a tree that lives on without its restorer is here to stay."""
+    def arrived(self) -> None:
+        """A tree that lives on without its restorer, or that is ended because somebody wants it, is the session's."""
+        if self._arrival is not None:
+            self._end_arrival()
+            self._holder.master.hold(False)
+
+    def _end_arrival(self) -> None:
         self._arrival = None
         if self._uncertain is not None:
             self._uncertain.cancel()

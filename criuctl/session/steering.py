@@ -123,6 +123,7 @@ class Steering:
         self._needs_tree("checkpointed", "exited", "lost")
         self._requests.record("kill", by, grace=grace)
         self._holder.deadman.until = None
+        self._holder.checkpointing.arrived()
         self._holder.emit("killed", by=by.who())
         killing.Kill(self._holder, grace, lambda killed: connection.send({"id": message["id"], "ok": True, "killed": killed}))
         return LATER

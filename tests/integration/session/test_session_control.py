@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -347,6 +348,55 @@ def test_the_holder_of_a_restore_that_comes_to_nothing_ends_also_as_another_prog
     assert restorer.status()["state"] == "checkpointed"
     restorer.close()
     holders.gone(started)
+
+
+def _come(holders: Holders, restorer: Session, **facts: Any) -> int:
+    """A tree comes to a holder that waits; its root's PID."""
+    spawned = spawn_plain(SpawnRequest(("cat",), {"PATH": os.environ["PATH"], "TOKEN": holders.token}))
+    restorer.request("adopt", fds=[spawned.master], pid=spawned.pid, incarnation=2, **facts)
+    os.close(spawned.master)
+    return spawned.pid
+
+
+def test_a_holder_that_one_restore_has_left_stays_with_the_tree_of_the_next(holders: Holders) -> None:
+    started = holders.start("cat", spawner="")
+    operator = holders.connect(operator="waits")
+    holders.connect(operator=RESTORES).close()
+    wait_until(lambda: len(operator.status()["operators"]) == 1, TIMEOUT, "the first one is gone")
+    root = _come(holders, restorer := holders.connect(operator=RESTORES))
+    restorer.leave()
+    operator.leave()
+    time.sleep(0.5)
+    assert ProcessIdentity.of(started.holder_pid).alive() and holders.state()["state"] == "running"
+    os.kill(root, signal.SIGKILL)
+    os.waitpid(root, 0)
+
+
+def test_what_a_tree_that_is_taken_back_would_have_been_typed_is_the_next_ones(holders: Holders) -> None:
+    started = holders.start("cat")
+    dumper, operator = holders.connect(), holders.connect(operator="stays")
+    dumper.request("checkpoint-begin")
+    assert operator.send("typed in between\n")["held"]
+    dumper.request("checkpoint-commit", checkpoint="c7")
+    assert started.pid is not None
+    os.kill(started.pid, signal.SIGKILL)
+    wait_until(lambda: not os.path.exists(f"/proc/{started.pid}"), TIMEOUT, "the holder reaps it")
+    dumper.request("checkpoint-done", checkpoint="c7", ended=True)
+    operator.request("moved", to="ssh://there/s", host="there")
+
+    root = _come(holders, holders.connect(), settles=True)
+    assert (operator.status()["state"], operator.status()["home"]) == ("running", os.uname().nodename)
+    os.kill(root, signal.SIGKILL)
+    os.waitpid(root, 0)
+    operator.wait_state("checkpointed", timeout=TIMEOUT)
+    assert (operator.status()["home"], operator.status()["moved_to"]) == ("there", "ssh://there/s")
+
+    root = _come(holders, restorer := holders.connect(), settles=True)
+    restorer.request("settle")
+    operator.wait_match("(?s)typed in between\r\n.*typed in between", since="start", timeout=TIMEOUT)
+    assert operator.status()["moved_to"] is None
+    os.kill(root, signal.SIGKILL)
+    os.waitpid(root, 0)
 
 
 def test_what_is_still_rolled_back_does_not_keep_the_control_group(holders: Holders) -> None:

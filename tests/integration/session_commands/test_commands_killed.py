@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 
 import pytest
 from support import oracle
@@ -15,6 +16,31 @@ from criuctl.proc.tree import ProcessIdentity
 
 pytestmark = [pytest.mark.integration, pytest.mark.crash]
 
+# Does harm when CRIU is about to let go of the tree: before (or after) the holder is told, to itself or to the tree's root.
+HARM = """
+import os, signal, sys, time
+from criuctl.cli.main import program
+from criuctl.ops.restoring import Restoring
+last, (when, whom, number) = Restoring._about_to_run, sys.argv[1:4]
+
+def harm(self):
+    pid = os.getpid() if whom == "criuctl" else self.placed.pid
+    os.kill(pid, int(number))
+    while whom == "root" and self.placed.alive():
+        time.sleep(0.01)
+
+def about_to_run(self):
+    if when == "before":
+        harm(self)
+    tracer = last(self)
+    if when == "after":
+        harm(self)
+    return tracer
+
+Restoring._about_to_run = about_to_run
+sys.argv[1:] = sys.argv[7:]
+program()
+"""
 TICKS = "i=0; while :; do i=$((i+1)); echo tick $i; sleep 0.05; done"
 
 
@@ -117,4 +143,61 @@ def test_a_restore_that_is_broken_off_when_the_holder_has_the_tree(
     assert (back["state"], back["restored"]["checkpoint"]) == (stands, checkpoint)
     if stands == "paused":
         operators("resume", "work")
+    _goes_on(operators)
+
+
+def _dumped(operators: Operators, *where: str, program: str = TICKS) -> None:
+    operators("run", "-d", "--name", "work", *where, "--", "sh", "-c", program)
+    operators("wait", "work", "--since", "0", "--match", "tick 3", "--timeout", TIMEOUT)
+    operators("dump", "work")
+
+
+def _harmed(operators: Operators, when: str, whom: str, number: signal.Signals) -> int:
+    """A restore to which this is done; its exit code."""
+    operators.prefix = [sys.executable, "-c", HARM, when, whom, str(int(number))]
+    code = operators.start("restore", "work").process.wait(TIMEOUT)
+    operators.prefix = []
+    return code
+
+
+@pytest.mark.parametrize("where", [(), ("--host-pids",)])
+def test_asked_to_end_when_there_is_no_way_back(where: tuple[str, ...], operators: Operators) -> None:
+    """It ends when the tree runs."""
+    _dumped(operators, *where)
+    assert _harmed(operators, "after", "criuctl", signal.SIGTERM) == 128 + signal.SIGTERM
+    assert operators("status", "work")["state"] == "running"
+    _goes_on(operators)
+
+
+def test_killed_before_the_holder_is_told_that_there_is_no_way_back(operators: Operators) -> None:
+    """CRIU lets go of the tree, which is the session then: it can be paused at once, and ended."""
+    _dumped(operators, "--host-pids")
+    assert _harmed(operators, "before", "criuctl", signal.SIGKILL) == -signal.SIGKILL
+    assert operators("status", "work")["state"] == "running"
+    operators("pause", "work")
+    operators("resume", "work")
+    _goes_on(operators)
+    assert operators("kill", "work", "--timeout", "0")["exit_code"] == 128 + signal.SIGKILL
+
+
+def test_the_root_is_killed_when_there_is_no_way_back(operators: Operators) -> None:
+    """CRIU, whose child it is still, takes its exit status."""
+    _dumped(operators)
+    assert _harmed(operators, "after", "root", signal.SIGKILL) == 0
+    ended = operators("wait", "work", "--exit", "--timeout", TIMEOUT)
+    assert (ended["state"], ended["exit_code"], ended["exit_signal"]) == ("exited", 128 + signal.SIGKILL, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("where", [(), ("--host-pids",)])
+def test_of_a_tree_whose_holder_is_killed_before_it_runs_nothing_runs(where: tuple[str, ...], operators: Operators) -> None:
+    done = operators.home.path / "done"
+    writes = f"n = 0\nfile = open('{done}', 'a', 1)\nwhile 1: n += 1; print('tick', n, file=file); print('tick', n)"
+    _dumped(operators, *where, program=f'exec python3 -uc "{writes}"')
+    size = done.stat().st_size
+    with paused(operators, "resume", "restore", "work") as held:
+        os.kill(operators("status", "work")["holder_pid"], signal.SIGKILL)
+        held.go_on()
+        assert held.command.process.wait(TIMEOUT) not in (0, 1), held.command.told()
+    assert done.stat().st_size == size
+    operators("restore", "work")
     _goes_on(operators)
