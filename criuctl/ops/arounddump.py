@@ -23,6 +23,7 @@ from ..proc.descriptors import Descriptor
 from ..proc.limits import effective_capabilities
 from ..proc.tree import Process, ProcessIdentity, read_tree
 from ..report import Finding, Reporter
+from ..session.sessions import state_of
 from . import preflight, surroundings
 from .checks.connections import PASSES
 from .checks.processes import descriptor_limit, many_shared
@@ -79,6 +80,18 @@ def session_for(registry: Registry, target: Target, name: str | None) -> Session
     plain = "".join(c if (c.isalnum() and c.isascii()) or c in "._-" else "-" for c in process.command).strip("-._") or "process"
     default = f"{plain}-{process.pid}"
     return SessionRecord(name=default)
+
+
+def end_former_holder(config: Config, name: str, root: ProcessIdentity) -> None:
+    """A holder that only keeps how an earlier session of this name has ended goes: it would be asked for this one; `Conflict`."""
+    state = state_of(config, name)
+    if state is None or not state["holder_alive"] or (state["pid"], state["start_time"]) == (root.pid, root.start_time):
+        return
+    if state["state"] not in ("exited", "lost"):
+        raise Conflict(f"session {name!r} is {state['state']}, and another tree", hint="Choose another --name.")
+    from .sessions import end_holder  # seldom needed
+
+    end_holder(config, name, state)
 
 
 def dump_options(

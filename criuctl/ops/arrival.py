@@ -98,6 +98,10 @@ def offering_another(repository: Repository, ref: str, manifest: Manifest | None
 def check_not_running(registry: Registry, name: str, *, copy: bool) -> None:
     """A session runs once; a copy needs a name of its own."""
     record = registry.get(name)
+    if record is not None and copy and record.state == "checkpointed" and not record.alive():
+        raise Conflict(
+            f"session {name!r} is checkpointed", hint=f"`criuctl restore {name}` brings it back; or choose another name."
+        )
     if record is None or not record.alive():
         return
     raise Conflict(

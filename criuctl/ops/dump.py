@@ -108,6 +108,7 @@ def dump(
         assert scene is not None  # else there is an error
         for finding in findings:
             reporter.finding(finding)
+        arounddump.end_former_holder(config, session.name, root)
         survey = Survey(config, reporter, wish=connections, drain=drain, ending=not leave_running)
         survey.ahead(root.pid, (scene.tree, scene.opened))
         carried = files.resolve_carried(with_files, root.pid)

@@ -177,21 +177,22 @@ class RestoredHolder:
 
         `private`: the tree gets PID and mount namespaces of its own.
         """
-        if not self.needed:
-            return
         name = self._record.name
         state = sessions.state_of(self._config, name)
         if state is not None and state["holder_alive"] and state["state"] in ("exited", "lost"):
-            self._dismiss(name, ProcessIdentity(**state["holder"]))
+            self._dismiss(name, ProcessIdentity(**state["holder"]))  # also if none is needed: it would be asked for this session
             state = None
-        if state is None or not state["holder_alive"]:
+        if state is not None and state["holder_alive"]:
+            if state["state"] != "checkpointed" or state["id"] != self._record.id or not self.needed:
+                raise Conflict(
+                    f"there is another session {name!r} here ({state['state']})",
+                    hint="End it first, or restore a copy beside it with --as NEW-NAME.",
+                )
+        elif self.needed:
             self._start(reader)
             self._started = True
-        elif state["state"] != "checkpointed" or state["id"] != self._record.id:
-            raise Conflict(
-                f"there is another session {name!r} here ({state['state']})",
-                hint="End it first, or restore a copy beside it with --as NEW-NAME.",
-            )
+        if not self.needed:
+            return
         self._session = self._connect(name)
         stack.callback(self._leave)
         self.shown = self._inside(private)
