@@ -356,6 +356,17 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 _NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
+def _is_nowhere() -> bool:
+    """Whether the folder that we are in has been removed, in which no relative path means anything."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def of_the_host(error: OSError) -> PlatformError | None:
     """What this host does not let criuctl do with its own files, None for what else is a bug: rights, room, descriptors."""
     if error.errno == errno.ENOSPC and error.filename == "/dev/ptmx":
@@ -370,6 +381,8 @@ def of_the_host(error: OSError) -> PlatformError | None:
         return NO_MEMORY
     elif error.errno in _NOT_ALLOWED and error.filename is not None:
         hint = "Run criuctl as root." if os.geteuid() else "Check owner, mode and mount options."
+    elif error.errno == errno.ENOENT and error.filename is None and _is_nowhere():
+        return PlatformError("the current folder is gone", hint="Go to one that is there, or write whole paths.")
     elif error.errno == errno.ENOTDIR and error.filename is not None:
         hint = "A file is where a folder should be: see state_dir, run_dir, cache_dir and key_dir in the configuration."
     else:

@@ -85,6 +85,8 @@ def run(
             f"this runs inside of session {around!r}, whose checkpoints would then hold the new session's holder",
             hint="Start it from outside of any session.",
         )
+    if not argv or not argv[0]:  # a variable that is not set, say
+        raise UsageError("an empty command")
     if workspace == "":  # a variable that is not set, say: the whole current folder would travel along
         raise UsageError("'' is no folder to start in")
     try:

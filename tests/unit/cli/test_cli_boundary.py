@@ -169,10 +169,16 @@ def test_an_interrupt_while_it_is_imported_is_quiet(criuctl: Run, tmp_path: Path
 
 def test_no_folder_to_be_in(tmp_path: Path, env: dict[str, str]) -> None:
     gone = 'cd "$1"; rmdir "$1"; shift; exec "$@"'
-    (tmp_path / "gone").mkdir()
     program = ("sh", "-c", gone, "sh", str(tmp_path / "gone"), sys.executable, "-m", "criuctl")
-    done = run_program(program, "run", "-d", "--", "true", env=env)
-    assert (done.returncode, "the current folder is gone" in done.stderr) == (2, True), done.stderr
+    for code, args in ((2, ("run", "-d", "--", "true")), (13, ("list", "--store", "here"))):
+        (tmp_path / "gone").mkdir()
+        done = run_program(program, *args, env=env)
+        assert (done.returncode, "the current folder is gone" in done.stderr) == (code, True), done.stderr
+
+
+def test_a_command_that_is_empty(criuctl: Run, env: dict[str, str]) -> None:
+    done = criuctl("run", "-d", "--", "", env=env)
+    assert (done.returncode, "an empty command" in done.stderr) == (2, True), done.stderr
 
 
 def test_a_workspace_that_is_not_said_is_not_the_current_folder(criuctl: Run, env: dict[str, str]) -> None:
