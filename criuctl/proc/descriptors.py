@@ -49,6 +49,7 @@ _ANONYMOUS: dict[str, Kind] = {
 }
 _DELETED = " (deleted)"
 _O_CLOEXEC = 0o2000000
+_LOOKS = 3  # at one that becomes another file meanwhile, as a shell's do; some file systems tell two inodes of the same file
 
 # Majors of character devices that are terminals: consoles and tty0.., /dev/tty and ptmx, BSD and Unix98 ptys, serial.
 TTY_MAJORS = frozenset({2, 3, 4, 5, 204, 229, *range(128, 144)})
@@ -114,17 +115,20 @@ def descriptors(pid: int) -> list[Descriptor]:
 
 
 def _read(name: str, fds: int, infos: int, root: str) -> Descriptor:
-    target = target_of(name, fds)
-    status = os.stat(name, dir_fd=fds)
-    lines = os.fsdecode(read_raw(name, dir_fd=infos)).splitlines()
-    common = {"pos": "0", "flags": "0", "mnt_id": "-1"}
-    extra = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key in common:
-            common[key] = value
-        elif key != "ino":
-            extra.append(line)
+    for _ in range(_LOOKS):
+        lines = os.fsdecode(read_raw(name, dir_fd=infos)).splitlines()
+        target = target_of(name, fds)
+        status = os.stat(name, dir_fd=fds)
+        common = {"pos": "0", "flags": "0", "mnt_id": "-1", "ino": str(status.st_ino)}  # older kernels do not tell the inode
+        extra = []
+        for line in lines:
+            key, _, value = line.partition(":")
+            if key in common:
+                common[key] = value
+            else:
+                extra.append(line)
+        if int(common["ino"]) == status.st_ino:
+            break
     flags = int(common["flags"], 8)
     deleted = target.endswith(_DELETED) and (status.st_nlink == 0 or not _is_there(root + target, status))
     return Descriptor(

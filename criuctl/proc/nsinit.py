@@ -143,10 +143,12 @@ def _await(root: int) -> None:
         try:
             with open(f"/proc/{root}/stat", "rb") as file:
                 parent = int(file.read().rpartition(b")")[2].split()[1])
-        except OSError:
+            if parent <= 1:
+                return
+        except (FileNotFoundError, ProcessLookupError):
             return  # it has ended
-        if parent <= 1:
-            return
+        except OSError:
+            pass  # the host has no descriptors left just now
         time.sleep(0.002)
 
 

@@ -1,0 +1,35 @@
+"""Open descriptors, read while the program goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from criuctl.proc.descriptors import descriptors
+
+SWAPS = """
+import os, sys
+null, file = os.open("/dev/null", os.O_RDWR), os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+os.dup2(null, 100)
+print(flush=True)
+while True:
+    for fd in (file, null):
+        os.dup2(fd, 100)
+        for _ in range(10_000):
+            pass
+"""
+
+
+def test_one_that_becomes_another_file_again_and_again(tmp_path: Path) -> None:
+    """As those of a shell that redirects what it runs: name and kind are those of one of the files."""
+    file = str(tmp_path / "file")
+    with subprocess.Popen([sys.executable, "-S", "-c", SWAPS, file], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            seen = {(d.target, d.kind, d.rdev) for _ in range(3000) for d in descriptors(child.pid) if d.fd == 100}
+        finally:
+            child.kill()
+    assert seen <= {("/dev/null", "device", os.makedev(1, 3)), (file, "file", 0)}
