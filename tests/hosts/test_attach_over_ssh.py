@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import sys
 import termios
 from collections.abc import Iterator
 
@@ -16,8 +18,14 @@ from support.keeper import Launched
 pytestmark = pytest.mark.integration
 
 _TIMEOUT = 60
-# With the trap: a shell goes on where the sleep has ended just then, and was not ended by the ^C.
-_TICKS = "(trap exit INT; i=0; while :; do i=$((i+1)); echo tick $i.; sleep 0.05; done)"
+# One process, which a ^C is sure to end: a shell's loop may go on if it comes just when a command has ended.
+_TICKING = """import itertools, signal, time
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+for i in itertools.count(1):
+    print(f"tick {i}.", flush=True)
+    time.sleep(0.05)
+"""
+_TICKS = f"{sys.executable} -S -c {shlex.quote(f'exec({_TICKING!r})')}"
 
 
 class Desk:
