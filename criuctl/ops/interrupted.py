@@ -7,8 +7,7 @@ came, and programs that never expected one end: ``tail -F``, ``script``, varnish
 
 So the thread is put back onto its ``syscall`` instruction, with what was left of a sleep, in the images (`restart_saved`).
 Not where a signal waits that is going to interrupt the call: its handler, if it has one, may have to.  Of time limits that are
-in registers what has passed is taken off at the dump (`waits`), the others begin anew; a sleep that did not ask what was left
-keeps its EINTR.
+in registers, and of sleeps, what has passed is taken off at the dump (`waits`), the others begin anew.
 
 That is not enough where a signal comes until the tree runs: its handler would run first, and the call (also read, wait4, futex,
 which CRIU itself puts back) would be entered after it, and might wait for ever.  So who holds the stopped threads gives them what
@@ -51,6 +50,7 @@ _ENTERED_AGAIN = frozenset(  # what has done nothing yet when it ends with EINTR
         # Reading, writing, accepting: on a socket with SO_RCVTIMEO or SO_SNDTIMEO.
         *(0, 1, 19, 20, 43, 44, 45, 46, 47, 288, 299, 307),
         208,  # io_getevents
+        *(_NANOSLEEP, _CLOCK_NANOSLEEP),  # begin anew where they do not tell what is left
     )
 )
 _PAUSES = frozenset(  # every handler ends them

@@ -4,11 +4,17 @@ poll and epoll_wait get their limit as a number of milliseconds, from when they 
 (`interrupted`), a limit that is longer than the time from one snapshot to the next would never run out: in an event loop that
 waits for nothing else, a timer would never come.
 
+A sleep is told how long by a struct in memory, and what is left goes to another, if the program gave one; CRIU has it end with
+EINTR.  Where none was given (``usleep``), what is left is waited for in poll, which watches nothing: it ends as the sleep would.
+epoll_pwait2, whose limit is such a struct, goes on as epoll_pwait.  That puts a number where the program has a pointer, or
+nothing at all, so only the C library's own calls are changed, which do not look at the arguments afterwards; and none of a
+process with a seccomp filter, which may know the one call and not the other.  A long sleep elsewhere keeps its EINTR.
+
 No look at a stopped thread tells when it has entered its call, for it has run since, into the stop.  So each is looked at just
 before the freeze: since when it sleeps (the scheduler's ``exec_start``), in which call, and how often it has gone to sleep.  When
 it is frozen, it must have gone to sleep once more only, for that: then it is still in that call.  The time is rather a little
 too short: a limit may end late, and hardly ever early (see below).  Where the kernel does not tell all of that (no
-/proc/PID/sched) limits begin anew, as those do that a call reads from memory.  The register stays changed after the call,
+/proc/PID/sched) limits begin anew, as the others do that a call reads from memory.  The register stays changed after the call,
 which the kernel never does to one: code that keeps the limit there for its next call waits shorter then.
 
 A call that was interrupted before, by SIGSTOP or an earlier freeze, is restart_syscall since, to the kernel and to CRIU: only
@@ -23,9 +29,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
+import struct
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from pathlib import PurePosixPath
 from typing import Any
 
 from msgspec import Struct
@@ -38,13 +47,20 @@ from ..proc.tree import walk
 
 _MINUS_EINTR = (1 << 64) - errno.EINTR
 _NATIVE = 1  # not a 32-bit process, whose calls have other numbers
-_LIMITED = {7: 2, 232: 3, 281: 3}  # poll, epoll_wait, epoll_pwait: which argument the limit is
+_POLL, _NANOSLEEP, _CLOCK_NANOSLEEP, _FUTEX, _EPOLL_PWAIT, _EPOLL_PWAIT2 = 7, 35, 230, 202, 281, 441
+_LIMITED = {_POLL: 2, 232: 3, _EPOLL_PWAIT: 3}  # which argument the limit is; 232: epoll_wait
+_SPANS = {_NANOSLEEP: 0, _CLOCK_NANOSLEEP: 2, _EPOLL_PWAIT2: 3}  # which one is the address of the limit
+_LEFT = {_NANOSLEEP: 1, _CLOCK_NANOSLEEP: 3}  # and of where the kernel is to tell what is left
 _RESTART = 219  # restart_syscall
-_LOOKED_AT = frozenset((*_LIMITED, _RESTART))
+_LOOKED_AT = frozenset((*_LIMITED, *_SPANS, _RESTART))
+_NO_CALL = (1 << 64) - 1
+_PASSING = (0, 1, 7)  # the clocks that go on by themselves: real time, monotonic, since boot
+_TIMESPEC = struct.Struct("qq")
+_LONGEST = (1 << 31) - 1  # milliseconds
+_C_LIBRARY = re.compile(r"(libc|libpthread)[.-]|ld-musl-")
 _ARGUMENTS = ("di", "si", "dx", "r10", "r8", "r9")
 _PATIENCE = 1.0  # seconds for the clocks of processors
 _LEAST = 100  # milliseconds of a limit that is looked at: what is shorter runs out between two snapshots
-_POLL, _NANOSLEEP, _CLOCK_NANOSLEEP, _FUTEX = 7, 35, 230, 202
 _RESTARTED = {  # where in the kernel -> what was called
     "poll_schedule_timeout": _POLL,
     "do_sys_poll": _POLL,  # Linux 6.12
@@ -66,6 +82,8 @@ class Waiting(Struct, frozen=True):
     """A thread in a call with a time limit."""
 
     words: tuple[int, ...]  # of the call: its number, six arguments, the stack pointer
+    limit: int  # milliseconds
+    then: int  # the call that waits for what is left, `_NO_CALL` for none
     passed: int  # milliseconds of the limit
     switches: int  # how often the thread has gone to sleep
 
@@ -89,9 +107,9 @@ class Waits:
                 if words[0] == _RESTART:
                     self._restarted[words[1:]] = _restarted(pid, tid, words)
                     continue
-                if _limit(words) < _LEAST:
+                if (limit := _limit(pid, words)) < _LEAST or not (then := _successor(pid, tid, words, limit)):
                     continue
-                waiting = Waiting(words, 0, _switches(pid, tid))
+                waiting = Waiting(words, limit, then, 0, _switches(pid, tid))
                 since = _exec_start(pid, tid)
                 processor = int(read_text(pid, f"task/{tid}/stat").rpartition(")")[2].split()[36])
                 if since > 0 and words == _call(pid, tid):  # 0: it was forgotten, by a kernel that was asked by SysRq to
@@ -112,7 +130,9 @@ class Waits:
         for number, one in self._still.items():
             for registers in _registers(images, f"core-{number}.img"):
                 if _words(registers) == one.words:
-                    setattr(registers, _ARGUMENTS[_LIMITED[one.words[0]]], max(0, _limit(one.words) - one.passed))
+                    registers.orig_ax = one.then
+                    if one.then != _NO_CALL:
+                        setattr(registers, _ARGUMENTS[_LIMITED[one.then]], max(0, one.limit - one.passed))
         for name in images.names() if self._restarted else ():
             for registers in _registers(images, name) if name.startswith("core-") else ():
                 words = _words(registers)
@@ -160,9 +180,37 @@ def _restarted(pid: int, tid: int, words: tuple[int, ...]) -> int:
     return _CLOCK_NANOSLEEP if number == _NANOSLEEP and words[1] < _CLOCKS else number
 
 
-def _limit(words: tuple[int, ...]) -> int:
-    """Milliseconds; the kernel looks at 32 bits, negative is for ever."""
-    return ctypes.c_int32(words[1 + _LIMITED[words[0]]] & 0xFFFFFFFF).value
+def _limit(pid: int, words: tuple[int, ...]) -> int:
+    """Milliseconds, rather too many than too few; negative: for ever, or the call tells itself what is left."""
+    call, arguments = words[0], words[1:7]
+    if call in _LIMITED:
+        return ctypes.c_int32(arguments[_LIMITED[call]] & 0xFFFFFFFF).value  # the kernel looks at 32 bits
+    if (call in _LEFT and arguments[_LEFT[call]]) or not arguments[_SPANS[call]]:
+        return -1
+    if call == _CLOCK_NANOSLEEP and (arguments[0] not in _PASSING or arguments[1]):  # 1: until some time
+        return -1
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        seconds, nanoseconds = _TIMESPEC.unpack(os.pread(memory.fileno(), _TIMESPEC.size, arguments[_SPANS[call]]))
+    return int(seconds * 1000 - -nanoseconds // 1_000_000)
+
+
+def _successor(pid: int, tid: int, words: tuple[int, ...], limit: int) -> int:
+    """The call that waits for the rest of another one's limit; 0: it begins anew."""
+    if words[0] in _LIMITED:
+        return words[0]
+    if limit <= _LONGEST and not int(read_status(pid, f"task/{tid}/status").get("Seccomp", "0")) and _in_library(pid, tid):
+        return _EPOLL_PWAIT if words[0] == _EPOLL_PWAIT2 else _POLL
+    return 0 if words[0] == _EPOLL_PWAIT2 else _NO_CALL
+
+
+def _in_library(pid: int, tid: int) -> bool:
+    """Whether a thread is in a system call of the C library."""
+    at = int(read_text(pid, f"task/{tid}/syscall").split()[8], 0)
+    for line in read_text(pid, "maps").splitlines():
+        begin, end = (int(word, 16) for word in line.split(None, 1)[0].split("-"))
+        if begin <= at < end:
+            return bool(_C_LIBRARY.match(PurePosixPath(line.split(None, 5)[-1]).name))
+    return False
 
 
 def _switches(pid: int, tid: int) -> int:

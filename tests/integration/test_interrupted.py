@@ -68,7 +68,11 @@ def test_what_was_stopped_before(pids: str, zoo: Zoo, trip: Trip, criuctl: Criuc
 
 def calls(animal: Animal) -> list[str]:
     """Of its threads, the numbers of the system calls that they wait in."""
-    return [path.read_text().split()[0] for path in Path(f"/proc/{animal.pid}/task").glob("*/syscall")]
+    return sorted(words[0] for words in calls_with_arguments(animal))
+
+
+def calls_with_arguments(animal: Animal) -> list[list[str]]:
+    return [path.read_text().split() for path in Path(f"/proc/{animal.pid}/task").glob("*/syscall")]
 
 
 @pytest.mark.parametrize("leave_running", [True, False])
@@ -215,3 +219,54 @@ def test_what_has_passed_of_a_time_limit_is_not_waited_for_again(pids: str, zoo:
         left = [limits[call] for limits in seen]
         assert left == sorted(set(left), reverse=True) and left[0] - left[-1] <= passed, left
     assert (animal.folder / "returned").read_text() == ""
+
+
+def slept(animal: Animal) -> dict[str, tuple[int, int]]:
+    """Sleep -> what it has returned, and after how many milliseconds."""
+    lines = (line.split() for line in (animal.folder / "returned").read_text().splitlines())
+    return {name: (int(result), int(passed)) for name, result, passed in lines}
+
+
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_a_sleep_that_does_not_ask_what_is_left_takes_its_time(pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """One of the C library goes on as poll; of another nobody knows what it does with the registers, so it ends with EINTR."""
+    limit = 3_000_000
+    began = time.monotonic()
+    animal = zoo.launch("sleeps.py", str(limit))
+    wait_until(lambda: len(calls(animal)) == 5 and calls(animal).count("34") == 1, 60, "all sleep")
+    time.sleep(0.2)
+    for _ in range(2):
+        criuctl("dump", animal.pid, "--leave-running")
+        wait_until(lambda: calls(animal) == ["281", "34", "7", "7"], 60, "they sleep again")
+        time.sleep(0.2)
+    animal = trip.restore(trip.dump(animal), animal, "--pids", pids, equal=False)
+    wait_until(lambda: calls(animal) == ["281", "34", "7", "7"], 60, "they sleep again")
+    passed = (time.monotonic() - began) * 1000
+    left = [int(words[LIMITED[int(words[0])]], 16) for words in calls_with_arguments(animal) if int(words[0]) in LIMITED]
+    assert all(limit - passed <= one <= limit - 500 for one in left), (left, passed)
+    assert slept(animal).keys() == {"own"} and slept(animal)["own"][0] == -errno.EINTR
+
+
+def test_a_sleep_ends_when_it_should(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    limit = 3000
+    animal = zoo.launch("sleeps.py", str(limit))
+    criuctl("dump", animal.pid, "--leave-running")
+    animal = trip.restore(trip.dump(animal), animal, "--pids", "private", equal=False)
+    wait_until(lambda: len(slept(animal)) == 4, 60, "all have returned")
+    found = slept(animal)
+    del found["own"]
+    assert all(result == 0 and passed >= limit for result, passed in found.values()), found
+
+
+def test_a_program_with_a_seccomp_filter_makes_no_other_calls_than_its_own(zoo: Zoo, trip: Trip) -> None:
+    animal = zoo.launch("sleeps.py", "3000000", "filter")
+    wait_until(lambda: len(calls(animal)) == 5, 60, "all sleep")
+    time.sleep(0.2)
+    animal = trip.restore(trip.dump(animal), animal, equal=False)
+    wait_until(lambda: len(slept(animal)) == 3, 60, "the sleeps have ended")
+    assert {name: result for name, (result, _passed) in slept(animal).items()} == {
+        "usleep": -1,
+        "clock_nanosleep": errno.EINTR,
+        "own": -errno.EINTR,
+    }
+    assert calls(animal) == ["34", "441"]
