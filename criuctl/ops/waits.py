@@ -32,8 +32,9 @@ import os
 import re
 import struct
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -99,6 +100,7 @@ class Waits:
     def look(self, root: int) -> None:
         """The tree is about to be frozen."""
         self._waiting, self._restarted = {}, {}
+        library = cache(_c_library)
         slept: dict[int, list[tuple[tuple[int, int], Waiting, float]]] = {}  # processor -> threads, and since when they sleep
         for pid, tid in _threads(root):
             with suppress(OSError, CriuctlError, ValueError, KeyError):  # it has ended, or the kernel does not tell
@@ -107,7 +109,7 @@ class Waits:
                 if words[0] == _RESTART:
                     self._restarted[words[1:]] = _restarted(pid, tid, words)
                     continue
-                if (limit := _limit(pid, words)) < _LEAST or not (then := _successor(pid, tid, words, limit)):
+                if (limit := _limit(pid, words)) < _LEAST or not (then := _successor(pid, tid, words, limit, library)):
                     continue
                 waiting = Waiting(words, limit, then, 0, _switches(pid, tid))
                 since = _exec_start(pid, tid)
@@ -194,23 +196,26 @@ def _limit(pid: int, words: tuple[int, ...]) -> int:
     return int(seconds * 1000 - -nanoseconds // 1_000_000)
 
 
-def _successor(pid: int, tid: int, words: tuple[int, ...], limit: int) -> int:
+def _successor(pid: int, tid: int, words: tuple[int, ...], limit: int, library: Callable[[int], list[range]]) -> int:
     """The call that waits for the rest of another one's limit; 0: it begins anew."""
     if words[0] in _LIMITED:
         return words[0]
-    if limit <= _LONGEST and not int(read_status(pid, f"task/{tid}/status").get("Seccomp", "0")) and _in_library(pid, tid):
-        return _EPOLL_PWAIT if words[0] == _EPOLL_PWAIT2 else _POLL
+    if limit <= _LONGEST and not int(read_status(pid, f"task/{tid}/status").get("Seccomp", "0")):
+        at = int(read_text(pid, f"task/{tid}/syscall").split()[8], 0)
+        if any(at in part for part in library(pid)):
+            return _EPOLL_PWAIT if words[0] == _EPOLL_PWAIT2 else _POLL
     return 0 if words[0] == _EPOLL_PWAIT2 else _NO_CALL
 
 
-def _in_library(pid: int, tid: int) -> bool:
-    """Whether a thread is in a system call of the C library."""
-    at = int(read_text(pid, f"task/{tid}/syscall").split()[8], 0)
+def _c_library(pid: int) -> list[range]:
+    """Where a process has it."""
+    found = []
     for line in read_text(pid, "maps").splitlines():
-        begin, end = (int(word, 16) for word in line.split(None, 1)[0].split("-"))
-        if begin <= at < end:
-            return bool(_C_LIBRARY.match(PurePosixPath(line.split(None, 5)[-1]).name))
-    return False
+        words = line.split(None, 5)
+        if _C_LIBRARY.match(PurePosixPath(words[-1]).name):
+            begin, end = words[0].split("-")
+            found.append(range(int(begin, 16), int(end, 16)))
+    return found
 
 
 def _switches(pid: int, tid: int) -> int:
