@@ -52,7 +52,7 @@ from .fencing import Home
 from .holders import DumpedHolder
 from .host import host_id
 from .namespaces import plan_entry
-from .registry import Registry, boot_id, exclusive, exclusive_session, forget_stale_locks
+from .registry import Registry, boot_id, check_outside, exclusive, exclusive_session, forget_stale_locks
 from .standdown import stopping
 from .target import resolve_target
 from .terminals import DumpedTerminals
@@ -83,6 +83,7 @@ def dump(
     """Dump the tree that `target` names into the configured store; see the module's text for what may fail how."""
     began = time.monotonic()
     registry = Registry(config)
+    check_outside(config)
     reporter.step("resolve", target=target)
     forget_stale_locks(config)
     groupyard.sweep(config)

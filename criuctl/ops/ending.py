@@ -18,7 +18,7 @@ from ..proc import netfilter
 from ..proc.tree import ProcessIdentity
 from ..session.sessions import leftovers, state_of
 from . import events
-from .registry import Registry, SessionRecord, boot_id, exclusive_session
+from .registry import Registry, SessionRecord, boot_id, check_outside, exclusive_session
 from .sessions import connect, known_of, why_not
 
 _LOOK = 0.02  # seconds between two looks at processes that are to end
@@ -53,6 +53,7 @@ def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:
     from ..session.cgroup import existing
     from ..session.processes import Tree
 
+    check_outside(config)
     state, record = state_of(config, name), Registry(config).get(name)
     if state is None and record is None:
         raise SessionGone(f"no session {name!r} is known to this host")

@@ -23,7 +23,7 @@ from ..errors import Conflict, CriuctlError, NotFound, UsageError
 from ..session import names, sessions
 from . import ending, events
 from .moves import Moves, Outgoing
-from .registry import Registry, SessionRecord, exclusive_session
+from .registry import Registry, SessionRecord, check_outside, exclusive_session
 from .sessions import end_holder, known_of
 from .sessions import sessions as all_sessions
 
@@ -66,6 +66,7 @@ def forget(config: Config, chosen: Sequence[str], *, older: float | None = None,
             "nothing says which sessions to forget",
             hint="Name them, or give --ended-before 7d for all that ended longer ago.",
         )
+    check_outside(config)
     before = time.time() - older if older is not None else None
     if not chosen:
         return [done for name in _over(config) if (done := _one(config, name, before, dry_run)) and done.error is None]

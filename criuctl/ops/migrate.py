@@ -40,7 +40,7 @@ from .dump import dump
 from .moves import Moves, Outgoing
 from .needs import gather
 from .otherhost import reach
-from .registry import Registry
+from .registry import Registry, check_outside
 from .standdown import stopping
 from .target import resolve_target
 
@@ -88,6 +88,7 @@ class MigrateResult(Struct):
 
 def examine(config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter) -> list[Finding]:
     """Only look whether the session could go there."""
+    check_outside(config)
     with reach(config, to, reporter) as there:
         return _look(config, target, there, _travelling(config, target, wishes))
 
@@ -96,6 +97,7 @@ def examine(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
 def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter) -> MigrateResult:
     """Move the tree that `target` names to the host `to`; whatever fails before it is ended here lets it go on here."""
     began = time.monotonic()
+    check_outside(config)
     moves = Moves(config, Outgoing)
     with ExitStack() as stack:
         stack.enter_context(stopping(config, reporter))

@@ -42,7 +42,7 @@ from .incoming import Arrival, running_here
 from .lazymemory import LARGE
 from .maintenance import check_open
 from .moves import Incoming, Moves, Outgoing, check_id
-from .registry import Registry, boot_id, check_name
+from .registry import Registry, boot_id, check_name, check_outside
 
 HOLD = 300.0  # seconds that a session is held without a link
 _PATIENCE = 60.0  # seconds for another criuctl here to notice that its link is gone
@@ -141,6 +141,7 @@ class _Visit:
 
     def _begin(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
         check_open(self._config)
+        check_outside(self._config, begins=True)
         move = Incoming(
             id=check_id(asked["id"]),
             session=check_name(asked["session"]),

@@ -20,7 +20,7 @@ from ..report import Reporter
 from ..session import names
 from . import batch, events, trees
 from .maintenance import LOCK_PATIENCE, Item, Record, forget, lock_of, read, runs, settle, write
-from .registry import Registry, SessionRecord, boot_id
+from .registry import Registry, SessionRecord, boot_id, check_outside
 from .subjects import order_of
 
 TRIES = 3
@@ -49,6 +49,7 @@ def _abandon(config: Config) -> Iterator[Item]:
 
 @events.recorded_each("maintenance-end", events.maintained)
 def _end(config: Config, jobs: int, pause: float, again: bool, *, reporter: Reporter) -> Iterator[Item]:
+    check_outside(config, begins=True)
     lock, busy = lock_of(config)
     with batch.alone(config, lock, busy, wait=LOCK_PATIENCE):
         record = _noted(config)
@@ -69,6 +70,7 @@ def recover(
     config: Config, *, every: bool, jobs: int, pause: float = PAUSE, again: bool = False, reporter: Reporter
 ) -> Iterator[Item]:
     """What a boot calls: as `end`, if there is anything to be ended; with `every` also sessions that the host has lost."""
+    check_outside(config, begins=True)
     lock, busy = lock_of(config)
     with batch.alone(config, lock, busy, wait=LOCK_PATIENCE):
         record = read(config)

@@ -40,6 +40,7 @@ __all__ = [
     "SessionRecord",
     "boot_id",
     "check_name",
+    "check_outside",
     "exclusive",
     "exclusive_session",
     "forget_stale_locks",
@@ -72,6 +73,7 @@ class SessionRecord(Struct, frozen=True):
     leases: dict[str, dict[str, Any]] = field(default_factory=dict)  # this life's claims: see `fencing`
     reason: str = ""  # why it is lost, or about to be
     updated: float = 0.0  # unix seconds
+    hidden: bool = False  # its processes cannot be seen, as we are inside of a session; never written
 
     @property
     def identity(self) -> ProcessIdentity:
@@ -82,13 +84,15 @@ class SessionRecord(Struct, frozen=True):
         """Whether the session runs on this host now.
 
         One that is said to be checkpointed does if its dump was killed when that was written down, and CRIU let it go on; one
-        that is only about to end, which much memory can delay, does not.
+        that is only about to end, which much memory can delay, does not.  One that cannot be seen is as it was written down.
         """
+        if self.hidden:
+            return True
         here = self.state != "lost" and self.boot_id == boot_id() and self.identity.alive()
         return here and (self.state == "running" or not self.identity.doomed())
 
 
-_KEYS = frozenset(SessionRecord.__struct_fields__)
+_KEYS = frozenset(SessionRecord.__struct_fields__) - {"hidden"}
 _LOCKED = b'"lock_table": "' + netfilter.CRIU_TABLE.encode()
 
 
@@ -98,6 +102,8 @@ class Registry:
     def __init__(self, config: Config) -> None:
         self._config = config
         self.folder = Path(config.state_dir) / "sessions"
+        self._around: str | None = None  # see `check_outside`
+        self._looked = False
 
     def get(self, name: str) -> SessionRecord | None:
         """The record of `name`, None when there is none or it cannot be understood.
@@ -114,7 +120,13 @@ class Registry:
             return None
         known = record if record is not None and record.id == state["id"] else SessionRecord(name, state["id"])
         here = replace(known, state="running", incarnation=state["incarnation"], boot_id=state["boot_id"])
-        return replace(here, pid=state["pid"], start_time=state["start_time"])
+        return self._seen(replace(here, pid=state["pid"], start_time=state["start_time"]))
+
+    def _seen(self, record: SessionRecord) -> SessionRecord:
+        if not self._looked:
+            self._around, self._looked = sessions.secluded(self._config), True
+        hidden = self._around is not None and record.state == "running" and record.boot_id == boot_id()
+        return replace(record, hidden=hidden)
 
     def _recorded(self, name: str, holding: bytes = b"") -> SessionRecord | None:
         try:
@@ -123,7 +135,7 @@ class Registry:
             if holding not in text:
                 return None
             loaded: dict[str, Any] = json.loads(text)
-            return SessionRecord(**{k: v for k, v in loaded.items() if k in _KEYS})
+            return self._seen(SessionRecord(**{k: v for k, v in loaded.items() if k in _KEYS}))
         except (FileNotFoundError, ValueError, TypeError, AttributeError):
             return None
 
@@ -170,6 +182,8 @@ class Registry:
         """The root process of session `name`, if it runs here, else of the configured tree of that name."""
         record = self.get(name)
         if record is not None and record.alive():
+            if record.hidden:
+                check_outside(self._config)
             return record.identity
         if name not in self._config.trees:
             return None
@@ -185,7 +199,7 @@ class Registry:
     def put(self, record: SessionRecord) -> SessionRecord:
         """Write a record, durably, and return it with its time."""
         record = replace(record, updated=time.time())
-        write_record(self.folder, check_name(record.name), asdict(record))
+        write_record(self.folder, check_name(record.name), {k: v for k, v in asdict(record).items() if k in _KEYS})
         return record
 
     def forget(self, name: str) -> None:
@@ -265,6 +279,24 @@ def forget_stale_locks(config: Config) -> None:
                 registry.put(replace(record, lock_table=""))
         except Conflict:
             continue  # that dump is still at it
+
+
+def check_outside(config: Config, *, begins: bool = False) -> None:
+    """`Conflict` inside of a session that has PIDs of its own: there every other one would be taken for gone.
+
+    What `begins` a tree is refused in every session: the tree would be a part of it, and end with it.
+    """
+    around = sessions.secluded(config)
+    if around is None and begins and (around := sessions.inside(config)) is not None:
+        raise Conflict(
+            f"this runs inside of session {around!r}, and what is restored would be a part of it",
+            hint="Run it from outside of any session.",
+        )
+    if around is not None:
+        raise Conflict(
+            f"this runs inside of session {around!r}, from where the processes of other sessions cannot be seen",
+            hint="Run it from outside of any session.",
+        )
 
 
 def exclusive_session(config: Config, name: str) -> contextlib.AbstractContextManager[None]:

@@ -52,7 +52,7 @@ from .maintenance import check_open
 from .netlock import table_of
 from .plan import RestorePlan, Wishes, make_plan, observe
 from .putback import Policy
-from .registry import Registry, boot_id, check_name, exclusive_session, forget_stale_locks
+from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
 from .restoring import Restoring
 from .terminals import RestoredTerminals
 
@@ -95,6 +95,7 @@ def restore(
     """
     began = time.monotonic()
     registry = Registry(config)
+    check_outside(config, begins=not (dry_run or alone))
     if new_name is not None:
         check_name(new_name)
     with ExitStack() as stack:

@@ -242,7 +242,9 @@ def when(seconds: float | None) -> str | None:
 def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> dict[str, Any]:
     """From what was left behind: the state file where it is of the same, or of a later, life than the record."""
     if state is not None and not state["holder_alive"] and record is not None:
-        if record.alive() or (record.state == "checkpointed" and state["state"] != "lost" and record.updated >= state["since"]):
+        ended = record.hidden and state["state"] == "exited" and record.id == state["id"]
+        later = record.state == "checkpointed" and state["state"] != "lost" and record.updated >= state["since"]
+        if (record.alive() and not ended) or later:
             state = None
     if state is not None:
         body = {
@@ -273,11 +275,11 @@ def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> d
             "incarnation": record.incarnation,
             "exit_code": None,
             "exit_signal": None,
-            "reason": record.reason or None,
+            "reason": record.reason or ("it cannot be seen from inside of a session" if record.hidden else None),
             "since": when(record.updated),
             "id": record.id,
             "created": None,
-            "command": _command(record.pid) if alive else [],
+            "command": _command(record.pid) if alive and not record.hidden else [],
             "labels": {},
             "checkpoint": record.checkpoint or None,
             "holder": False,

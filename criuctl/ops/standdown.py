@@ -32,7 +32,7 @@ from ..session.sessions import inside, leftovers, state_of
 from ..store import open_store
 from . import events
 from .fencing import Fenced, judge, lease_dict
-from .registry import Registry, SessionRecord, exclusive_session
+from .registry import Registry, SessionRecord, check_outside, exclusive_session
 
 _PATIENCE = 20.0  # seconds that processes may take to end of SIGKILL
 _MAX_WALKS = 50  # a tree that forks faster than this is stopped by its end
@@ -201,6 +201,7 @@ def stand_down(
 
     Yields each outcome as soon as it is known; a trouble with one is in its outcome, and the next is looked at.
     """
+    check_outside(config)
     registry = Registry(config)
     wanted = [record.name for record in registry.all() if record.alive()] if every else list(dict.fromkeys(names))
     with ExitStack() as stack:

@@ -51,7 +51,7 @@ from .heartbeat import Heartbeat
 from .hooking import snapshot_failed
 from .prune import prune
 from .recoverer import Loss, Recoverer, holder_of
-from .registry import SessionRecord, exclusive
+from .registry import SessionRecord, check_outside, exclusive
 from .retention import Rules
 from .selffence import SelfFence, lift
 from .supervision import End, LeaseWatch, Schedule
@@ -67,6 +67,7 @@ _LOOK = 5.0  # seconds between two looks at a lease, at most
 def supervise(config: Config, name: str, wishes: Wishes, *, reporter: Reporter, tell: Tell) -> bool:
     """Look after the session until it is over or a signal comes; False if more would be lost by then than may be."""
     wishes.check()
+    check_outside(config, begins=True)
     return Supervisor(Post(config, name, wishes, reporter=reporter, tell=tell)).run()
 
 

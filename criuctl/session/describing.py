@@ -85,6 +85,8 @@ def write_state(holder: Holder, ended: bool = False) -> None:
     body |= {"pid_namespace": _pid_namespace(holder), "socket": str(holder.run_folder / "socket")}
     body["cgroup"] = holder.tree.group.path if holder.tree.group is not None else None
     body |= {"holder": None if ended else asdict(mine), "boot_id": _boot_id(), "log": str(holder.state_folder / "output")}
+    with suppress(OSError):
+        body["holder_namespace"] = os.stat("/proc/self/ns/pid").st_ino  # in which that PID means something
     temporary = holder.run_folder / ".state"
     with suppress(OSError):  # a full disk must not end a session
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:

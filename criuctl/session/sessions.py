@@ -31,7 +31,7 @@ def read_state(run_folder: Path) -> dict[str, Any] | None:
         state = _untold(run_folder.name) | {key: value for key, value in told.items() if value is not None}
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         holder = state["holder"]
-        alive = bool(holder) and state["boot_id"] == boot and ProcessIdentity(**holder).alive()
+        alive = bool(holder) and state["boot_id"] == boot and (ProcessIdentity(**holder).alive() or _answers(run_folder, state))
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     state["holder_alive"] = alive
@@ -40,12 +40,30 @@ def read_state(run_folder: Path) -> dict[str, Any] | None:
     return state
 
 
+def _answers(run_folder: Path, state: Mapping[str, Any]) -> bool:
+    """Whether a holder whose PID means nothing here, inside of a session say, listens; without being told anything."""
+    if state["holder_namespace"] in (None, _namespace()):
+        return False
+    try:
+        names.connect(run_folder / "socket", 0.0).close()
+    except BlockingIOError:  # so many wait for it already
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _namespace() -> int:
+    """Inode of our PID namespace."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
 def _untold(name: str) -> dict[str, Any]:
     """What holds where a state file does not say: one may be of another version, or damaged, and its holder alive."""
     known: dict[str, Any] = {"session": name, "id": "", "state": "running", "incarnation": 1, "since": 0.0, "created": 0.0}
     known |= {"command": [], "labels": {}, "rows": 24, "cols": 80, "boot_id": "", "log": ""}
     nothing = ("pid", "start_time", "exit_code", "exit_signal", "reason", "checkpoint", "moved_to", "home")
-    return known | dict.fromkeys((*nothing, "pid_namespace", "socket", "cgroup", "holder"))
+    return known | dict.fromkeys((*nothing, "pid_namespace", "socket", "cgroup", "holder", "holder_namespace"))
 
 
 def leftovers(state: Mapping[str, Any]) -> list[ProcessIdentity]:
@@ -92,14 +110,24 @@ def forget(config: Config, name: str) -> bool:
     return True
 
 
+def secluded(config: Config) -> str | None:
+    """The name of the session in whose own PID namespace this process runs, from where no process outside of it is seen."""
+    return _secluded(all_states(config))
+
+
+def _secluded(known: list[dict[str, Any]]) -> str | None:
+    namespace = _namespace()
+    # A holder that was killed has left its tree, perhaps, and so whether it lives is not asked.
+    here = (s for s in known if s["pid_namespace"] == namespace and s["state"] not in ("exited", "checkpointed"))
+    return next((str(state["session"]) for state in here), None)
+
+
 def inside(config: Config) -> str | None:
     """The name of the session in which this process runs, None for none."""
     known = all_states(config)
-    namespace = os.stat("/proc/self/ns/pid").st_ino
-    for state in known:
-        # In there the holder's PID cannot be seen, so whether it lives is not asked.
-        if state.get("pid_namespace") == namespace and state["state"] not in ("exited", "checkpointed"):
-            return str(state["session"])
+    around = _secluded(known)
+    if around is not None:
+        return around
     states = [state for state in known if state["holder_alive"]]
     roots = {(s["pid"], s["start_time"]): str(s["session"]) for s in states if s.get("pid") and not s.get("pid_namespace")}
     holders = {s["holder"]["pid"]: str(s["session"]) for s in states}
