@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import UsageError
 from .streams import jsonable, tell, write_result
 from .text import Column
 
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
     from ..report import Reporter
 
 DEGRADED = 11  # done, but something that policy calls optional failed
+
+
+def _settled(config: Config) -> Config:
+    """With a store that is the same one for who reads its name elsewhere later: a hook, the recovery after a boot."""
+    if config.store.startswith("/"):
+        return config
+    from ..store import from_anywhere
+
+    with suppress(UsageError, FileNotFoundError):  # what is wrong with it is told by the command that opens it
+        return config.with_options(store=from_anywhere(config.store))
+    return config
 
 
 @dataclass(slots=True)
@@ -43,7 +55,7 @@ class App:
         if self._config is None:
             from .. import config
 
-            self._config = config.load(self.config_file).with_options(store=self.store)
+            self._config = _settled(config.load(self.config_file).with_options(store=self.store))
         return self._config
 
     @contextmanager

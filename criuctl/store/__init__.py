@@ -83,7 +83,7 @@ def _local_path(url: str, scheme: str) -> str:
             raise UsageError(f"{url!r} is not a local folder", hint="Write file:///path, with three slashes.")
         if parts.query or parts.fragment:
             raise UsageError(f"{url!r} holds a ? or #; write them as %3F and %23", hint=_HINT)
-        path = unquote(parts.path)
+        path = unquote(parts.path, errors="surrogateescape")
         if not path.startswith("/"):
             raise UsageError(f"{url!r} names no folder", hint=_HINT)
     if not path or "\0" in path:

@@ -91,6 +91,7 @@ def test_credentials_in_a_url_are_refused_and_not_repeated() -> None:
         ("/var//lib/../store/", "/var/store"),
         ("file:///var/lib/store", "/var/lib/store"),
         ("FILE://localhost/var/lib/a%20b", "/var/lib/a b"),
+        ("file:///var/lib/a%FFb", "/var/lib/a\udcffb"),  # a name is any bytes
         ("./c:store", None),
         ("relative", None),
         ("~/store", None),
