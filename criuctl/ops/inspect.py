@@ -224,11 +224,18 @@ class Verified(Struct, frozen=True):
 
 
 def verify(config: Config, ref: str | None, *, reporter: Reporter) -> list[Verified]:
-    """Read and check everything that a restore of `ref` would need; of every checkpoint if `ref` is None."""
+    """Read and check everything that a restore of `ref` would need; of every checkpoint if `ref` is None.
+
+    Of all, who is removed meanwhile, by a prune beside us, was no damage and is left out.
+    """
     with opened(config) as (_, repository):
         unreadable: list[DataError] = []
         wanted = repository.list(unreadable=unreadable) if ref is None else [repository.resolve(ref)]
-        verdicts = [_verdict(repository, summary, reporter) for summary in wanted]
+        verdicts = []
+        for summary in wanted:
+            verdict = _verdict(repository, summary, reporter)
+            if ref is not None or verdict.error is None or not _removed(repository, summary):
+                verdicts.append(verdict)
     return verdicts + [Verified(None, error=error) for error in unreadable]
 
 
@@ -238,6 +245,16 @@ def _verdict(repository: Repository, summary: CheckpointSummary, reporter: Repor
         return Verified(summary, repository.verify(repository.manifest(summary), reporter))
     except (DataError, ObjectMissing, NoSuchCheckpoint) as error:
         return Verified(summary, error=error)
+
+
+def _removed(repository: Repository, summary: CheckpointSummary) -> bool:
+    try:
+        repository.manifest(summary)
+    except NoSuchCheckpoint:
+        return True
+    except (DataError, ObjectMissing):
+        return False
+    return False
 
 
 class Removal(Struct, frozen=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from support.program import CRIUCTL, run_program
 
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.config import Config
+from criuctl.ops.inspect import verify
 from criuctl.ops.sampling import Sample, verify_sample
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
@@ -49,6 +51,41 @@ def packs(config: Config) -> list[Path]:
 
 def needed_by(found: Sample) -> list[set[str]]:
     return [{s.session for s in pack.needed_by} for pack in found.damaged]
+
+
+class Beside(Reporter):
+    """Something else happens to the store at the first event of one kind."""
+
+    def __init__(self, kind: str, what: Callable[[], object]) -> None:
+        super().__init__()
+        self._kind, self._what = kind, what
+
+    def _heard(self, kind: str) -> None:
+        if kind == self._kind:
+            self._kind = ""
+            self._what()
+
+    def step(self, name: str, **facts: object) -> None:
+        self._heard("step" if name.startswith("verify") else "")
+
+    def progress(self, *_: object) -> None:
+        self._heard("progress")
+
+
+@pytest.mark.parametrize("moment", ["step", "progress"])
+def test_what_is_removed_while_all_is_verified_is_not_damaged(moment: str, config: Config) -> None:
+    """By cron both go on at the same time; a nightly alarm would be the end of it."""
+
+    def prune() -> None:
+        manifests = sorted(Path(config.store).glob("checkpoints/*/*"))
+        for path in (*manifests[: len(manifests) // 2], *packs(config)):  # and gc, without a grace time
+            path.unlink()
+
+    verdicts = verify(config, None, reporter=Beside(moment, prune))
+    bad = {str(Path(config.store) / v.summary.object) for v in verdicts if v.summary is not None and v.error is not None}
+    there = {str(path) for path in Path(config.store).glob("checkpoints/*/*")}
+    assert bad <= there
+    assert len(bad) >= len(there) - 1  # their packs are gone; one may have been read by then
 
 
 def test_what_is_chosen(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
