@@ -51,17 +51,23 @@ def check(app: App, target: str) -> int:
 
     Ends with 0 when a dump would be tried, with 4 when there is any error.
     """
-    from ...errors import NotFound, PlatformError
+    from ...errors import NotFound, PlatformError, PreflightRefused
     from ...ops.connections import connections, judge
     from ...ops.preflight import check_tree
     from ...ops.registry import Registry
-    from ...ops.target import resolve_target
+    from ...ops.target import is_pid, resolve_target
+    from ...report import Finding
 
     registry = Registry(app.config)
-    resolved = resolve_target(target, registry.lookup, registry.session_of)
-    findings = check_tree(resolved, app.config)
-    with app.reporting() as reporter, suppress(NotFound, PlatformError):  # findings already
-        findings += judge(connections(app.config, resolved, reporter=reporter))
+    try:
+        resolved = resolve_target(target, registry.lookup, registry.session_of)
+    except PreflightRefused as error:  # no part of it need be looked at
+        pid = int(target) if is_pid(target) else None
+        findings = [Finding("error", error.code, error.message.removeprefix(f"PID {pid}: "), error.hint, pid=pid)]
+    else:
+        findings = check_tree(resolved, app.config)
+        with app.reporting() as reporter, suppress(NotFound, PlatformError):  # findings already
+            findings += judge(connections(app.config, resolved, reporter=reporter))
     found = [f.to_dict() for f in sorted(findings, key=lambda f: LEVELS.index(f.level))]
     errors = sum(f["level"] == "error" for f in found)
     warnings = sum(f["level"] == "warning" for f in found)

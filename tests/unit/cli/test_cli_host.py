@@ -105,6 +105,17 @@ def test_a_target_that_is_none(criuctl: Run, env: dict[str, str], command: str, 
     assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (code, error)
 
 
+def test_what_can_never_be_dumped_is_a_finding_like_any_other(criuctl: Run, env: dict[str, str]) -> None:
+    """A tree that criuctl is a part of, and that of PID 1: who reads ``findings`` at exit code 4 finds them."""
+    for pid in (os.getpid(), 1):
+        done = criuctl("check", str(pid), "--json", env=env)
+        body = json.loads(done.stdout)
+        assert (done.returncode, body["ok"]) == (4, False)
+        (found,) = body["findings"]
+        assert set(found) == FINDING and (found["level"], found["code"], found["pid"]) == ("error", "preflight", pid)
+        assert criuctl("check", str(pid), env=env).stdout.endswith(f"{pid} cannot be dumped: 1 error, 0 warnings\n")
+
+
 def test_snapshot_goes_on_after_a_failure_and_ends_with_it(criuctl: Run, env: dict[str, str]) -> None:
     done = criuctl("snapshot", "4194000", "nobody", "--json", env=env)
     assert done.returncode == 3
