@@ -14,16 +14,18 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
+from ..checkpoint.repository import Repository
 from ..config import Config
 from ..criu import driver, schema
 from ..criu.images import ImageSet, read
 from ..criu.options import DumpOptions
-from ..errors import Conflict, CriuctlError, DumpFailed, NoSuchProcess
+from ..errors import Conflict, CriuctlError, DumpFailed, NoSuchBucket, NoSuchProcess, StoreNotInitialised
 from ..proc.descriptors import Descriptor
 from ..proc.limits import effective_capabilities
 from ..proc.tree import Process, ProcessIdentity, read_tree
 from ..report import Finding, Reporter
 from ..session.sessions import state_of
+from ..store import Store
 from . import preflight, surroundings
 from .checks.connections import PASSES
 from .checks.processes import descriptor_limit, many_shared
@@ -80,6 +82,25 @@ def session_for(registry: Registry, target: Target, name: str | None) -> Session
     plain = "".join(c if (c.isalnum() and c.isascii()) or c in "._-" else "-" for c in process.command).strip("-._") or "process"
     default = f"{plain}-{process.pid}"
     return SessionRecord(name=default)
+
+
+def open_for(store: Store, config: Config, registry: Registry, session: SessionRecord, root: ProcessIdentity) -> Repository:
+    """The repository for this tree's checkpoint; an absent or empty folder becomes a store.
+
+    But not where one is gone that this tree has checkpoints in, or an encrypted one of any session: a disk is not mounted, and
+    what is put below its mount point is found by nobody, in the clear at that.
+    """
+    try:
+        return Repository.open(store, config)
+    except (NoSuchBucket, StoreNotInitialised) as error:
+        claims = [*session.leases.values()] if session.identity == root else []
+        claims += [c for record in registry.all() for c in record.leases.values() if c.get("encrypted")]
+        if all(claim.get("url") != store.url for claim in claims):
+            return Repository.open(store, config, create_local=True)
+        raise type(error)(
+            f"the store in {store.url} is gone, which this host has checkpoints in",
+            hint=f"Mount what holds it. `criuctl store init --store {store.url}` makes a new one.",
+        ) from error
 
 
 def end_former_holder(config: Config, name: str, root: ProcessIdentity) -> None:

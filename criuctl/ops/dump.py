@@ -24,7 +24,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from ..checkpoint import leases
-from ..checkpoint.repository import Repository
 from ..config import Config
 from ..connections.survey import Survey
 from ..criu import binary, driver
@@ -132,7 +131,7 @@ def dump(
             reporter.step("connect", store=config.store)
             store = open_store(config.store, config)
             stack.callback(store.close)
-            repository = Repository.open(store, config, create_local=True)
+            repository = arounddump.open_for(store, config, registry, session, root)
         else:
             repository = delivery.open(session)
             store = repository.store

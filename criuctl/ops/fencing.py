@@ -90,7 +90,10 @@ def lease_dict(head: Head | None) -> dict[str, Any] | None:
 
 def with_lease(record: SessionRecord, repository: Repository, epoch: int) -> SessionRecord:
     """The record of a home that has claimed the session in this store by `epoch`."""
-    return replace(record, leases=record.leases | {repository.id: {"url": repository.store.url, "epoch": epoch}})
+    told: dict[str, Any] = {"url": repository.store.url, "epoch": epoch}
+    if repository.encrypted:
+        told["encrypted"] = True  # no other one is to take its place unseen: see `arounddump.open_for`
+    return replace(record, leases=record.leases | {repository.id: told})
 
 
 def epoch_of(record: SessionRecord, repository: Repository) -> int | None:

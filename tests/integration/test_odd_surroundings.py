@@ -5,6 +5,7 @@ Only what bounds criuctl itself is narrow: a hard limit below that of the tree c
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,27 @@ def test_more_shared_memory_than_a_restore_has_descriptors_that_came_after_the_l
     assert "1000 mappings of shared memory" in refused["error"]["message"] and refused["error"]["pid"] == animal.pid
     criuctl.prefix = []
     animal.ask()
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
+def test_a_store_that_is_not_mounted_is_not_made_anew(encrypted: bool, zoo: Zoo, criuctl: Criuctl) -> None:
+    """What is put below a mount point is found by nobody; and the new store would not be encrypted."""
+    criuctl("store", "init", *(["--encrypt"] if encrypted else []))
+    first, second = zoo.launch("counter.py", "1"), zoo.launch("counter.py", "1")
+    criuctl("dump", first.pid, "--name", "first", "--leave-running")
+    mounted = criuctl.store.rename(criuctl.store.with_name("mounted"))
+    for there in (True, False):
+        if there:
+            criuctl.store.mkdir()
+        refused = criuctl("dump", first.pid, check=False)
+        assert refused["exit_code"] == 7 and "is gone" in refused["error"]["message"]
+        if encrypted:
+            assert criuctl("dump", second.pid, "--leave-running", check=False)["exit_code"] == 7
+        if there:
+            criuctl.store.rmdir()  # it is empty
+    first.ask()
+    if not encrypted:  # who has nothing there begins anew, as ever
+        criuctl("dump", second.pid, "--leave-running")
+        shutil.rmtree(criuctl.store)
+    mounted.rename(criuctl.store)
+    criuctl("dump", first.pid, "--leave-running")
