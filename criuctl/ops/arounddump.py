@@ -103,6 +103,23 @@ def open_for(store: Store, config: Config, registry: Registry, session: SessionR
         ) from error
 
 
+def tell_superseded(reporter: Reporter, former: SessionRecord) -> None:
+    """A warning that this dump takes the name of a session that is stored and runs nowhere.
+
+    No error, as it is where a holder waits for that session: a service that is dumped each night, and started anew by
+    something else than a restore, would have no checkpoints any more from then on.
+    """
+    where = (
+        f"has moved to {former.home or former.moved_to}" if former.moved_to else f"is checkpointed as {former.checkpoint[:12]}"
+    )
+    reporter.warning(
+        f"session {former.name!r} {where}, and this is another tree; from now on the name means this one",
+        f"`criuctl restore {former.checkpoint[:12]} --as NAME` brings the former back, `criuctl pin` keeps it from `prune`."
+        if not former.moved_to and former.checkpoint
+        else "Choose another --name.",
+    )
+
+
 def end_former_holder(config: Config, name: str, root: ProcessIdentity) -> None:
     """A holder that only keeps how an earlier session of this name has ended goes: it would be asked for this one; `Conflict`."""
     state = state_of(config, name)

@@ -93,6 +93,7 @@ def dump(
         stack.enter_context(stopping(config, reporter))
         stack.enter_context(exclusive(config, f"tree/{boot_id()}/{root.pid}/{root.start_time}", busy))
         session = arounddump.session_for(registry, resolved, name)
+        former = session if name is not None and session.state == "checkpointed" else None  # and another tree
         stack.enter_context(exclusive_session(config, session.name))
         hooks = hooking.of_dump(config, reporter, session, root.pid, labels=labels or {}, leave_running=leave_running)
         stack.enter_context(hooks.telling("dump-failed"))
@@ -143,6 +144,8 @@ def dump(
             session = stack.enter_context(home).session
         if name is not None and not resolved.session and repository.list(session.name) and registry.get(session.name) is None:
             reporter.warning(f"the store already holds checkpoints named {session.name!r}; this one is added to them")
+        if former is not None:
+            arounddump.tell_superseded(reporter, former)
 
         with reading(root.pid):
             net = os.open(f"/proc/{root.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)

@@ -87,6 +87,19 @@ def test_a_name_that_is_taken(zoo: Zoo, criuctl: Criuctl) -> None:
     assert len(criuctl("list")) == 1
 
 
+def test_a_name_whose_session_is_stored(zoo: Zoo, criuctl: Criuctl) -> None:
+    """Told, with the way back to the former tree; not to who dumps the same tree again, or a service that was started anew."""
+    first, second, third = (zoo.launch("counter.py", "1", name=name) for name in ("one", "two", "three"))
+    stored = criuctl("dump", first.pid, "--name", "mine")
+    (warning,) = criuctl("dump", second.pid, "--leave-running", "--name", "mine")["warnings"]
+    assert "another tree" in warning and f"checkpointed as {stored['checkpoint'][:12]}" in warning
+    second.end()
+    assert criuctl("dump", third.pid, "--name", "mine")["warnings"] == []
+    back = criuctl("restore", "mine")
+    assert criuctl("dump", back["pid"], "--name", "mine")["warnings"] == []
+    assert [entry["number"] for entry in criuctl("list", "mine")] == [1, 2, 3, 4]
+
+
 def test_no_criu(zoo: Zoo, criuctl: Criuctl) -> None:
     """The wrong CRIU is said to be wrong."""
     animal = zoo.launch("counter.py", "1")
