@@ -167,10 +167,10 @@ class Registry:
         return [r for name in self._names() if (r := self._recorded(name, _LOCKED)) is not None]
 
     def find(self, identity: ProcessIdentity) -> SessionRecord | None:
-        """The running session whose root is this process."""
+        """The running session whose root is this process; of several names the last one that it was given."""
         here = boot_id()
         known = (record for record in self.of_pid(identity.pid) if record.state == "running" and record.boot_id == here)
-        return next((record for record in known if record.identity == identity), None)
+        return max((r for r in known if r.identity == identity), key=lambda record: record.updated, default=None)
 
     def held(self, identity: ProcessIdentity) -> str | None:
         """The name of the session with a holder, and so with a terminal, whose root is this process."""

@@ -51,6 +51,7 @@ def _named(config: Config, target: str) -> Subject:
 def running(config: Config) -> list[Subject]:
     """Every session that runs here, and every configured tree that does; a tree that is both is told once.
 
+    One that was dumped under several names goes by that of its holder, of the configuration, or by the last one it was given.
     A second name, of what has a holder or another configured name, has an error: whose labels and order would count?
     """
     states = sessions(config)
@@ -58,12 +59,13 @@ def running(config: Config) -> list[Subject]:
     held = {state["session"] for state in states if state["holder"]}
     configured = trees.trees(config)
     found: dict[str, Subject] = {}
-    for record in Registry(config).all():
-        if record.alive():
-            tree = configured.pop(record.name, None)
-            labels = {**(tree.labels if tree else {}), **known.get(record.name, {})}
-            order = order_of(labels, tree.order if tree else trees.ORDER)
-            found[record.name] = Subject(record.name, labels, order, record.identity, tree=tree is not None)
+    alive = [record for record in Registry(config).all() if record.alive()]
+    alive.sort(key=lambda record: (record.name in held, record.name in configured, record.updated))
+    for record in {record.identity: record for record in alive}.values():
+        tree = configured.pop(record.name, None)
+        labels = {**(tree.labels if tree else {}), **known.get(record.name, {})}
+        order = order_of(labels, tree.order if tree else trees.ORDER)
+        found[record.name] = Subject(record.name, labels, order, record.identity, tree=tree is not None)
     for name, tree in configured.items():
         try:
             root = trees.root_of(tree)

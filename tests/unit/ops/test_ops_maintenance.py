@@ -226,6 +226,12 @@ def test_a_tree_has_one_name(tmp_path: Path, config: Config) -> None:
         assert "'again' is tree 'web'" in str(found["again"].error)
         Registry(config).put(SessionRecord("old", pid=root.pid, start_time=root.start_time, boot_id=boot_id()))
         assert sorted(subject.name for subject in subjects.running(config)) == ["again", "web"]
+        plain = config.with_options(trees={})
+        for name in ("zebra", "new"):
+            Registry(config).put(SessionRecord(name, pid=root.pid, start_time=root.start_time, boot_id=boot_id()))
+            assert [subject.name for subject in subjects.running(plain)] == [name]
+            assert session_for(Registry(plain), Target(root), None).name == name
+            assert sorted(subject.name for subject in subjects.running(config)) == ["again", "web"]
         me = ProcessIdentity.of(os.getpid())
         state = {"session": "live", "id": "1", "state": "running", "incarnation": 1, "boot_id": boot_id(), "labels": {}}
         state |= {"pid": root.pid, "start_time": root.start_time, "holder": {"pid": me.pid, "start_time": me.start_time}}
@@ -233,13 +239,13 @@ def test_a_tree_has_one_name(tmp_path: Path, config: Config) -> None:
         folder = tmp_path / "run" / "holders" / "live"
         folder.mkdir(parents=True)
         (folder / "state.json").write_text(json.dumps(state))
-        Registry(config).forget("old")
         found = {subject.name: subject for subject in subjects.running(config)}
         assert (found["live"].root, found["live"].error) == (root, None)
         assert {name: type(found[name].error) for name in table} == dict.fromkeys(table, Conflict)
         with pytest.raises(Conflict, match="is session 'live'"):
             session_for(Registry(config), Target(root), "web")
         assert session_for(Registry(config), Target(root), "live").id == "1"
+        assert [subject.name for subject in subjects.running(plain)] == ["live"]
     finally:
         process.kill()
         process.wait()
