@@ -106,6 +106,13 @@ class SessionGone(NotFound):
         return "`criuctl ls` shows the sessions of this host."
 
 
+class NotHeld(SessionGone):
+    """The session runs, and criuctl holds no terminal of it."""
+
+    exit_code = 9  # it is there
+    code = "not-held"
+
+
 class NoSuchCheckpoint(NotFound):
     """The store holds no such checkpoint."""
 

@@ -51,6 +51,8 @@ def state_words(body: Mapping[str, Any]) -> str:
     state = str(body["state"])
     if state == "exited":
         number = body.get("exit_signal")
+        if body["exit_code"] is None:
+            return state
         return f"exited ({body['exit_code']}{f', signal {number}' if number else ''})"
     return state
 

@@ -59,10 +59,15 @@ def kept_output(config: Config, name: str) -> tuple[dict[str, Any], int, bytes]:
             output = session.read("start", status["offset"])
             return status, output.offset, output.data
     except SessionGone as error:
-        state = state_of(config, name)
-        if state is None:
-            raise
-        try:
-            return state, *read_file(Path(state["log"]))
-        except (OSError, ValueError) as damaged:
-            raise NotFound(f"the output of session {name!r} is not kept any more: {damaged}") from error
+        return left_output(config, name, error)
+
+
+def left_output(config: Config, name: str, gone: SessionGone) -> tuple[dict[str, Any], int, bytes]:
+    """As `kept_output`, of a session whose holder does not answer: `gone` says why, and is raised if there is nothing of it."""
+    state = state_of(config, name)
+    if state is None:
+        raise gone
+    try:
+        return state, *read_file(Path(state["log"]))
+    except (OSError, ValueError) as damaged:
+        raise NotFound(f"the output of session {name!r} is not kept any more: {damaged}") from gone

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from ..config import Config
-from ..errors import Conflict, InvalidName, NoSuchProcess, NotFound, SessionGone, UsageError
+from ..errors import Conflict, InvalidName, NoSuchProcess, NotFound, NotHeld, SessionGone, UsageError
 from ..proc.tree import ProcessIdentity
 from ..session import names
 from ..session.sessions import all_states, inside, state_of
@@ -320,7 +320,7 @@ def connect(
     operator: str = "",
     resume: tuple[str, str] | None = None,
 ) -> Session:
-    """A connection to the holder of session `name`; `NotFound` says why there is none."""
+    """A connection to the holder of session `name`; `NotFound` says why there is none, `NotHeld` that it runs without one."""
     from ..session.client import Session
 
     try:
@@ -337,6 +337,9 @@ def connect(
         if known["moved_to"]:
             hint = f"`criuctl attach {known['moved_to']}`"
             raise SessionGone(why_not(known), hint=hint, moved_to=known["moved_to"], home=known["home"]) from error
+        if known["state"] == "running":
+            hint = f"Sessions that `criuctl run` has started have one. `criuctl dump`, `wait {name} --exit` and `kill` need none."
+            raise NotHeld(why_not(known), hint=hint) from error
         raise SessionGone(why_not(known), hint=error.hint) from error
 
 
@@ -348,9 +351,10 @@ def why_not(known: Mapping[str, Any]) -> str:
     if state == "checkpointed":
         return f"session {name!r} is checkpointed and nobody holds its terminal; `criuctl restore {name}` brings it back"
     if state == "exited":
-        return f"session {name!r} has ended with exit code {known['exit_code']}"
+        code = known["exit_code"]
+        return f"session {name!r} has ended" + (f" with exit code {code}" if code is not None else "")
     if state == "running":
-        return f"session {name!r} runs as PID {known['pid']}, without a terminal of criuctl's"
+        return f"session {name!r} runs as PID {known['pid']}, and criuctl holds no terminal of it"
     ended = "its holder ended without a word" if known["created"] else "it ended, and as it had no holder nobody saw how"
     return f"session {name!r} is lost: {known.get('reason') or ended}"
 

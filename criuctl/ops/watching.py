@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import SessionGone, TimedOut, UsageError, WrongState
+from ..errors import Conflict, NoSuchProcess, NotFound, NotHeld, SessionGone, TimedOut, UsageError, WrongState
+from ..proc.tree import ProcessIdentity
 from ..session.plain import strip
-from .logs import kept_output
-from .sessions import connect
+from .logs import kept_output, left_output
+from .registry import Registry, exclusive_session
+from .sessions import connect, why_not
 
 if TYPE_CHECKING:
     from ..session.client import Session
@@ -19,6 +24,8 @@ if TYPE_CHECKING:
 _MATCH_WINDOW = 64 << 10  # characters before the newest in which a match may begin
 REPLAY = 256 << 10  # bytes of the log of an ended session that its last screen is made of
 _PROMPT_LOOK = 0.1  # seconds between two looks at who is in the foreground
+_LOCK_LOOK = 0.05  # seconds between two looks at whether a dump has come to its end
+_ENDED = ("exited", "lost")
 
 
 def capture(
@@ -80,10 +87,17 @@ def follow(
     """Give `show` what the session prints from `since` on, until it ends; what it ended with."""
     from ..session.client import Event, Output
 
-    with connect(config, name, role="observe") as session:
+    try:
+        connected = connect(config, name, role="observe")
+    except SessionGone as gone:
+        status, base, data = _ended(config, name, gone)
+        data = b"" if since == "now" else data[max(0, since - base) if isinstance(since, int) else 0 :]
+        show(data if ansi else strip(data)[0])
+        return {"session": name, "exit_code": status["exit_code"]}
+    with connected as session:
         status = session.hello["status"]
         session.attach(since)
-        ended = status["state"] in ("exited", "lost")
+        ended = status["state"] in _ENDED
         code, carry, position = status["exit_code"], b"", -1
         while not (ended and position >= status["offset"]):
             message = session.receive(1.0 if ended else None)
@@ -104,6 +118,14 @@ def follow(
         return {"session": name, "exit_code": code}
 
 
+def _ended(config: Config, name: str, gone: SessionGone) -> tuple[dict[str, Any], int, bytes]:
+    """As `left_output`, of a session that has ended; else `gone` says what has become of it."""
+    status, base, data = left_output(config, name, gone)
+    if status["state"] not in _ENDED:
+        raise gone
+    return status, base, data
+
+
 # -- waiting ----------------------------------------------------------------------------------------
 
 
@@ -113,6 +135,8 @@ def wait_exit(config: Config, name: str, timeout: float | None) -> dict[str, Any
 
     try:
         session = connect(config, name, role="observe")
+    except NotHeld:
+        return _wait_unheld(config, name, timeout)
     except SessionGone:
         known = describe(config, name)
         if known["state"] == "exited":
@@ -131,9 +155,50 @@ def wait_exit(config: Config, name: str, timeout: float | None) -> dict[str, Any
         }
 
 
+def _wait_unheld(config: Config, name: str, timeout: float | None) -> dict[str, Any]:
+    """As `wait_exit`, of a session that no holder watches: nobody sees how it ends.  `SessionGone` when a dump ends it."""
+    from .sessions import describe
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    lookup, state, gone = Registry(config).lookup, "running", True
+    while state == "running":
+        with suppress(NoSuchProcess):
+            gone = (root := lookup(name)) is None or _gone(root, deadline)
+        if not gone or (deadline is not None and time.monotonic() > deadline):
+            raise TimedOut(f"session {name!r} did not end in {timeout:g} s")
+        try:
+            with exclusive_session(config, name):  # who has ended it by a dump has written that down
+                known = describe(config, name)
+        except Conflict:
+            time.sleep(_LOCK_LOOK)
+            continue
+        except NotFound:  # it was killed
+            state = "exited"
+            continue
+        state = known["state"]
+        if state == "checkpointed":
+            raise SessionGone(why_not(known))
+    return {"session": name, "state": state, "exit_code": None, "exit_signal": None}
+
+
+def _gone(process: ProcessIdentity, deadline: float | None) -> bool:
+    """Wait until it has ended; False when it is too late."""
+    pidfd = process.open_pidfd()
+    try:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        return bool(select.select([pidfd], [], [], left)[0])
+    finally:
+        os.close(pidfd)
+
+
 def wait_idle(config: Config, name: str, seconds: float, timeout: float | None) -> dict[str, Any]:
     """Wait until the session has printed nothing for `seconds`, or has ended."""
-    with connect(config, name, role="observe") as session:
+    try:
+        connected = connect(config, name, role="observe")
+    except SessionGone as gone:
+        status, base, data = _ended(config, name, gone)
+        return {"session": name, "state": status["state"], "offset": base + len(data)}
+    with connected as session:
         try:
             offset = session.wait_idle(seconds, timeout)
         except WrongState:  # it ended, and is silent from now on
@@ -148,18 +213,25 @@ def wait_match(config: Config, name: str, pattern: str, since: int | None, timeo
     except re.error as error:
         raise UsageError(f"{pattern!r} is no regular expression: {error}") from error
     deadline = None if timeout is None else time.monotonic() + timeout
-    with connect(config, name, role="observe") as session:
+    try:
+        connected = connect(config, name, role="observe")
+    except SessionGone as gone:
+        status, base, data = _ended(config, name, gone)
+        begin = max(0, (status.get("input_offset", base) if since is None else since) - base)
+        if match := wanted.search(_searched(strip(data[begin:])[0])):
+            return _matched(name, match, base + len(data))
+        raise SessionGone(f"session {name!r} ended before {pattern!r} came") from gone
+    with connected as session:
         # What answers the last input may be there already; what is older is not meant.
         position: int = session.hello["status"]["input_offset"] if since is None else since
         text, carry = "", b""
         while True:
             piece = session.read(position)
             plain, carry = strip(carry + piece.data)
-            # A line may begin by a return of the carriage: a progress bar's, or a line editor's.
-            text = (text + plain.decode(errors="replace").replace("\r", "\n"))[-_MATCH_WINDOW - len(plain) :]
+            text = (text + _searched(plain))[-_MATCH_WINDOW - len(plain) :]
             position = piece.end
             if match := wanted.search(text):
-                return {"session": name, "match": match[0], "groups": list(match.groups()), "offset": position}
+                return _matched(name, match, position)
             try:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 session.wait_output(position, left)
@@ -168,6 +240,15 @@ def wait_match(config: Config, name: str, pattern: str, since: int | None, timeo
             except WrongState as error:
                 if session.status()["offset"] <= position:
                     raise SessionGone(f"session {name!r} ended before {pattern!r} came") from error
+
+
+def _searched(plain: bytes) -> str:
+    """Output as it is searched: a line may begin by a return of the carriage, a progress bar's, or a line editor's."""
+    return plain.decode(errors="replace").replace("\r", "\n")
+
+
+def _matched(name: str, match: re.Match[str], offset: int) -> dict[str, Any]:
+    return {"session": name, "match": match[0], "groups": list(match.groups()), "offset": offset}
 
 
 def wait_prompt(config: Config, name: str, since: int | None, timeout: float | None) -> dict[str, Any]:
@@ -179,7 +260,7 @@ def wait_prompt(config: Config, name: str, since: int | None, timeout: float | N
         end = session.hello["status"]["offset"]
         while True:
             status = session.status()
-            if status["state"] in ("exited", "lost"):
+            if status["state"] in _ENDED:
                 raise SessionGone(f"session {name!r} ended before a prompt came")
             quiet = status["offset"] == end
             end = status["offset"]

@@ -81,7 +81,10 @@ def write_state(holder: Holder, ended: bool = False) -> None:
         mine = ProcessIdentity(os.getpid(), 0)
     known = status(holder)
     kept = ("session", "id", "state", "incarnation", "pid", "start_time", "exit_code", "exit_signal", "since", "created")
-    body = {key: known[key] for key in (*kept, "reason", "command", "labels", "checkpoint", "moved_to", "home", "rows", "cols")}
+    body = {
+        key: known[key]
+        for key in (*kept, "reason", "command", "labels", "checkpoint", "moved_to", "home", "rows", "cols", "input_offset")
+    }
     body |= {"pid_namespace": _pid_namespace(holder), "socket": str(holder.run_folder / "socket")}
     body["cgroup"] = holder.tree.group.path if holder.tree.group is not None else None
     body |= {"holder": None if ended else asdict(mine), "boot_id": _boot_id(), "log": str(holder.state_folder / "output")}

@@ -19,7 +19,7 @@ from ..streams import write_bytes
         ("As it comes, with colours:", "criuctl capture build --since 0 --follow --ansi"),
         ("Lines, cursor, size, for a program:", "criuctl capture work --json"),
     ],
-    exits=[3, 10],
+    exits=[3, 9, 10],
     see_also=["send", "wait", "attach", "log"],
 )
 @name_argument

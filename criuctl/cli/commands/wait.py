@@ -15,7 +15,7 @@ from ..text import printable
 
 def _text(body: dict[str, Any]) -> str:
     if "exit_code" in body:
-        return str(body["exit_code"])
+        return str(body["exit_code"]) if body["exit_code"] is not None else "unknown"
     if "match" in body:
         return printable(body["match"])
     return str(body["offset"])
@@ -28,7 +28,7 @@ def _text(body: dict[str, Any]) -> str:
         ("Until a shell has done all that was typed:", "criuctl wait work --prompt"),
         ("Until nothing has been printed for two seconds:", "criuctl wait agent --idle 2"),
     ],
-    exits=[3, 10, 12],
+    exits=[3, 9, 10, 12],
     see_also=["send", "capture", "exec"],
 )
 @name_argument
@@ -67,7 +67,8 @@ def wait(
 
     Ends with 0 when what was waited for has come, also for --exit (the session's own code is printed, and in the
     JSON as exit_code); with 12 when the time is over; with 3 when the session ended before. --exit collects the exit
-    status: afterwards the session's holder is not needed any more and ends.
+    status: afterwards the session's holder is not needed any more and ends. What was dumped by its PID has no holder:
+    --exit waits for it, too, but nobody sees its exit code (null), and the others end with 9.
     """
     from ...ops import watching
 

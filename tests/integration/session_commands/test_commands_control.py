@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.keeper import wait_until
 from support.operating import TIMEOUT, Operators
+from support.zoo import Zoo
 
 pytestmark = pytest.mark.integration
 
@@ -141,6 +145,48 @@ def test_waiting(operators: Operators) -> None:
     assert waiting.process.wait(TIMEOUT) == 3
     assert operators("wait", "work", "--exit", "--timeout", TIMEOUT)["exit_code"] == 5
     assert operators("wait", "work", "--exit")["exit_code"] == 5  # the holder has ended; it is still known
+
+
+def test_an_ended_session_is_looked_at_as_before_its_exit_code_was_asked_for(operators: Operators) -> None:
+    operators("run", "-d", "--name", "past", "--", "sh", "-c", r"printf 'on\033[1me\n'; echo two; exit 3")
+    assert operators("wait", "past", "--exit", "--timeout", TIMEOUT)["exit_code"] == 3
+    wait_until(lambda: not operators("status", "past")["holder"], TIMEOUT, "its holder has ended")
+    assert operators.text("capture", "past", "--scrollback", "--follow") == "one\ntwo\n"
+    end = operators("capture", "past", "--scrollback")["offset"]
+    assert operators.text("capture", "past", "--since", end - 5, "--follow") == "two\n"
+    assert operators.text("capture", "past", "--follow") == ""
+    found = operators("wait", "past", "--match", r"^(\w)ne$")
+    assert (found["match"], found["groups"], found["offset"]) == ("one", ["o"], end)
+    never = operators("wait", "past", "--match", "never", check=False)
+    assert never["exit_code"] == 3 and "ended before" in never["error"]["message"]
+    assert operators("wait", "past", "--match", "one", "--since", end - 5, check=False)["exit_code"] == 3
+    assert operators("wait", "past", "--idle", "100")["offset"] == end
+
+
+def test_a_session_that_runs_without_a_holder(operators: Operators, zoo: Zoo) -> None:
+    """It is there: what needs a terminal says what is missing, and its end can be waited for."""
+    animal = zoo.launch("counter.py", "1")
+    operators("dump", animal.pid, "--name", "plain", "--leave-running")
+    for words in (("pause",), ("send", "--enter"), ("capture",), ("wait", "--idle", 0), ("exec", "--", "true")):
+        refused = operators(words[0], "plain", *words[1:], check=False)
+        assert (refused["exit_code"], refused["error"]["code"]) == (9, "not-held"), words
+        assert "criuctl run" in refused["error"]["hint"]
+    assert operators("wait", "plain", "--exit", "--timeout", "0.2", check=False)["exit_code"] == 12
+    waiting = operators.start("wait", "plain", "--exit")
+    operators("dump", "plain")
+    assert waiting.process.wait(TIMEOUT) == 3 and "criuctl restore plain" in waiting.told()
+    pid = operators("restore", "plain")["pid"]
+    waiting = operators.start("wait", "plain", "--exit")
+    wait_until(lambda: _waits_for_a_process(waiting.process.pid), TIMEOUT, "it waits")
+    os.kill(pid, signal.SIGKILL)
+    assert waiting.process.wait(TIMEOUT) == 0
+    assert (waiting.json()["state"], waiting.json()["exit_code"]) == ("lost", None)
+
+
+def _waits_for_a_process(pid: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return any("pidfd" in os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd"))
+    return False
 
 
 @pytest.mark.parametrize("shell", [("bash", "--norc", "--noprofile"), ("zsh", "-f"), ("dash",)], ids=lambda words: words[0])
