@@ -24,7 +24,9 @@ from ..streams import write_bytes
 )
 @name_argument
 @click.option("--screen", is_flag=True, help="What its terminal shows now.  [default without --since and --scrollback]")
-@click.option("--scrollback", is_flag=True, help="Lines that have scrolled by, as far as kept, and the screen.")
+@click.option(
+    "--scrollback", is_flag=True, help="Lines that have scrolled by, as far as kept, and the screen; with --since from there on."
+)
 @click.option(
     "--since", type=click.IntRange(min=0), metavar="OFFSET", help="What it printed from this offset on.  [default: --screen]"
 )
@@ -43,16 +45,15 @@ def capture(app: App, name: str, screen: bool, scrollback: bool, since: int | No
     from ...ops.watching import capture as look
 
     if screen and (scrollback or since is not None):
-        raise UsageError("--screen contradicts --scrollback and --since")
-    if scrollback and since is not None:
-        raise UsageError("--scrollback contradicts --since")
+        hint = "--scrollback prints what was printed before, too, --since only what came behind an offset."
+        raise UsageError("--screen is what is shown now, so it contradicts --scrollback and --since", hint=hint)
     if follow:
         if app.json:
             raise UsageError(
                 "--follow has no JSON", hint="Ask again and again with --since OFFSET, each time with the offset before."
             )
         return _follow(app, name, since if since is not None else "start" if scrollback else "now", ansi)
-    body = look(app.config, name, scrollback=scrollback, since=since, ansi=ansi)
+    body = look(app.config, name, scrollback=scrollback and since is None, since=since, ansi=ansi)
     app.emit(body, lambda: "\n".join(body["lines"]))
     return 0
 
