@@ -24,6 +24,7 @@ from .manifest import CheckpointSummary
 
 _NAME = re.compile(r"checkpoints/([0-9a-f]{32})/([0-9]{20})-([0-9a-f]{32})")
 _ID_PREFIX = re.compile(r"[0-9a-f]{4,32}")
+_TOO_SHORT = "It is no session's name there, and an id is looked for by four of its digits at least: see `criuctl list`."
 _PINS = "pins/"
 _FETCHERS = 8
 _LOOKED_UP = 1000  # more heads than this are read in one go
@@ -146,7 +147,8 @@ class Catalog:
                 raise AmbiguousRef(f"{len(matching)} checkpoints have ids that begin with {ref}", hint=f"They are {some}.")
             for found in matching.values():
                 return {found: everything[found]}
-        raise NoSuchCheckpoint(f"the store has no checkpoint {ref!r}")
+        hint = _TOO_SHORT if re.fullmatch("[0-9a-f]{1,3}", ref) else ""
+        raise NoSuchCheckpoint(f"the store has no checkpoint {ref!r}", hint=hint)
 
     def next_number(self, token: str) -> int:
         """The number of the next checkpoint of the session behind `token`; removed ones' are not used again."""
