@@ -216,18 +216,17 @@ def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Co
         candidates.append(Path(home) / "criuctl" / "config.yaml")
     if path is not None:
         try:
-            there = Path(path).is_file()
+            there, folder = Path(path).exists(), Path(path).is_dir()
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}") from error
-        if not there:
-            raise ConfigError(f"{path}: no such configuration file")
-        candidates.append(Path(path))
+        if not there or folder:
+            raise ConfigError(f"{path}: no such configuration file" if not there else f"{path} is a folder")
     values: dict[str, Any] = {}
     sources = []
-    for candidate in candidates:
-        if candidate.is_file():
-            values.update(_read_file(candidate))
-            sources.append(str(candidate))
+    named = [] if path is None else [Path(path)]  # which may be a pipe, or /dev/null
+    for candidate in [*filter(Path.is_file, candidates), *named]:
+        values.update(_read_file(candidate))
+        sources.append(str(candidate))
     for key in _FIELDS:
         variable = f"CRIUCTL_{key.upper()}"
         if environ.get(variable):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,19 @@ def test_whoever_made_the_folder_that_we_are_in_configures_nothing(
         (tmp_path / folder / "criuctl" / "config.yaml").write_text("hook_dirs: [/evil]\n")
     monkeypatch.chdir(tmp_path)
     assert load(None, variable).hook_dirs == Config().hook_dirs
+
+
+def test_a_configuration_that_is_no_regular_file(tmp_path: Path) -> None:
+    """/dev/null is an empty one, and a shell gives a pipe for ``<(...)``."""
+    nowhere = {"XDG_CONFIG_HOME": str(tmp_path)}
+    assert load("/dev/null", nowhere).files == Config().files
+    end, other = os.pipe()
+    os.write(other, b"files: carry\n")
+    os.close(other)
+    try:
+        assert load(f"/proc/self/fd/{end}", nowhere).files == "carry"
+    finally:
+        os.close(end)
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(ConfigError):
+            load(str(path), nowhere)
