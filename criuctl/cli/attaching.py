@@ -8,8 +8,10 @@ from ..errors import SessionGone
 from ..session.attach import Attachment
 from ..session.client import Session
 from ..session.notices import say
+from ..session.ownterminal import NotShown
 from ..session.wayback import Connect
 from .app import App
+from .streams import ResultLost
 
 
 def attach_to(
@@ -51,6 +53,8 @@ def attach_to(
         attachment = Attachment(name, connect, key, read_only=read_only, take=take, start=start, patience=patience, follow=follow)
         try:
             ended = attachment.run(session)
+        except NotShown as error:
+            raise ResultLost(f"what the session shows could not be written: {error.strerror}") from error
         finally:
             with contextlib.suppress(OSError):
                 attachment.session.leave()

@@ -32,6 +32,10 @@ RESET = (
 LEAVE_ALTERNATE = b"\x1b[?1049l"
 
 
+class NotShown(OSError):
+    """Standard output takes nothing: a file on a full disk, say."""
+
+
 class Terminal:
     """Our own terminal: raw inside of the ``with`` block, put back after it.  Works, plainer, with pipes too."""
 
@@ -99,7 +103,7 @@ class Terminal:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what the terminal takes.  `BrokenPipeError` when nobody reads any more."""
+        """Write what the terminal takes.  `BrokenPipeError` when nobody reads any more, `NotShown`."""
         while self._waiting:
             if self._small and not select.select([], [self._out], [], 0)[1]:
                 return
@@ -113,7 +117,9 @@ class Terminal:
                     self._waiting.clear()
                     self.waiting = 0
                     return
-                raise
+                if error.errno == errno.EPIPE:
+                    raise
+                raise NotShown(error.errno, error.strerror) from error
             self.waiting -= count
             if count == len(piece):
                 self._waiting.popleft()

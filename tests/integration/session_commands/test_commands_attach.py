@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,23 @@ def test_detaching_and_coming_back(operators: Operators) -> None:
     window.expect(rb"24 90\r\n")
     window.send(b"exit 9\r")
     assert ended(window) == 9
+
+
+def test_what_is_shown_goes_to_a_full_disk(operators: Operators) -> None:
+    """It is not criuctl's own files that have no room."""
+    operators("run", "-d", "--name", "work", "--", "sh", "-c", "while sleep 0.05; do echo more; done")
+    argv = [sys.executable, "-m", "criuctl", "attach", "work", "--read-only"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            argv,
+            env=operators.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=TIMEOUT,
+            check=False,
+        )
+    assert done.returncode == 1 and b"could not be written: No space left" in done.stderr
 
 
 def test_attach_starts_a_session_that_is_not_there_and_finds_one_that_is(operators: Operators) -> None:
