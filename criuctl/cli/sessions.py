@@ -28,11 +28,11 @@ def take_option(function: F) -> F:
     )(function)
 
 
-def timeout_option(what: str, default: float | None) -> Callable[[F], F]:
+def timeout_option(what: str, default: float | None, most: float = 31536000) -> Callable[[F], F]:
     """The option ``--timeout``, in seconds."""
     return click.option(
         "--timeout",
-        type=Seconds(min=0, max=31536000),
+        type=Seconds(min=0, max=most),
         default=default,
         metavar="SECONDS",
         show_default=default is not None,

@@ -119,7 +119,7 @@ class Steering:
         return {**answer, "dropped": count}
 
     def _kill(self, connection: Connection, by: Operator, message: Message) -> Message:
-        grace = number(message, "grace", 0, 3600, protocol.DEFAULT_GRACE)
+        grace = number(message, "grace", 0, protocol.MAX_GRACE, protocol.DEFAULT_GRACE)
         self._needs_tree("checkpointed", "exited", "lost")
         self._requests.record("kill", by, grace=grace)
         self._holder.deadman.until = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...session import protocol
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import name_argument, timeout_option
@@ -18,7 +19,7 @@ from ..text import plural, printable
     see_also=["signal", "halt", "forget", "ls"],
 )
 @name_argument
-@timeout_option("Seconds between SIGTERM and SIGKILL; 0: SIGKILL at once.", 5.0)
+@timeout_option("Seconds between SIGTERM and SIGKILL; 0: SIGKILL at once. An hour at most.", 5.0, protocol.MAX_GRACE)
 @pass_app
 def kill(app: App, name: str, timeout: float) -> int:
     """Ends every process of a session, daemons included: SIGTERM, after the time-out SIGKILL, until nobody is left. When

@@ -154,6 +154,7 @@ def test_an_ended_session_is_looked_at_as_before_its_exit_code_was_asked_for(ope
     assert operators.text("capture", "past", "--scrollback", "--follow") == "one\ntwo\n"
     end = operators("capture", "past", "--scrollback")["offset"]
     assert operators.text("capture", "past", "--since", end - 5, "--follow") == "two\n"
+    assert operators("capture", "past", "--scrollback", "--since", end - 5)["lines"] == ["two"]
     assert operators.text("capture", "past", "--follow") == ""
     found = operators("wait", "past", "--match", r"^(\w)ne$")
     assert (found["match"], found["groups"], found["offset"]) == ("one", ["o"], end)
@@ -161,6 +162,8 @@ def test_an_ended_session_is_looked_at_as_before_its_exit_code_was_asked_for(ope
     assert never["exit_code"] == 3 and "ended before" in never["error"]["message"]
     assert operators("wait", "past", "--match", "one", "--since", end - 5, check=False)["exit_code"] == 3
     assert operators("wait", "past", "--idle", "100")["offset"] == end
+    late = operators("kill", "past", "--timeout", 7200, check=False)
+    assert late["exit_code"] == 2 and "3600" in late["error"]["message"]
 
 
 def test_a_session_that_runs_without_a_holder(operators: Operators, zoo: Zoo) -> None:
