@@ -33,7 +33,7 @@ from ..checkpoint.manifest import FileRecord
 from ..checkpoint.records import MAX_INT
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
-from ..errors import DumpFailed, NoSuchProcess, NotFound, PreflightRefused, UsageError
+from ..errors import DumpFailed, NoSuchProcess, PreflightRefused, UsageError
 from ..proc import ways
 from ..proc.descriptors import Descriptor, descriptors
 from ..proc.mappings import Mapping as MappedRange
@@ -290,7 +290,8 @@ def resolve_carried(paths: Iterable[str], root_pid: int) -> list[str]:
         except OSError:  # on the way there
             there = None
         if there is None:
-            raise NotFound(f"{absolute}: no such file or folder for PID {root_pid}", hint="--with-files names files of the tree.")
+            text = f"{absolute} is not taken along: there is no such file or folder for PID {root_pid}"
+            raise PreflightRefused(text, hint="--with-files names files of the tree.")
         found.append(absolute)
     return found
 
@@ -320,7 +321,10 @@ def _carry(
         if stat.S_ISLNK(status.st_mode):
             record = record.with_use(target=os.readlink("", dir_fd=fd))
         elif stat.S_ISREG(status.st_mode):
-            contents = _open_contents(itself, leased.get(identity), 0)
+            try:
+                contents = _open_contents(itself, leased.get(identity), 0)
+            except OSError as error:
+                raise DumpFailed(f"{path} cannot be taken along: {error.strerror}; the tree runs on") from error
             try:
                 hashed, data, size = _store(writer, path, contents, status.st_size, reporter)
                 record = record.with_use(digest=hashed, data=data, size=size)

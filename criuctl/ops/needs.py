@@ -58,8 +58,8 @@ def gather(
     """The needs of the running tree of `root_pid`, as JSON.
 
     `records` are its connections with their policies if the caller has looked already; else they are looked at here,
-    with `connections` as the command line's wish.  `NotFound` for `with_files` and `keep_addresses` that are not here,
-    `UsageError` for what is no address, `NoSuchProcess`.
+    with `connections` as the command line's wish.  `PreflightRefused` for `with_files` and `NotFound` for `keep_addresses`
+    that are not here, `UsageError` for what is no address, `NoSuchProcess`.
     """
     for text in keep_addresses:
         ip, _device = addresses.parse(text)

@@ -191,6 +191,15 @@ def test_an_empty_path_takes_nothing_along(zoo: Zoo, trip: Trip) -> None:
     assert trip.criuctl("dump", animal.pid, "--with-files", "", check=False)["exit_code"] == 2
 
 
+def test_what_cannot_be_taken_along_is_named(zoo: Zoo, trip: Trip) -> None:
+    """A missing one is, before anything is touched, and one that the kernel lets nobody read, while the tree is frozen."""
+    animal = zoo.launch("counter.py")
+    for path, code in (("/nonexistent/file", 4), ("/sys/bus/platform/drivers_probe", 5)):
+        answer = trip.criuctl("dump", animal.pid, "--with-files", path, check=False)
+        assert answer["exit_code"] == code and path in answer["error"]["message"]
+    animal.ask()
+
+
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_what_is_to_travel_is_gone_when_the_tree_is_frozen(kind: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """As with a file that its program renames at any time: the checkpoint is as the tree was at that moment, without it."""

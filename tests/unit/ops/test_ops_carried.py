@@ -14,7 +14,7 @@ import pytest
 from criuctl.checkpoint.manifest import FileRecord
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.config import Config
-from criuctl.errors import DumpFailed, NotFound, PreflightRefused
+from criuctl.errors import DumpFailed, PreflightRefused
 from criuctl.ops import files
 from criuctl.ops.overlays import Binaries
 from criuctl.proc.descriptors import descriptors
@@ -66,7 +66,7 @@ def test_a_link_of_another_user_on_the_way_is_not_followed(tmp_path: Path, write
         list(files._carry(writer, named, os.getpid(), {}, set(), Reporter()))
     with pytest.raises(DumpFailed, match="symbolic link"):  # put there in the freeze: the tree was touched
         files.collect(writer, Config(), {}, [named], Binaries(os.getpid(), wanted=False), os.getpid(), Reporter())
-    with pytest.raises(NotFound, match="no such file"):
+    with pytest.raises(PreflightRefused, match="no such file"):
         files.resolve_carried([str(tmp_path / "foreign" / "none")], os.getpid())
 
 
