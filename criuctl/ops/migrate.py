@@ -42,7 +42,7 @@ from .needs import gather
 from .otherhost import reach
 from .registry import Registry, check_outside
 from .standdown import stopping
-from .target import resolve_target
+from .target import Target, resolve_target
 
 _CARRIED_MIB = 1 << 20  # files open for writing travel whatever their size
 
@@ -89,6 +89,7 @@ class MigrateResult(Struct):
 def examine(config: Config, target: str, to: str, wishes: Wishes, *, reporter: Reporter) -> list[Finding]:
     """Only look whether the session could go there."""
     check_outside(config)
+    _here(config, target)
     with reach(config, to, reporter) as there:
         return _look(config, target, there, _travelling(config, target, wishes))
 
@@ -101,12 +102,13 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
     moves = Moves(config, Outgoing)
     with ExitStack() as stack:
         stack.enter_context(stopping(config, reporter))
+        _here(config, target)
         reporter.step("reach", host=to)
         there = stack.enter_context(reach(config, to, reporter))
         reporter.step("examine")
         wishes = _travelling(config, target, wishes)
         registry = Registry(config)
-        check_home(config, registry.find(resolve_target(target, registry.lookup, registry.session_of).root), reporter)
+        check_home(config, registry.find(_here(config, target).root), reporter)
         findings = _look(config, target, there, wishes)
         errors = [f for f in findings if f.level == "error"]
         if errors:
@@ -157,10 +159,15 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
     )
 
 
+def _here(config: Config, target: str) -> Target:
+    """What is to move; before the other host is asked for, which need not answer."""
+    registry = Registry(config)
+    return resolve_target(target, registry.lookup, registry.session_of)
+
+
 def _travelling(config: Config, target: str, wishes: Wishes) -> Wishes:
     """What travels, the session's workspace included."""
-    registry = Registry(config)
-    name = registry.held(resolve_target(target, registry.lookup, registry.session_of).root)
+    name = Registry(config).held(_here(config, target).root)
     if name is None:
         return wishes
     with Session.connect(name, config=config, kind="service", operator="criuctl-migrate") as holder:
@@ -178,9 +185,8 @@ def _keeping(config: Config, wishes: Wishes) -> Config:
 
 
 def _look(config: Config, target: str, there: ssh.Connection, wishes: Wishes) -> list[Finding]:
-    registry = Registry(config)
-    resolved = resolve_target(target, registry.lookup, registry.session_of)
-    session = session_for(registry, resolved, wishes.name)
+    resolved = _here(config, target)
+    session = session_for(Registry(config), resolved, wishes.name)
     needs = gather(
         _keeping(config, wishes),
         resolved.root.pid,

@@ -20,11 +20,18 @@ def test_no_such_process(criuctl: Criuctl) -> None:
     assert "4194000" in answer["error"]["message"]
 
 
+def test_nothing_to_move(criuctl: Criuctl) -> None:
+    """The other host is not asked for it, which does not answer."""
+    for options in ((), ("--dry-run",)):
+        assert criuctl("migrate", "nobody", "ssh://127.0.0.1:1", *options, check=False)["exit_code"] == 3
+
+
 def test_no_such_checkpoint(criuctl: Criuctl) -> None:
     criuctl("store", "init")
     for command in ("restore", "show", "verify"):
         answer = criuctl(command, "nobody@7", check=False)
         assert (command, answer["exit_code"], answer["error"]["exit_code"]) == (command, 3, 3)
+    assert "four of its digits" in criuctl("show", "abc", check=False)["error"]["hint"]
     # One answer per REF, each with its own error, and the exit code of the worst.
     assert criuctl("rm", "nobody@7", check=False)["exit_code"] == 3
 
