@@ -36,8 +36,12 @@ from .configobject import FORMAT, NAME, VERSION, WRITER, WRITERS, damaged, fetch
 from .domains import StoreSealer, WriterSealer
 from .generations import Candidate, Current
 from .manifest import now
+from .packs import pack_of
 
-_OURS = {".tmp", ".cache"}  # what a folder that only ever was a store may hold besides objects
+_OURS = {".tmp", ".cache", "lost+found"}  # what a folder that only ever was a store may hold besides objects
+_LAID = {NAME, "keys", "packs", "index", "checkpoints", "pins", "writing", "gc", "numbers", "sessions", "writers"}
+_GONE_HINT = """Put `config` back from a copy: a backup of the folder, an older version in the bucket.
+Without it nothing there can be read; then make a store elsewhere, or remove what is left."""
 _ATTEMPTS = 8  # to read generations while others replace them
 
 
@@ -65,9 +69,14 @@ def create(
     recovery: bytes | None = None,
 ) -> tuple[StoreConfig, keys.Opened | None]:
     """Make the store and its key; see `Repository.init`."""
+    _refuse_other_folder(store)
     store.create()
     if fetch(store) is not None or generations.names(store):
         raise _exists(store)
+    if _has_packs(store):
+        if fetch(store) is not None:  # another criuctl was faster
+            raise _exists(store)
+        raise Damaged(f"{store.url} is a criuctl store whose config is gone", object=NAME, hint=_GONE_HINT)
     capabilities = store.probe()
     store_id = secrets.token_hex(16)
     master = secrets.token_bytes(KEY_SIZE)
@@ -134,6 +143,8 @@ def load(
     for _attempt in range(_ATTEMPTS):
         names = generations.names(store)
         if first is None and not names:
+            if problem is None and _has_packs(store):
+                raise StoreNotInitialised(f"the config of the criuctl store in {store.url} is gone", hint=_GONE_HINT)
             raise problem or StoreNotInitialised(f"there is no criuctl store in {store.url}")
         newer = _newer(names, first)
         found, gone = generations.read(store, newer)
@@ -262,6 +273,30 @@ def _empty_folder(store: Store) -> bool:
         return True
     except OSError:
         return False
+
+
+def _refuse_other_folder(store: Store) -> None:
+    """`Conflict` for a local folder of something else, which may have been named by mistake."""
+    from ..store.local import LocalStore
+
+    if not isinstance(store, LocalStore):
+        return
+    try:
+        names = set(os.listdir(store.url))
+    except OSError:
+        return  # it is not there yet, or the store says what is wrong with it
+    others = sorted(name for name in names - _OURS - _LAID if not name.startswith(PROBE_PREFIX))
+    if others and not names & _LAID:
+        some = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        raise Conflict(
+            f"{store.url} is no criuctl store, and not empty: it holds {some}",
+            hint="Name a folder that is new or empty, which may be one in there.",
+        )
+
+
+def _has_packs(store: Store) -> bool:
+    """Whether there is what only a store has, though nothing says what it is."""
+    return any(pack_of(info.name) is not None for info in store.list("packs/"))
 
 
 def _exists(store: Store) -> Conflict:
