@@ -10,7 +10,8 @@ What differs between servers decides how this module talks to them:
   read and compared with what was to be written.
 - Transient failures are tried again with growing, jittered pauses and a ceiling (tenacity; botocore's own retries
   are off, for they do not cover the reading of bodies).  A server that has never answered is given up on after
-  about ten seconds: a wrong address is likelier than a passing fault.
+  about ten seconds, or the first ``s3_timeout`` if it takes connections: a wrong address, or a server that hangs, is
+  likelier than a passing fault.
 - A HEAD's failure has no body, so 404 might be the bucket or the key: the error is asked for again by GET.
 - Bodies are signed over http, see `s3_client`; small ones (all conditional ones are) go with Content-MD5 too, for
   servers that look at no signature, and all of them once a server asks, as one with object lock does.  What comes is
@@ -55,10 +56,10 @@ from .s3_errors import (
     digest_wanted,
     field,
     is_transient,
-    never_reached,
     not_s3,
     status_of,
     store_error,
+    unanswered,
 )
 
 T = TypeVar("T")
@@ -364,7 +365,7 @@ class S3Store(Store):
         attempts, seconds = max(1, self._config.s3_retries), _ENOUGH_SECONDS
         if error is not None and status_of(error):
             self._answered = True
-        if not self._answered and error is not None and never_reached(error):
+        if not self._answered and error is not None and unanswered(error):
             attempts, seconds = min(attempts, _FIRST_CONTACT_ATTEMPTS), _FIRST_CONTACT_SECONDS
         return state.attempt_number >= attempts or (state.seconds_since_start or 0.0) > seconds
 

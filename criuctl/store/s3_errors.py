@@ -1,7 +1,7 @@
 """What botocore says, in criuctl's words, and which of it may pass by itself.
 
 The seam between botocore's exceptions and the error tree: `store_error` maps, `is_transient` says what is worth
-another attempt, `never_reached` whether there was an answer at all.  Imported only together with botocore.
+another attempt, `unanswered` whether there was an answer at all.  Imported only together with botocore.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, _CUT) and not _bad_certificate(error)
 
 
-def never_reached(error: BaseException) -> bool:
-    """Whether no connection came about at all."""
-    return isinstance(error, _NOT_REACHED)
+def unanswered(error: BaseException) -> bool:
+    """Whether no connection came about at all, or nothing came over it."""
+    return isinstance(error, (*_NOT_REACHED, b.ReadTimeoutError))
 
 
 def digest_wanted(error: BaseException) -> bool:

@@ -7,6 +7,8 @@ import hashlib
 import inspect
 import io
 import os
+import socket
+from contextlib import suppress
 
 import botocore.exceptions
 import pytest
@@ -14,6 +16,7 @@ from botocore.parsers import ResponseParserError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from criuctl.config import Config
 from criuctl.errors import (
     CriuctlError,
     Damaged,
@@ -24,6 +27,7 @@ from criuctl.errors import (
     StoreFull,
     StoreUnreachable,
 )
+from criuctl.store import open_store
 from criuctl.store.base import as_views
 from criuctl.store.s3_body import ViewReader, md5_of, slices
 from criuctl.store.s3_errors import FOREIGN, is_transient, store_error
@@ -147,3 +151,20 @@ def test_a_certificate_that_is_not_trusted_is_not_tried_again() -> None:
     assert not is_transient(error)
     assert "AWS_CA_BUNDLE" in _mapped(error).hint
     assert is_transient(botocore.exceptions.SSLError(endpoint_url="https://host", error="EOF occurred"))
+
+
+def test_a_server_that_never_says_a_word_is_given_up_on_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes connections, as a stopped one does: asked as often as one that takes none, not as one that has answered before."""
+    for variable in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(variable, "x")
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as server:
+        endpoint = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with open_store("s3://bucket/p", Config(s3_endpoint=endpoint, s3_timeout=0.3)) as store, pytest.raises(StoreUnreachable):
+            store.get("o")
+        server.setblocking(False)
+        asked = 0
+        with suppress(BlockingIOError):
+            while True:
+                server.accept()[0].close()
+                asked += 1
+    assert asked == 3
