@@ -32,7 +32,7 @@ def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
         ("What an agent typed, for a program:", """criuctl log agent --json | jq '.[] | select(.what == "input")'"""),
         ("A recording, to be played by asciinema:", "criuctl log build --export cast > build.cast\nasciinema play build.cast"),
     ],
-    exits=[3, 10],
+    exits=[3, 9, 10],
     see_also=["capture", "status"],
 )
 @name_argument
