@@ -183,6 +183,8 @@ def _renamed(manifest: Manifest, there: dict[StreamRef, StreamRef]) -> Manifest:
         memory=tuple(replace(image, entries=there[image.entries], data=there[image.data]) for image in manifest.memory),
         files=tuple(file if file.data is None else replace(file, data=there[file.data]) for file in manifest.files),
         links=tuple(replace(link, data=there[link.data]) for link in manifest.links),
-        terminals=tuple(t if t.input is None else replace(t, input=there[t.input]) for t in manifest.terminals),
+        terminals=tuple(
+            replace(t, input=t.input and there[t.input], printed=t.printed and there[t.printed]) for t in manifest.terminals
+        ),
         holder=holder,
     )

@@ -203,6 +203,9 @@ class TerminalRecord(Record, frozen=True):
     stopped: bool = False  # output was stopped (^S)
     queued: int = 0  # bytes of `input` that the line discipline had processed; the rest waited in front of it
     input: StreamRef | None = None  # what was typed and not yet read: as secret as memory
+    master_holders: tuple[tuple[int, int], ...] = ()  # (PID, descriptor) of a master inside
+    printed: StreamRef | None = None  # what such a master had not read yet
+    slave_gone: bool = False  # nobody has it open any more: who reads from the master is told its end
 
     def check(self, where: str) -> None:
         if self.path:
@@ -215,6 +218,8 @@ class TerminalRecord(Record, frozen=True):
             check_range(getattr(self, name), 0, 1 << 31, f"{where}.{name}")
         if self.queued > (self.input.size if self.input is not None else 0):
             raise damaged(f"{where}.queued", "is more than there is")
+        if (self.printed is not None or self.slave_gone) and not self.master_holders:
+            raise damaged(f"{where}.master_holders", "is empty")
 
 
 class HolderRecord(Record, frozen=True):
@@ -370,7 +375,7 @@ class Manifest(Record, frozen=True):
             found += [image.entries, image.data]
         found += [f.data for f in self.files if f.data is not None]
         found += [link.data for link in self.links]
-        found += [t.input for t in self.terminals if t.input is not None]
+        found += [stream for t in self.terminals for stream in (t.input, t.printed) if stream is not None]
         if self.holder is not None and self.holder.scrollback is not None:
             found.append(self.holder.scrollback)
         return found

@@ -196,7 +196,7 @@ class Dumping:
         if not self.leave_running:
             self.farewell.hold(looked.external)
         self.connections = [c.record for c in looked.connections]
-        self.terminals.hold()
+        self.terminals.hold(self.opened)
         self.hooks.run("frozen", processes=[p.pid for p in self.tree])
         return driver.Frozen(surroundings.page_guards(self.tree), looked.unix_keys())
 

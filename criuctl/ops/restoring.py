@@ -221,7 +221,7 @@ class Restoring(Struct):
         as_it_was = [r for r in self.manifest.connections if (r.pid, r.fd) not in anew]
         handback.set_options(as_it_was, pids, self.reporter)
         self._rejoin_groups(pids, private)
-        self.terminals.replant(self.reader, pids)
+        self.terminals.replant(self.reader, pids, self.reporter)
         self.hooks.run("post-restore", pid=root, connections=self.connections)
         if self.following is not None:
             self.following.watched()

@@ -1,14 +1,15 @@
 """Terminals through a dump and a restore.
 
-At the dump: what was typed on a terminal inside the tree (tmux) is taken out while CRIU looks, which would take
-whole lines and forget half of one; it is put back if the tree goes on.  A terminal whose master is outside the tree
-(sshd, tmux, a window, criuctl's holder) is an external resource to CRIU.  What was typed there and not yet read is
-taken as the last thing before the manifest is written, because taking it means reading it:
+At the dump: what was typed on a terminal inside the tree (tmux), and what was printed there and not read yet, is taken
+out while CRIU looks, which would forget half of it; it is put back if the tree goes on.  A terminal whose master is
+outside the tree (sshd, tmux, a window, criuctl's holder) is an external resource to CRIU.  What was typed there and not
+yet read is taken as the last thing before the manifest is written, because taking it means reading it:
 `criuctl.proc.linediscipline` tells how that loses nothing.
 
 At the restore: each such terminal becomes a fresh pseudo-terminal.  Every description of it is opened anew
 with its own flags; CRIU sets modes, window size, controlling terminal and foreground group from the images, after
-those have been told what criuctl saw (see `criuctl.criu.ttyimages`).  In post-restore what was typed is put back.
+those have been told what criuctl saw (see `criuctl.criu.ttyimages`).  In post-restore what was typed and printed is put back,
+and a master whose slaves were all closed hangs up again: CRIU makes it like one that nobody has opened yet.
 A tree whose session was led from outside, a shell's job, becomes a session of its own, led by its root.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from ..checkpoint.chunks import StreamRef
@@ -28,10 +30,12 @@ from ..criu.images import ImageSet
 from ..errors import CommandFailed, RestoreFailed
 from ..proc import linediscipline
 from ..proc.descriptors import Descriptor
-from ..proc.linediscipline import Held
+from ..proc.linediscipline import Held, Printed
 from ..proc.procfs import read_text
+from ..proc.syscalls import pidfd_getfd
 from ..proc.tree import Process
-from ..proc.tty import Terminal, terminals
+from ..proc.tty import Terminal, master_index, terminals
+from ..report import Reporter
 from ..session.terminal import Guard, Pty, making, window_size
 
 _REACH = 16  # terminals that CRIU (which tries 32) is let make on the way to a number
@@ -53,9 +57,10 @@ class DumpedTerminals:
                 stack.callback(os.close, slave)
                 (self._inside if terminal.master_inside else self._outside).append((terminal, slave))
         self._held: dict[tuple[int, int], Held] = {}
+        self._masters: list[_Master] = []
         self._guard: Guard | None = None
         slaves = [slave for _, slave in (*self._outside, *self._inside)]
-        if slaves:
+        if slaves or _masters(opened):
             self._guard = stack.enter_context(Guard(root, slaves))
 
     @property
@@ -63,10 +68,13 @@ class DumpedTerminals:
         """CRIU's keys of the terminals held from outside."""
         return sorted({key for terminal, _ in self._outside for key in terminal.external_keys})
 
-    def hold(self) -> None:
+    def hold(self, opened: Mapping[int, Sequence[Descriptor]]) -> None:
         """The tree is frozen, and CRIU about to look into the terminals inside of it: they have to be empty."""
-        if self._guard is not None and self._inside:
-            found = self._guard.hold([slave for _, slave in self._inside])
+        self._masters = _masters(opened)
+        if self._guard is not None and (self._inside or self._masters):
+            slaves = [slave for _, slave in self._inside]
+            found, printed = self._guard.hold(slaves, [master.holders[0] for master in self._masters])
+            self._masters = [replace(master, printed=one) for master, one in zip(self._masters, printed, strict=True)]
             self._held = {_key(terminal): held for (terminal, _), held in zip(self._inside, found, strict=True)}
 
     def take(
@@ -79,9 +87,13 @@ class DumpedTerminals:
             found = self._guard.take([slave for _, slave in self._outside])
             held |= {_key(terminal): one for (terminal, _), one in zip(self._outside, found, strict=True)}
         records = []
+        alone = list(self._masters)
         for terminal in terminals(tree, opened):
             if terminal.kind != "pts":
                 continue
+            master = next((one for one in alone if set(one.holders) & set(terminal.masters)), None)
+            if master is not None:
+                alone.remove(master)
             key = _key(terminal)
             typed = held.get(key, Held())
             stream = None
@@ -89,7 +101,14 @@ class DumpedTerminals:
                 name = ("terminal", *key)
                 writer.add_bytes(name, typed.queued + typed.raw)
                 stream = writer.stream(name)
-            records.append(_record(terminal, tree, typed, slaves.get(key), stream))
+            record = _record(terminal, tree, typed, slaves.get(key), stream)
+            records.append(_with_master(record, tree, master, writer, gone=not terminal.holders) if master else record)
+        # Who had the slave open when the tree was first looked at may have closed it since: ours alone has kept it open.
+        known = {terminal.index for terminal, _ in self._inside}
+        for master in alone:
+            gone = master.printed.hung_up or master.index in known
+            if gone or master.printed.data:
+                records.append(_with_master(TerminalRecord(path=f"/dev/pts/{master.index}"), tree, master, writer, gone=gone))
         return records
 
     def back(self) -> None:
@@ -102,6 +121,37 @@ class DumpedTerminals:
         """The checkpoint exists, the tree is about to be ended; should it go on all the same, the guard puts things right."""
         if self._guard is not None:
             self._guard.drop()
+
+
+@dataclass(frozen=True)
+class _Master:
+    """One master in the tree."""
+
+    index: int
+    holders: tuple[tuple[int, int], ...]
+    printed: Printed = field(default_factory=Printed)
+
+
+def _masters(opened: Mapping[int, Sequence[Descriptor]]) -> list[_Master]:
+    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for pid, held in opened.items():
+        for descriptor in held:
+            if (index := master_index(descriptor)) is not None:
+                found.setdefault((index, descriptor.device), []).append((pid, descriptor.fd))
+    return [_Master(index, tuple(holders)) for (index, _), holders in found.items()]
+
+
+def _with_master(
+    record: TerminalRecord, tree: Sequence[Process], master: _Master, writer: CheckpointWriter, *, gone: bool
+) -> TerminalRecord:
+    inner = {process.pid: process.ns_pid for process in tree}
+    holders = tuple((inner.get(pid, pid), fd) for pid, fd in master.holders)
+    stream = None
+    if master.printed.data:
+        name = ("printed", *master.holders[0])
+        writer.add_bytes(name, master.printed.data)
+        stream = writer.stream(name)
+    return record.with_use(master_holders=holders, printed=stream, slave_gone=gone)
 
 
 def _key(terminal: Terminal) -> tuple[int, int]:
@@ -176,8 +226,7 @@ class RestoredTerminals:
         """Tells the images who leads the session; before anybody asks them which numbers have to be free."""
         self._images = images
         self.records = [t for t in manifest.terminals if t.master == "outside"]
-        # On one that nobody has open, and which only controls a session, what was typed is lost with that: nobody could read it.
-        self._inside = [t for t in manifest.terminals if t.master == "inside" and t.input is not None and t.holders]
+        self._inside = [t for t in manifest.terminals if t.master == "inside"]
         self.ptys: list[tuple[TerminalRecord, Pty]] = []
         self._files = ttyimages.external_files(images) if self.records else []
         self._making = ExitStack()  # until CRIU has made its own
@@ -241,12 +290,23 @@ class RestoredTerminals:
                 found[leader] = pty.path
         return found
 
-    def replant(self, reader: CheckpointReader, pids: Mapping[int, int]) -> None:
-        """Put back what was typed; the tree is in place and has not run.  `pids`: the tree's own -> ours."""
+    def replant(self, reader: CheckpointReader, pids: Mapping[int, int], reporter: Reporter) -> None:
+        """Put back what was typed and printed; the tree is in place and has not run.  `pids`: the tree's own -> ours."""
         for record, pty in self.ptys:
             _plant(record, reader, pty.slave, pty.master)
             pty.close_slave()
         for record in self._inside:
+            if record.printed is not None or record.slave_gone:
+                pid, number = record.master_holders[0]
+                printed = Printed(reader.read(record.printed) if record.printed is not None else b"")
+                try:
+                    _print(pids[pid], number, printed)
+                except OSError as error:
+                    reporter.warning(f"PID {pid}: {len(printed.data)} bytes printed on terminal {number} are lost: {error}")
+            # On one that nobody has open, and which only controls a session, what was typed is lost with that: nobody
+            # could read it.
+            if not record.holders or (record.input is None and not record.stopped):
+                continue
             pid, number = record.holders[0]
             slave = os.open(f"/proc/{pids[pid]}/fd/{number}", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
@@ -280,6 +340,18 @@ def _fresh(record: TerminalRecord, reserved: set[int]) -> Pty:
     finally:
         for one in unwanted:
             one.close()
+
+
+def _print(pid: int, number: int, printed: Printed) -> None:
+    pidfd = os.pidfd_open(pid)
+    try:
+        master = pidfd_getfd(pidfd, number)
+    finally:
+        os.close(pidfd)
+    try:
+        linediscipline.give_printed(master, printed)
+    finally:
+        os.close(master)
 
 
 def _plant(record: TerminalRecord, reader: CheckpointReader, slave: int, master: int | None) -> None:

@@ -4,11 +4,12 @@ What was typed and not yet read sits in the kernel, a half-typed line included, 
 be read, as if by the program, with canonical mode switched off.  So whoever looks has to put it back, and a
 process that is killed between the two would lose what somebody typed.  Therefore the looking is done by a small
 process of its own, the *guard*, which outlives criuctl's death by ``kill -9``.  It inherits descriptors of terminals, and
-answers words, followed by these descriptors' numbers, that come on FD:
+answers words, followed by these descriptors' numbers (and PID:FD of masters), that come on FD:
 
 - ``take``: reads what each holds and puts it back at once, while the tree is frozen; answers with it.
 - ``hold``: reads it, answers with it, and keeps it: for a terminal whose master is in the tree, of which CRIU itself would
-  take a part otherwise.
+  take a part otherwise.  So it does with what was printed there and the master has not read yet: CRIU would print it
+  once more, with every newline translated again, and forget it where nobody has the slave open any more.
 - ``drop``: the checkpoint exists, the tree is about to be ended: takes away what ``take`` had seen (and only
   that), lest the shell that gets the terminal back reads it.
 - ``back``: the tree goes on: puts back what was held and dropped.  ``ready``: only answers.
@@ -39,15 +40,17 @@ import socket
 import struct
 import sys
 import termios
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _MODES = struct.Struct("4IB19s")  # the kernel's struct termios
 _TCGETS, _TCSETS, _TIOCSTI, _FIONREAD, _TIOCGPTPEER = 0x5401, 0x5402, 0x5412, 0x541B, 0x5441
+_TIOCPKT, _TIOCGPKT = 0x5420, 0x80045438
 _VERASE, _VKILL, _VEOF, _VTIME, _VMIN, _VSTART, _VSTOP = 2, 3, 4, 5, 6, 8, 9
 _VREPRINT, _VWERASE, _VLNEXT = 12, 14, 15
 _MAPPING = termios.ICRNL | termios.INLCR | termios.IGNCR | termios.ISTRIP | 0o1000 | termios.PARMRK  # 0o1000: IUCLC
 _ROOM = 4095  # bytes that a line discipline holds
 _LIMIT = 1 << 20
+_PASSING = 200  # milliseconds for what was printed to pass from one buffer of the kernel into the next
 _ENDING = 3.0  # seconds that a tree may take to end after its checkpoint is made
 
 
@@ -82,6 +85,14 @@ class Held:
     stopped: bool = False  # output is stopped (^S)
     canonical: bool = True
     echo: bool = True
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What one master had not read yet."""
+
+    data: bytes = b""
+    hung_up: bool = False  # nobody has the slave open any more: after this the master reads an end
 
 
 def get_modes(fd: int) -> Modes:
@@ -227,17 +238,63 @@ def _is_master_of(master: int, wanted: os.stat_result) -> bool:
     return (status.st_rdev, status.st_dev) == (wanted.st_rdev, wanted.st_dev)
 
 
-def output_stopped(fd: int) -> bool:
-    """Whether output is stopped by flow control."""
+def take_printed(master: int) -> Printed:
+    """Take out all that the master could read now."""
+    packets = struct.unpack("i", fcntl.ioctl(master, _TIOCGPKT, bytes(4)))[0]
+    if packets:  # else a byte that tells its kind would come before each piece
+        fcntl.ioctl(master, _TIOCPKT, struct.pack("i", 0))
+    poller = select.poll()
+    poller.register(master, select.POLLIN)
+    found = bytearray()
+    try:
+        while (events := sum(event for _, event in poller.poll(0))) & select.POLLIN and len(found) < _LIMIT:
+            found += os.read(master, 65536)
+    finally:
+        if packets:
+            fcntl.ioctl(master, _TIOCPKT, struct.pack("i", packets))
+    return Printed(bytes(found), bool(events & select.POLLHUP))
+
+
+def give_printed(master: int, printed: Printed) -> None:
+    """Put back what `take_printed` took; where the slave is open nowhere else, the master hangs up behind it."""
+    slave = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        modes = get_modes(slave)
+        stopped = not _writable(slave, 0)
+        plain = modes.iflag & ~termios.IXON if stopped else modes.iflag  # without IXON, what ^S stopped goes on
+        set_modes(slave, Modes(plain, modes.oflag & ~termios.OPOST, modes.cflag, modes.lflag, modes.line, modes.cc))
+        called = stopped and not _writable(slave, 0)
+        if called:
+            termios.tcflow(slave, termios.TCOON)
+        try:
+            data = printed.data
+            while data and _writable(slave, _PASSING):
+                data = data[os.write(slave, data) :]
+        finally:
+            set_modes(slave, modes)
+            if called:
+                termios.tcflow(slave, termios.TCOOFF)
+            elif stopped and modes.iflag & termios.IXON and modes.cc[_VSTOP]:
+                _type(slave, modes.cc[_VSTOP : _VSTOP + 1])
+    finally:
+        os.close(slave)
+
+
+def _writable(fd: int, milliseconds: int) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLOUT)
-    if poller.poll(0):
+    return any(event & select.POLLOUT for _, event in poller.poll(milliseconds))
+
+
+def output_stopped(fd: int) -> bool:
+    """Whether output is stopped by flow control."""
+    if _writable(fd, 0):
         return False
     master = find_master(fd)
     if master is None:
         return False
     try:
-        return not _readable(master) and not poller.poll(0)  # else it is merely full
+        return not _readable(master) and not _writable(fd, 0)  # else it is merely full
     finally:
         os.close(master)
 
@@ -250,6 +307,7 @@ class _Guard:
         self.root = os.pidfd_open(root)
         self.seen: dict[int, Held] = {}
         self.kept: dict[int, Held] = {}  # what was taken away
+        self.printed: dict[int, Printed] = {}  # the same, of masters, by descriptors of ours
 
     def take(self, fd: int) -> Held:
         try:
@@ -263,12 +321,26 @@ class _Guard:
 
     def hold(self, fd: int) -> Held:
         try:
-            held = take(fd)
+            stopped = output_stopped(fd)
+            held = replace(take(fd), stopped=stopped)
         except OSError:
             return Held()
         if held.queued or held.raw:
-            self.kept[fd] = held
+            self.kept[fd] = replace(held, stopped=False)  # it is stopped as it was
         return held
+
+    def hold_printed(self, pid: int, number: int) -> Printed:
+        master = -1
+        try:
+            master = _duplicate(pid, number)
+            printed = take_printed(master)
+        except OSError:
+            printed = Printed()
+        if printed.data:
+            self.printed[master] = printed
+        elif master >= 0:
+            os.close(master)
+        return printed
 
     def drop(self) -> None:
         for fd, seen in self.seen.items():
@@ -291,27 +363,37 @@ class _Guard:
             except OSError:
                 continue
         self.kept = {}
+        for master, printed in self.printed.items():
+            try:
+                give_printed(master, replace(printed, data=printed.data + take_printed(master).data))
+            except OSError:
+                pass
+            os.close(master)
+        self.printed = {}
 
     def serve(self) -> None:
         for line in self.channel.makefile("rb"):
             word, *numbers = line.split()
             answer: list[Held] = []
+            masters = [tuple(map(int, number.split(b":"))) for number in numbers if b":" in number]
+            printed = [self.hold_printed(*master) for master in masters]
             if word in (b"take", b"hold"):
                 what = self.take if word == b"take" else self.hold
-                answer = [what(int(number)) for number in numbers]
+                answer = [what(int(number)) for number in numbers if b":" not in number]
             elif word == b"drop":
                 self.drop()
             elif word == b"back":
                 self.back()
             # It never leaves this machine's memory.
-            body = [[_text(h.queued), _text(h.raw), h.stopped, h.canonical, h.echo] for h in answer]
+            body: list[list[object]] = [[_text(h.queued), _text(h.raw), h.stopped, h.canonical, h.echo] for h in answer]
+            body += [[_text(p.data), p.hung_up] for p in printed]
             self.channel.sendall(json.dumps(body).encode() + b"\n")
 
     def settle(self) -> None:
         """Put back what was taken away, unless the tree has ended or does so now."""
         poller = select.poll()
         poller.register(self.root, select.POLLIN)
-        if self.kept and not poller.poll(_ENDING * 1000):
+        if (self.kept or self.printed) and not poller.poll(_ENDING * 1000):
             self.back()
 
 

@@ -24,7 +24,7 @@ from typing import Self
 
 from ..errors import CommandFailed, CriuctlError, NoSuchProcess
 from ..proc import command, linediscipline, locks, tty
-from ..proc.linediscipline import Held
+from ..proc.linediscipline import Held, Printed
 from ..proc.tree import ProcessIdentity
 from .names import DEFAULT_RUN_DIR
 
@@ -96,17 +96,14 @@ class Guard:
 
     def take(self, terminals: Sequence[int]) -> list[Held]:
         """What each terminal holds now; the tree is frozen.  It is back in place when this returns."""
-        return self._held("take", terminals)
+        return [_held(*one) for one in self._ask(" ".join(["take", *map(str, terminals)]))]
 
-    def hold(self, terminals: Sequence[int]) -> list[Held]:
-        """The same, but it is gone from the terminals until `back`, or for good if the tree ends."""
-        return self._held("hold", terminals)
-
-    def _held(self, word: str, terminals: Sequence[int]) -> list[Held]:
-        return [
-            Held(base64.b64decode(str(queued)), base64.b64decode(str(raw)), bool(stopped), bool(canonical), bool(echo))
-            for queued, raw, stopped, canonical, echo in self._ask(" ".join([word, *map(str, terminals)]))
-        ]
+    def hold(self, terminals: Sequence[int], masters: Sequence[tuple[int, int]]) -> tuple[list[Held], list[Printed]]:
+        """The same, but it is gone from the terminals until `back`, or for good if the tree ends; and what these masters,
+        told as PID and descriptor, have not read yet."""
+        answer = self._ask(" ".join(["hold", *map(str, terminals), *(f"{pid}:{fd}" for pid, fd in masters)]))
+        printed = [Printed(base64.b64decode(str(data)), bool(hung_up)) for data, hung_up in answer[len(terminals) :]]
+        return [_held(*one) for one in answer[: len(terminals)]], printed
 
     def back(self) -> None:
         """The tree goes on: it gets what was held and dropped."""
@@ -128,6 +125,10 @@ class Guard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _held(queued: object, raw: object, stopped: object, canonical: object, echo: object) -> Held:
+    return Held(base64.b64decode(str(queued)), base64.b64decode(str(raw)), bool(stopped), bool(canonical), bool(echo))
 
 
 class Pty:

@@ -27,6 +27,7 @@ QUIET = {
     "family.py": (),
     "files.py": (),
     "locks.py": (),
+    "masters.py": (),
     "memory.py": (),
     "nowhere.py": (),
     "options.py": (),
@@ -45,7 +46,9 @@ def test_there_and_back(program: str, zoo: Zoo, trip: Trip) -> None:
     trip.round(zoo.launch(program, *QUIET[program]))
 
 
-@pytest.mark.parametrize("program", ["database.py", "events.py", "family.py", "files.py", "memory.py", "queues.py", "sockets.py"])
+@pytest.mark.parametrize(
+    "program", ["database.py", "events.py", "family.py", "files.py", "masters.py", "memory.py", "queues.py", "sockets.py"]
+)
 def test_left_running(program: str, zoo: Zoo, trip: Trip) -> None:
     """The original goes on as if nothing had happened; once it is gone the checkpoint comes back with what was queued then."""
     original = zoo.launch(program, *QUIET[program])
