@@ -151,6 +151,7 @@ class Restoring(Struct):
             options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), groups=groups, inherit=inherit, root=on)
             mend.arm_timers(self.images)
             mend.unreserve(self.images)
+            self.images.order_pairs()
             self.watches = mend.part_watches(self.images)
             if not self.holder.needed:
                 mend.drop_parent_signal(self.images, self.reporter)

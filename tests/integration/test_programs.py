@@ -33,6 +33,7 @@ QUIET = {
     "options.py": (),
     "orphans.py": (),
     "over.py": (),
+    "pairs.py": (),
     "queues.py": (),
     "rights.py": (),
     "settings.py": (),

@@ -7,23 +7,7 @@ import select
 import signal
 import socket
 
-from animal import Check, path, serve
-
-
-def fork_below() -> int:
-    """As os.fork, but the child's PID is lower than ours."""
-    for number in range(os.getpid() - 1, 300, -1):
-        if os.path.exists(f"/proc/{number}"):
-            continue
-        with open("/proc/sys/kernel/ns_last_pid", "w") as file:
-            file.write(str(number - 1))
-        child = os.fork()
-        if not child or child < os.getpid():
-            return child
-        os.kill(child, signal.SIGKILL)  # somebody else was faster
-        os.waitpid(child, 0)
-    raise SystemExit("no lower PID is free")
-
+from animal import Check, fork_below, path, serve
 
 listener = socket.create_server(("127.0.0.1", 0))
 file_read, file_write = os.pipe()
