@@ -39,7 +39,6 @@ from .manifest import now
 from .packs import pack_of
 
 _OURS = {".tmp", ".cache", "lost+found"}  # what a folder that only ever was a store may hold besides objects
-_LAID = {NAME, "keys", "packs", "index", "checkpoints", "pins", "writing", "gc", "numbers", "sessions", "writers"}
 _GONE_HINT = """Put `config` back from a copy: a backup of the folder, an older version in the bucket.
 Without it nothing there can be read; then make a store elsewhere, or remove what is left."""
 _ATTEMPTS = 8  # to read generations while others replace them
@@ -69,7 +68,6 @@ def create(
     recovery: bytes | None = None,
 ) -> tuple[StoreConfig, keys.Opened | None]:
     """Make the store and its key; see `Repository.init`."""
-    _refuse_other_folder(store)
     store.create()
     if fetch(store) is not None or generations.names(store):
         raise _exists(store)
@@ -273,25 +271,6 @@ def _empty_folder(store: Store) -> bool:
         return True
     except OSError:
         return False
-
-
-def _refuse_other_folder(store: Store) -> None:
-    """`Conflict` for a local folder of something else, which may have been named by mistake."""
-    from ..store.local import LocalStore
-
-    if not isinstance(store, LocalStore):
-        return
-    try:
-        names = set(os.listdir(store.url))
-    except OSError:
-        return  # it is not there yet, or the store says what is wrong with it
-    others = sorted(name for name in names - _OURS - _LAID if not name.startswith(PROBE_PREFIX))
-    if others and not names & _LAID:
-        some = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
-        raise Conflict(
-            f"{store.url} is no criuctl store, and not empty: it holds {some}",
-            hint="Name a folder that is new or empty, which may be one in there.",
-        )
 
 
 def _has_packs(store: Store) -> bool:

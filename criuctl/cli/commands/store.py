@@ -87,7 +87,7 @@ def _sealed(body: dict[str, Any]) -> str:
 @pass_app
 def init(app: App, encrypt: bool | None, key_file: Path | None, passphrase: bool, recovery_key: bool) -> int:
     """Makes a store, asks it what it can do, and makes its key if it is to be encrypted. An existing store is never
-    changed, nor a folder that holds other files (exit 9).
+    changed (exit 9).
 
     Without its key nothing in an encrypted store can be read, by nobody: keep a copy elsewhere (criuctl store key
     --export). A store that lacks conditional writes works, for one writer at a time.

@@ -389,17 +389,6 @@ def test_a_store_whose_config_is_gone_is_not_made_anew(place: Place) -> None:
     assert [one["id"] for one in place.json("list")] == [made.id]
 
 
-def test_a_folder_of_something_else_becomes_no_store(place: Place) -> None:
-    place.path.mkdir()
-    (place.path / "letter").write_text("dear")
-    refused = place.json("store", "init", code=9)["error"]
-    assert refused["code"] == "conflict" and "letter" in refused["message"]
-    assert [path.name for path in place.path.iterdir()] == ["letter"]
-    (place.path / "letter").unlink()
-    (place.path / "lost+found").mkdir()
-    place("store", "init")
-
-
 def test_no_store_is_7_with_the_way_to_make_one(place: Place) -> None:
     done = place("list", code=7)
     assert "criuctl store init" in done.stderr
