@@ -23,6 +23,7 @@ _HELPER = 64 << 10  # bytes that it maps there for that, at least
 _SERVICE, _PAD, _ALIGNMENT = 16, 16, 128  # CRIU: criu/servicefd.c, choose_service_fd_base()
 _SHARED = {KCMP_VM: "its memory", KCMP_FS: "its working folder, root and umask", KCMP_SIGHAND: "its signal handlers"}
 _THREADS_OWN = ("net", "mnt", "uts", "ipc")  # namespaces that a thread may enter alone
+_EXITING = 0x4  # PF_EXITING, among the flags of /proc/PID/stat
 _LOOKS, _LOOK = 10, 0.01  # how often, and seconds between, to look whether a process wakes up
 
 
@@ -156,8 +157,8 @@ def _own(process: Process, threads: Sequence[str]) -> Iterator[Finding]:
     pid = process.pid
     mine = _namespaces(pid, str(pid))
     for what, differs in (
-        ("descriptors of their own", lambda tid: not shares(pid, int(tid), KCMP_FILES)),
-        ("a working folder, root and umask of their own", lambda tid: not shares(pid, int(tid), KCMP_FS)),
+        ("descriptors of their own", lambda tid: not shares(pid, int(tid), KCMP_FILES) and not _ends(pid, tid)),
+        ("a working folder, root and umask of their own", lambda tid: not shares(pid, int(tid), KCMP_FS) and not _ends(pid, tid)),
         ("another namespace", lambda tid: _namespaces(pid, tid) not in (mine, ())),
     ):
         if mine and (found := sum(map(differs, threads))):
@@ -169,6 +170,14 @@ def _own(process: Process, threads: Sequence[str]) -> Iterator[Finding]:
                 "Dump it at a time when it has no such threads, or have the work done by processes.",
                 pid=pid,
             )
+
+
+def _ends(pid: int, tid: str) -> bool:
+    """Whether a thread, or the main thread, is just ending, and so has given up what they shared."""
+    try:
+        return any(int(read_text(pid, f"task/{one}/stat").rpartition(")")[2].split()[6]) & _EXITING for one in (str(pid), tid))
+    except NoSuchProcess:
+        return True
 
 
 def _namespaces(pid: int, tid: str) -> tuple[str, ...]:

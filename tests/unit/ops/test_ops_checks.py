@@ -18,7 +18,7 @@ from support.obstacles import running
 
 from criuctl.config import Config
 from criuctl.errors import NoSuchProcess
-from criuctl.ops.checks import connections, folders, memory, scene, terminals, watches
+from criuctl.ops.checks import connections, folders, memory, processes, scene, terminals, watches
 from criuctl.ops.checks.files import _saves_bpf_maps, mount_of
 from criuctl.ops.checks.processes import check_processes
 from criuctl.proc import tty
@@ -43,6 +43,20 @@ def test_bpf_maps_are_refused_when_criu_was_built_without_them(program: bytes, s
 
 def test_no_criu_is_another_finding(tmp_path: Path) -> None:
     assert _saves_bpf_maps(Config(criu=str(tmp_path / "none")))
+
+
+def test_threads_of_a_process_that_is_just_ending_have_nothing_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a moment it has given up what they shared, and not yet its namespaces."""
+    monkeypatch.setattr(processes, "_namespaces", lambda pid, tid: ("net:[1]",))
+    end = "threading.Thread(target=sleep).start(); libc.syscall(60, 0)"
+    with running(f"if os.fork() == 0:\n os.close(READY); {end}", tmp_path) as program:
+        (child,) = children(program.pid)
+        tasks = Path(f"/proc/{child}/task")
+        wait_until(lambda: len(list(tasks.iterdir())) == 2 and oracle.stat_of(child)[0] == "Z", 60, "its main thread has ended")
+        process = next(one for one in scene.collect(program.pid, Config()).tree if one.pid == child)
+        assert list(processes._own(process, sorted(path.name for path in tasks.iterdir()))) == []
 
 
 def test_a_process_that_is_just_ending_is_not_refused_for_threads_without_their_main_thread(
