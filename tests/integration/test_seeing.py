@@ -62,7 +62,7 @@ def test_a_session_s_life_in_events_and_metrics(host: Operators) -> None:
         ("snapshot", 0, None),
         ("dump", 0, None),
         ("restore", 0, None),
-        ("dump", 3, "not-found"),
+        ("dump", 4, "preflight"),
         ("pin", 0, None),
         ("rm", 9, "conflict"),
         ("rm", 0, None),
@@ -84,7 +84,7 @@ def test_a_session_s_life_in_events_and_metrics(host: Operators) -> None:
     assert found[3]["total_ms"] == restored["elapsed_ms"]
     assert host("events", "--since", 8, "--session", "web") == found[10:]
     table = host.text("events", "--session", "web").splitlines()
-    assert len(table) == 1 + len(about) and "failed 3 (not-found)" in table[5]
+    assert len(table) == 1 + len(about) and "failed 4 (preflight)" in table[5]
 
     wait_until(lambda: len(_lines(follower.out)) >= len(found), PATIENCE, "who follows has seen all")
     assert _lines(follower.out) == found
@@ -94,7 +94,7 @@ def test_a_session_s_life_in_events_and_metrics(host: Operators) -> None:
         families = list(text_string_to_metric_families(response.read().decode()))
     values = {(s.name, *sorted(s.labels.values())): s.value for family in families for s in family.samples}
     assert values["criuctl_store_up",] == 1 and values["criuctl_session_checkpoints", "web"] == 1
-    assert (values["criuctl_operations_total", "0", "dump"], values["criuctl_operations_total", "3", "dump"]) == (1, 1)
+    assert (values["criuctl_operations_total", "0", "dump"], values["criuctl_operations_total", "4", "dump"]) == (1, 1)
     assert values["criuctl_events_last_sequence",] == len(found)
     assert 0 < values["criuctl_session_last_frozen_seconds", "web"] < PATIENCE
     for looking in (follower, server):
