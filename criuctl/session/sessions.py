@@ -29,9 +29,9 @@ def read_state(run_folder: Path) -> dict[str, Any] | None:
     try:
         told = json.loads((run_folder / "state.json").read_text())
         state = _untold(run_folder.name) | {key: value for key, value in told.items() if value is not None}
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         holder = state["holder"]
-        alive = bool(holder) and state["boot_id"] == boot and (ProcessIdentity(**holder).alive() or _answers(run_folder, state))
+        here = bool(holder) and state["boot_id"] == _boot_id()
+        alive = here and (ProcessIdentity(**holder).alive() or _answers(run_folder, state))
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     state["holder_alive"] = alive
@@ -56,6 +56,10 @@ def _answers(run_folder: Path, state: Mapping[str, Any]) -> bool:
 def _namespace() -> int:
     """Inode of our PID namespace."""
     return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _untold(name: str) -> dict[str, Any]:
@@ -116,10 +120,10 @@ def secluded(config: Config) -> str | None:
 
 
 def _secluded(known: list[dict[str, Any]]) -> str | None:
-    namespace = _namespace()
+    namespace, boot = _namespace(), _boot_id()
     # A holder that was killed has left its tree, perhaps, and so whether it lives is not asked.
     here = (s for s in known if s["pid_namespace"] == namespace and s["state"] not in ("exited", "checkpointed"))
-    return next((str(state["session"]) for state in here), None)
+    return next((str(state["session"]) for state in here if state["boot_id"] == boot), None)
 
 
 def inside(config: Config) -> str | None:

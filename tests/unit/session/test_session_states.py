@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 
 from criuctl.config import Config
 from criuctl.ops.forgetting import forget
-from criuctl.ops.registry import Registry, SessionRecord
+from criuctl.ops.registry import Registry, SessionRecord, boot_id
 from criuctl.ops.sessions import describe, sessions
-from criuctl.session.sessions import leftovers, state_of
+from criuctl.session.sessions import leftovers, secluded, state_of
 
 STATE: dict[str, Any] = {
     "session": "web", "id": "ab" * 16, "state": "exited", "incarnation": 1, "pid": None, "start_time": None, "exit_code": 3,
@@ -53,3 +54,14 @@ def test_a_root_of_which_only_the_pid_is_known_is_nobody(config: Config) -> None
     (folder / "state.json").write_text(json.dumps(STATE | {"pid": 1}))
     state = state_of(config, "web")
     assert state is not None and not leftovers(state)
+
+
+def test_who_runs_inside_of_a_session_does_so_since_this_boot(config: Config) -> None:
+    """The kernel gives the numbers of namespaces again: what an earlier boot has left tells nothing."""
+    folder = Path(config.run_dir) / "holders" / "web"
+    folder.mkdir(parents=True)
+    left = STATE | {"state": "running", "pid_namespace": os.stat("/proc/self/ns/pid").st_ino, "boot_id": "an earlier one"}
+    (folder / "state.json").write_text(json.dumps(left))
+    assert secluded(config) is None
+    (folder / "state.json").write_text(json.dumps(left | {"boot_id": boot_id()}))
+    assert secluded(config) == "web"
