@@ -23,6 +23,8 @@ from .cgroup import SessionGroup
 if TYPE_CHECKING:
     from ..config import Config
 
+_FIRST_NAMESPACE = 0xEFFFFFFC  # inode of the PID namespace that a machine boots in (PROC_PID_INIT_INO): no session's own
+
 
 def read_state(run_folder: Path) -> dict[str, Any] | None:
     """The state file, with ``holder_alive``; a tree whose holder is gone without a word is ``lost``.  None: there is none."""
@@ -116,7 +118,7 @@ def forget(config: Config, name: str) -> bool:
 
 def secluded(config: Config) -> str | None:
     """The name of the session in whose own PID namespace this process runs, from where no process outside of it is seen."""
-    return _secluded(all_states(config))
+    return _secluded(all_states(config)) if _namespace() != _FIRST_NAMESPACE else None
 
 
 def _secluded(known: list[dict[str, Any]]) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +55,12 @@ def test_a_root_of_which_only_the_pid_is_known_is_nobody(config: Config) -> None
     assert state is not None and not leftovers(state)
 
 
-def test_who_runs_inside_of_a_session_does_so_since_this_boot(config: Config) -> None:
+def test_who_runs_inside_of_a_session_does_so_since_this_boot(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives the numbers of namespaces again: what an earlier boot has left tells nothing."""
     folder = Path(config.run_dir) / "holders" / "web"
     folder.mkdir(parents=True)
-    left = STATE | {"state": "running", "pid_namespace": os.stat("/proc/self/ns/pid").st_ino, "boot_id": "an earlier one"}
+    monkeypatch.setattr("criuctl.session.sessions._namespace", lambda: 4026532999)
+    left = STATE | {"state": "running", "pid_namespace": 4026532999, "boot_id": "an earlier one"}
     (folder / "state.json").write_text(json.dumps(left))
     assert secluded(config) is None
     (folder / "state.json").write_text(json.dumps(left | {"boot_id": boot_id()}))
