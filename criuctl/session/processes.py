@@ -43,7 +43,7 @@ class Tree:
         self.helpers: set[int] = set()  # children of the holder that are not the session's
         self.stopped: list[ProcessIdentity] = []  # whom `stop` stopped, parents first
         self.frozen = ""  # by which method it stands still
-        self.asleep: frozenset[ProcessIdentity] | None = None  # who had been stopped before everybody was; None: one can see it
+        self.asleep: frozenset[ProcessIdentity] | None = None  # who had been stopped before everybody was, once looked at
 
     def members(self) -> list[ProcessIdentity]:
         """Everybody who lives, parents before children."""
@@ -120,11 +120,12 @@ class Tree:
 
     def _freeze(self) -> tuple[str, int]:
         members = self.members()
+        if self.asleep is None and not self.frozen:
+            # Afterwards they look as frozen as the others, and one that a tracer has just let go of looks awake for a moment.
+            self.asleep = frozenset(identity for identity in members if identity.state() in _STOPPED)
         if self.group is not None and members:
             # A process may have been started or restored outside the group.
             inside = set(self.group.pids())
-            if self.asleep is None and not self.frozen:  # afterwards they look as frozen as the others
-                self.asleep = frozenset(identity for identity in members if identity.state() in _STOPPED)
             for identity in members:
                 if identity.pid not in inside:
                     self.group.add(identity.pid)
@@ -189,6 +190,7 @@ class Tree:
             self.group.thaw()
 
     def _stop(self) -> None:
+        asleep = self.asleep or frozenset()
         known: set[ProcessIdentity] = set()
         for _ in range(_MAX_WALKS):
             new = [identity for identity in self.members() if identity not in known]
@@ -196,12 +198,8 @@ class Tree:
                 return
             for identity in new:
                 known.add(identity)
-                if identity not in self.stopped and not self._sleeps(identity) and self.signal(signal.SIGSTOP, (identity,)):
+                if identity not in self.stopped and identity not in asleep and self.signal(signal.SIGSTOP, (identity,)):
                     self.stopped.append(identity)
-
-    def _sleeps(self, identity: ProcessIdentity) -> bool:
-        """Whether it is stopped without us; of a tree in its restorer's hands every process looks so."""
-        return identity.state() in _STOPPED if self.asleep is None else identity in self.asleep
 
 
 def _threads(pid: int) -> int:

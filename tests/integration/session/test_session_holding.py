@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
+from support.command import Home
 from support.holding import TIMEOUT, Holders
-from support.keeper import wait_until
+from support.keeper import Keeper, wait_until
 
-from criuctl.proc.tree import read_tree
+from criuctl.proc.tree import ProcessIdentity, read_tree
 from criuctl.session.cgroup import SessionGroup
 from criuctl.session.client import Session
 from criuctl.session.processes import Tree
@@ -91,3 +93,35 @@ def test_it_is_not_held_in_the_middle_of_a_thread_s_vfork(holders: Holders) -> N
     client = holders.connect()
     wait_until(lambda: len(read_tree(client.status()["pid"])) > 22, TIMEOUT, "the tree is complete, with the child")
     assert holders.connect().request("checkpoint-prepare", hold=True)["held"] is None
+
+
+class _Pair(Tree):
+    """Two processes of a test; a holder's tree is all of its children, which here are everybody's."""
+
+    def __init__(self, *pair: ProcessIdentity) -> None:
+        super().__init__(group=None)
+        self.pair = pair
+
+    def members(self) -> list[ProcessIdentity]:
+        return list(self.pair)
+
+
+def test_who_was_stopped_before_looks_awake_for_a_moment_when_a_tracer_lets_go(keeper: Keeper, home: Home) -> None:
+    """CRIU lets go of a stopped one by stopping it anew; a holder that looked just then took it for one that it had stopped."""
+    first, other = (keeper.spawn(["sleep", "1000"], env={"CZOO_TOKEN": home.token}) for _ in range(2))
+    awake, job = ProcessIdentity.of(first.pid), ProcessIdentity.of(other.pid)
+    pair = _Pair(awake, job)
+    pair.signal(signal.SIGSTOP, [job])
+    wait_until(lambda: job.state() == "T", TIMEOUT, "one is stopped")
+    pair.freeze()
+    wait_until(lambda: awake.state() == "T", TIMEOUT, "both stand still")
+    pair.signal(signal.SIGCONT, [job])  # awake as it is then, but for longer
+    wait_until(lambda: job.state() == "S", TIMEOUT, "one looks awake")
+    pair.freeze()
+    assert pair.stopped == [awake]
+    pair.signal(signal.SIGSTOP, [job])
+    pair.thaw()
+    wait_until(lambda: (awake.state(), job.state()) == ("S", "T"), TIMEOUT, "only the other goes on")
+    for launched in (first, other):
+        launched.kill()
+        launched.wait(TIMEOUT)
