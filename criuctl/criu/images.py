@@ -329,6 +329,17 @@ class ImageSet:
 
         self.edit_files(edit)
 
+    def move_files(self, own: Mapping[str, str]) -> None:
+        """Have CRIU open these regular files elsewhere: path -> the other path."""
+        remapped = self.remapped()
+
+        def edit(entry: Any) -> None:
+            if entry.HasField("reg") and entry.id not in remapped and (path := own.get(path_of(entry.reg))) is not None:
+                entry.reg.name = path
+
+        if own:
+            self.edit_files(edit)
+
     def forget_modes(self) -> None:
         """Take CRIU's check of the mode off what is still of the same kind: a change of rights is nothing to who has it open."""
 

@@ -1,6 +1,6 @@
 """Folders and FIFOs that the tree has open and that are not here: CRIU opens them by their paths, and would fail half-way.
 
-Regular files are judged by what the manifest says of them (`putback`), working folders in the plan.
+Regular files are judged by what the manifest says of them (`judgement`), working folders in the plan.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from ..checkpoint.manifest import Manifest
 from ..criu.images import ImageSet, path_of
 from ..report import Finding
-from .putback import Judgement
+from .judgement import Judgement
 
 _KERNELS_OWN = ("/proc/", "/sys/")  # whose folders come with processes and control groups
 

@@ -12,7 +12,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 
 from msgspec import Struct
@@ -56,9 +56,12 @@ def wanted(images: ImageSet) -> list[WantedLock]:
     ]
 
 
-def locked_elsewhere(images: ImageSet, *, copy: bool) -> Iterator[Finding]:
-    """The locks of the images that somebody else holds, and goes on holding, as errors; `copy`: the original may live."""
-    return errors(wanted(images), copy=copy)
+def locked_elsewhere(images: ImageSet, own: Container[str], *, copy: bool) -> Iterator[Finding]:
+    """The locks of the images that somebody else holds, and goes on holding, as errors; not on files that become the tree's own.
+
+    `copy`: the original may live.
+    """
+    return errors([lock for lock in wanted(images) if lock.path not in own], copy=copy)
 
 
 def errors(locks: list[WantedLock], *, copy: bool) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ most reported failure of checkpointing.  So every regular file that the tree has
 
 Contents are read through ``/proc/PID/fd`` and ``/proc/PID/map_files``, which lead to the very files, and what is to be carried
 through ``/proc/PID/root``, so that paths mean what they mean to the tree.
-What to do with the records on restore is decided in `criuctl.ops.putback`.
+What to do with the records on restore is decided in `criuctl.ops.judgement`.
 """
 
 from __future__ import annotations

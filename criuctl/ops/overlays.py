@@ -35,7 +35,7 @@ from ..proc.mounts import read_mounts
 from ..proc.scratch import Scratch
 
 if TYPE_CHECKING:
-    from .putback import Judgement
+    from .judgement import Judgement
 
 SOURCE = "criuctl-carried"
 FEATURE = "carried-binaries"  # of a manifest: mapped files with contents, which are not to be put on the disk

@@ -26,7 +26,7 @@ from ..proc.sockdiag import socket_inside, sockets
 from ..proc.tree import ProcessIdentity, members, wait_gone
 from ..report import Finding
 from .connectionplan import ConnectionPlan, plan_connections
-from .putback import Judgement, Policy, judge_all
+from .judgement import Judgement, Policy, judge_all
 from .registry import boot_id
 
 PidMode = Literal["same", "private", "init"]

@@ -42,16 +42,17 @@ from . import (
 )
 from .absent import absent
 from .arrival import RestoreResult
+from .besides import spared
 from .feeding import Feeder
 from .fencing import with_lease
 from .filelocks import locked_elsewhere
 from .holders import RestoredHolder
 from .host import host_id
+from .judgement import Policy
 from .lazymemory import worthwhile
 from .maintenance import check_open
 from .netlock import table_of
 from .plan import RestorePlan, Wishes, make_plan, observe
-from .putback import Policy
 from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
 from .restoring import Restoring
 from .terminals import RestoredTerminals
@@ -143,9 +144,12 @@ def restore(
         )
         remains = arrival.remains_of(manifest)
         facts = observe(manifest, images.reserved_ids(), remains, wishes)
+        if wishes.copy:
+            facts = replace(facts, files=spared(facts.files, images))
         if not alone:
             stale = predicates.examine(config, manifest, force=force)
-            locked = locked_elsewhere(images, copy=new_name is not None)
+            own = {j.record.path for j in facts.files if j.verdict == "beside"}
+            locked = locked_elsewhere(images, own, copy=wishes.copy)
             gone = absent(images, manifest, facts.files, facts.missing_folders)
             facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone))
         plan = make_plan(manifest, facts, wishes)
@@ -258,7 +262,10 @@ def restore(
         lazy=lazy,
         pids=plan.pids,
         connections=work.connections,
-        files=[{"path": path, "newer_copy": aside} for path, aside in work.aside],
+        files=[
+            *({"path": path, "newer_copy": aside} for path, aside in work.aside),
+            *({"path": path, "own_copy": own} for path, own in work.own_files.items()),
+        ],
         warnings=list(reporter.warnings),
         degraded=hooks.degraded or any(c["outcome"] == "failed" for c in work.connections),
         hooks=hooks.records(),

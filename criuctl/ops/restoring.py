@@ -73,6 +73,7 @@ class Restoring(Struct):
     inner_root: int = 0  # the root's PID as the tree sees it
     connections: list[dict[str, Any]] = field(default_factory=list)
     aside: list[tuple[str, str]] = field(default_factory=list)
+    own_files: dict[str, str] = field(default_factory=dict)
     placed: ProcessIdentity | None = None  # the root, from when it is restored until it runs
     pids: tuple[int, ...] = ()  # of the tree, once it is restored
     calls: dict[int, Any] = field(default_factory=dict)  # the registers of threads that are in system calls
@@ -103,8 +104,13 @@ class Restoring(Struct):
         manifest, plan = self.manifest, self.plan
         self.inner_root = self.images.pids()[0]
         self.images.give_up(handback.endings(plan.connections))
-        # What came along is as it was read, and somebody may have made it shorter just then: CRIU may know another size.
-        judged = {j.record.path for j in plan.files if j.verdict in ("grown", "moved-on") or j.record.data is not None}
+        # What came along is as it was read, and somebody may have made it shorter just then: CRIU may know another size.  To what
+        # a copy shares with its original that may write at any moment.
+        judged = {
+            j.record.path
+            for j in plan.files
+            if j.verdict in ("grown", "moved-on") or j.record.data is not None or (self.copy and j.record.kind == "written")
+        }
         if judged:
             self.images.forget_sizes(judged)
 
@@ -113,6 +119,7 @@ class Restoring(Struct):
             stack.callback(lambda: None if self.root else applied.undo())
             self.reporter.step("files")
             applied.apply(plan.files)
+            self.images.move_files(applied.own)
             self.images.forget_modes()
             stack.enter_context(remaps.provided(manifest.links, self.reader))
             self.holder.prepare(self.reader, stack, private=plan.pids == "private")
@@ -190,6 +197,7 @@ class Restoring(Struct):
             if self.following is not None:
                 running.enter_context(InterruptsDeferred())
             self.root, self.placed, self.aside = root, None, applied.aside
+            self.own_files = applied.own
 
     def _unlock(self, lock: ConnectionLock) -> None:
         self.locked = True

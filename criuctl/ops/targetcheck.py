@@ -5,7 +5,7 @@ are validated first, and what is done with them is asking the kernel and looking
 programs the ELF notes.  Nothing is opened that could block, nothing is written, no contents are told.
 
 What a restore would decide is asked of the restore's own plan (`criuctl.ops.plan`), of a manifest that is made from
-the needs; mapped and read files are judged by `criuctl.ops.putback`.  Beyond that are the things that a restore
+the needs; mapped and read files are judged by `criuctl.ops.judgement`.  Beyond that are the things that a restore
 would only meet when CRIU refuses: build-ids, modes, working folders, addresses of listeners, room.
 """
 
@@ -38,9 +38,9 @@ from ..proc.scratch import Scratch
 from ..report import Finding
 from . import doctor
 from .arrival import check_not_running
+from .judgement import Policy
 from .needed import Needs, read
 from .plan import HostFacts, RestorePlan, Wishes, is_local, make_plan, observe
-from .putback import Policy
 from .registry import Registry
 from .targetfiles import judge_files
 

@@ -1,6 +1,6 @@
 """One path that a coming tree uses, and what is there on this host: as a restore, and CRIU in it, will see it.
 
-Mapped and read files are judged by the restore's own `criuctl.ops.putback`; of those that travel, sizes and times tell
+Mapped and read files are judged by the restore's own `criuctl.ops.judgement`; of those that travel, sizes and times tell
 what their contents will when they come.  What only CRIU compares comes on top: modes and build-ids.  Paths are a
 stranger's: they are looked at with `stat`, and only regular files are opened, for their ELF notes.
 """
@@ -15,9 +15,9 @@ from contextlib import suppress
 from ..checkpoint.manifest import FileRecord
 from ..proc.elfnotes import build_id
 from ..report import Finding, Level
+from .judgement import Policy, judge
 from .needed import NeededFile
 from .overlays import obstacle
-from .putback import Policy, judge
 
 _ALIKE = 100  # findings of the same kind
 _MORE = "What is told of the others helps here too."

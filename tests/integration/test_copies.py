@@ -153,6 +153,50 @@ def test_a_copy_does_not_wait_for_the_locks_of_the_original(zoo: Zoo, trip: Trip
     trip.restore(told, original, "--as", "second", equal=False).ask()
 
 
+def test_a_copy_leaves_the_files_that_the_original_writes_to(zoo: Zoo, trip: Trip) -> None:
+    """They have grown since; the copy gets its own beside them, as they were, and each goes on in its own."""
+    original = zoo.launch("ledger.py")
+    ledger, mapped = original.folder / "ledger", original.folder / "mapped"
+    original.ask()
+    told = trip.snapshot(original, "--name", "first", "--with-files", mapped)
+    inodes = {path: path.stat().st_ino for path in (ledger, mapped)}
+    assert original.ask()["inode"] == inodes[ledger]
+    copy = trip.restore(told, original, "--as", "second", equal=False)
+    own = {Path(f["path"]): Path(f["own_copy"]) for f in copy.answer["files"]}
+    assert own.keys() == inodes.keys()
+    assert all(path.stat().st_ino == inodes[path] and other.name.startswith(f"{path.name}.older-") for path, other in own.items())
+    assert any(f"PID {original.pid} (" in text and str(ledger) in text for text in copy.answer["warnings"])
+    assert own[ledger].read_text() == "line 1\n"
+    answer = copy.ask()
+    assert (answer["inode"], answer["count"]) == (own[ledger].stat().st_ino, 2)
+    assert (original.ask()["count"], copy.ask()["count"]) == (3, 3)
+    assert ledger.read_text() == own[ledger].read_text() == "line 1\nline 2\nline 3\n"
+    assert (ledger.stat().st_mode, ledger.stat().st_size) == (own[ledger].stat().st_mode, own[ledger].stat().st_size)
+    again = trip.restore(trip.dump(copy, "--name", "second"), copy, equal=False)
+    assert (again.ask()["inode"], again.answer["files"]) == (answer["inode"], [])
+
+
+def test_a_copy_is_refused_files_that_somebody_writes_to_and_it_has_not_open(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """It would open them by their paths, some day, and take them for its own."""
+    original = zoo.launch("counter.py")
+    carried = original.folder / "carried"
+    carried.mkdir()
+    shared = carried / "shared"
+    shared.write_text("as it was")
+    told = trip.snapshot(original, "--name", "first", "--with-files", carried)
+    with shared.open("w") as file:
+        file.write("newer, and longer")
+        file.flush()
+        refused = criuctl("restore", "first", "--as", "second", check=False)
+        assert refused["exit_code"] == 4
+        (found,) = (f for f in refused["error"]["findings"] if f["level"] == "error")
+        assert f"{shared}: " in found["text"] and f"PID {os.getpid()} (" in found["text"] and "--files keep" in found["hint"]
+        assert [path.name for path in carried.iterdir()] == ["shared"]
+        trip.restore(told, original, "--as", "second", "--files", "keep", equal=False).ask()
+    copy = trip.restore(told, original, "--as", "third", equal=False)  # nobody writes to it any more
+    assert shared.read_text() == "as it was" and copy.answer["files"][0]["path"] == str(shared)
+
+
 def test_an_older_checkpoint_and_names(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """NAME is the newest, NAME@N the N-th, NAME@-2 the one before; each holds its own moment."""
     animal = zoo.launch("counter.py")

@@ -17,7 +17,7 @@ from .check import EXIT_REFUSED, finding_lines
 from .dump import POLICIES
 
 if TYPE_CHECKING:
-    from ...ops.putback import Policy
+    from ...ops.judgement import Policy
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
@@ -30,8 +30,14 @@ def _outcome(result: Mapping[str, Any]) -> str:
         f" in {duration(result['elapsed_ms'])}{', memory follows on demand' if result.get('lazy') else ''}"
     ]
     lines += [f"  {line}" for line in connection_lines(result["connections"], "outcome")]
-    lines += [f"  {printable(f['path'])} was put back, the newer copy is {printable(f['newer_copy'])}" for f in result["files"]]
+    lines += [f"  {_file(f)}" for f in result["files"]]
     return "\n".join(lines)
+
+
+def _file(told: Mapping[str, str]) -> str:
+    if "own_copy" in told:
+        return f"{printable(told['path'])} was left to who writes to it, the tree's own is {printable(told['own_copy'])}"
+    return f"{printable(told['path'])} was put back, the newer copy is {printable(told['newer_copy'])}"
 
 
 def _stay(pid: int) -> None:
@@ -162,7 +168,8 @@ def restore(
     queued in them, sockets, process groups, locks. Every byte is checked before it is used.
 
     Before anything is started the checkpoint and this host are compared: kernel, CPU, files, users, ports, PIDs.
-    Changed files are never overwritten silently: a newer copy is kept aside and told. A restore that fails
+    Changed files are never overwritten silently: a newer copy is kept aside and told. What the original of a
+    copy (--as) writes to stays where it is, and the copy gets its own beside it. A restore that fails
     leaves nothing behind, no process and no file.
 
     The tree runs on by itself when criuctl ends. The result tells, per connection to the outside, what became of it.

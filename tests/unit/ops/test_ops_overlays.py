@@ -15,8 +15,8 @@ from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.ops import overlays
 from criuctl.ops.files import digest
+from criuctl.ops.judgement import judge, judge_all
 from criuctl.ops.plan import HostFacts, Wishes, make_plan
-from criuctl.ops.putback import judge, judge_all
 from criuctl.report import Reporter
 from criuctl.store import open_store
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from criuctl.checkpoint.manifest import FileRecord, LinkRecord, Manifest, SessionRef
 from criuctl.checkpoint.reader import CheckpointReader
@@ -19,7 +20,8 @@ from criuctl.config import Config
 from criuctl.errors import Damaged, RestoreFailed
 from criuctl.ops import files, remaps
 from criuctl.ops.files import digest
-from criuctl.ops.putback import Applied, Policy, judge, judge_all
+from criuctl.ops.judgement import Policy, judge, judge_all
+from criuctl.ops.putback import Applied
 from criuctl.report import Reporter
 from criuctl.store import open_store
 
@@ -164,6 +166,25 @@ def test_a_grown_file_is_put_back_from_its_own_beginning(file: Path, reader: tup
     applied = Applied(reader[0], "abcd1234")
     applied.apply(judge_all([kept], "restore"))
     assert file.read_bytes() == OLD
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_what_is_made_beside_leaves_the_file_alone_and_can_be_undone(
+    file: Path, reader: tuple[CheckpointReader, FileRecord], carried: bool
+) -> None:
+    kept = reader[1] if carried else record(file)
+    grow(file)
+    newer, inode = file.read_bytes(), file.stat().st_ino
+    (judged,) = judge_all([kept], "restore")
+    applied = Applied(reader[0], "abcd1234")
+    applied.apply([replace(judged, verdict="beside")])
+    own = Path(applied.own[str(file)])
+    assert own.parent == file.parent and own.name.startswith(f"{file.name}.older-abcd1234-") and not applied.aside
+    assert (own.read_bytes(), own.stat().st_mode, own.stat().st_mtime_ns) == (OLD, kept.mode, kept.mtime_ns)
+    assert (file.read_bytes(), file.stat().st_ino) == (newer, inode)
+    applied.undo()
+    assert [path.name for path in file.parent.iterdir() if path.name.startswith(file.name)] == [file.name]
+    assert file.read_bytes() == newer
 
 
 def test_an_empty_file_comes_back_though_it_did_not_travel(file: Path, reader: tuple[CheckpointReader, FileRecord]) -> None:
