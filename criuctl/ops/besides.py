@@ -1,8 +1,10 @@
-"""Files that would be put back for a copy while somebody here writes to them: the original, which must not notice.
+"""Files of a copy to which somebody here writes: the original, which must not notice.
 
 To put a file back sets the present one aside, and whoever has that open would go on in it under a name that nobody looks for.
 So the present file stays, and the copy gets one of its own, as it was at the freeze, under a name beside it: ``beside``.
 CRIU opens that one then.  What the copy has not open it will open by its path, some day: such a file is refused.
+
+A file that is still as it was is the copy's as well, as after a fork: that both write to it from now on is told.
 """
 
 from __future__ import annotations
@@ -16,28 +18,45 @@ from msgspec.structs import replace
 
 from ..criu.images import ImageSet, path_of
 from ..errors import NoSuchProcess, PreflightRefused
-from ..proc.descriptors import descriptors
 from ..proc.procfs import read_text
 from ..proc.tree import mappings
+from ..report import Finding
 from .judgement import Judgement
 
-_HINT = "End that process first, or restore with --files keep. `criuctl verify --restore` tries a copy with files of its own."
+_REFUSED_HINT = (
+    "End that process first, or restore with --files keep. `criuctl verify --restore` tries a copy with files of its own."
+)
+_SHARED_HINT = "What they write may overwrite each other's. `criuctl verify --restore` tries a copy with files of its own."
 
 _Inode = tuple[int, int]  # st_dev, st_ino
 
 
-def spared(judged: Iterable[Judgement], images: ImageSet) -> tuple[Judgement, ...]:
-    """The judgements of a copy's files, with those changed that somebody writes to."""
+def spared(judged: Iterable[Judgement], images: ImageSet) -> tuple[tuple[Judgement, ...], list[Finding]]:
+    """The judgements of a copy's files, with those changed that somebody writes to; what both will write to."""
     judged = tuple(judged)
-    disputed = {inode: j for j in judged if j.verdict == "put-back" and (inode := _present(j)) is not None}
-    writers = _writers(disputed) if disputed else {}
+    sought = {inode: j for j in judged if _disputed(j) and (inode := _present(j)) is not None}
+    writers = _writers(sought) if sought else {}
     if not writers:
-        return judged
+        return judged, []
     remapped = images.remapped()
     files = [e for e in images.files() if e.HasField("reg") and e.id not in remapped]
     opened = {path_of(e.reg) for e in files if isinstance(e.reg.name, str)}  # no other name can be put into an image
-    settled = {j.record.path: _settled(j, writers[inode], opened) for inode, j in disputed.items() if inode in writers}
-    return tuple(settled.get(j.record.path, j) for j in judged)
+    of = {j.record.path: (j, writers[inode]) for inode, j in sought.items() if inode in writers}
+    settled = {path: _settled(j, writer, opened) for path, (j, writer) in of.items() if j.verdict == "put-back"}
+    told = [_shared(j, writer) for j, writer in of.values() if j.verdict == "same"]
+    return tuple(settled.get(j.record.path, j) for j in judged), told
+
+
+def _disputed(judgement: Judgement) -> bool:
+    record = judgement.record
+    return judgement.verdict == "put-back" or (judgement.verdict == "same" and record.kind == "written" and not record.append)
+
+
+def _shared(judgement: Judgement, writer: int) -> Finding:
+    path, holders = judgement.record.path, judgement.record.holders
+    pid, fd = holders[0] if holders else (None, None)
+    text = f"{path}: PID {writer} ({_name(writer)}) writes to it as well, at offsets of its own"
+    return Finding("warning", "file-shared", text, _SHARED_HINT, pid, fd)
 
 
 def _settled(judgement: Judgement, writer: int, opened: set[str]) -> Judgement:
@@ -45,7 +64,7 @@ def _settled(judgement: Judgement, writer: int, opened: set[str]) -> Judgement:
     who = f"PID {writer} ({_name(writer)}) writes to it"
     if judgement.record.path in opened:
         return replace(judgement, verdict="beside", why=f"{what}, and {who}; the copy gets its own beside it, as it was")
-    return replace(judgement, verdict="refuse", why=f"{what}, and {who}: it is not set aside for a copy", hint=_HINT)
+    return replace(judgement, verdict="refuse", why=f"{what}, and {who}: it is not set aside for a copy", hint=_REFUSED_HINT)
 
 
 def _present(judgement: Judgement) -> _Inode | None:
@@ -63,11 +82,29 @@ def _writers(sought: Mapping[_Inode, Judgement]) -> dict[_Inode, int]:
     paths = {(inode, judgement.record.path): (device, inode) for (device, inode), judgement in sought.items()}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with suppress(NoSuchProcess, PreflightRefused, OSError):
-            held = [(d.device, d.inode) for d in descriptors(pid) if d.kind == "file" and d.writable]
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                inode = _opened(pid, fd)
+                if inode in sought and inode not in found and _writes(pid, fd):
+                    found[inode] = pid
             # On overlays and btrfs maps tells another device than stat does.
-            held += [paths[m.inode, m.path] for m in mappings(pid) if m.shared and "w" in m.perms and (m.inode, m.path) in paths]
-            found.update(dict.fromkeys(sought.keys() & set(held), pid))
+            shared = [(m.inode, m.path) for m in mappings(pid) if m.shared and "w" in m.perms]
+            found |= dict.fromkeys((paths[place] for place in shared if place in paths), pid)
+        if len(found) == len(sought):
+            break
     return found
+
+
+def _opened(pid: int, fd: str) -> _Inode:
+    try:
+        status = os.stat(f"/proc/{pid}/fd/{fd}")
+    except OSError:  # closed meanwhile
+        return -1, -1
+    return status.st_dev, status.st_ino
+
+
+def _writes(pid: int, fd: str) -> bool:
+    flags = next((line.split()[1] for line in read_text(pid, f"fdinfo/{fd}").splitlines() if line.startswith("flags:")), "0")
+    return bool(int(flags, 8) & (os.O_WRONLY | os.O_RDWR)) and not int(flags, 8) & os.O_PATH
 
 
 def _name(pid: int) -> str:

@@ -145,7 +145,8 @@ def restore(
         remains = arrival.remains_of(manifest)
         facts = observe(manifest, images.reserved_ids(), remains, wishes)
         if wishes.copy:
-            facts = replace(facts, files=spared(facts.files, images))
+            settled, shared = spared(facts.files, images)
+            facts = replace(facts, files=settled, findings=(*facts.findings, *shared))
         if not alone:
             stale = predicates.examine(config, manifest, force=force)
             own = {j.record.path for j in facts.files if j.verdict == "beside"}

@@ -159,6 +159,10 @@ def test_a_copy_leaves_the_files_that_the_original_writes_to(zoo: Zoo, trip: Tri
     ledger, mapped = original.folder / "ledger", original.folder / "mapped"
     original.ask()
     told = trip.snapshot(original, "--name", "first", "--with-files", mapped)
+    sharing = trip.restore(told, original, "--as", "sharing", equal=False)
+    (warning,) = sharing.answer["warnings"]
+    assert f"{ledger}: PID {original.pid} (" in warning and "writes to it as well" in warning
+    sharing.end()
     inodes = {path: path.stat().st_ino for path in (ledger, mapped)}
     assert original.ask()["inode"] == inodes[ledger]
     copy = trip.restore(told, original, "--as", "second", equal=False)
