@@ -365,7 +365,7 @@ _RESTORE = (
         "port-taken",
         r"Can't bind inet socket.*Address already in use",
         "a port of the tree is taken",
-        "`ss -ltnp` names who has it.",
+        "`ss -tuanp` names who has it; connections in TIME-WAIT let go of it within a minute.",
     ),
     _r(
         "address-missing",

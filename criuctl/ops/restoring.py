@@ -45,6 +45,7 @@ from .filling import Filling
 from .holders import RestoredHolder
 from .netlock import ConnectionLock
 from .plan import RestorePlan
+from .ports import free_ports
 from .processors import bind_processors
 from .putback import Applied
 from .registry import boot_id
@@ -147,6 +148,8 @@ class Restoring(Struct):
             lock = ConnectionLock(self.images, self.reporter, self.net, fresh=plan.net == "private")
             stack.callback(lambda: self._unlock(lock))
             lock.make(network)  # not with libraries that came along
+            if plan.net != "private":
+                free_ports(manifest.connections, self.net)
             on: str | None = None
             if plan.pids == "init":
                 on = arrival.mount_point()

@@ -10,7 +10,9 @@ Multipath TCP socket that is bound is there as ``tcp``, by the socket that it ha
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import functools
 import os
 import socket
 import struct
@@ -25,7 +27,8 @@ from .syscalls import CLONE_NEWNET, setns
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _SIOCGSKNS = 0x894C
-_NLM_F_REQUEST_DUMP = 0x001 | 0x300
+_SOCK_DESTROY = 21
+_NLM_F_REQUEST_DUMP, _NLM_F_REQUEST_ACK = 0x001 | 0x300, 0x001 | 0x004
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 
 _HEADER = struct.Struct("=IHHII")
@@ -227,6 +230,26 @@ def _inet(diag: socket.socket, family: int, protocol: int) -> Iterator[Socket]:
             uid=uid,
             shutdown=shutdown[0] if shutdown else 0,
         )
+
+
+def end_waits(host: str, port: int, namespace: int | None = None) -> None:
+    """End the TIME_WAIT of connections that had this address (or, for a wildcard, this port) as their own end.
+
+    In the net namespace of that descriptor (None: ours).  `OSError` where the kernel does not do that.
+    """
+    made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
+    with made(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
+        for family in (socket.AF_INET, socket.AF_INET6):
+            start = struct.pack("=BBBxI", family, 6, 0, 1 << 6)
+            for message in list(_dump(diag, start + bytes(48))):
+                local = _address(family, message[8:24], struct.unpack_from("!H", message, 4)[0])
+                if local.port != port or host not in (local.host, "0.0.0.0", "::"):
+                    continue
+                request = start + message[4:52]
+                diag.send(_HEADER.pack(_HEADER.size + len(request), _SOCK_DESTROY, _NLM_F_REQUEST_ACK, 1, 0) + request)
+                (error,) = struct.unpack_from("=i", diag.recv(1 << 12), _HEADER.size)
+                if -error not in (0, errno.ENOENT):  # ENOENT: it has just run out
+                    raise OSError(-error, os.strerror(-error))
 
 
 def _unix(diag: socket.socket) -> Iterator[Socket]:

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.integration
 
 # program -> arguments; ticker and server are never quiet and have tests of their own
 QUIET = {
+    "brusque.py": (),
     "counter.py": (),
     "database.py": (),
     "events.py": (),
@@ -48,7 +49,8 @@ def test_there_and_back(program: str, zoo: Zoo, trip: Trip) -> None:
 
 
 @pytest.mark.parametrize(
-    "program", ["database.py", "events.py", "family.py", "files.py", "masters.py", "memory.py", "queues.py", "sockets.py"]
+    "program",
+    ["brusque.py", "database.py", "events.py", "family.py", "files.py", "masters.py", "memory.py", "queues.py", "sockets.py"],
 )
 def test_left_running(program: str, zoo: Zoo, trip: Trip) -> None:
     """The original goes on as if nothing had happened; once it is gone the checkpoint comes back with what was queued then."""
