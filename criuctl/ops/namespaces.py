@@ -12,15 +12,19 @@ mounts marked as coming from outside; a restore gives it a bind mount of the roo
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 from msgspec import Struct
 
+from ..errors import CriuctlError
+from ..proc import command
 from ..proc.mounts import read_mounts
 from ..proc.namespaces import entry_prefix, foreign, is_namespace_init, named_netns, namespaces
 from ..proc.namespaces import ns_pids as pids_of
 
 ENTERED = ("mnt", "pid", "net")
+_TIMEOUT = 5.0
 DUMPED = ("ipc", "uts", "time", "cgroup", "user")
 
 
@@ -34,6 +38,7 @@ class NamespacePlan(Struct, frozen=True):
     is_init: bool  # the root is PID 1 of its PID namespace
     netns_name: str | None
     netns_inode: int
+    last_pid: int  # that was given in the root's PID namespace; 0: not known
 
     def to_dict(self) -> dict[str, Any]:
         """Per kind: ``mode`` host (ours), entered, or dumped (in CRIU's images); for net also its name."""
@@ -42,7 +47,7 @@ class NamespacePlan(Struct, frozen=True):
             mode = "entered" if kind in self.entered else "dumped" if kind in self.dumped else "host"
             modes[kind] = {"mode": mode, "name": None}
         modes["net"].update(name=self.netns_name, inode=self.netns_inode)
-        modes["pid"]["init"] = self.is_init
+        modes["pid"].update(init=self.is_init, last=self.last_pid)
         return modes
 
 
@@ -60,7 +65,17 @@ def plan_entry(root: int) -> NamespacePlan:
         is_init=init,
         netns_name=named_netns(inodes["net"]) if "net" in entered else None,
         netns_inode=inodes["net"],
+        last_pid=0 if init else _last_pid(root, entered & {"pid"}),
     )
+
+
+def _last_pid(root: int, entered: Set[str]) -> int:
+    """The PID that was given last: a restore goes on behind it, or programs would soon meet PIDs of children they had."""
+    try:
+        told = command.run([*entry_prefix(root, entered), "cat", "/proc/sys/kernel/ns_last_pid"], timeout=_TIMEOUT)
+        return int(told.stdout)
+    except (CriuctlError, OSError, ValueError):
+        return 0  # a kernel without it
 
 
 def saved_devices(root: int) -> frozenset[int]:

@@ -135,6 +135,7 @@ class Restoring(Struct):
                 spaces = PrivateNamespaces(
                     net=plan.net == "private",
                     reserved=self.images.reserved_ids(),
+                    last=manifest.namespaces.get("pid", {}).get("last") or 1,
                     bind=self.holder.shown,
                     layers=stack.enter_context(overlays.laid(plan.files, self.reader)),
                     start=self.holder.starter,

@@ -20,14 +20,17 @@ _GUESTS = 200  # PIDs that CRIU and its helpers may need
 _TIMEOUT = 20.0  # seconds to make the namespaces
 
 
-def _room_behind(reserved: Iterable[int]) -> int:
-    """A number after which `_GUESTS` PIDs are none of these."""
+def _room_behind(reserved: Iterable[int], last: int = 1) -> int:
+    """A number after which `_GUESTS` PIDs are none of these, not below `last` if there is one."""
     limit = int(Path("/proc/sys/kernel/pid_max").read_text()) - _GUESTS
-    before = 1
-    for number in sorted(reserved):
+    reserved = sorted(reserved)
+    before = last
+    for number in reserved:
         if number - before > _GUESTS:
             break
         before = max(before, number)
+    if before > limit and last > 1:
+        return _room_behind(reserved)  # they begin anew, as the kernel's do
     if before > limit:
         raise PlatformError("the PID numbers of this host do not suffice for the tree", hint="Raise kernel.pid_max.")
     return before
@@ -36,9 +39,10 @@ def _room_behind(reserved: Iterable[int]) -> int:
 class PrivateNamespaces:
     """Fresh namespaces with a PID 1 of ours; they vanish on leaving the ``with`` unless `keep` was called.
 
-    `reserved` are the PIDs that the tree will have: whoever enters before it gets other ones.  `bind` shows a folder
-    (the first) at another one's place inside.  `layers`: a detached tmpfs with files that are shown inside, by its list.
-    `start` starts PID 1 in another way than as a child of ours.
+    `reserved` are the PIDs that the tree will have: whoever enters before it gets other ones; `last` is the one that was given
+    last where it comes from, so none is given again soon.  `bind` shows a folder (the first) at another one's place inside.
+    `layers`: a detached tmpfs with files that are shown inside, by its list.  `start` starts PID 1 in another way than as
+    a child of ours.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class PrivateNamespaces:
         net: bool = False,
         ipc: bool = False,
         reserved: Iterable[int] = (),
+        last: int = 1,
         bind: tuple[str, str] | None = None,
         layers: int | None = None,
         start: command.Starter | None = None,
@@ -62,7 +67,7 @@ class PrivateNamespaces:
                 script = Path(__file__).with_name("nsinit.py")
                 arguments = [
                     str(theirs.fileno()),
-                    str(_room_behind(reserved)),
+                    str(_room_behind(reserved, last)),
                     *(["net"] if net else []),
                     *(["ipc"] if ipc else []),
                     *(["layers", str(layers)] if layers is not None else []),

@@ -81,6 +81,14 @@ def test_with_pids_of_its_own(program: str, zoo: Zoo, trip: Trip) -> None:
     again.ask()
 
 
+def test_pids_of_children_that_have_ended_are_not_given_again_at_once(zoo: Zoo, trip: Trip) -> None:
+    original = zoo.launch("children.py")
+    restored = trip.restore(trip.dump(original), original, "--pids", "private")
+    restored.ask()
+    again = trip.restore(trip.dump(restored), restored)
+    again.ask()
+
+
 def test_signals_timers_and_system_calls(compiled: Path, zoo: Zoo, trip: Trip) -> None:
     """Threads inside system calls, queued real-time signals, POSIX timers, an alternate stack."""
     folder = zoo.home / "signals"
