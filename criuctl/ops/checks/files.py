@@ -99,7 +99,8 @@ def _other_ends(halves: dict[str, int], scene: Scene) -> dict[str, int]:
             for name in os.listdir(f"/proc/{pid}/fd"):
                 link = f"/proc/{pid}/fd/{name}"
                 end = halves.get(target := os.readlink(link))
-                if end is not None and os.lstat(link).st_mode & (stat.S_IWUSR if end == os.O_RDONLY else stat.S_IRUSR):
+                mode = stat.S_IWUSR if end == os.O_RDONLY else stat.S_IRUSR
+                if end is not None and os.lstat(link).st_mode & mode and scene.outside(pid):
                     found.setdefault(target, pid)
         except OSError:
             continue  # gone meanwhile, or not ours to look at
@@ -236,7 +237,7 @@ def _anonymous(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findin
                 f"the pidfd stands for a thread ({pid}), which CRIU cannot save",
                 "Have the program close it.",
             )
-        elif pid is not None and pid != -1 and pid not in scene.by_pid:
+        elif pid is not None and pid != -1 and scene.outside(pid):
             yield _error(
                 process,
                 d,

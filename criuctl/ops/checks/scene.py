@@ -23,6 +23,7 @@ from ...proc.procfs import read_link, read_text
 from ...proc.sockets import TreeSocket, tree_sockets
 from ...proc.tree import Process, read_tree
 from ...proc.tty import Terminal, terminals
+from ..target import ancestors
 
 ENTERED = ("mnt", "pid", "net")
 """The namespaces that criuctl starts CRIU in, when they are not its own; the rest CRIU saves with the tree."""
@@ -146,6 +147,13 @@ class Scene(Struct, dict=True):
         for mount in self.mounts.values():
             found.setdefault(mount.parent, []).append(mount)
         return found
+
+    def outside(self, pid: int) -> bool:
+        """Whether a process lives (0: one that cannot be seen) and is not of the tree, which may have started it since the look."""
+        try:
+            return pid not in self.by_pid and self.by_pid.keys().isdisjoint(ancestors(pid))
+        except NoSuchProcess:
+            return False
 
     def command_of(self, pid: int) -> str:
         """``PID (command)`` of any process, as far as it can be told."""

@@ -130,7 +130,7 @@ def check_network(scene: Scene) -> Iterator[Finding]:
     if scene.leave_running or inode is None or not scene.entered("net"):
         return
     devices = sorted(_used_devices(scene.root.pid))
-    if not devices or named_netns(inode) or any(_lives_in(pid, inode) for pid in all_pids() if pid not in scene.by_pid):
+    if not devices or named_netns(inode) or any(_lives_in(pid, inode) and scene.outside(pid) for pid in all_pids()):
         return
     yield Finding(
         "warning",

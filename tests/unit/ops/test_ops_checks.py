@@ -19,7 +19,7 @@ from support.obstacles import running
 from criuctl.config import Config
 from criuctl.errors import NoSuchProcess
 from criuctl.ops.checks import connections, folders, memory, processes, scene, terminals, watches
-from criuctl.ops.checks.files import _saves_bpf_maps, mount_of
+from criuctl.ops.checks.files import _saves_bpf_maps, check_descriptors, mount_of
 from criuctl.ops.checks.processes import check_processes
 from criuctl.proc import tty
 from criuctl.proc.mappings import Mapping, mappings
@@ -103,6 +103,20 @@ def test_who_is_forked_after_the_look_at_the_tree_is_not_left_behind(tmp_path: P
         before = replace(seen, tree=seen.tree[:1])
         assert len(seen.tree) == 2
         assert not [finding for finding in check_processes(before) if finding.code == "left-behind"]
+
+
+@pytest.mark.parametrize("held", ["os.pidfd_open(child)", "os.close(w)"])
+def test_what_leads_to_who_is_forked_after_the_look_at_the_tree_leads_to_nobody_outside(held: str, tmp_path: Path) -> None:
+    text = f"r, w = os.pipe()\nchild = os.fork()\nif child == 0:\n os.close(READY)\n os.close(r)\n sleep()\n{held}"
+    with running(text, tmp_path) as program:
+        seen = scene.collect(program.pid, Config())
+        (_root, child) = (process.pid for process in seen.tree)
+        opened = {pid: held for pid, held in seen.opened.items() if pid != child}
+        before = replace(seen, tree=seen.tree[:1], opened=opened)
+        assert not before.outside(child)
+        assert before.outside(0)
+        assert before.outside(os.getpid())
+        assert [finding.code for finding in check_descriptors(before)] == []
 
 
 @pytest.mark.parametrize(
