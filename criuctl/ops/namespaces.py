@@ -12,7 +12,8 @@ mounts marked as coming from outside; a restore gives it a bind mount of the roo
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -24,7 +25,7 @@ from ..proc.namespaces import entry_prefix, foreign, is_namespace_init, named_ne
 from ..proc.namespaces import ns_pids as pids_of
 
 ENTERED = ("mnt", "pid", "net")
-_TIMEOUT = 5.0
+_LAST_PID, _TIMEOUT = "/proc/sys/kernel/ns_last_pid", 5.0
 DUMPED = ("ipc", "uts", "time", "cgroup", "user")
 
 
@@ -65,17 +66,27 @@ def plan_entry(root: int) -> NamespacePlan:
         is_init=init,
         netns_name=named_netns(inodes["net"]) if "net" in entered else None,
         netns_inode=inodes["net"],
-        last_pid=0 if init else _last_pid(root, entered & {"pid"}),
+        last_pid=0 if init else _last_pid(root if "pid" in entered else 0),
     )
 
 
-def _last_pid(root: int, entered: Set[str]) -> int:
-    """The PID that was given last: a restore goes on behind it, or programs would soon meet PIDs of children they had."""
+def _last_pid(inside: int) -> int:
+    """The PID that was given last in that process's PID namespace (0: ours).
+
+    A restore goes on behind it, or programs would soon meet PIDs of children they had.
+    """
     try:
-        told = command.run([*entry_prefix(root, entered), "cat", "/proc/sys/kernel/ns_last_pid"], timeout=_TIMEOUT)
-        return int(told.stdout)
+        if not inside:
+            return int(Path(_LAST_PID).read_text())
+        return int(command.run([*entry_prefix(inside, ("pid",)), "cat", _LAST_PID], timeout=_TIMEOUT).stdout)
     except (CriuctlError, OSError, ValueError):
         return 0  # a kernel without it
+
+
+def last_pid(modes: Mapping[str, Mapping[str, Any]]) -> int:
+    """The PID behind which a tree that was dumped so goes on; 1: not known."""
+    last = modes.get("pid", {}).get("last")
+    return last if isinstance(last, int) and last > 1 else 1
 
 
 def saved_devices(root: int) -> frozenset[int]:

@@ -43,6 +43,7 @@ from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
 from .filling import Filling
 from .holders import RestoredHolder
+from .namespaces import last_pid
 from .netlock import ConnectionLock
 from .plan import RestorePlan
 from .ports import free_ports
@@ -135,7 +136,7 @@ class Restoring(Struct):
                 spaces = PrivateNamespaces(
                     net=plan.net == "private",
                     reserved=self.images.reserved_ids(),
-                    last=manifest.namespaces.get("pid", {}).get("last") or 1,
+                    last=last_pid(manifest.namespaces),
                     bind=self.holder.shown,
                     layers=stack.enter_context(overlays.laid(plan.files, self.reader)),
                     start=self.holder.starter,
