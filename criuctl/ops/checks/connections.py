@@ -22,6 +22,7 @@ _IPPROTO_MPTCP = 262
 _IPPROTO_UDP_CORK = 1
 _SO_GET_FILTER, _SO_PASSPIDFD = 26, 76
 _DATAGRAM_HEADER = 32  # bytes of a send buffer that are not for data, to CRIU
+_SO_PEEK_OFF = 42
 _GONE = 1 << 32  # bytes: room for any datagram, of a socket that is gone meanwhile
 PASSES = "It passes by itself"  # so begins the remedy of what does
 _TRANSIENT = f"{PASSES}: try again."
@@ -226,7 +227,17 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
             "CRIU cannot save that",
             _TRANSIENT,
         )
-    if kernel.listening or not kernel.rqueue:
+    if kernel.listening:
+        return
+    if _starts_empty(s):
+        yield _error(
+            s,
+            "unix-message-empty",
+            f"an empty message waits to be read from the unix {kernel.type} socket; CRIU takes it for the end, and loses it "
+            "and what follows it",
+            _TRANSIENT,
+        )
+    if not kernel.rqueue:
         return
     if any(_option(s, socket.SOL_SOCKET, option) for option in (socket.SO_PASSCRED, _SO_PASSPIDFD)):
         yield _error(
@@ -243,6 +254,22 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
             "itself may send (SO_SNDBUF)",
             _TRANSIENT,
         )
+
+
+def _starts_empty(s: TreeSocket) -> bool:
+    """Whether what is read next is a message without a byte; later ones cannot be seen while the program may read."""
+    kernel = s.socket
+    if kernel.type not in ("dgram", "seqpacket") or (
+        kernel.shutdown & 1 and not kernel.rqueue
+    ):  # at its end it reads as empty, too
+        return False
+    try:
+        with _borrowed(s) as borrowed:
+            if borrowed.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) >= 0:  # a look would move where the program looks next
+                return False
+            return not borrowed.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except (NoSuchProcess, OSError):
+        return False
 
 
 def _relative_name(s: TreeSocket) -> Iterator[Finding]:
