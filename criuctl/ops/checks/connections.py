@@ -259,9 +259,8 @@ def _unix(scene: Scene, s: TreeSocket, owners: dict[int, tuple[int, int]]) -> It
 def _starts_empty(s: TreeSocket) -> bool:
     """Whether what is read next is a message without a byte; later ones cannot be seen while the program may read."""
     kernel = s.socket
-    if kernel.type not in ("dgram", "seqpacket") or (
-        kernel.shutdown & 1 and not kernel.rqueue
-    ):  # at its end it reads as empty, too
+    ended = kernel.shutdown & 1 and not kernel.rqueue  # which reads as empty, too
+    if kernel.type not in ("dgram", "seqpacket") or ended:
         return False
     try:
         with _borrowed(s) as borrowed:

@@ -149,7 +149,7 @@ class Scene(Struct, dict=True):
         return found
 
     def outside(self, pid: int) -> bool:
-        """Whether a process (0: one that cannot be seen) lives and is not of the tree, which may have started it since the look."""
+        """Whether a process (0: one unseen) lives and is not of the tree, which may have started it since the look."""
         try:
             return pid not in self.by_pid and self.by_pid.keys().isdisjoint(ancestors(pid))
         except NoSuchProcess:
