@@ -379,6 +379,15 @@ DUMPABLE = [
     case("passed-credentials-read", "a, b = socket.socketpair(); b.setsockopt(1, 16, 1); a.send(b'x'); b.recv(1)"),
     case("pipe-outside", "r, w = outside(os.pipe); os.close(r)", also=("pipe-outside",)),
     case("pipe-outside-to-read", "r, w = outside(os.pipe); os.close(w)", also=("pipe-outside",)),
+    *(
+        case(
+            f"fifo-outside-{mode.lower()}",
+            f"F = TMP + '/f'; os.mkfifo(F); o = outside(lambda: os.open(F, os.O_RDWR)); f = os.open(F, os.{mode}); os.close(o)",
+            also=("fifo-outside",),
+        )
+        for mode in ("O_RDONLY", "O_WRONLY")
+    ),
+    case("fifo-inside", "F = TMP + '/f'; os.mkfifo(F); f = os.open(F, os.O_RDWR); r = os.open(F, os.O_RDONLY)"),
     case(
         "tcp-outside",
         "def make():\n s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())\n"

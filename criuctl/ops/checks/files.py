@@ -66,19 +66,32 @@ def check_descriptors(scene: Scene) -> Iterator[Finding]:
 
 
 def _half_pipes(scene: Scene) -> Iterator[Finding]:
-    """Unnamed pipes of which somebody outside holds the other end: the restored pipe is another one, and he is not at it."""
+    """Pipes of which somebody outside holds the other end.
+
+    A restored pipe without a name is another one, and he is not at it.  At a FIFO he is again, but not while the tree is away.
+    """
     ends: dict[str, dict[int, tuple[Process, Descriptor]]] = {}
     for process, d in scene.descriptors():
-        if d.kind == "pipe" and d.target.startswith("pipe:"):
+        if d.kind == "pipe" and not d.deleted:
             mode = d.flags & os.O_ACCMODE
             for end in (os.O_RDONLY, os.O_WRONLY) if mode == os.O_RDWR else (mode,):
                 ends.setdefault(d.target, {}).setdefault(end, (process, d))
     halves = {target: next(iter(found.items())) for target, found in ends.items() if len(found) == 1}
     for target, pid in _other_ends({target: end for target, (end, _held) in halves.items()}, scene).items():
         end, (process, d) = halves[target]
-        does, then = "writes to", "it reads the end"
-        if end == os.O_WRONLY:
-            does, then = "reads", "writing to it ends the program (SIGPIPE), or fails"
+        does = "reads" if end == os.O_WRONLY else "writes to"
+        if not target.startswith("pipe:"):
+            then = "reads the end" if end == os.O_WRONLY else "is ended by SIGPIPE, or fails,"
+            yield Finding(
+                "warning",
+                "fifo-outside",
+                f"{scene.command_of(pid)}, outside the tree, {does} the named pipe {target}; it {then} while the tree is away",
+                "Dump a tree that holds both ends, or use `--leave-running`.",
+                pid=process.pid,
+                fd=d.fd,
+            )
+            continue
+        then = "writing to it ends the program (SIGPIPE), or fails" if end == os.O_WRONLY else "it reads the end"
         yield Finding(
             "warning",
             "pipe-outside",
