@@ -274,6 +274,7 @@ class ConnectionRecord(Record, frozen=True):
     session: dict[str, Any] = field(default_factory=dict)  # what that protocol found the peer to hold for us
     reason: str = ""  # why the policy is another one than was wished
     ended: bool = False  # the dump ended it along with the tree, so it can only be made anew
+    queued: bool = False  # a TCP connection within the tree that its server has not accepted: nobody holds the other end yet
 
     @property
     def waits(self) -> bool:

@@ -44,7 +44,7 @@ class Farewell:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         try:
             for c in connections:
-                if c.record.protocol != "tcp" or c.record.policy == "keep" or c.held.waiting:
+                if c.record.protocol != "tcp" or c.record.policy == "keep" or c.held.waiting or c.record.queued:
                     continue
                 c.record = replace(c.record, ended=True)
                 if len(self._held) + len(pidfds) >= most:

@@ -30,6 +30,7 @@ _FAMILIES = frozenset({"inet", "inet6", "unix"})
 _TCP_INFO = struct.Struct("=8B24I4Q6I")  # as far as data_segs_out; Linux 4.6 and later have all of it
 _TCP_OPTIONS = {1: "timestamps", 2: "sack", 4: "wscale", 8: "ecn"}
 _NEVER = 0xFFFFFFFF
+_UNACCEPTED = frozenset({"established", "fin-wait-1", "fin-wait-2"})
 
 
 class Connection(Struct):
@@ -48,7 +49,7 @@ class Look(Struct):
 
     @property
     def external(self) -> list[Connection]:
-        """Those with another end outside the tree."""
+        """Those with another end outside the tree, or in nobody's hands."""
         return [c for c in self.connections if c.record.external]
 
     def unix_keys(self) -> list[str]:
@@ -74,7 +75,7 @@ def look(
     with _Borrower() as borrower:
         made = []
         for s in found:
-            external = _external(s)
+            external = _external(s) or unaccepted(s)
             extra = borrower.details(s, external) if details and (external or s.socket.family != "unix") else {}
             record = _record(s, external, inner, listening, owners.get(s.peer_inode, "") if external else "", extra)
             made.append(Connection(record, s))
@@ -120,6 +121,11 @@ def _external(s: TreeSocket) -> bool:
     return s.where is Peer.OUTSIDE and s.socket.connected and not orphaned(s)
 
 
+def unaccepted(s: TreeSocket) -> bool:
+    """Whether it is a TCP connection within the tree whose other end waits to be accepted: CRIU saves nothing of that."""
+    return s.where is Peer.QUEUED and s.socket.family != "unix" and s.socket.state in _UNACCEPTED
+
+
 def orphaned(s: TreeSocket) -> bool:
     """Whether the other end was in this host's kernel and is closed: what it sent is queued here, nobody is there to lose."""
     return s.loopback and s.socket.state == "close-wait" and not s.peer_inode
@@ -163,6 +169,7 @@ def _record(
         rqueue=kernel.rqueue,
         wqueue=kernel.wqueue,
         peer_process=owner,
+        queued=unaccepted(s),
         **details,
     )
 

@@ -33,6 +33,8 @@ FALLBACKS = ("hangup", "refuse")
 DEADLINE = 30.0  # seconds in which a connection must be back, unless a rule says else
 JOURNAL = "journal"  # the application protocol of what services print
 _JOURNAL_DEADLINE = 5.0  # where journald runs, it is there at once
+_QUEUED_DEADLINE = 2.0  # the server's queue has room at once, or not before it runs
+_SYN = 1  # bytes that are acknowledged before anything was sent
 _RULE_KEYS = ("match", "policy", "application", "secret", "options", "on_failure", "deadline", "drain")
 _MATCH_KEYS = ("peer", "local", "port", "host", "protocol", "process", "direction", "path")
 _SECRET_KEYS = ("env", "file", "command")
@@ -108,6 +110,8 @@ def decide(
     `wish` is the command line's policy for all.  `commands` are the commands of the tree's processes by the PIDs that
     the record uses; `addresses` are those of `Rules.hosts`, at a dump (later `record.host` is looked at).
     """
+    if record.queued:
+        return _not_accepted(record)
     rule, host = find(record, rules, commands or {}, addresses or {})
     policy = wish or (rule.policy if rule else "") or record.policy or _default(record, rules)
     deadline = _JOURNAL_DEADLINE if record.application == JOURNAL else DEADLINE
@@ -127,6 +131,17 @@ def decide(
 
         decided = replace(decided, application=by_appearance(record))
     return _possible(record, decided, asked=bool(wish))
+
+
+def _not_accepted(record: ConnectionRecord) -> Decision:
+    """Within the tree, so no policy is asked: its server does not know it, and gets another like it if nothing is lost by that.
+
+    What was sent is in the queue of the server's end, which nobody can read before it is accepted.
+    """
+    sent = record.wqueue or record.state != "established" or record.tcp.get("bytes_acked", 0) > _SYN
+    if sent:
+        return Decision("hangup", reason="its server had not accepted it, and what was sent on it is lost")
+    return Decision("reconnect", deadline=_QUEUED_DEADLINE, reason="its server had not accepted it")
 
 
 def _default(record: ConnectionRecord, rules: Rules) -> str:

@@ -33,6 +33,7 @@ from .record import Connection, Look, look
 from .rules import TRANSPORTS, Decision, Rules, decide, endpoint, parse
 
 _RESOLVE_SECONDS = 2.0  # for all host names together
+_ACCEPT_SECONDS, _ACCEPT_PAUSE = 1.0, 0.02  # for which a dump waits for servers of the tree; between two looks
 _FREEZES = 5  # that a dump may try in order to meet drained connections idle
 _PROBE_TCP_ONLY = "tcp"  # what a peer speaks whom nobody understands
 
@@ -79,6 +80,7 @@ class Survey:
         self._busy: dict[Key, float] = {}  # seconds to wait for each
         self._until: dict[Key, float] = {}  # when its time is over, of `time.monotonic`
         self._freezes = 0
+        self._accepted_until = 0.0  # of `time.monotonic`; 0: nothing has waited to be accepted
 
     # -- before the freeze
 
@@ -121,12 +123,22 @@ class Survey:
 
     def wait(self, root: int) -> None:
         """Wait for the connections that are to be idle, just before the freeze; again after `NotIdle`."""
+        while self._before is not None and self._unaccepted(self._before):
+            time.sleep(_ACCEPT_PAUSE)
+            self._seen(root, details=False)
         if self._busy:
             began = time.monotonic()
             self._until = self._until or {key: began + seconds for key, seconds in self._busy.items()}
             waiting = {key: until for key, until in self._until.items() if until > began}  # who is late was told
             if waiting:
                 self._wait(root, waiting)
+
+    def _unaccepted(self, found: Look) -> bool:
+        """Whether a server of the tree is to have another moment for its own tree's connections."""
+        if not any(c.record.queued for c in found.connections):
+            return False
+        self._accepted_until = self._accepted_until or time.monotonic() + _ACCEPT_SECONDS
+        return time.monotonic() < self._accepted_until
 
     def _seen(self, root: int, *, details: bool, seen: Seen | None = None) -> tuple[list[Process], Look]:
         tree, opened = seen or _read(root)
@@ -176,7 +188,7 @@ class Survey:
         """Ask the peers of which it matters what they speak."""
         peers: dict[str, detect.Dial] = {}
         for c in found.external:
-            if c.record.type != "stream" or c.record.direction != "initiated" or c.held.waiting:
+            if c.record.type != "stream" or c.record.direction != "initiated" or c.held.waiting or c.record.queued:
                 continue
             _record, decision = self._decided(c, tree)
             unknown = not decision.application and c.record.peer not in self._spoken
@@ -197,6 +209,9 @@ class Survey:
         if found.tcp and not self.shield:
             self.shield = True
             raise FreezeAgain("a TCP connection has been made since the first look, which is to be locked")
+        if self._unaccepted(found):
+            self._before = found
+            raise NotIdle("a connection within the tree waits to be accepted")
         self._probe(found, tree)  # of connections that are newer than the first look
         decided = [self._decided(c, tree) for c in found.connections]
         for record, _decision in decided:

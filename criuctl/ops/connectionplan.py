@@ -83,7 +83,7 @@ def plan_connections(
             decided = replace(decided, deadline=wishes.deadline)
         asked = wishes.connections is not None
         decided = _hooked(_here(record, decided, facts, asked=asked), wishes.hooks)
-        if net == "private" and not record.peer.startswith("/"):
+        if net == "private" and not record.queued and not record.peer.startswith("/"):
             decided = _alone(decided, asked=asked)
         made.append(ConnectionPlan(record, decided))
         if decided.policy == "hangup" and decided.reason:

@@ -31,7 +31,7 @@ def judge(records: Sequence[ConnectionRecord]) -> list[Finding]:
         except Vetoed as error:
             found.append(Finding("error", "connection-refuse", _after_pid(error.message), error.hint, record.pid, record.fd))
         if record.external and record.policy == "hangup":
-            hung_up += 1
+            hung_up += not record.queued
             if record.reason:
                 denied.setdefault(record.reason, []).append(record)
     for reason, alike in denied.items():

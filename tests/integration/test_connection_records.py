@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -131,6 +132,30 @@ def test_unix_connections(kind: socket.SocketKind, accepted: bool, tmp_path: Pat
             assert found.unix_keys() == ([f"unix[{only.record.inode}]"] if accepted else [])
             if peer is not None:
                 peer.close()
+
+
+def test_a_dump_waits_for_the_trees_own_server_to_accept(tmp_path: Path) -> None:
+    """A second at most: a server that does not is one that is busy."""
+    text = (
+        "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); c.sendall(b'x'); ready()\n"
+        "while not os.path.exists(TMP + '/go'): time.sleep(.01)\n"
+        "a = s.accept()[0]"
+    )
+    with running(text, tmp_path) as program:
+        wait_until(lambda: _look(program.pid).external, 60, "the connection")
+        (only,) = _look(program.pid).external
+        assert (only.record.queued, only.record.direction) == (True, "initiated")
+        assert only.record.tcp["bytes_acked"] == len(b"x") + 1  # the beginning is acknowledged, too
+        survey = Survey(Config(), Reporter(), ending=True)
+        survey.ahead(program.pid)
+        began = time.monotonic()
+        survey.wait(program.pid)
+        assert time.monotonic() - began > 0.9
+        later = Survey(Config(), Reporter(), ending=True)
+        later.ahead(program.pid)
+        (tmp_path / "go").touch()
+        later.wait(program.pid)
+        assert _look(program.pid).external == []
 
 
 def test_a_connection_inside_the_tree_is_internal(tmp_path: Path) -> None:

@@ -200,3 +200,15 @@ def test_data_on_a_unix_stream_that_nobody_accepted_is_refused(zoo: Zoo, criuctl
         assert any(f["level"] == "error" and f["pid"] == animal.pid and f["fd"] is not None for f in findings)
         assert animal.differences(animal) == []
         assert animal.ask()["outcome"] == "sent"
+
+
+@pytest.mark.parametrize("policy", ["hangup", "keep", "reconnect", "refuse"])
+def test_what_the_trees_own_server_has_not_accepted(policy: str, zoo: Zoo, trip: Trip) -> None:
+    """CRIU loses what waits in the queue, and its client would wait for an answer for ever."""
+    animal = zoo.launch("unaccepted.py")
+    told = trip.dump(animal, "--connections", policy)
+    assert [c["policy"] for c in told["connections"]] == ["reconnect", "reconnect", "hangup"]
+    restored = trip.restore(told, animal, "--connections", policy, equal=False)
+    assert [c["outcome"] for c in restored.answer["connections"]] == ["reconnected", "reconnected", "hangup"]
+    assert "what was sent on it is lost" in restored.answer["connections"][2]["reason"]
+    restored.ask()

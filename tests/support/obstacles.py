@@ -331,9 +331,11 @@ DUMPABLE = [
     ),
     case(
         "tcp-not-accepted",
-        "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())",
+        "def pair():\n s = socket.create_server(('127.0.0.1', 0)); return s, socket.create_connection(s.getsockname())\n"
+        "s, c = outside(pair); c.close()",
         also=("tcp-not-accepted",),
     ),
+    case("tcp-not-accepted-inside", "s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname())"),
     case("system-console", "f = os.open('/dev/console', os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)", needs="/dev/console"),
     case(
         "hard-link-remains",

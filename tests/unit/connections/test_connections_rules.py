@@ -174,6 +174,22 @@ def test_what_cannot_be_had_becomes_something_honest(what: ConnectionRecord, wis
     assert said in decision.reason if said else decision.reason == ""
 
 
+@pytest.mark.parametrize(
+    ("changes", "policy"),
+    [
+        ({"tcp": {"bytes_acked": 1}}, "reconnect"),
+        ({"tcp": {"bytes_acked": 2}}, "hangup"),
+        ({"tcp": {"bytes_acked": 1}, "wqueue": 1}, "hangup"),
+        ({"tcp": {"bytes_acked": 1}, "state": "fin-wait-2"}, "hangup"),
+    ],
+)
+@pytest.mark.parametrize("wish", [None, *POLICIES])
+def test_what_its_own_server_has_not_accepted(changes: dict[str, Any], policy: str, wish: str | None) -> None:
+    decided = decide(record(queued=True, **changes), rules({"match": {}, "policy": "refuse"}), wish)
+    assert decided.policy == policy
+    assert "had not accepted it" in decided.reason
+
+
 def test_what_the_dump_found_out_is_not_overruled_by_a_rule() -> None:
     """A session that could not be learned cannot be set up, though the rule would like to."""
     lost = record(policy="hangup", reason="a transaction is open")
