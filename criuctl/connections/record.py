@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -24,12 +25,14 @@ from ..proc.procfs import read_text
 from ..proc.sockets import Peer, TreeSocket, outside_holders, tree_sockets
 from ..proc.syscalls import borrow_socket
 from ..proc.tree import Process
+from ..report import Finding
 from . import multicast, sockopts
 
 _FAMILIES = frozenset({"inet", "inet6", "unix"})
 _TCP_INFO = struct.Struct("=8B24I4Q6I")  # as far as data_segs_out; Linux 4.6 and later have all of it
 _TCP_OPTIONS = {1: "timestamps", 2: "sack", 4: "wscale", 8: "ecn"}
 _NEVER = 0xFFFFFFFF
+UNTAKEN = ("tcp-not-accepted", "datagrams-lost")  # findings of `untaken`
 _UNACCEPTED = frozenset({"established", "fin-wait-1", "fin-wait-2"})
 
 
@@ -124,6 +127,22 @@ def _external(s: TreeSocket) -> bool:
 def unaccepted(s: TreeSocket) -> bool:
     """Whether it is a TCP connection within the tree whose other end waits to be accepted: CRIU saves nothing of that."""
     return s.where is Peer.QUEUED and s.socket.family != "unix" and s.socket.state in _UNACCEPTED
+
+
+def untaken(held: Iterable[TreeSocket]) -> Iterator[Finding]:
+    """What waits for programs of a tree, and CRIU does not save; it comes and goes from one moment to the next."""
+    sockets = list(held)
+    own = Counter((s.net_namespace, s.socket.peer.port) for s in sockets if unaccepted(s) and s.socket.peer)
+    for s in sockets:
+        kernel = s.socket
+        if kernel.protocol == "tcp" and kernel.listening and kernel.local:
+            waiting = kernel.rqueue - own[s.net_namespace, kernel.local.port]
+            if waiting > 0:
+                text = f"{waiting} connection(s) to {kernel.local} wait to be accepted; they are lost, clients have to come again"
+                yield Finding("warning", UNTAKEN[0], text, "Dump again when the program has accepted them.", s.pid, s.fd)
+        elif kernel.family in ("inet", "inet6") and kernel.type == "dgram" and kernel.rqueue:
+            text = f"{kernel.rqueue} bytes of datagrams that {kernel.local} has received but not read are lost"
+            yield Finding("warning", UNTAKEN[1], text, "UDP may lose datagrams at any time; programs expect it.", s.pid, s.fd)
 
 
 def orphaned(s: TreeSocket) -> bool:

@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from ..checkpoint import leases
 from ..config import Config
+from ..connections.record import UNTAKEN
 from ..connections.survey import Survey
 from ..criu import binary, driver
 from ..errors import CommandFailed, CriuctlError, DumpFailed, NoSuchProcess, PreflightRefused
@@ -108,7 +109,8 @@ def dump(
             raise PreflightRefused("; ".join(str(f) for f in errors), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
         assert scene is not None  # else there is an error
         for finding in findings:
-            reporter.finding(finding)
+            if finding.code not in UNTAKEN:  # which the freeze tells
+                reporter.finding(finding)
         arounddump.end_former_holder(config, session.name, root)
         survey = Survey(config, reporter, wish=connections, drain=drain, ending=not leave_running)
         survey.ahead(root.pid, (scene.tree, scene.opened))

@@ -19,6 +19,7 @@ from ..checkpoint.repository import Repository
 from ..checkpoint.writer import CheckpointWriter
 from ..config import Config
 from ..connections.farewell import Farewell
+from ..connections.record import untaken
 from ..connections.survey import FreezeAgain, Survey
 from ..criu import driver
 from ..criu.images import ImageSet
@@ -191,6 +192,8 @@ class Dumping:
         # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
         looked = self.survey.frozen(self.tree, self.opened)
         self.heard = Reporter()
+        for finding in untaken(c.held for c in looked.connections):
+            self.heard.finding(finding)
         self.own = self.helper.submit(ownmemory.own_memory, self.tree)  # beside CRIU's own work, as the files
         self.collected = self.helper.submit(self._collect)
         if not self.leave_running:
@@ -273,6 +276,7 @@ class Dumping:
         file_records = self.collected.result()
         for text in self.heard.warnings:
             self.reporter.warning(text)
+        self.reporter.codes += self.heard.codes
         self.kept = any(c.policy == "keep" and c.external and c.protocol == "tcp" for c in self.connections)
         holder = self.holder.begin(self.writer)
         typed = self.terminals.take(self.tree, self.opened, self.writer)

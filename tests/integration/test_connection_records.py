@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,39 @@ def test_who_is_busy_when_frozen_is_met_later(zoo: Zoo, criuctl: Criuctl) -> Non
                 assert held.command.process.wait(60) == 0
             (record,) = held.command.json()["connections"]
             assert (record["policy"], record["reason"]) == ("reconnect", "")
+
+
+def test_what_a_server_has_not_taken_is_told_of_the_moment_of_the_freeze(zoo: Zoo, criuctl: Criuctl) -> None:
+    """Not of the look before it, from which a server that works differs all the time."""
+    criuctl("store", "init")
+    text = (
+        "import os, socket, time; l = socket.create_server(('127.0.0.1', 0)); u = socket.socket(type=socket.SOCK_DGRAM)\n"
+        "u.bind(l.getsockname()); open('port', 'w').write(str(l.getsockname()[1]))\n"
+        "while not os.path.exists('go'): time.sleep(.01)\n"
+        "a = l.accept(); u.recv(9); open('taken', 'w').close(); time.sleep(1000)"
+    )
+    animal = _program(zoo, text)
+    wait_until(lambda: (animal.folder / "port").exists() and (animal.folder / "port").read_text(), 60, "the port")
+    address = ("127.0.0.1", int((animal.folder / "port").read_text()))
+    with ExitStack() as stack:
+
+        def call() -> None:
+            stack.enter_context(socket.create_connection(address))
+            stack.enter_context(socket.socket(type=socket.SOCK_DGRAM)).sendto(b"x", address)
+
+        call()
+        with paused(criuctl, "freeze", "dump", animal.pid, "--leave-running") as held:
+            (animal.folder / "go").touch()
+            wait_until((animal.folder / "taken").exists, 60, "the server")
+            held.go_on()
+            assert held.command.process.wait(60) == 0
+        assert held.command.json()["warnings"] == []
+        with paused(criuctl, "freeze", "dump", animal.pid, "--leave-running") as held:
+            call()
+            held.go_on()
+            assert held.command.process.wait(60) == 0
+        warnings = held.command.json()["warnings"]
+        assert [word in text for word, text in zip(("accepted", "datagrams"), warnings, strict=True)] == [True, True]
 
 
 def test_who_is_never_at_rest_is_not_waited_for_again_and_again(zoo: Zoo, criuctl: Criuctl) -> None:

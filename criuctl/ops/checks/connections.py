@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import select
 import socket
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ...connections.record import unaccepted
+from ...connections.record import untaken
 from ...errors import NoSuchProcess
 from ...proc.procfs import reading
 from ...proc.socketfiles import bound_file
@@ -37,8 +36,8 @@ def _error(s: TreeSocket, code: str, text: str, hint: str) -> Finding:
 def check_sockets(scene: Scene) -> Iterator[Finding]:
     """Every socket that the tree holds, once, under its first holder."""
     strangers = [s for s in scene.sockets if s.socket.family == "unix" and s.where is Peer.OUTSIDE]
+    yield from untaken(scene.sockets)
     owners = outside_holders([s.peer_inode or s.socket.peer_inode for s in strangers], scene.by_pid) if strangers else {}
-    own = Counter((s.net_namespace, s.socket.peer.port) for s in scene.sockets if unaccepted(s) and s.socket.peer)
     for s in scene.sockets:
         kernel = s.socket
         protocol, program = _asked(s)
@@ -65,7 +64,7 @@ def check_sockets(scene: Scene) -> Iterator[Finding]:
             if not kernel.listed:
                 yield _foreign_namespace(s)
         else:
-            yield from _internet(s, protocol, own)
+            yield from _internet(s, protocol)
 
 
 @contextmanager
@@ -102,8 +101,7 @@ def _foreign_namespace(s: TreeSocket) -> Finding:
     )
 
 
-def _internet(s: TreeSocket, number: int, own: Counter[tuple[int, int]]) -> Iterator[Finding]:
-    """`own`: (net namespace, port) -> connections of the tree itself that wait there to be accepted."""
+def _internet(s: TreeSocket, number: int) -> Iterator[Finding]:
     kernel = s.socket
     # Bound, it is in the kernel's tables as the TCP socket that it has inside.
     protocol = "mptcp" if number == _IPPROTO_MPTCP else kernel.protocol
@@ -121,34 +119,12 @@ def _internet(s: TreeSocket, number: int, own: Counter[tuple[int, int]]) -> Iter
         )
     elif kernel.protocol == "tcp" and not kernel.listed and kernel.state != "close":
         yield _foreign_namespace(s)
-    elif (
-        kernel.protocol == "tcp"
-        and kernel.listening
-        and (waiting := kernel.rqueue - own[s.net_namespace, kernel.local.port if kernel.local else 0]) > 0
-    ):
-        yield Finding(
-            "warning",
-            "tcp-not-accepted",
-            f"{waiting} connection(s) to {kernel.local} wait to be accepted; they are lost, clients have to come again",
-            _TRANSIENT,
-            pid=s.pid,
-            fd=s.fd,
-        )
     elif protocol in ("udp", "udplite") and _option(s, socket.IPPROTO_UDP, _IPPROTO_UDP_CORK):
         yield _error(
             s,
             "corked-datagram",
             f"a datagram is being put together (UDP_CORK), with {kernel.wqueue} bytes so far; CRIU cannot save that",
             f"{PASSES}, unless the program leaves the option on: try again.",
-        )
-    elif kernel.type == "dgram" and kernel.rqueue:
-        yield Finding(
-            "warning",
-            "datagrams-lost",
-            f"{kernel.rqueue} bytes of datagrams that {kernel.local} has received but not read are lost",
-            "UDP may lose datagrams at any time; programs expect it.",
-            pid=s.pid,
-            fd=s.fd,
         )
 
 
