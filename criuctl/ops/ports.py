@@ -1,8 +1,8 @@
 """Ports that connections of the tree's own past keep from it.
 
-When a server closes a connection first, the kernel remembers it for a minute (TIME_WAIT), and where the server had not set
-SO_REUSEADDR, nobody can bind to the port meanwhile, whatever he sets himself: the tree's listener would not come back.
-Nobody has such a socket open any more, so the memory is given up.
+When a server closes a connection first, the kernel remembers it for a minute (FIN_WAIT2 until its client closes it, too, then
+TIME_WAIT), and where the server had not set SO_REUSEADDR, nobody can bind to the port meanwhile, whatever he sets himself: the
+tree's listener would not come back.  Nobody has such a socket open any more, so the memory is given up.
 """
 
 from __future__ import annotations

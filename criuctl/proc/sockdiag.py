@@ -233,17 +233,19 @@ def _inet(diag: socket.socket, family: int, protocol: int) -> Iterator[Socket]:
 
 
 def end_waits(host: str, port: int, namespace: int | None = None) -> None:
-    """End the TIME_WAIT of connections that had this address (or, for a wildcard, this port) as their own end.
+    """End what is left of connections that had this address (or, for a wildcard, this port) as their own end and closed it first.
 
+    TIME_WAIT, and FIN_WAIT2 of those that nobody has open: the peer has everything, and has only not closed his end yet.
     In the net namespace of that descriptor (None: ours).  `OSError` where the kernel does not do that.
     """
     made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
     with made(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
         for family in (socket.AF_INET, socket.AF_INET6):
-            start = struct.pack("=BBBxI", family, 6, 0, 1 << 6)
+            start = struct.pack("=BBBxI", family, 6, 0, 1 << 5 | 1 << 6)
             for message in list(_dump(diag, start + bytes(48))):
                 local = _address(family, message[8:24], struct.unpack_from("!H", message, 4)[0])
-                if local.port != port or host not in (local.host, "0.0.0.0", "::"):
+                (inode,) = struct.unpack_from("=I", message, 68)
+                if inode or local.port != port or host not in (local.host, "0.0.0.0", "::"):
                     continue
                 request = start + message[4:52]
                 diag.send(_HEADER.pack(_HEADER.size + len(request), _SOCK_DESTROY, _NLM_F_REQUEST_ACK, 1, 0) + request)
