@@ -34,6 +34,7 @@ from ..proc.tree import Process, ProcessIdentity, read_tree, wait_ended
 from ..report import Reporter
 from . import (
     arounddump,
+    filelocks,
     files,
     hooking,
     interrupted,
@@ -270,6 +271,7 @@ class Dumping:
             )
         arounddump.refuse_unrestorable(images, self.tree, self.opened)
         latesignals.add(images, self.tree)
+        filelocks.add_inherited(images, self.tree, self.opened)
         self.waits.amend(images)
         socketnames.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)

@@ -1,6 +1,9 @@
-"""File locks of a checkpoint that somebody here holds by now: found before a restore, which would wait for them for ever.
+"""File locks: those that CRIU forgets at a dump, and those of a checkpoint that somebody holds by the time of the restore.
 
-CRIU takes flock and POSIX locks with calls that block, and who holds one may hold it for as long as it lives: the
+CRIU leaves out the locks of a descriptor whose open file it has met in another process already, since they are noted with that
+one's.  So flock and OFD locks are, but not a POSIX lock, which is the process's own: a child's on what its parent has opened.
+
+At a restore CRIU takes flock and POSIX locks with calls that block, and who holds one may hold it for as long as it lives: the
 original beside which a copy is to be, or a second instance that was started meanwhile.  Each lock is tried here without
 waiting: a range is only asked about, a flock is taken and given back at once, since nothing can ask about that.
 """
@@ -9,23 +12,28 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import stat
 import struct
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
 
-from ..criu.images import ImageSet, path_of, read
+from ..criu import schema
+from ..criu.images import ImageSet, path_of, read, write
 from ..errors import NoSuchProcess
+from ..proc.descriptors import Descriptor
 from ..proc.procfs import read_text
+from ..proc.tree import Process
 from ..report import Finding
 
 _POSIX, _FLOCK, _OFD = 1, 2, 4  # in the images, CRIU's file-lock.h
 _MAND = 32
 _F_OFD_GETLK = 36
 _RANGE = struct.Struct("=hhxxxxqqixxxx")  # struct flock on 64-bit Linux
+_HELD = re.compile(r"lock:\t\d+: POSIX +\S+ +(READ|WRITE) +\S+ \S+ (\d+) (\d+|EOF)")
 _PATIENCE = 1.0  # seconds in which who holds a lock for a moment only, or is just ending, lets go of it
 
 
@@ -39,6 +47,29 @@ class WantedLock(Struct, frozen=True):
     type: int  # F_RDLCK, F_WRLCK
     start: int
     length: int
+
+
+def add_inherited(images: ImageSet, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> None:
+    """In post-dump: the POSIX locks of the frozen tree that CRIU has forgotten."""
+    entries = read(images.folder, "filelocks.img", "FILE_LOCKS") if images.size("filelocks.img") else []
+    known = len(entries)
+    for process in tree:
+        held = opened.get(process.pid, ())
+        files = {d.fd: (d.device, d.inode) for d in held}
+        noted = {(files.get(e.fd), e.type, e.start, e.len) for e in entries if e.pid == process.ns_pid and e.flag & _POSIX}
+        for d in held:
+            for kind, start, end in (found.groups() for found in map(_HELD.match, d.extra) if found):
+                begin, length = int(start), 0 if end == "EOF" else int(end) - int(start) + 1
+                lock = (files[d.fd], fcntl.F_RDLCK if kind == "READ" else fcntl.F_WRLCK, begin, length)
+                if lock not in noted:
+                    noted.add(lock)
+                    entries.append(
+                        schema.message("FILE_LOCKS")(
+                            flag=_POSIX, type=lock[1], pid=process.ns_pid, fd=d.fd, start=begin, len=length
+                        )
+                    )
+    if len(entries) > known:
+        write(images.folder, "filelocks.img", "FILE_LOCKS", entries)
 
 
 def wanted(images: ImageSet) -> list[WantedLock]:

@@ -21,7 +21,9 @@ def flock(kind: int, start: int, length: int) -> bytes:
     return struct.pack("hhqqi4x", kind, os.SEEK_SET, start, length, 0)
 
 
-exclusive, shared, ranges, description = (new(name) for name in ("exclusive", "shared", "ranges", "description"))
+exclusive, shared, ranges, description, childs = (
+    new(name) for name in ("exclusive", "shared", "ranges", "description", "childs")
+)
 fcntl.flock(exclusive, fcntl.LOCK_EX)
 fcntl.flock(shared, fcntl.LOCK_SH)
 fcntl.lockf(ranges, fcntl.LOCK_EX, 100, 0)
@@ -29,9 +31,16 @@ fcntl.lockf(ranges, fcntl.LOCK_SH, 50, 500)
 fcntl.fcntl(description, F_OFD_SETLK, flock(fcntl.F_WRLCK, 10, 20))
 inherited = os.dup(exclusive)
 go_read, go_write = os.pipe()
-if os.fork() == 0:  # shares the flock's open file description
+locked_read, locked_write = os.pipe()
+if os.fork() == 0:  # shares the flock's open file description, and has locked what its parent has opened
+    fcntl.lockf(childs, fcntl.LOCK_EX, 20, 7)
+    fcntl.lockf(childs, fcntl.LOCK_SH, 0, 500)
+    os.write(locked_write, b"x")
     os.read(go_read, 1)
     os._exit(0)
+
+
+os.read(locked_read, 1)
 
 
 def refused(action: str) -> bool:
@@ -46,6 +55,10 @@ def refused(action: str) -> bool:
                 fcntl.flock(os.open(path("shared"), os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
             elif action == "range":
                 fcntl.lockf(os.open(path("ranges"), os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 99)
+            elif action == "child's":
+                fcntl.lockf(os.open(path("childs"), os.O_RDWR), fcntl.LOCK_SH | fcntl.LOCK_NB, 1, 26)
+            elif action == "child's, to the end":
+                fcntl.lockf(os.open(path("childs"), os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1 << 40)
             elif action == "read range":
                 fcntl.lockf(os.open(path("ranges"), os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 549)
             else:
@@ -57,7 +70,7 @@ def refused(action: str) -> bool:
 
 
 def check(found: Check) -> None:
-    for action in ("exclusive", "shared", "range", "read range", "description"):
+    for action in ("exclusive", "shared", "range", "read range", "description", "child's", "child's, to the end"):
         found.true(f"{action} lock is held", refused(action))
     pid = os.fork()
     if pid == 0:  # what is outside the ranges is free
