@@ -146,7 +146,7 @@ def test_a_copy_does_not_wait_for_the_locks_of_the_original(zoo: Zoo, trip: Trip
     refused = criuctl("restore", "first", "--as", "second", check=False)
     assert refused["exit_code"] == 4
     found = {f["text"].partition(" is locked by ")[0]: f["text"] for f in refused["error"]["findings"]}
-    assert set(found) == {str(original.folder / name) for name in ("exclusive", "ranges", "description")}
+    assert set(found) == {str(original.folder / name) for name in ("exclusive", "ranges", "description", "childs")}
     assert f"process {original.pid} (" in found[str(original.folder / "exclusive")]
     original.ask()
     original.end()
