@@ -21,6 +21,10 @@ word of complaint:
 - An epoll that a process shares with its children is made by whichever of them has the lowest PID, which may not have (or have
   something else under the number of) a descriptor that is watched: the restore fails, or it watches something else.  Mended
   by taking such watches out of the images; in post-restore the process that CRIU had read them from adds them itself.
+- An inotify descriptor with more flags than inotify_init1 takes (``O_ASYNC``) fails the restore.  What CRIU opens by
+  a path (a terminal, a named pipe) has ``O_ASYNC`` afterwards, but no signal is ever sent: open(2) does not see to that, nor can
+  the flag be taken off again.  Elsewhere the signal tells the number of the descriptor that CRIU had made first (``si_fd``).
+  Mended in the images, without those flags; in post-restore the process sets them itself.
 - A root that wants a signal when its parent ends (``PR_SET_PDEATHSIG``, often SIGKILL) gets it at once: its parent is CRIU,
   which ends.  Mended in the images: without that wish, and told.
 - Limits, and the OOM score, that only CAP_SYS_RESOURCE may raise stay as they are for criuctl.  Not mended but told.
@@ -58,6 +62,7 @@ _EPOLL_EVENT = struct.Struct("=IQ")  # events, data; packed on x86-64
 _EPOLL_CTL_ADD = 1
 _BELOW_STACK = 4096  # far below the red zone, well inside the stack's mapping
 _ARM_NOW = 1  # nanosecond
+_INOTIFY_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # that inotify_init1 takes
 _SECOND = 10**9  # nanoseconds
 _ABSOLUTE = 1  # TFD_TIMER_ABSTIME
 _REALTIME = 32  # signals from here on have no names
@@ -137,6 +142,53 @@ def _wind(pid: int, fd: int, timer: Any) -> None:
         timerfd_settime(borrowed, timer.settime_flags, now + left, timer.isec * _SECOND + timer.insec)
         if timer.ticks:  # expiries that nobody has read
             fcntl.ioctl(borrowed, _SET_TICKS, struct.pack("Q", timer.ticks))
+
+
+def part_flags(images: ImageSet) -> dict[tuple[int, int], int]:
+    """Take out of the images the flags that can be given only to a descriptor that is there.
+
+    Returns (PID, descriptor) of one that is to be given them in post-restore -> all of its status flags.
+    """
+    if not any(_unopenable(e) for e in images.files()):
+        return {}
+    holders = images.holders()
+    files = images.files()
+    opened_by = {f.regf_id: e.id for e in files for f in (e.fifo, e.tty) if f.HasField("regf_id")}  # by a path of its own
+    parted: dict[tuple[int, int], int] = {}
+
+    def edit(entry: Any) -> None:
+        lost = _unopenable(entry)
+        held = holders.get(opened_by.get(entry.id, entry.id), ())
+        if lost and held:
+            parted[held[0]] = _file(entry).flags
+            _file(entry).flags &= ~lost
+
+    images.edit_files(edit)
+    return parted
+
+
+def _file(entry: Any) -> Any:
+    return next((value for _, value in entry.ListFields() if hasattr(value, "flags")), None)
+
+
+def _unopenable(entry: Any) -> int:
+    file = _file(entry)
+    if file is None:
+        return 0
+    flags: int = file.flags & (~_INOTIFY_FLAGS if entry.HasField("ify") else os.O_ASYNC)
+    return flags
+
+
+def set_flags(parted: Mapping[tuple[int, int], int], pids: Mapping[int, int], reporter: Reporter) -> None:
+    """Have each of these processes set what `part_flags` has taken out: a signal tells the number of who has asked for it."""
+    for (inner, fd), flags in parted.items():
+        try:
+            with inject.stopped(pids[inner]):
+                result = inject.call(pids[inner], inject.FCNTL, fd, fcntl.F_SETFL, flags)
+            if result < 0:
+                raise OSError(-result, os.strerror(-result))
+        except (OSError, KeyError, CriuctlError) as error:
+            reporter.warning(f"PID {inner}: descriptor {fd} has not all of its flags (O_ASYNC, O_APPEND): {error}")
 
 
 def posix_locks(images: ImageSet) -> list[Any]:

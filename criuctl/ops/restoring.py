@@ -80,6 +80,7 @@ class Restoring(Struct):
     pids: tuple[int, ...] = ()  # of the tree, once it is restored
     calls: dict[int, Any] = field(default_factory=dict)  # the registers of threads that are in system calls
     watches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # of epolls, that CRIU cannot set
+    flags: dict[tuple[int, int], int] = field(default_factory=dict)  # of descriptors, that CRIU cannot set
     early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
     following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
     fresh: PrivateNamespaces | None = None  # made for the tree
@@ -165,6 +166,7 @@ class Restoring(Struct):
             mend.unreserve(self.images)
             self.images.order_pairs()
             self.watches = mend.part_watches(self.images)
+            self.flags = mend.part_flags(self.images)
             if not self.holder.needed:
                 mend.drop_parent_signal(self.images, self.reporter)
             self.calls = interrupted.restart_saved(self.images)
@@ -225,6 +227,7 @@ class Restoring(Struct):
             self.filling.finish(pids)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         mend.set_watches(self.watches, pids)
+        mend.set_flags(self.flags, pids, self.reporter)
         mend.acknowledge(self.images, pids)
         mend.tell_limits(self.images, pids, self.reporter)
         bind_processors(self.manifest.processes, pids, self.reporter)

@@ -38,6 +38,7 @@ QUIET = {
     "queues.py": (),
     "rights.py": (),
     "settings.py": (),
+    "signal_driven.py": (),
     "sockets.py": (),
     "watchers.py": (),
 }
