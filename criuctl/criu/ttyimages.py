@@ -7,21 +7,26 @@ restore each such file gets a key of its own (a device number that no device has
 group that criuctl found at the dump.
 
 Terminals whose master is in the tree are made by CRIU, under the very numbers they had.  A number that is taken here is
-changed in the images to a free one.
+changed in the images to a free one.  ``/dev/tty`` CRIU can save only in some processes that have it open; so it is dumped
+as if it were external, and of a terminal inside the tree, or one that has hung up, becomes a description of its slave.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import count
 from typing import Any
 
 from msgspec import Struct, field
 
 from .images import ImageSet, read, text, write
 
-_EXTERNAL = 5  # TtyType: EXT_TTY
+_PTY, _EXTERNAL = 1, 5  # TtyType: PTY, EXT_TTY; a slave's info has the id N << 1 (criu/tty.c, tty_gen_id)
+_REG = 1  # FdTypes: REG
+_SLAVES = 136  # their major device number
 _NO_DEVICE = 0xFFFFF  # as st_dev of the made-up keys
 _IMAGE = "tty-info.img"
 _PTS = re.compile(r"(/?dev/pts/)(\d+)( \(deleted\))?")
@@ -35,6 +40,7 @@ class TtyFile(Struct, frozen=True):
     flags: int
     rdev: int
     dev: int
+    hung_up: bool
     holders: list[tuple[int, int]] = field(default_factory=list)  # (PID, fd) in the tree's numbers
 
     @property
@@ -53,8 +59,35 @@ def external_files(images: ImageSet) -> list[TtyFile]:
     for entry in images.files():
         info = infos.get(entry.tty.tty_info_id) if entry.HasField("tty") else None
         if info is not None:
-            found.append(TtyFile(entry.id, info.id, entry.tty.flags, info.rdev, info.dev, holders.get(entry.id, [])))
+            gone = not info.HasField("termios")
+            found.append(TtyFile(entry.id, info.id, entry.tty.flags, info.rdev, info.dev, gone, holders.get(entry.id, [])))
     return found
+
+
+def join(images: ImageSet, inside: Mapping[int, int], hung_up: Collection[int]) -> None:
+    """Make external files descriptions of slaves that CRIU opens: `inside`: file id -> N; `hung_up`: files of terminals gone."""
+    infos = {info.id: info for info in read(images.folder, _IMAGE, "TTY_INFO")}
+    entries = images.files()
+    taken = {info.pty.index for info in infos.values() if info.HasField("pty")}
+    unused = (number for number in count() if number not in taken | set(inside.values()))
+    gone = {number: next(unused) for number in {e.tty.tty_info_id for e in entries if e.id in hung_up}}
+    last = max(entry.id for entry in entries)
+    mount = Counter(e.reg.mnt_id for e in entries if e.HasField("reg")).most_common(1)[0][0]  # it tells the namespace
+    for entry in [entry for entry in entries if entry.id in inside or entry.id in hung_up]:
+        own = infos.pop(entry.tty.tty_info_id, None)
+        number = inside.get(entry.id, gone.get(entry.tty.tty_info_id, -1))
+        if number << 1 not in infos and own is not None:  # nobody has it open by its own name
+            own.id, own.type, own.pty.index, own.rdev = number << 1, _PTY, number, os.makedev(_SLAVES, number)
+            infos[own.id] = own
+        last += 1
+        entry.tty.tty_info_id, entry.tty.regf_id = number << 1, last
+        path = type(entry)(type=_REG, id=last)
+        path.reg.id, path.reg.flags, path.reg.pos = last, entry.tty.flags, 0
+        path.reg.fown.CopyFrom(entry.tty.fown)
+        path.reg.name, path.reg.mnt_id = f"/dev/pts/{number}", mount
+        entries.append(path)
+    write(images.folder, "files.img", "FILES", entries)
+    write(images.folder, _IMAGE, "TTY_INFO", list(infos.values()))
 
 
 def place(images: ImageSet, sessions: dict[int, tuple[int, int]]) -> None:

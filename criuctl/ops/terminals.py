@@ -34,7 +34,7 @@ from ..proc.linediscipline import Held, Printed
 from ..proc.procfs import read_text
 from ..proc.syscalls import pidfd_getfd
 from ..proc.tree import Process
-from ..proc.tty import Terminal, master_index, terminals
+from ..proc.tty import Terminal, alias_keys, master_index, pts_index, terminals
 from ..report import Reporter
 from ..session.terminal import Guard, Pty, making, window_size
 
@@ -49,13 +49,18 @@ class DumpedTerminals:
         """`tree` has all that live; who begins later inherits its terminal from one of them."""
         self._outside: list[tuple[Terminal, int]] = []
         self._inside: list[tuple[Terminal, int]] = []
-        for terminal in terminals(tree, opened):
+        found = terminals(tree, opened)
+        # That of a console CRIU opens itself.
+        self._external = set() if any(t.aliases and t.kind != "pts" for t in found) else alias_keys(tree, opened)
+        for terminal in found:
             if terminal.kind != "pts" or terminal.hung_up:
                 continue  # CRIU itself knows these
             slave = open_terminal(terminal)
             if slave is not None:
                 stack.callback(os.close, slave)
                 (self._inside if terminal.master_inside else self._outside).append((terminal, slave))
+                if terminal.holders and not terminal.master_inside:
+                    self._external.add(terminal.external_key)
         self._held: dict[tuple[int, int], Held] = {}
         self._masters: list[_Master] = []
         self._guard: Guard | None = None
@@ -65,8 +70,8 @@ class DumpedTerminals:
 
     @property
     def external(self) -> list[str]:
-        """CRIU's keys of the terminals held from outside."""
-        return sorted({key for terminal, _ in self._outside for key in terminal.external_keys})
+        """CRIU's keys of the terminals held from outside, and of /dev/tty."""
+        return sorted(self._external)
 
     def hold(self, opened: Mapping[int, Sequence[Descriptor]]) -> None:
         """The tree is frozen, and CRIU about to look into the terminals inside of it: they have to be empty."""
@@ -228,9 +233,19 @@ class RestoredTerminals:
         self.records = [t for t in manifest.terminals if t.master == "outside"]
         self._inside = [t for t in manifest.terminals if t.master == "inside"]
         self.ptys: list[tuple[TerminalRecord, Pty]] = []
-        self._files = ttyimages.external_files(images) if self.records else []
+        self._files = ttyimages.external_files(images)
+        self._join()
         self._making = ExitStack()  # until CRIU has made its own
         ttyimages.lead_session(images)
+
+    def _join(self) -> None:
+        """What was opened as /dev/tty, of a terminal that is inside the tree or has hung up."""
+        numbers = {holder: number for r in self._inside for holder in r.holders if (number := pts_index(r.rdev)) is not None}
+        inside = {file.id: numbers[holder] for file in self._files for holder in file.holders if holder in numbers}
+        hung_up = {file.id for file in self._files if file.hung_up}
+        if inside or hung_up:
+            ttyimages.join(self._images, inside, hung_up)
+            self._files = [file for file in self._files if file.id not in inside and file.id not in hung_up]
 
     def open(self, stack: ExitStack) -> dict[str, int]:
         """Make the terminals; returns what CRIU inherits: key -> descriptor, closed with `stack`.

@@ -13,17 +13,22 @@ the slave side a new master.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
-from collections.abc import Container, Mapping, Sequence
+import struct
+from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
 from .descriptors import Descriptor
 from .procfs import all_pids
+from .syscalls import pidfd_getfd
 from .tree import Process
 
 _PTMX = os.makedev(5, 2)
 _DEV_TTY = os.makedev(5, 0)  # /dev/tty: an alias of the controlling terminal, not one of its own
+_TIOCGDEV = 0x80045432  # which device a descriptor is of, however it was opened
 _PTS_MAJORS = range(136, 144)
 
 Kind = Literal["pts", "console", "serial", "other"]
@@ -43,7 +48,7 @@ class Terminal:
     masters: tuple[tuple[int, int], ...]  # (PID, fd) of its master inside the tree
     session_leader: int | None  # the PID of the tree's session leader that has it as controlling terminal
     hung_up: bool = False  # its master is closed: nothing can be read or written any more
-    aliases: tuple[tuple[int, int, int], ...] = ()  # (PID, fd, st_dev) of /dev/tty where it is what that means
+    aliases: tuple[tuple[int, int, int], ...] = ()  # (PID, fd, st_dev) of what was opened as /dev/tty and is this one
 
     @property
     def master_inside(self) -> bool:
@@ -51,10 +56,42 @@ class Terminal:
         return bool(self.masters)
 
     @property
-    def external_keys(self) -> set[str]:
-        """CRIU's names of it as an external resource: its own, and those of ``/dev/tty``."""
-        own = {f"tty[{self.rdev:x}:{self.dev:x}]"} if self.holders else set()
-        return own | {f"tty[{_DEV_TTY:x}:{dev:x}]" for _pid, _fd, dev in self.aliases}
+    def external_key(self) -> str:
+        """CRIU's name of it as an external resource."""
+        return f"tty[{self.rdev:x}:{self.dev:x}]"
+
+
+def alias_keys(tree: Iterable[Process], descriptors: Mapping[int, Sequence[Descriptor]]) -> set[str]:
+    """CRIU's names of ``/dev/tty``, for the processes that have it open and those that may open it any moment."""
+    found = {d.device for opened in descriptors.values() for d in opened if d.kind == "tty" and d.rdev == _DEV_TTY}
+    for process in tree:
+        if process.tty_nr:
+            with suppress(OSError):
+                node = os.stat(f"/proc/{process.pid}/root/dev/tty")
+                found |= {node.st_dev} if node.st_rdev == _DEV_TTY else set()
+    return {f"tty[{_DEV_TTY:x}:{device:x}]" for device in found}
+
+
+def _meant(pid: int, fd: int, controlling: int) -> int:
+    """The device that a descriptor opened as ``/dev/tty`` is of; 0 if that has hung up.
+
+    Mostly what controls the process; one that has begun a session of its own since still has the old one open.
+    """
+    try:
+        pidfd = os.pidfd_open(pid)
+        try:
+            opened = pidfd_getfd(pidfd, fd)
+        finally:
+            os.close(pidfd)
+    except OSError:
+        return controlling  # it is gone meanwhile, or not ours to look into
+    try:
+        (number,) = struct.unpack("I", fcntl.ioctl(opened, _TIOCGDEV, bytes(4)))
+    except OSError:
+        return 0
+    finally:
+        os.close(opened)
+    return decode_tty_nr(number)
 
 
 def decode_tty_nr(tty_nr: int) -> int:
@@ -116,9 +153,8 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
             if descriptor.kind != "tty":
                 continue
             if descriptor.rdev == _DEV_TTY:
-                # Who lost its terminal since holds one that has hung up: CRIU knows what to do with it.
-                if controlling.get(pid):
-                    aliases.setdefault(controlling[pid], []).append((pid, descriptor.fd, descriptor.device))
+                if device := _meant(pid, descriptor.fd, controlling.get(pid, 0)):
+                    aliases.setdefault(device, []).append((pid, descriptor.fd, descriptor.device))
                 continue
             if descriptor.rdev == _PTMX:
                 index = master_index(descriptor)
@@ -145,7 +181,7 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
     def means(pid: int, rdev: int, dev: int) -> bool:
         return dev in of_session.get((rdev, session.get(pid)), {dev})
 
-    keys = [*slaves, *((rdev, 0) for rdev in controlled if rdev not in known)]
+    keys = [*slaves, *((rdev, 0) for rdev in {**controlled, **aliases} if rdev not in known)]
     found = []
     for key in sorted(keys):
         rdev, dev = key

@@ -71,8 +71,8 @@ def _ask_criu(pid: int, found: list[Finding], folder: Path) -> tuple[bool, str]:
         options.append("--shell-job")
     tree = read_tree(pid)
     opened = {process.pid: descriptors(process.pid) for process in tree if not process.zombie}
-    terminals = [t for t in tty.terminals(tree, opened) if t.kind == "pts" and not t.master_inside]
-    options += sorted(f"--external={key}" for terminal in terminals for key in terminal.external_keys)
+    terminals = [t for t in tty.terminals(tree, opened) if t.kind == "pts" and t.holders and not t.master_inside]
+    options += [f"--external={key}" for key in sorted({t.external_key for t in terminals} | tty.alias_keys(tree, opened))]
     outside = {(f.pid, f.fd) for f in found if f.code == "foreign-mount"}
     for holder in {pid for pid, _fd in outside if pid is not None}:
         options += [f"--external=file[{d.mnt_id:x}:{d.inode:x}]" for d in descriptors(holder) if (holder, d.fd) in outside]

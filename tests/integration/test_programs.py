@@ -90,6 +90,12 @@ def test_pids_of_children_that_have_ended_are_not_given_again_at_once(zoo: Zoo, 
     again.ask()
 
 
+def test_dev_tty_of_terminals_inside(zoo: Zoo, trip: Trip) -> None:
+    """It comes back by the terminal's own name, with that one's mode; a leader's follower has it, but is not controlled by it."""
+    original = zoo.launch("controlled.py")
+    trip.round(original, ignore=("*/descriptors/*/mode", "*/descriptors/*/target", "*/terminal"))
+
+
 def test_signals_timers_and_system_calls(compiled: Path, zoo: Zoo, trip: Trip) -> None:
     """Threads inside system calls, queued real-time signals, POSIX timers, an alternate stack."""
     folder = zoo.home / "signals"

@@ -833,12 +833,12 @@ REFUSED = [
         also=("terminal-outside",),
     ),
     case(
-        "terminal-alias",  # screen with a `sh` in it
+        "terminal-inside-as-dev-tty",  # screen with a `sh` in it
         "m, s = os.openpty(); r, w = os.pipe(); pid = os.fork()\n"
         "if pid == 0:\n os.close(READY); os.close(m); os.setsid(); fcntl.ioctl(s, 0x540E, 0); os.close(s)\n"
         " s = os.open('/dev/tty', os.O_RDWR); os.close(w); sleep()\n"
         "os.close(s); os.close(w); os.read(r, 1); os.close(r)",
-        "terminal-alias",
+        criu=False,
     ),
     case(
         "terminal-with-a-high-number",
@@ -859,13 +859,13 @@ REFUSED = [
         "many-pipes",
     ),
     case(
-        "terminal-names",
+        "terminal-names-of-several",
         "m, s = outside(os.openpty); os.close(m); m2, s2 = os.openpty(); r, w = os.pipe()\n"
         "fcntl.ioctl(s, 0x540E, 0); f = os.open('/dev/tty', os.O_RDWR); pid = os.fork()\n"
         "if pid == 0:\n os.close(READY); os.close(f); os.setsid(); fcntl.ioctl(s2, 0x540E, 0)\n"
         " f = os.open('/dev/tty', os.O_RDWR); os.close(w); sleep()\n"
         "os.close(w); os.read(r, 1); os.close(r)",
-        "terminal-names",
+        also=("terminal-outside",),
         criu=None,
     ),
     case(

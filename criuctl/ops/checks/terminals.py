@@ -32,10 +32,7 @@ def check_terminals(scene: Scene) -> Iterator[Finding]:
                 f"the terminal {name} controls the tree, though no descriptor of it is open; a restore comes without",
                 pid=scene.root.pid,
             )
-    if any(t.aliases for t in outside):
-        yield from _several_meanings(scene)
-    else:
-        yield from _aliases_inside(scene)
+    yield from _several_meanings(scene)
     yield from _numbers(scene)
     yield from _many_outside(outside)
     yield from _followers(scene)
@@ -43,41 +40,19 @@ def check_terminals(scene: Scene) -> Iterator[Finding]:
 
 
 def _several_meanings(scene: Scene) -> Iterator[Finding]:
-    """/dev/tty is one name to CRIU, whatever terminal each process means by it."""
-    inside = [t for t in scene.terminals if t.aliases and t.master_inside]
-    if inside:
-        pid, fd, _dev = inside[0].aliases[0]
+    """/dev/tty is one name to CRIU: either it opens that itself, as of a console, or criuctl tells what each one is of."""
+    consoles = [t for t in scene.terminals if t.aliases and t.kind != "pts"]
+    if consoles and any(t.kind == "pts" for t in scene.terminals):
+        pid, fd, _dev = consoles[0].aliases[0]
         yield Finding(
             "error",
             "terminal-names",
-            "/dev/tty is open for a terminal held from outside the tree and for one held inside; CRIU cannot tell them apart",
-            "Have one of the programs open its terminal by its own name, or dump while only one has /dev/tty open.",
+            f"/dev/tty is open for {consoles[0].path or 'a console'}, and there are pseudo-terminals too; CRIU cannot tell "
+            "them apart",
+            "Have the program open its terminal by its own name, or run it on a terminal of criuctl's (`criuctl run`).",
             pid=pid,
             fd=fd,
         )
-
-
-def _aliases_inside(scene: Scene) -> Iterator[Finding]:
-    """/dev/tty of a terminal inside the tree: CRIU takes it only from who has that terminal's first descriptor in the tree."""
-    order = {process.pid: n for n, process in enumerate(scene.tree)}
-    for terminal in scene.terminals:
-        if not terminal.master_inside or terminal.hung_up:
-            continue
-        first = min((*terminal.masters, *terminal.holders), key=lambda holder: order[holder[0]])[0]
-        for pid, fd, _dev in terminal.aliases:
-            if pid != first:
-                name = terminal.path or f"/dev/pts/{terminal.index}"
-                yield Finding(
-                    "error",
-                    "terminal-alias",
-                    f"{scene.by_pid[pid]} has its terminal {name} open as /dev/tty, and {scene.by_pid[first]} its other end; "
-                    "CRIU cannot save that of a terminal inside the tree",
-                    "Have the program close /dev/tty, or end it (of the shells, dash keeps it open, bash and zsh do not); or "
-                    "run it on a terminal of criuctl's (`criuctl run`).",
-                    pid=pid,
-                    fd=fd,
-                )
-                break
 
 
 def _numbers(scene: Scene) -> Iterator[Finding]:

@@ -243,7 +243,7 @@ def test_controlling_terminal_from_outside(tmp_path: Path) -> None:
     assert len(only.controls) == 2
     assert only.session_leader == program.pid
     assert decode_tty_nr(tree[0].tty_nr) == only.rdev == node.st_rdev
-    assert only.external_keys == {f"tty[{node.st_rdev:x}:{node.st_dev:x}]"}
+    assert only.external_key == f"tty[{node.st_rdev:x}:{node.st_dev:x}]"
 
 
 def test_numbers_of_terminals() -> None:
