@@ -307,6 +307,22 @@ DUMPABLE = [
     ),
     case("pseudo-terminal-inside", "m, s = os.openpty()"),
     case(
+        "terminal-inside-as-dev-tty",  # screen with a `sh` in it
+        "m, s = os.openpty(); r, w = os.pipe(); pid = os.fork()\n"
+        "if pid == 0:\n os.close(READY); os.close(m); os.setsid(); fcntl.ioctl(s, 0x540E, 0); os.close(s)\n"
+        " s = os.open('/dev/tty', os.O_RDWR); os.close(w); sleep()\n"
+        "os.close(s); os.close(w); os.read(r, 1); os.close(r)",
+    ),
+    case(
+        "terminal-names-of-several",
+        "m, s = outside(os.openpty); os.close(m); m2, s2 = os.openpty(); r, w = os.pipe()\n"
+        "fcntl.ioctl(s, 0x540E, 0); f = os.open('/dev/tty', os.O_RDWR); pid = os.fork()\n"
+        "if pid == 0:\n os.close(READY); os.close(f); os.setsid(); fcntl.ioctl(s2, 0x540E, 0)\n"
+        " f = os.open('/dev/tty', os.O_RDWR); os.close(w); sleep()\n"
+        "os.close(w); os.read(r, 1); os.close(r)",
+        also=("terminal-outside",),
+    ),
+    case(
         "pseudo-terminal-inside-with-followers",
         "m, s = os.openpty(); r, w = os.pipe(); pid = os.fork()\n"
         "if pid == 0:\n os.close(READY); os.setsid(); fcntl.ioctl(s, 0x540E, 0); os.fork(); os.close(w); sleep()\n"
@@ -833,14 +849,6 @@ REFUSED = [
         also=("terminal-outside",),
     ),
     case(
-        "terminal-inside-as-dev-tty",  # screen with a `sh` in it
-        "m, s = os.openpty(); r, w = os.pipe(); pid = os.fork()\n"
-        "if pid == 0:\n os.close(READY); os.close(m); os.setsid(); fcntl.ioctl(s, 0x540E, 0); os.close(s)\n"
-        " s = os.open('/dev/tty', os.O_RDWR); os.close(w); sleep()\n"
-        "os.close(s); os.close(w); os.read(r, 1); os.close(r)",
-        criu=False,
-    ),
-    case(
         "terminal-with-a-high-number",
         "import resource\nagain(0x20000); resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096)); os.mkdir(TMP + '/p')\n"
         "assert libc.mount(b'd', (TMP + '/p').encode(), b'devpts', 0, b'newinstance,ptmxmode=666') == 0\n"
@@ -857,16 +865,6 @@ REFUSED = [
         "many-pipes",
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096)); p = [os.pipe() for _ in range(1025)]",
         "many-pipes",
-    ),
-    case(
-        "terminal-names-of-several",
-        "m, s = outside(os.openpty); os.close(m); m2, s2 = os.openpty(); r, w = os.pipe()\n"
-        "fcntl.ioctl(s, 0x540E, 0); f = os.open('/dev/tty', os.O_RDWR); pid = os.fork()\n"
-        "if pid == 0:\n os.close(READY); os.close(f); os.setsid(); fcntl.ioctl(s2, 0x540E, 0)\n"
-        " f = os.open('/dev/tty', os.O_RDWR); os.close(w); sleep()\n"
-        "os.close(w); os.read(r, 1); os.close(r)",
-        also=("terminal-outside",),
-        criu=None,
     ),
     case(
         "proc-of-another-pid-namespace",

@@ -34,7 +34,7 @@ def check_terminals(scene: Scene) -> Iterator[Finding]:
             )
     yield from _several_meanings(scene)
     yield from _numbers(scene)
-    yield from _many_outside(outside)
+    yield from _many_outside(scene, outside)
     yield from _followers(scene)
     yield from _masters_alone(scene)
 
@@ -72,9 +72,10 @@ def _numbers(scene: Scene) -> Iterator[Finding]:
         )
 
 
-def _many_outside(outside: Sequence[Terminal]) -> Iterator[Finding]:
-    """How often terminals held from outside are opened, in the whole tree; who inherits a descriptor has not opened it."""
-    held = [holder for t in outside for holder in (*t.holders, *((pid, fd) for pid, fd, _dev in t.aliases))]
+def _many_outside(scene: Scene, outside: Sequence[Terminal]) -> Iterator[Finding]:
+    """How often terminals held from outside are opened, and /dev/tty, in the whole tree; who inherits one has not opened it."""
+    held = [holder for t in outside for holder in t.holders]
+    held += [(pid, fd) for t in scene.terminals for pid, fd, _dev in t.aliases]
     opened: list[tuple[int, int]] = []
     for pid, fd in held if len(held) > _DESCRIPTIONS else ():
         if not same_file((pid, fd), (pid, fd)) or any(same_file((pid, fd), other) for other in opened):
@@ -84,7 +85,8 @@ def _many_outside(outside: Sequence[Terminal]) -> Iterator[Finding]:
             yield Finding(
                 "error",
                 "many-terminals",
-                f"terminals held from outside the tree are opened more than {_DESCRIPTIONS} times; CRIU cannot save that",
+                f"terminals held from outside the tree, or /dev/tty, are opened more than {_DESCRIPTIONS} times; CRIU cannot "
+                "save that",
                 "Have programs use the descriptors that they inherit, instead of opening /dev/tty, or end some of them.",
                 pid=pid,
                 fd=fd,

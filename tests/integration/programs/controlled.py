@@ -71,8 +71,8 @@ def start(name: str, flags: int, *, follow: int | None = None, leave: bool = Fal
         if leave:
             os.setsid()
         if lose >= 0:
-            for number in (lose, held.pop()):
-                os.close(number)
+            os.close(lose)
+            os.close(held.pop())
         theirs.send(b"ready")
         act(theirs, tty)
     line.recv(10)
@@ -87,8 +87,8 @@ for number in (signal.SIGHUP, signal.SIGCONT):
     signal.signal(number, signal.SIG_IGN)
 lost, lost_name = terminal(70)
 loser, _ = start(lost_name, os.O_RDWR, lose=lost)
-for number in (lost, held.pop()):
-    os.close(number)
+os.close(lost)
+os.close(held.pop())
 first, first_name = terminal(71)
 leader, follower = start(first_name, os.O_RDWR, follow=os.O_RDWR | os.O_NONBLOCK | os.O_APPEND)
 second, second_name = terminal(72)
