@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ...proc.syscalls import same_file
-from ...proc.tty import Terminal, master_index, path_holders
+from ...proc.tty import master_index, path_holders
 from ...report import Finding
 from .scene import Scene
 
@@ -34,7 +34,8 @@ def check_terminals(scene: Scene) -> Iterator[Finding]:
             )
     yield from _several_meanings(scene)
     yield from _numbers(scene)
-    yield from _many_outside(scene, outside)
+    aliases = [(pid, fd) for t in scene.terminals for pid, fd, _dev in t.aliases]
+    yield from _many_outside([holder for t in outside for holder in t.holders] + aliases)
     yield from _followers(scene)
     yield from _masters_alone(scene)
 
@@ -72,10 +73,8 @@ def _numbers(scene: Scene) -> Iterator[Finding]:
         )
 
 
-def _many_outside(scene: Scene, outside: Sequence[Terminal]) -> Iterator[Finding]:
+def _many_outside(held: Sequence[tuple[int, int]]) -> Iterator[Finding]:
     """How often terminals held from outside are opened, and /dev/tty, in the whole tree; who inherits one has not opened it."""
-    held = [holder for t in outside for holder in t.holders]
-    held += [(pid, fd) for t in scene.terminals for pid, fd, _dev in t.aliases]
     opened: list[tuple[int, int]] = []
     for pid, fd in held if len(held) > _DESCRIPTIONS else ():
         if not same_file((pid, fd), (pid, fd)) or any(same_file((pid, fd), other) for other in opened):
