@@ -42,6 +42,8 @@ class TtyFile(Struct, frozen=True):
     dev: int
     hung_up: bool
     holders: list[tuple[int, int]] = field(default_factory=list)  # (PID, fd) in the tree's numbers
+    master: bool = False
+    packets: bool = False  # a master that reads packets (TIOCPKT)
 
     @property
     def key(self) -> str:
@@ -88,6 +90,44 @@ def join(images: ImageSet, inside: Mapping[int, int], hung_up: Collection[int]) 
         entries.append(path)
     write(images.folder, "files.img", "FILES", entries)
     write(images.folder, _IMAGE, "TTY_INFO", list(infos.values()))
+
+
+def release(images: ImageSet, numbers: Collection[int]) -> dict[int, list[TtyFile]]:
+    """Have terminals inside the tree inherited instead of made by CRIU: number -> its files; not of those not in the result."""
+    infos = {info.id: info for info in read(images.folder, _IMAGE, "TTY_INFO")}
+    entries = images.files()
+    found: dict[int, list[Any]] = {}
+    for entry in entries:
+        info = infos.get(entry.tty.tty_info_id) if entry.HasField("tty") else None
+        if info is not None and info.HasField("pty") and info.pty.index in numbers:
+            found.setdefault(info.pty.index, []).append(entry)
+    for number, opened in list(found.items()):
+        kinds = [infos[entry.tty.tty_info_id] for entry in opened]
+        odd = any(not info.HasField("termios") or info.locked or info.exclusive for info in kinds)
+        owned = any(entry.tty.fown.signum or entry.tty.fown.pid for entry in opened)
+        if odd or owned or {info.id & 1 for info in kinds} != {0, 1}:
+            del found[number]  # what CRIU gives back only to those that it makes itself
+    holders, paths, last = images.holders(), set(), max(infos, default=0)
+    released: dict[int, list[TtyFile]] = {}
+    for number, opened in found.items():
+        for entry in opened:
+            last += 1
+            info = type(infos[entry.tty.tty_info_id])()
+            info.CopyFrom(infos[entry.tty.tty_info_id])
+            master, packets = bool(info.id & 1), info.packet_mode
+            info.id, info.type, info.packet_mode = last, _EXTERNAL, False
+            info.ClearField("pty")
+            infos[last] = info
+            paths.add(entry.tty.regf_id)
+            entry.tty.tty_info_id = last
+            entry.tty.ClearField("regf_id")
+            file = TtyFile(entry.id, last, entry.tty.flags, 0, 0, False, holders.get(entry.id, []), master, packets)
+            released.setdefault(number, []).append(file)
+    if released:
+        write(images.folder, "files.img", "FILES", [entry for entry in entries if entry.id not in paths])
+        kept = [info for info in infos.values() if not info.HasField("pty") or info.pty.index not in released]
+        write(images.folder, _IMAGE, "TTY_INFO", kept)
+    return released
 
 
 def place(images: ImageSet, sessions: dict[int, tuple[int, int]]) -> None:

@@ -54,8 +54,8 @@ from .maintenance import check_open
 from .netlock import table_of
 from .plan import RestorePlan, Wishes, make_plan, observe
 from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
+from .restoredterminals import RestoredTerminals
 from .restoring import Restoring
-from .terminals import RestoredTerminals
 
 
 def _operation(wishes: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ from .ports import free_ports
 from .processors import bind_processors
 from .putback import Applied
 from .registry import boot_id
-from .terminals import RestoredTerminals
+from .restoredterminals import RestoredTerminals
 
 
 class Restoring(Struct):
@@ -159,7 +159,8 @@ class Restoring(Struct):
                 prefix += [*arrival.PRIVATE_ROOT, on]
             groups = self._groups_anew(stack)
             stack.callback(lambda: arrival.kill_tree(self.placed))
-            inherit = self._open_external(stack) | self.terminals.open(stack)
+            theirs = f"/proc/{private.init.pid}/root" if private is not None else ""
+            inherit = self._open_external(stack) | self.terminals.open(stack, theirs)
             self.reporter.step("restore")
             options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), groups=groups, inherit=inherit, root=on)
             mend.arm_timers(self.images)

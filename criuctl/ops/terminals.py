@@ -1,16 +1,10 @@
-"""Terminals through a dump and a restore.
+"""Terminals through a dump; through a restore: `criuctl.ops.restoredterminals`.
 
-At the dump: what was typed on a terminal inside the tree (tmux), and what was printed there and not read yet, is taken
+What was typed on a terminal inside the tree (tmux), and what was printed there and not read yet, is taken
 out while CRIU looks, which would forget half of it; it is put back if the tree goes on.  A terminal whose master is
 outside the tree (sshd, tmux, a window, criuctl's holder) is an external resource to CRIU.  What was typed there and not
 yet read is taken as the last thing before the manifest is written, because taking it means reading it:
 `criuctl.proc.linediscipline` tells how that loses nothing.
-
-At the restore: each such terminal becomes a fresh pseudo-terminal.  Every description of it is opened anew
-with its own flags; CRIU sets modes, window size, controlling terminal and foreground group from the images, after
-those have been told what criuctl saw (see `criuctl.criu.ttyimages`).  In post-restore what was typed and printed is put back,
-and a master whose slaves were all closed hangs up again: CRIU makes it like one that nobody has opened yet.
-A tree whose session was led from outside, a shell's job, becomes a session of its own, led by its root.
 """
 
 from __future__ import annotations
@@ -19,27 +13,17 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from itertools import count
 
 from ..checkpoint.chunks import StreamRef
-from ..checkpoint.manifest import Manifest, TerminalRecord
-from ..checkpoint.reader import CheckpointReader
+from ..checkpoint.manifest import TerminalRecord
 from ..checkpoint.writer import CheckpointWriter
-from ..criu import ttyimages
-from ..criu.images import ImageSet
-from ..errors import CommandFailed, RestoreFailed
-from ..proc import linediscipline
+from ..errors import CommandFailed
 from ..proc.descriptors import Descriptor
 from ..proc.linediscipline import Held, Printed
 from ..proc.procfs import read_text
-from ..proc.syscalls import pidfd_getfd
 from ..proc.tree import Process
-from ..proc.tty import Terminal, alias_keys, master_index, pts_index, terminals
-from ..report import Reporter
-from ..session.terminal import Guard, Pty, making, window_size
-
-_REACH = 16  # terminals that CRIU (which tries 32) is let make on the way to a number
-_LEFT = 4  # of the lowest free numbers are left to others, who may want one in this very moment
+from ..proc.tty import Terminal, alias_keys, master_index, terminals
+from ..session.terminal import Guard, window_size
 
 
 class DumpedTerminals:
@@ -222,154 +206,3 @@ def _foreground(terminal: Terminal, tree: Sequence[Process]) -> int:
                         return int(line.split()[-1])
         return 0
     return 0
-
-
-class RestoredTerminals:
-    """Fresh terminals for a tree that is restored; its images are told of them."""
-
-    def __init__(self, manifest: Manifest, images: ImageSet) -> None:
-        """Tells the images who leads the session; before anybody asks them which numbers have to be free."""
-        self._images = images
-        self.records = [t for t in manifest.terminals if t.master == "outside"]
-        self._inside = [t for t in manifest.terminals if t.master == "inside"]
-        self.ptys: list[tuple[TerminalRecord, Pty]] = []
-        self._files = ttyimages.external_files(images)
-        self._join()
-        self._making = ExitStack()  # until CRIU has made its own
-        ttyimages.lead_session(images)
-
-    def _join(self) -> None:
-        """What was opened as /dev/tty, of a terminal that is inside the tree or has hung up."""
-        numbers = {holder: number for r in self._inside for holder in r.holders if (number := pts_index(r.rdev)) is not None}
-        inside = {file.id: numbers[holder] for file in self._files for holder in file.holders if holder in numbers}
-        hung_up = {file.id for file in self._files if file.hung_up}
-        if inside or hung_up:
-            ttyimages.join(self._images, inside, hung_up)
-            self._files = [file for file in self._files if file.id not in inside and file.id not in hung_up]
-
-    def open(self, stack: ExitStack) -> dict[str, int]:
-        """Make the terminals; returns what CRIU inherits: key -> descriptor, closed with `stack`.
-
-        When CRIU has made those inside of the tree, it is to be told by `made`.
-        """
-        # CRIU makes the terminals inside the tree under the numbers that they had: ours must be others.
-        reserved = ttyimages.numbers(self._images)
-        stack.callback(self.made)
-        if reserved or self._files:
-            self._making.enter_context(making())
-        renumbered = _free_numbers(reserved)
-        if renumbered:
-            ttyimages.renumber(self._images, renumbered)
-        if not self._files:
-            return {}
-        reserved |= set(renumbered.values())
-        inherited: dict[str, int] = {}
-        for record in self.records:
-            if record.holders:
-                pty = _fresh(record, reserved)
-                stack.callback(pty.close)
-                self.ptys.append((record, pty))
-        groups = ttyimages.groups(self._images)
-        root = self._images.pids()[0]
-        sessions = {}
-        for file in self._files:
-            found = next(((r, p) for r, p in self.ptys if set(file.holders) & set(r.holders)), None)
-            if found is None:
-                raise RestoreFailed(
-                    f"the checkpoint does not tell which terminal descriptor {file.holders[:1]} is of",
-                    hint="It was made by another version of criuctl, or is damaged.",
-                )
-            record, pty = found
-            leader = root if record.led_outside else record.leader
-            foreground = record.foreground if groups.get(record.foreground) == leader else leader
-            sessions[file.info] = (leader, foreground) if leader else (0, 0)
-            inherited[file.key] = fd = pty.open_slave(file.flags)
-            stack.callback(os.close, fd)
-        ttyimages.place(self._images, sessions)
-        if not reserved:
-            self.made()
-        return inherited
-
-    def made(self) -> None:
-        """All terminals of the tree are there: others may make theirs."""
-        self._making.close()
-
-    def controlling(self) -> dict[int, str]:
-        """Session leader -> path of the terminal that its session has to inherit, where somebody is there to do so."""
-        sessions = ttyimages.sessions(self._images)
-        root = self._images.pids()[0]
-        found = {}
-        for record, pty in self.ptys:
-            leader = root if record.led_outside else record.leader
-            if leader and (sessions.get(leader, 0) > 1 or not record.holders):
-                found[leader] = pty.path
-        return found
-
-    def replant(self, reader: CheckpointReader, pids: Mapping[int, int], reporter: Reporter) -> None:
-        """Put back what was typed and printed; the tree is in place and has not run.  `pids`: the tree's own -> ours."""
-        for record, pty in self.ptys:
-            _plant(record, reader, pty.slave, pty.master)
-            pty.close_slave()
-        for record in self._inside:
-            if record.printed is not None or record.slave_gone:
-                pid, number = record.master_holders[0]
-                printed = Printed(reader.read(record.printed) if record.printed is not None else b"")
-                try:
-                    _print(pids[pid], number, printed)
-                except OSError as error:
-                    reporter.warning(f"PID {pid}: {len(printed.data)} bytes printed on terminal {number} are lost: {error}")
-            # On one that nobody has open, and which only controls a session, what was typed is lost with that: nobody
-            # could read it.
-            if not record.holders or (record.input is None and not record.stopped):
-                continue
-            pid, number = record.holders[0]
-            slave = os.open(f"/proc/{pids[pid]}/fd/{number}", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                _plant(record, reader, slave, None)
-            finally:
-                os.close(slave)
-
-
-def _free_numbers(wanted: set[int]) -> dict[int, int]:
-    """For those of the terminal numbers `wanted` that CRIU cannot have on this host: free ones.
-
-    The kernel gives the lowest free number; CRIU makes terminals until it has the one that it wants, but not many.
-    """
-    taken = {int(name) for name in os.listdir("/dev/pts") if name.isdigit()}
-    lowest = next(number for number in count() if number not in taken)
-    lost = {number for number in wanted if number in taken or number - lowest >= _REACH}
-    left = _LEFT if len(wanted) + _LEFT <= _REACH else 0
-    free = (number for number in count(lowest + left) if number not in taken and number not in wanted - lost)
-    return {number: next(free) for number in sorted(lost)}
-
-
-def _fresh(record: TerminalRecord, reserved: set[int]) -> Pty:
-    """A new terminal of that size, under none of these numbers."""
-    unwanted: list[Pty] = []
-    try:
-        while True:
-            pty = Pty(record.rows, record.columns, record.xpixel, record.ypixel)
-            if int(pty.path.rpartition("/")[2]) not in reserved:
-                return pty
-            unwanted.append(pty)
-    finally:
-        for one in unwanted:
-            one.close()
-
-
-def _print(pid: int, number: int, printed: Printed) -> None:
-    pidfd = os.pidfd_open(pid)
-    try:
-        master = pidfd_getfd(pidfd, number)
-    finally:
-        os.close(pidfd)
-    try:
-        linediscipline.give_printed(master, printed)
-    finally:
-        os.close(master)
-
-
-def _plant(record: TerminalRecord, reader: CheckpointReader, slave: int, master: int | None) -> None:
-    data = reader.read(record.input) if record.input is not None else b""
-    if data or record.stopped:
-        linediscipline.give(slave, Held(data[: record.queued], data[record.queued :], record.stopped), master)

@@ -28,6 +28,7 @@ from .tree import Process
 
 _PTMX = os.makedev(5, 2)
 _DEV_TTY = os.makedev(5, 0)  # /dev/tty: an alias of the controlling terminal, not one of its own
+_TIOCGPTN, _TIOCSPTLCK = 0x80045430, 0x40045431
 _TIOCGDEV = 0x80045432  # which device a descriptor is of, however it was opened
 _PTS_MAJORS = range(136, 144)
 
@@ -101,14 +102,25 @@ def decode_tty_nr(tty_nr: int) -> int:
     return os.makedev((tty_nr >> 8) & 0xFFF, (tty_nr & 0xFF) | ((tty_nr >> 12) & 0xFFF00))
 
 
-def open_pair() -> tuple[int, int]:
-    """Master and slave of a new pseudo-terminal, close-on-exec; `OSError`, which names what there is none left of."""
+def open_pair(root: str = "") -> tuple[int, int, str]:
+    """Master, slave and path of a new pseudo-terminal, close-on-exec; `OSError`, which names what there is none left of.
+
+    `root`: as seen from there, ``/proc/PID/root``, and opened in that one's mount namespace.
+    """
     try:
-        return os.openpty()
+        master = os.open(f"{root}/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
         raise OSError(errno.ENOSPC, "no pseudo-terminal is left on this host", "/dev/ptmx") from error
+    try:
+        fcntl.ioctl(master, _TIOCSPTLCK, bytes(4))
+        (number,) = struct.unpack("I", fcntl.ioctl(master, _TIOCGPTN, bytes(4)))
+        path = f"/dev/pts/{number}"
+        return master, os.open(root + path, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC), path
+    except OSError:
+        os.close(master)
+        raise
 
 
 def pts_index(rdev: int) -> int | None:

@@ -55,7 +55,7 @@ def window_size(fd: int, rows: int, cols: int, xpixel: int = 0, ypixel: int = 0)
 
 def spawn_plain(request: SpawnRequest) -> Spawned:
     """Start the command as the leader of a new session on a new terminal."""
-    master, slave = tty.open_pair()
+    master, slave, _ = tty.open_pair()
     report, told = os.pipe2(os.O_CLOEXEC)
     pid = 0
     try:

@@ -134,9 +134,10 @@ def _held(queued: object, raw: object, stopped: object, canonical: object, echo:
 class Pty:
     """A new pseudo-terminal: `master` and `slave` are close-on-exec descriptors of ours."""
 
-    def __init__(self, rows: int = 24, columns: int = 80, xpixel: int = 0, ypixel: int = 0) -> None:
-        self.master, self.slave = tty.open_pair()
-        self.path = os.ttyname(self.slave)
+    def __init__(self, rows: int = 24, columns: int = 80, xpixel: int = 0, ypixel: int = 0, *, root: str = "") -> None:
+        """`root`: ``/proc/PID/root`` of who shall find it in its own mount namespace."""
+        self.master, self.slave, self.path = tty.open_pair(root)
+        self._root = root
         self.resize(rows, columns, xpixel, ypixel)
 
     def resize(self, rows: int, columns: int, xpixel: int = 0, ypixel: int = 0) -> None:
@@ -145,7 +146,13 @@ class Pty:
 
     def open_slave(self, flags: int) -> int:
         """Another description of the slave, opened with these flags; never as controlling terminal."""
-        return os.open(self.path, (flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)) | os.O_NOCTTY | os.O_CLOEXEC)
+        return os.open(self._root + self.path, (flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)) | os.O_NOCTTY | os.O_CLOEXEC)
+
+    def share_master(self, flags: int, *, packets: bool) -> int:
+        """Another descriptor of the master, which gets these flags; `packets`: it reads packets (TIOCPKT)."""
+        fcntl.fcntl(self.master, fcntl.F_SETFL, flags & (os.O_NONBLOCK | os.O_APPEND))
+        fcntl.ioctl(self.master, termios.TIOCPKT, struct.pack("i", packets))
+        return os.dup(self.master)
 
     def close_slave(self) -> None:
         """The tree has its own by now."""

@@ -327,7 +327,6 @@ DUMPABLE = [
         "m, s = os.openpty(); r, w = os.pipe(); pid = os.fork()\n"
         "if pid == 0:\n os.close(READY); os.setsid(); fcntl.ioctl(s, 0x540E, 0); os.fork(); os.close(w); sleep()\n"
         "os.close(w); os.read(r, 1)",
-        also=("terminal-followers",),
     ),
     case(
         "pseudo-terminal-master",

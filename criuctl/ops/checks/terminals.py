@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ...proc.namespaces import is_namespace_init
 from ...proc.syscalls import same_file
 from ...proc.tty import master_index, path_holders
 from ...report import Finding
@@ -94,7 +95,9 @@ def _many_outside(held: Sequence[tuple[int, int]]) -> Iterator[Finding]:
 
 
 def _followers(scene: Scene) -> Iterator[Finding]:
-    """Who is in a session on a terminal inside the tree and does not lead it: CRIU makes that terminal when they are there."""
+    """Who is in a session on a terminal of the tree's own /dev/pts and does not lead it: CRIU makes that when they are there."""
+    if not scene.foreign("mnt") or not scene.foreign("pid") or not is_namespace_init(scene.root.pid):
+        return
     for terminal in scene.terminals:
         others = [pid for pid in terminal.controls if pid != terminal.session_leader]
         if terminal.master_inside and not terminal.hung_up and others:

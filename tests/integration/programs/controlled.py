@@ -36,6 +36,9 @@ def act(line: socket.socket, tty: int) -> None:
                 size = os.get_terminal_size(tty)
                 mode = fcntl.fcntl(tty, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_NONBLOCK | os.O_APPEND)
                 got = f"{size.columns}x{size.lines} {mode:o} {termios.tcgetattr(tty)[3] & termios.ECHO:o}"
+            elif what == "again":
+                os.close(os.open("/dev/tty", os.O_RDWR))
+                got = "mine" if os.tcgetpgrp(tty) == os.getpgrp() else "not mine"
             else:
                 got = str(os.write(tty, what.encode()))
         except OSError as error:
@@ -105,6 +108,7 @@ def check(found: Check) -> None:
     found.equal("leader", leader.ask("state"), "71x20 2 10")
     found.equal("follower", follower.ask("state"), f"71x20 {os.O_RDWR | os.O_NONBLOCK | os.O_APPEND:o} 10")
     found.equal("reader", reader.ask("state"), f"72x20 {os.O_NONBLOCK:o} 10")
+    found.equal("controls", [each.ask("again") for each in (leader, follower, left)], ["mine", "mine", "ENXIO"])
     found.equal("one that left", left.ask("state"), "73x20 2 10")
     if not told:
         found.equal("typed", leader.ask("read"), "typed\n")
