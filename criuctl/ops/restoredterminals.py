@@ -191,7 +191,7 @@ def _free_numbers(wanted: set[int]) -> dict[int, int]:
 def _fresh(record: TerminalRecord, reserved: set[int], wanted: int | None = None, root: str = "") -> Pty:
     """A new terminal of that size, under none of these numbers, but under the `wanted` one if that can be had."""
     unwanted: list[Pty] = []
-    if wanted is not None and wanted in _free_numbers({wanted}):
+    if wanted is not None and (wanted in reserved or wanted in _free_numbers({wanted})):
         wanted = None
     try:
         while True:
