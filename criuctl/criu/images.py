@@ -44,7 +44,7 @@ TCP_ESTABLISHED, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 7, 8, 10
 _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM = 2, 10, 1, 2
 _SHUTDOWN_NONE, _SHUTDOWN_BOTH = 0, 3
 _REMAP_LINKED = 0
-_STOPPED = 3  # a task's state
+_DEAD, _STOPPED = 2, 3  # a task's state
 
 
 def valid_name(name: str) -> bool:
@@ -188,6 +188,17 @@ class ImageSet:
         """PIDs of the processes that a signal had stopped, as the tree itself sees them."""
         cores = {pid: read(self.folder, f"core-{pid}.img", "CORE")[0] for pid in self.pids()}
         return {pid for pid, core in cores.items() if core.HasField("tc") and core.tc.task_state == _STOPPED}
+
+    def exit_codes(self) -> dict[int, int]:
+        """PIDs of those that have ended by themselves and were not waited for -> their exit codes."""
+        codes, names = {}, set(os.listdir(self.folder))
+        for pid in self.pids():
+            if f"ids-{pid}.img" in names:
+                continue  # it lives
+            core = read(self.folder, f"core-{pid}.img", "CORE")[0]
+            if core.HasField("tc") and core.tc.task_state == _DEAD and not core.tc.exit_code & 0x7F:
+                codes[pid] = core.tc.exit_code >> 8
+        return codes
 
     def reserved_ids(self) -> set[int]:
         """Every number that must be free for a restore with the same PIDs: processes, threads, groups, sessions."""

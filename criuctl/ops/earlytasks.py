@@ -1,4 +1,4 @@
-"""What a restored process must be given before it has children, because they can only inherit it: its terminal.
+"""What a restored process must be given while CRIU makes it: its terminal, which its children can only inherit; its exit code.
 
 The kernel lets only a session's leader take a controlling terminal; everybody else inherits it at the fork.  CRIU makes
 the tree first and opens terminals afterwards, so a restored leader has its terminal back and the rest of its session has
@@ -7,8 +7,10 @@ forks are followed with ptrace, from when it is about to make the tree, and each
 the terminal and takes it.  (Not earlier: CRIU first tries out ptrace on children of its own.)  What CRIU does later finds
 it done.
 
-The root's role as a subreaper is given at the same occasion (see `criuctl.ops.mend`): there can be but one tracer.
-Everybody is let go as soon as all leaders have their terminals, long before CRIU itself traces them.
+The root's role as a subreaper is given at the same occasion (see `criuctl.ops.mend`): there can be but one tracer.  And
+so are the codes of those that had ended and were not waited for: CRIU forks them to end once more, but with seven bits of
+their code, so that 255 would be 127 and 128 a success.  Everybody is let go as soon as nobody is left to be given anything,
+before CRIU itself traces them.
 
 Only stops are waited for: who ends is left to be reaped by its parent, who may be another thread of ours.
 """
@@ -45,6 +47,7 @@ class EarlyTasks(Struct):
     terminals: Mapping[int, str]  # session leader, by its PID in the tree -> path of its terminal
     subreaper: bool = False  # the root is to adopt orphans
     namespace: int | None = None  # the PID namespace that the tree comes to, if it is not ours
+    codes: dict[int, int] = field(default_factory=dict)  # zombie, by its PID in the tree -> exit code; without those that have it
     given: set[int] = field(default_factory=set)  # leaders that have their terminals
     _tracees: dict[int, int] = field(default_factory=dict)  # PID as we see it -> in the tree; 0: not of the tree
     _following: threading.Event = field(default_factory=threading.Event)
@@ -96,7 +99,7 @@ class EarlyTasks(Struct):
 
     @property
     def _busy(self) -> bool:
-        return bool(self._wanted or self.subreaper) and not self._stop.is_set()
+        return bool(self._wanted or self.subreaper or self.codes) and not self._stop.is_set()
 
     def _loop(self) -> None:
         try:
@@ -117,9 +120,13 @@ class EarlyTasks(Struct):
         if pid not in self._tracees:
             self._tracees[pid] = self._number(pid)
         inner = self._tracees[pid]
+        if inner in self.codes and number == inject.SYSCALL_STOP and inject.end_with(pid, self.codes[inner]):
+            del self.codes[inner], self._tracees[pid]
+            inject.let_go(pid)  # who ends under our trace waits for us to be told
+            return
         if event == _EVENT_STOP or (number == inject.SYSCALL_STOP and inject.result(pid) != _NO_SUCH_CALL):
             self._act(pid, inner)
-        stepping = inner in self._wanted or (self.subreaper and inner == self.root)
+        stepping = inner in self._wanted or inner in self.codes or (self.subreaper and inner == self.root)
         inject.go_on(pid, 0 if event or number == inject.SYSCALL_STOP else number, to_syscall=stepping)
 
     def _act(self, pid: int, inner: int) -> None:

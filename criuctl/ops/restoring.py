@@ -52,6 +52,8 @@ from .putback import Applied
 from .registry import boot_id
 from .restoredterminals import RestoredTerminals
 
+_SEVEN_BITS = 0x7F  # what CRIU leaves of an exit code
+
 
 class Restoring(Struct):
     """One restore under way: from images and pages in a folder to a running tree."""
@@ -172,8 +174,9 @@ class Restoring(Struct):
                 mend.drop_parent_signal(self.images, self.reporter)
             self.calls = interrupted.restart_saved(self.images)
             space = private.pid_namespace if private is not None else None
-            early = EarlyTasks(self.inner_root, self.terminals.controlling(), mend.needs_subreaper(self.images), space)
-            if early.terminals or early.subreaper:
+            codes = {pid: code for pid, code in self.images.exit_codes().items() if code > _SEVEN_BITS}
+            early = EarlyTasks(self.inner_root, self.terminals.controlling(), mend.needs_subreaper(self.images), space, codes)
+            if early.terminals or early.subreaper or codes:
                 stack.callback(early.stop)
                 self.early = early
             if self.lazy:
@@ -221,6 +224,10 @@ class Restoring(Struct):
             self.following.watch(self.placed)
         if self.early is not None and (bereft := self.early.stop()):
             self.reporter.warning(f"sessions {sorted(bereft)}: only their leaders have their controlling terminal")
+        for pid, code in sorted(self.early.codes.items() if self.early is not None else ()):
+            self.reporter.warning(
+                f"PID {pid}, which has ended and was not waited for, ended with {code & _SEVEN_BITS}, not {code}"
+            )
         pids = handback.outer_pids(root)
         self.pids = tuple(pids.values())
         if self.filling is not None:

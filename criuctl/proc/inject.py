@@ -41,6 +41,7 @@ _TRIES, _PAUSE = 100, 0.002  # to meet CRIU in a system call, where it waits for
 
 _PTRACE, _BELOW_STACK = 101, 4096  # far below the red zone, well inside the stack's mapping
 PRCTL, FCNTL, OPEN, CLOSE, IOCTL, EPOLL_CTL = 157, 72, 2, 3, 16, 233
+_EXIT_GROUP = 231
 TIOCSCTTY = 0x540E
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -124,6 +125,18 @@ def result(pid: int) -> int:
     registers = _Registers()
     _ptrace(_GETREGS, pid, 0, registers)
     return ctypes.c_longlong(registers.rax).value
+
+
+def end_with(pid: int, code: int) -> bool:
+    """Have the process, stopped at a system call, end with this code if that call is its end; whether it is."""
+    registers = _Registers()
+    _ptrace(_GETREGS, pid, 0, registers)
+    entered = ctypes.c_longlong(registers.rax).value == -errno.ENOSYS
+    if not entered or registers.orig_rax != _EXIT_GROUP:
+        return False
+    registers.rdi = code
+    _ptrace(_SETREGS, pid, 0, registers)
+    return True
 
 
 def call(pid: int, number: int, *arguments: int) -> int:

@@ -81,10 +81,12 @@ if middle == 0:
 os.waitpid(middle, 0)
 daemon = int(os.read(daemon_read, 64))
 
-zombie = os.fork()
-if zombie == 0:
-    os._exit(7)
-os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)
+zombies = {}  # PID -> exit code
+for code in (7, 128, 255):
+    zombies[zombie := os.fork()] = code
+    if zombie == 0:
+        os._exit(code)
+    os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)
 
 deep_read, deep_write = os.pipe()
 deep = os.fork()
@@ -125,7 +127,8 @@ def check(found: Check) -> None:
     if zombie_pending:
         zombie_pending = False
         found.equal("stopped job", state_of(stopped), "T")
-        found.equal("zombie", os.waitstatus_to_exitcode(os.waitpid(zombie, 0)[1]), 7)
+        codes = {pid: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in zombies}
+        found.equal("zombies", codes, zombies)
         os.kill(stopped, signal.SIGCONT)
         found.equal("continued job", ask(stopped_pipe), f"stopped {stopped} {stopped} {own_session} {me} 1")
         orphan = os.fork()
