@@ -31,7 +31,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct, field
@@ -45,6 +45,7 @@ _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM = 2, 10, 1, 2
 _SHUTDOWN_NONE, _SHUTDOWN_BOTH = 0, 3
 _REMAP_LINKED = 0
 _DEAD, _STOPPED = 2, 3  # a task's state
+REGULAR = 1  # of CRIU's FD_TYPES
 
 
 def valid_name(name: str) -> bool:
@@ -217,7 +218,22 @@ class ImageSet:
         entries = self.files()
         for entry in entries:
             edit(entry)
+        self.write_files(entries)
+
+    def write_files(self, entries: Iterable[Any]) -> None:
+        """Replace the entries of files.img."""
         write(self.folder, "files.img", "FILES", entries)
+
+    def make_regular(self, numbers: Container[int]) -> None:
+        """Have every descriptor of these files of files.img told as one of a regular file."""
+        for name in self.names():
+            if name.startswith("fdinfo-"):
+                held = read(self.folder, name, "FDINFO")
+                changed = [entry for entry in held if entry.id in numbers]
+                for entry in changed:
+                    entry.type = REGULAR
+                if changed:
+                    write(self.folder, name, "FDINFO", held)
 
     def order_pairs(self) -> None:
         """Have CRIU begin each pair of unix sockets with the end that the lowest PID has.

@@ -22,10 +22,9 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from .images import ImageSet, read, text, write
+from .images import REGULAR, ImageSet, read, text, write
 
 _PTY, _EXTERNAL = 1, 5  # TtyType: PTY, EXT_TTY; a slave's info has the id N << 1 (criu/tty.c, tty_gen_id)
-_REG = 1  # FdTypes: REG
 _SLAVES = 136  # their major device number
 _NO_DEVICE = 0xFFFFF  # as st_dev of the made-up keys
 _IMAGE = "tty-info.img"
@@ -83,7 +82,7 @@ def join(images: ImageSet, inside: Mapping[int, int], hung_up: Collection[int]) 
             infos[own.id] = own
         last += 1
         entry.tty.tty_info_id, entry.tty.regf_id = number << 1, last
-        path = type(entry)(type=_REG, id=last)
+        path = type(entry)(type=REGULAR, id=last)
         path.reg.id, path.reg.flags, path.reg.pos = last, entry.tty.flags, 0
         path.reg.fown.CopyFrom(entry.tty.fown)
         path.reg.name, path.reg.mnt_id = f"/dev/pts/{number}", mount

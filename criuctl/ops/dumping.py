@@ -43,8 +43,10 @@ from . import (
     ownmemory,
     predicates,
     remaps,
+    semaphores,
     socketnames,
     surroundings,
+    timerfds,
 )
 from .delivery import Delivery
 from .describe import Taken, describe
@@ -190,6 +192,7 @@ class Dumping:
         self.reporter.step("frozen")
         self.tree = read_tree(self.root)
         self.opened = {p.pid: descriptors(p.pid) for p in self.tree if not p.zombie}
+        timerfds.count_expiries(self.opened)
         # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
         looked = self.survey.frozen(self.tree, self.opened)
         self.heard = Reporter()
@@ -272,6 +275,7 @@ class Dumping:
         arounddump.refuse_unrestorable(images, self.tree, self.opened)
         latesignals.add(images, self.tree)
         filelocks.add_inherited(images, self.tree, self.opened)
+        semaphores.mark(images, self.tree, self.opened)
         self.waits.amend(images)
         socketnames.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)

@@ -3,21 +3,16 @@
 Each of these was seen with the state oracle of the tests, on programs that CRIU dumps and restores without a
 word of complaint:
 
-- A periodic timerfd whose last expiry was not read yet comes back disarmed, and its event loop hangs.  Mended
-  in the images: armed to expire at once.
 - POSIX locks on a file that the process has also mapped are gone: the restorer closes a descriptor of the file
   after it has set them.  Mended in post-restore, by having the process itself set them once more.
 - An orphan is adopted by whoever is the subreaper *around* the tree, because the tree's own subreaper gets that role
   back too late; where it has ended and was not reaped, the restore waits for it for ever.  Mended by giving the root its
   role as soon as it exists (`criuctl.ops.earlytasks`).
-- Timer descriptors run on while a restored tree waits for its memory and its connections, and one that was set to an
-  absolute time comes up to a second early.  Mended last of all: each is wound up anew, to what it had left at the dump.
 - A mapping larger than memory and swap (address space that a program has reserved, a heap that grew there bit by bit) is
   refused to CRIU, which makes each at once and writable.  Mended in the images: made without a reservation.
 - A connection that its peer had closed before the dump may be reset: CRIU lets its socket see the peer's FIN again,
   and the kernel may put the acknowledgement off until the firewall lock is down.  Then it meets nobody, or a listener,
   and is answered by a reset.  Mended in post-restore: acknowledged at once, while the lock drops it.
-
 - An epoll that a process shares with its children is made by whichever of them has the lowest PID, which may not have (or have
   something else under the number of) a descriptor that is watched: the restore fails, or it watches something else.  Mended
   by taking such watches out of the images; in post-restore the process that CRIU had read them from adds them itself.
@@ -29,8 +24,9 @@ word of complaint:
   which ends.  Mended in the images: without that wish, and told.
 - Limits, and the OOM score, that only CAP_SYS_RESOURCE may raise stay as they are for criuctl.  Not mended but told.
 
-The second, the third and the epoll's run a system call inside the process (`criuctl.proc.inject`).  What could not be mended
-is told.  System calls that the freeze has interrupted: see `criuctl.ops.interrupted`.
+For locks, orphans, flags and epolls a system call is run inside the process (`criuctl.proc.inject`).  What could not be mended
+is told.  System calls that the freeze has interrupted: see `criuctl.ops.interrupted`; timer descriptors: `criuctl.ops.timerfds`;
+event counters: `criuctl.ops.semaphores`.
 """
 
 from __future__ import annotations
@@ -42,9 +38,8 @@ import resource
 import signal
 import socket
 import struct
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 from ..criu.images import ImageSet, read, write
@@ -52,7 +47,7 @@ from ..errors import CriuctlError, NoSuchProcess, RestoreFailed
 from ..proc import inject
 from ..proc.limits import CAP_SYS_RESOURCE, effective_capabilities
 from ..proc.procfs import memory_info, read_text
-from ..proc.syscalls import borrow_socket, pidfd_getfd, timerfd_settime
+from ..proc.syscalls import borrow_socket
 from ..report import Reporter
 
 _FL_POSIX = 1
@@ -61,30 +56,10 @@ _FLOCK = struct.Struct("=hhxxxxqqixxxx")  # l_type, l_whence, l_start, l_len, l_
 _EPOLL_EVENT = struct.Struct("=IQ")  # events, data; packed on x86-64
 _EPOLL_CTL_ADD = 1
 _BELOW_STACK = 4096  # far below the red zone, well inside the stack's mapping
-_ARM_NOW = 1  # nanosecond
 _INOTIFY_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # that inotify_init1 takes
-_SECOND = 10**9  # nanoseconds
-_ABSOLUTE = 1  # TFD_TIMER_ABSTIME
 _REALTIME = 32  # signals from here on have no names
 _LIMITS = {getattr(resource, name): name for name in dir(resource) if name.startswith("RLIMIT_")}
 _MAP_PRIVATE, _MAP_NORESERVE = 0x2, 0x4000
-_SET_TICKS = 0x40085400  # TFD_IOC_SET_TICKS
-
-
-def arm_timers(images: ImageSet) -> None:
-    """Periodic timers with an unread expiry: armed again."""
-    lost = {e.id for e in images.files() if e.HasField("tfd") and _disarmed(e.tfd)}
-    if lost:
-
-        def edit(entry: Any) -> None:
-            if entry.HasField("tfd") and entry.id in lost:
-                entry.tfd.vnsec = _ARM_NOW
-
-        images.edit_files(edit)
-
-
-def _disarmed(timer: Any) -> bool:
-    return bool(timer.ticks and (timer.isec or timer.insec) and not timer.vsec and not timer.vnsec)
 
 
 def unreserve(images: ImageSet) -> None:
@@ -115,33 +90,6 @@ def drop_parent_signal(images: ImageSet, reporter: Reporter) -> None:
                 f"PID {root.pid}: its wish for {name} when its parent ends is dropped: that one is gone",
                 "Dump the parent with it, or run the program as a session (`criuctl run`).",
             )
-
-
-def wind_timers(images: ImageSet, pids: Mapping[int, int], reporter: Reporter) -> None:
-    """Let every timer descriptor that runs have from now on what it had left at the dump; `pids` are the tree's PIDs -> ours."""
-    running = {e.id: e.tfd for e in images.files() if e.HasField("tfd") and (e.tfd.vsec or e.tfd.vnsec)}
-    if not running:
-        return
-    holders = images.holders()
-    for number, timer in running.items():
-        for pid, fd in holders.get(number, [])[:1]:
-            try:
-                _wind(pids[pid], fd, timer)
-            except (OSError, KeyError) as error:
-                reporter.warning(f"PID {pid}: descriptor {fd}, a timer, could not be wound up: {error}")
-
-
-def _wind(pid: int, fd: int, timer: Any) -> None:
-    left = timer.vsec * _SECOND + timer.vnsec
-    now = time.clock_gettime_ns(timer.clockid) if timer.settime_flags & _ABSOLUTE else 0
-    with ExitStack() as stack:
-        pidfd = os.pidfd_open(pid)
-        stack.callback(os.close, pidfd)
-        borrowed = pidfd_getfd(pidfd, fd)
-        stack.callback(os.close, borrowed)
-        timerfd_settime(borrowed, timer.settime_flags, now + left, timer.isec * _SECOND + timer.insec)
-        if timer.ticks:  # expiries that nobody has read
-            fcntl.ioctl(borrowed, _SET_TICKS, struct.pack("Q", timer.ticks))
 
 
 def part_flags(images: ImageSet) -> dict[tuple[int, int], int]:

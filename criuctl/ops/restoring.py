@@ -38,6 +38,8 @@ from . import (
     mend,
     overlays,
     remaps,
+    semaphores,
+    timerfds,
 )
 from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
@@ -83,6 +85,7 @@ class Restoring(Struct):
     calls: dict[int, Any] = field(default_factory=dict)  # the registers of threads that are in system calls
     watches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # of epolls, that CRIU cannot set
     flags: dict[tuple[int, int], int] = field(default_factory=dict)  # of descriptors, that CRIU cannot set
+    timers: set[int] = field(default_factory=set)  # file ids of those that CRIU would let expire
     early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
     following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
     fresh: PrivateNamespaces | None = None  # made for the tree
@@ -162,10 +165,10 @@ class Restoring(Struct):
             groups = self._groups_anew(stack)
             stack.callback(lambda: arrival.kill_tree(self.placed))
             theirs = f"/proc/{private.init.pid}/root" if private is not None else ""
-            inherit = self._open_external(stack) | self.terminals.open(stack, theirs)
+            inherit = self._open_external(stack) | self.terminals.open(stack, theirs) | semaphores.make(self.images, stack)
             self.reporter.step("restore")
             options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), groups=groups, inherit=inherit, root=on)
-            mend.arm_timers(self.images)
+            self.timers = timerfds.arm_timers(self.images)
             mend.unreserve(self.images)
             self.images.order_pairs()
             self.watches = mend.part_watches(self.images)
@@ -252,7 +255,7 @@ class Restoring(Struct):
             self.following.watched()
         if self.held is not None:
             self.held(self.connections)
-        mend.wind_timers(self.images, pids, self.reporter)
+        timerfds.wind_timers(self.images, self.timers, pids, self.reporter)
         self.register(root)
         if self.following is not None:
             self.following.about_to_run()

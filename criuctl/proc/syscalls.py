@@ -143,6 +143,11 @@ def timerfd_settime(fd: int, flags: int, value: int, interval: int) -> None:
     _checked(_c().timerfd_settime(fd, flags, new, None))
 
 
+def timerfd_gettime(fd: int) -> None:
+    """Have the kernel count the expiries of a periodic timer descriptor up to now and go on from there; nothing is read."""
+    _checked(_c().timerfd_gettime(fd, ctypes.create_string_buffer(32)))
+
+
 def getsockopt_of(fd: int, level: int, option: int, value: bytearray) -> None:
     """getsockopt(2) of an option that is told in `value` what is asked for, or of which only the size is (an empty one); the
     answer is put in its place."""

@@ -37,6 +37,7 @@ QUIET = {
     "pairs.py": (),
     "queues.py": (),
     "rights.py": (),
+    "run_out.py": (),
     "settings.py": (),
     "signal_driven.py": (),
     "sockets.py": (),

@@ -9,7 +9,7 @@ import signal
 import struct
 import time
 
-from animal import Check, libc, path, serve
+from animal import Check, libc, path, serve, sleeper
 
 TFD_CLOEXEC, IN_CREATE, IN_CLOEXEC = 0o2000000, 0x100, 0o2000000
 CLOCK_MONOTONIC = 1
@@ -20,6 +20,9 @@ signals = libc.signalfd(-1, ctypes.byref(mask), 0)
 os.kill(os.getpid(), signal.SIGUSR2)
 
 counter = os.eventfd(42)
+semaphore = os.eventfd(3, os.EFD_SEMAPHORE | os.EFD_NONBLOCK)
+if os.fork() == 0:
+    sleeper()  # it has all of them, too
 
 
 def timer(first: float, interval: float) -> int:
@@ -58,6 +61,8 @@ def check(found: Check) -> None:
         found.equal("eventfd", os.eventfd_read(counter), 42)
         found.equal("signalfd", struct.unpack("I", os.read(signals, 128)[:4])[0], signal.SIGUSR2)
         os.eventfd_write(counter, 42)
+    found.equal("semaphore", os.eventfd_read(semaphore), 1)
+    os.eventfd_write(semaphore, 1)
     deadline = time.monotonic() + 30
     wanted = {pipe_read, periodic, counter}
     seen: set[int] = set()
