@@ -221,16 +221,7 @@ def _field(d: Descriptor, name: str) -> int | None:
 
 def _anonymous(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
     what = d.target.removeprefix("anon_inode:")
-    if d.kind == "eventfd" and _field(d, "eventfd-semaphore"):
-        yield Finding(
-            "warning",
-            "eventfd-semaphore",
-            "the eventfd is a semaphore (EFD_SEMAPHORE); CRIU restores it as a plain counter, of which one read takes all",
-            "Start the program anew after a restore, if it counts on that.",
-            pid=process.pid,
-            fd=d.fd,
-        )
-    elif d.kind == "timerfd":
+    if d.kind == "timerfd":
         clock = _field(d, "clockid")
         if clock is not None and clock not in _TIMER_CLOCKS:
             yield _error(
