@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping
 from itertools import count
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from .images import REGULAR, ImageSet, read, text, write
 
@@ -41,6 +41,8 @@ class TtyFile(Struct, frozen=True):
     dev: int
     hung_up: bool
     holders: list[tuple[int, int]] = field(default_factory=list)  # (PID, fd) in the tree's numbers
+    owner: Any = None  # CRIU's fown_entry: whom a signal tells of input (F_SETOWN), and which one
+    mode: int | None = None  # of the node, if CRIU told
     master: bool = False
     packets: bool = False  # a master that reads packets (TIOCPKT)
 
@@ -60,9 +62,24 @@ def external_files(images: ImageSet) -> list[TtyFile]:
     for entry in images.files():
         info = infos.get(entry.tty.tty_info_id) if entry.HasField("tty") else None
         if info is not None:
-            gone = not info.HasField("termios")
-            found.append(TtyFile(entry.id, info.id, entry.tty.flags, info.rdev, info.dev, gone, holders.get(entry.id, [])))
+            found.append(_told(entry, info, holders))
     return found
+
+
+def _told(entry: Any, info: Any, holders: Mapping[int, list[tuple[int, int]]], mode: int | None = None) -> TtyFile:
+    return TtyFile(
+        id=entry.id,
+        info=info.id,
+        flags=entry.tty.flags,
+        rdev=info.rdev,
+        dev=info.dev,
+        hung_up=not info.HasField("termios"),
+        holders=holders.get(entry.id, []),
+        owner=entry.tty.fown,
+        mode=mode,
+        master=bool(info.HasField("pty") and info.id & 1),
+        packets=info.packet_mode,
+    )
 
 
 def join(images: ImageSet, inside: Mapping[int, int], hung_up: Collection[int]) -> None:
@@ -103,25 +120,24 @@ def release(images: ImageSet, numbers: Collection[int]) -> dict[int, list[TtyFil
     for number, opened in list(found.items()):
         kinds = [infos[entry.tty.tty_info_id] for entry in opened]
         odd = any(not info.HasField("termios") or info.locked or info.exclusive for info in kinds)
-        owned = any(entry.tty.fown.signum or entry.tty.fown.pid for entry in opened)
-        if odd or owned or {info.id & 1 for info in kinds} != {0, 1}:
+        if odd or {info.id & 1 for info in kinds} != {0, 1}:
             del found[number]  # what CRIU gives back only to those that it makes itself
-    holders, paths, last = images.holders(), set(), max(infos, default=0)
+    holders, paths = images.holders(), set()
+    modes = {entry.id: entry.reg.mode for entry in entries if entry.HasField("reg") and entry.reg.HasField("mode")}
+    unused = (number for number in count(1) if number not in infos)  # CRIU has no room for high ones
     released: dict[int, list[TtyFile]] = {}
     for number, opened in found.items():
         for entry in opened:
-            last += 1
             info = type(infos[entry.tty.tty_info_id])()
             info.CopyFrom(infos[entry.tty.tty_info_id])
-            master, packets = bool(info.id & 1), info.packet_mode
-            info.id, info.type, info.packet_mode = last, _EXTERNAL, False
+            file = _told(entry, info, holders, modes.get(entry.tty.regf_id))
+            info.id, info.type, info.packet_mode = next(unused), _EXTERNAL, False
             info.ClearField("pty")
-            infos[last] = info
+            infos[info.id] = info
             paths.add(entry.tty.regf_id)
-            entry.tty.tty_info_id = last
+            entry.tty.tty_info_id = info.id
             entry.tty.ClearField("regf_id")
-            file = TtyFile(entry.id, last, entry.tty.flags, 0, 0, False, holders.get(entry.id, []), master, packets)
-            released.setdefault(number, []).append(file)
+            released.setdefault(number, []).append(structs.replace(file, info=info.id))
     if released:
         write(images.folder, "files.img", "FILES", [entry for entry in entries if entry.id not in paths])
         kept = [info for info in infos.values() if not info.HasField("pty") or info.pty.index not in released]

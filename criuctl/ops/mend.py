@@ -19,7 +19,8 @@ word of complaint:
 - An inotify descriptor with more flags than inotify_init1 takes (``O_ASYNC``) fails the restore.  What CRIU opens by
   a path (a terminal, a named pipe) has ``O_ASYNC`` afterwards, but no signal is ever sent: open(2) does not see to that, nor can
   the flag be taken off again.  Elsewhere the signal tells the number of the descriptor that CRIU had made first (``si_fd``).
-  Mended in the images, without those flags; in post-restore the process sets them itself.
+  Mended in the images, without those flags; in post-restore the process sets them itself.  So it does with the signal and its
+  owner (``F_SETOWN``) where the descriptor is inherited from criuctl, as a terminal from outside: CRIU forgets them.
 - A root that wants a signal when its parent ends (``PR_SET_PDEATHSIG``, often SIGKILL) gets it at once: its parent is CRIU,
   which ends.  Mended in the images: without that wish, and told.
 - Limits, and the OOM score, that only CAP_SYS_RESOURCE may raise stay as they are for criuctl.  Not mended but told.
@@ -52,6 +53,7 @@ from ..report import Reporter
 
 _FL_POSIX = 1
 _F_SETLK = 6
+_F_SETSIG, _F_SETOWN_EX = 10, 15
 _FLOCK = struct.Struct("=hhxxxxqqixxxx")  # l_type, l_whence, l_start, l_len, l_pid on 64-bit Linux
 _EPOLL_EVENT = struct.Struct("=IQ")  # events, data; packed on x86-64
 _EPOLL_CTL_ADD = 1
@@ -137,6 +139,21 @@ def set_flags(parted: Mapping[tuple[int, int], int], pids: Mapping[int, int], re
                 raise OSError(-result, os.strerror(-result))
         except (OSError, KeyError, CriuctlError) as error:
             reporter.warning(f"PID {inner}: descriptor {fd} has not all of its flags (O_ASYNC, O_APPEND): {error}")
+
+
+def set_owners(owners: Mapping[tuple[int, int], Any], pids: Mapping[int, int], reporter: Reporter) -> None:
+    """Have processes say again whom a signal tells of a descriptor's input, before `set_flags`; CRIU's fown_entry of each."""
+    for (inner, fd), owner in owners.items():
+        try:
+            with inject.stopped(pids[inner]):
+                data = struct.pack("=iI", owner.pid_type, owner.pid)
+                result = _call_with(pids[inner], data, inject.FCNTL, fd, _F_SETOWN_EX) if owner.pid else 0
+                if result >= 0 and owner.signum:
+                    result = inject.call(pids[inner], inject.FCNTL, fd, _F_SETSIG, owner.signum)
+            if result < 0:
+                raise OSError(-result, os.strerror(-result))
+        except (OSError, KeyError, CriuctlError) as error:
+            reporter.warning(f"PID {inner}: nobody gets a signal for descriptor {fd} (F_SETOWN, F_SETSIG): {error}")
 
 
 def posix_locks(images: ImageSet) -> list[Any]:

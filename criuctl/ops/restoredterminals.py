@@ -14,9 +14,11 @@ its own, led by its root.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import stat
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from itertools import count
+from typing import Any
 
 from ..checkpoint.manifest import Manifest, TerminalRecord
 from ..checkpoint.reader import CheckpointReader
@@ -49,6 +51,8 @@ class RestoredTerminals:
         ttyimages.lead_session(images)
         self._released = self._release(manifest)
         self._led: list[tuple[TerminalRecord, Pty]] = []  # ours, of those released
+        self._packets: list[Pty] = []  # of these, whose masters read packets
+        self._inherited = ExitStack()  # descriptors of ours that CRIU inherits
 
     def _join(self) -> None:
         """What was opened as /dev/tty, of a terminal that is inside the tree or has hung up."""
@@ -74,24 +78,27 @@ class RestoredTerminals:
         inherited: dict[str, int] = {}
         sessions: dict[int, tuple[int, int]] = {}
         groups = ttyimages.groups(self._images)
-        for number, files in self._released.items():
+        for number, files in sorted(self._released.items()):
             record = next(r for r in self._inside if r.leader and pts_index(r.rdev) == number)
-            pty = _fresh(record, reserved, number, root)
+            pty = _fresh(record, reserved | (set(self._released) - {number}), number, root)
             stack.callback(pty.close)
             self._led.append((record, pty))
             foreground = record.foreground if groups.get(record.foreground) == record.leader else record.leader
             for file in files:
                 if file.master:
-                    fd = pty.share_master(file.flags, packets=file.packets)
+                    fd = pty.share_master(file.flags)
+                    self._packets += [pty] if file.packets else []
                 else:
                     fd = pty.open_slave(file.flags)
                     sessions[file.info] = (record.leader, foreground)
+                    if file.mode is not None:
+                        os.fchmod(fd, stat.S_IMODE(file.mode))
                 inherited[file.key] = fd
-                stack.callback(os.close, fd)
+                self._inherited.callback(os.close, fd)
         return inherited, sessions
 
     def open(self, stack: ExitStack, root: str = "") -> dict[str, int]:
-        """Make the terminals; returns what CRIU inherits: key -> descriptor, closed with `stack`.
+        """Make the terminals; returns what CRIU inherits: key -> descriptor, closed by `replant` or with `stack`.
 
         `root`: ``/proc/PID/root`` of the mount namespace that the tree comes to, if that is not ours.
         When CRIU has made those inside of the tree, it is to be told by `made`.
@@ -99,9 +106,10 @@ class RestoredTerminals:
         # CRIU makes the terminals inside the tree under the numbers that they had: ours must be others.
         reserved = ttyimages.numbers(self._images)
         stack.callback(self.made)
+        stack.callback(self._inherited.close)
         if reserved or self._files or self._released:
             self._making.enter_context(making())
-        renumbered = _free_numbers(reserved)
+        renumbered = _free_numbers(reserved, set(self._released))
         if renumbered:
             ttyimages.renumber(self._images, renumbered)
         if not self._files and not self._released:
@@ -127,7 +135,7 @@ class RestoredTerminals:
             foreground = record.foreground if groups.get(record.foreground) == leader else leader
             sessions[file.info] = (leader, foreground) if leader else (0, 0)
             inherited[file.key] = fd = pty.open_slave(file.flags)
-            stack.callback(os.close, fd)
+            self._inherited.callback(os.close, fd)
         ttyimages.place(self._images, sessions)
         if not reserved:
             self.made()
@@ -153,8 +161,6 @@ class RestoredTerminals:
         for record, pty in self.ptys:
             _plant(record, reader, pty.slave, pty.master)
             pty.close_slave()
-        for _, pty in self._led:
-            pty.close()  # the tree has both sides
         for record in self._inside:
             if record.printed is not None or record.slave_gone:
                 pid, number = record.master_holders[0]
@@ -173,10 +179,21 @@ class RestoredTerminals:
                 _plant(record, reader, slave, None)
             finally:
                 os.close(slave)
+        for pty in self._packets:  # not before its modes are all set: it would be told of each
+            pty.read_packets()
+        for _, pty in self._led:
+            pty.close()
+        self._inherited.close()  # the tree has all of them, and is to be told when it closes them
+
+    @property
+    def owners(self) -> dict[tuple[int, int], Any]:
+        """(PID, descriptor) in the tree's numbers -> CRIU's fown_entry, of those that CRIU does not give back: inherited ones."""
+        files = [*self._files, *(file for files in self._released.values() for file in files)]
+        return {file.holders[0]: file.owner for file in files if file.holders and (file.owner.signum or file.owner.pid)}
 
 
-def _free_numbers(wanted: set[int]) -> dict[int, int]:
-    """For those of the terminal numbers `wanted` that CRIU cannot have on this host: free ones.
+def _free_numbers(wanted: set[int], others: Collection[int] = ()) -> dict[int, int]:
+    """For those of the terminal numbers `wanted` that CRIU cannot have on this host: free ones, which no `others` want either.
 
     The kernel gives the lowest free number; CRIU makes terminals until it has the one that it wants, but not many.
     """
@@ -184,7 +201,8 @@ def _free_numbers(wanted: set[int]) -> dict[int, int]:
     lowest = next(number for number in count() if number not in taken)
     lost = {number for number in wanted if number in taken or number - lowest >= _REACH}
     left = _LEFT if len(wanted) + _LEFT <= _REACH else 0
-    free = (number for number in count(lowest + left) if number not in taken and number not in wanted - lost)
+    unfree = taken.union(others, wanted - lost)
+    free = (number for number in count(lowest + left) if number not in unfree)
     return {number: next(free) for number in sorted(lost)}
 
 

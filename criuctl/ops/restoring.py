@@ -238,6 +238,7 @@ class Restoring(Struct):
             self.filling.finish(pids)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         mend.set_watches(self.watches, pids)
+        mend.set_owners(self.terminals.owners, pids, self.reporter)
         mend.set_flags(self.flags, pids, self.reporter)
         mend.acknowledge(self.images, pids)
         mend.tell_limits(self.images, pids, self.reporter)

@@ -145,14 +145,21 @@ class Pty:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, _WINDOW.pack(rows, columns, xpixel, ypixel))
 
     def open_slave(self, flags: int) -> int:
-        """Another description of the slave, opened with these flags; never as controlling terminal."""
-        return os.open(self._root + self.path, (flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC)) | os.O_NOCTTY | os.O_CLOEXEC)
+        """Another description of the slave, opened with these flags; never as controlling terminal.
 
-    def share_master(self, flags: int, *, packets: bool) -> int:
-        """Another descriptor of the master, which gets these flags; `packets`: it reads packets (TIOCPKT)."""
+        Not with ``O_ASYNC``: open(2) would only note it, and it could not be set in earnest any more.
+        """
+        unwanted = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_ASYNC
+        return os.open(self._root + self.path, (flags & ~unwanted) | os.O_NOCTTY | os.O_CLOEXEC)
+
+    def share_master(self, flags: int) -> int:
+        """Another descriptor of the master, which gets these flags."""
         fcntl.fcntl(self.master, fcntl.F_SETFL, flags & (os.O_NONBLOCK | os.O_APPEND))
-        fcntl.ioctl(self.master, termios.TIOCPKT, struct.pack("i", packets))
         return os.dup(self.master)
+
+    def read_packets(self) -> None:
+        """From now on the master reads packets (TIOCPKT), and is told when modes change."""
+        fcntl.ioctl(self.master, termios.TIOCPKT, struct.pack("i", 1))
 
     def close_slave(self) -> None:
         """The tree has its own by now."""

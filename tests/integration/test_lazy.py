@@ -22,6 +22,18 @@ def test_all_of_its_memory_arrives(pids: str, zoo: Zoo, trip: Trip) -> None:
     trip.round(restored)  # and it can be dumped like any other
 
 
+def test_its_terminals_are_its_own_while_pages_follow(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """A master whose slaves it closes then is told so: criuctl, which has made them, has none left."""
+    animal = zoo.launch("followed.py")
+    told = trip.dump(animal)
+    with paused(criuctl, "pages-follow", "restore", told["checkpoint"], "--lazy") as held:
+        (restored,) = wait_until(lambda: zoo.find(animal), 60, "it runs")
+        restored.ask()
+        held.go_on()
+        assert held.command.process.wait(60) == 0
+    restored.ask()
+
+
 def test_killed_while_pages_follow(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """Without criuctl the rest of the memory cannot come: the tree ends, the checkpoint is there as before."""
     animal = zoo.launch("memory.py", "64")

@@ -7,8 +7,10 @@ PIDs of a namespace of their own, run through those too.
 from __future__ import annotations
 
 import fcntl
+import os
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,7 @@ QUIET = {
     "events.py": (),
     "family.py": (),
     "files.py": (),
+    "followed.py": (),
     "locks.py": (),
     "masters.py": (),
     "memory.py": (),
@@ -95,6 +98,30 @@ def test_dev_tty_of_terminals_inside(zoo: Zoo, trip: Trip) -> None:
     """It comes back by the terminal's own name, with that one's mode."""
     original = zoo.launch("controlled.py")
     trip.round(original, ignore=("*/descriptors/*/mode", "*/descriptors/*/target"))
+
+
+def test_terminals_inside_take_no_numbers_from_each_other(zoo: Zoo, trip: Trip) -> None:
+    """What somebody else has is changed, to none that another one of the tree had: a tmux would take one pane for the other."""
+    original = zoo.launch("followed.py")
+    with ExitStack() as stack:
+        before = _numbers(original.pid)
+        told = trip.dump(original)
+        taken = -1
+        while taken < before[0]:
+            for fd in (pair := os.openpty()):
+                stack.callback(os.close, fd)
+            taken = int(os.ttyname(pair[1]).rpartition("/")[2])
+        assert taken == before[0]
+        restored = trip.restore(told, original, equal=False)
+        after = restored.ask()["terminals"]
+        assert after[1:] == before[1:]
+        assert after[0] not in before
+
+
+def _numbers(pid: int) -> list[int]:
+    """Of the terminals whose masters it has."""
+    told = [path.read_text().split() for path in sorted(Path(f"/proc/{pid}/fdinfo").iterdir(), key=lambda path: int(path.name))]
+    return [int(words[words.index("tty-index:") + 1]) for words in told if "tty-index:" in words]
 
 
 def test_signals_timers_and_system_calls(compiled: Path, zoo: Zoo, trip: Trip) -> None:

@@ -156,6 +156,17 @@ def raw_goes_on(desk: Desk) -> None:
     desk.expect(r"got b'a\\r\\x03'")
 
 
+def signalled(desk: Desk) -> None:
+    desk.expect("ready")
+    desk.type("before\r")
+    desk.expect(r"told of b'before\\n'")
+
+
+def signalled_goes_on(desk: Desk) -> None:
+    desk.type("after\r")
+    desk.expect(r"told of b'after\\n'")
+
+
 def tmux(desk: Desk) -> None:
     desk.expect(r"[#$] ")
     desk.type("Y=41; echo in-$((Y + 1))\r")
@@ -189,6 +200,25 @@ signal.sigwait([signal.SIGUSR1])
 os.write(1, b"got %r" % os.read(0, 100))
 os.read(0, 1)
 """
+# Opens a terminal of its own, which controls two processes, and the session's, many times; a signal tells what is typed.
+SIGNALLED = """
+import fcntl, os, pty, signal
+inside = os.ttyname(pty.openpty()[1])
+for name, times in (("/dev/tty", 58), (inside, 40)):
+    held = [os.open(name, os.O_RDWR | os.O_NOCTTY) for _ in range(times)]
+if os.fork() == 0:
+    os.setsid()
+    os.open(inside, os.O_RDWR)
+    os.fork()
+    signal.pause()
+signal.signal(signal.SIGRTMIN, lambda number, frame: print("told of", os.read(0, 100), flush=True))
+fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+fcntl.fcntl(0, 10, signal.SIGRTMIN)
+fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
 PROGRAMS: dict[str, tuple[tuple[str, ...], Callable[[Desk], None], Callable[[Desk], None]]] = {
     "bash": (("bash", "--norc", "--noprofile"), bash, bash_goes_on),
     "zsh": (("zsh", "-f"), zsh, zsh_goes_on),
@@ -198,6 +228,7 @@ PROGRAMS: dict[str, tuple[tuple[str, ...], Callable[[Desk], None], Callable[[Des
     "top": (("top", "-d", "100"), top, top_goes_on),
     "password": (("python3", "-I", "-S", "-c", PASSWORD), password, password_goes_on),
     "raw": (("python3", "-I", "-S", "-c", RAW), raw, raw_goes_on),
+    "signalled": (("python3", "-I", "-S", "-c", SIGNALLED), signalled, signalled_goes_on),
     "tmux": (("tmux", "-S", "FOLDER/tmux", "-f", "/dev/null", "new-session", "bash --norc --noprofile"), tmux, tmux_goes_on),
 }
 
