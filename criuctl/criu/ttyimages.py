@@ -119,7 +119,7 @@ def release(images: ImageSet, numbers: Collection[int]) -> dict[int, list[TtyFil
             found.setdefault(info.pty.index, []).append(entry)
     for number, opened in list(found.items()):
         kinds = [infos[entry.tty.tty_info_id] for entry in opened]
-        odd = any(not info.HasField("termios") or info.locked or info.exclusive for info in kinds)
+        odd = any(not info.HasField("termios") or info.locked for info in kinds)
         if odd or {info.id & 1 for info in kinds} != {0, 1}:
             del found[number]  # what CRIU gives back only to those that it makes itself
     holders, paths = images.holders(), set()
@@ -143,6 +143,17 @@ def release(images: ImageSet, numbers: Collection[int]) -> dict[int, list[TtyFil
         kept = [info for info in infos.values() if not info.HasField("pty") or info.pty.index not in released]
         write(images.folder, _IMAGE, "TTY_INFO", kept)
     return released
+
+
+def exclusive(images: ImageSet) -> list[tuple[int, int]]:
+    """(PID, descriptor) of what nobody else may open (TIOCEXCL), which CRIU saves and does not restore."""
+    if _IMAGE not in images.names():
+        return []
+    infos = {info.id for info in read(images.folder, _IMAGE, "TTY_INFO") if info.exclusive}
+    if not infos:
+        return []
+    opened = {entry.id for entry in images.files() if entry.HasField("tty") and entry.tty.tty_info_id in infos}
+    return [held[0] for number, held in images.holders().items() if number in opened]
 
 
 def place(images: ImageSet, sessions: dict[int, tuple[int, int]]) -> None:

@@ -13,10 +13,12 @@ its own, led by its root.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
-from collections.abc import Collection, Mapping
-from contextlib import ExitStack
+import termios
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
 
@@ -179,6 +181,9 @@ class RestoredTerminals:
                 _plant(record, reader, slave, None)
             finally:
                 os.close(slave)
+        for pid, number in ttyimages.exclusive(self._images):
+            with _borrowed(pids[pid], number) as terminal:
+                fcntl.ioctl(terminal, termios.TIOCEXCL)
         for pty in self._packets:  # not before its modes are all set: it would be told of each
             pty.read_packets()
         for _, pty in self._led:
@@ -223,16 +228,22 @@ def _fresh(record: TerminalRecord, reserved: set[int], wanted: int | None = None
             one.close()
 
 
-def _print(pid: int, number: int, printed: Printed) -> None:
+@contextmanager
+def _borrowed(pid: int, number: int) -> Iterator[int]:
     pidfd = os.pidfd_open(pid)
     try:
-        master = pidfd_getfd(pidfd, number)
+        fd = pidfd_getfd(pidfd, number)
     finally:
         os.close(pidfd)
     try:
-        linediscipline.give_printed(master, printed)
+        yield fd
     finally:
-        os.close(master)
+        os.close(fd)
+
+
+def _print(pid: int, number: int, printed: Printed) -> None:
+    with _borrowed(pid, number) as master:
+        linediscipline.give_printed(master, printed)
 
 
 def _plant(record: TerminalRecord, reader: CheckpointReader, slave: int, master: int | None) -> None:

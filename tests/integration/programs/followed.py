@@ -11,12 +11,14 @@ import select
 import signal
 import socket
 import struct
+import termios
 import tty
 
 from animal import Check, libc, serve
 
 PR_SET_CHILD_SUBREAPER = 36
 TIOCPKT, TIOCGPKT, TIOCGPTN = 0x5420, 0x80045438, 0x80045430
+TIOCGEXCL = 0x80045440
 F_SETSIG, F_GETSIG = 10, 11
 
 
@@ -63,13 +65,15 @@ fcntl.ioctl(packets, TIOCPKT, struct.pack("i", 1))
 granted, granted_slave = terminal()
 os.fchown(granted_slave, 1234, 5)
 os.fchmod(granted_slave, 0o622)
+taken, taken_slave = terminal()
 driven, driven_slave = terminal()
 for fd, number in ((driven, signal.SIGRTMIN), (driven_slave, signal.SIGRTMIN + 1)):
     signal.pthread_sigmask(signal.SIG_BLOCK, [number])
     fcntl.fcntl(fd, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(fd, F_SETSIG, number)
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_RDWR | os.O_ASYNC | os.O_NONBLOCK)
-followed = {slave: follow(slave) for slave in (packets_slave, granted_slave, driven_slave)}
+followed = {slave: follow(slave) for slave in (packets_slave, granted_slave, taken_slave, driven_slave)}
+fcntl.ioctl(taken_slave, termios.TIOCEXCL)
 left, left_slave = terminal()
 leaving = follow(left_slave)
 os.close(left_slave)
@@ -104,6 +108,8 @@ def check(found: Check) -> None:
     found.equal("a packet", os.read(packets, 100), b"\0x")
     status = os.fstat(granted_slave)
     found.equal("its node", (oct(status.st_mode), status.st_uid, status.st_gid), ("0o20622", 1234, 5))
+    exclusive = [struct.unpack("i", fcntl.ioctl(fd, TIOCGEXCL, bytes(4)))[0] for fd in (taken_slave, taken, granted_slave)]
+    found.equal("exclusive", exclusive, [1, 0, 0])
     for name, fd, other, number in (
         ("master", driven, driven_slave, signal.SIGRTMIN),
         ("slave", driven_slave, driven, signal.SIGRTMIN + 1),
@@ -125,7 +131,7 @@ def check(found: Check) -> None:
             os.waitpid(pid, 0)
     asked += 1
     found.facts["terminals"] = [
-        struct.unpack("I", fcntl.ioctl(master, TIOCGPTN, bytes(4)))[0] for master in (packets, granted, driven, left)
+        struct.unpack("I", fcntl.ioctl(master, TIOCGPTN, bytes(4)))[0] for master in (packets, granted, taken, driven, left)
     ]
 
 
