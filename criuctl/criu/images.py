@@ -46,6 +46,7 @@ _SHUTDOWN_NONE, _SHUTDOWN_BOTH = 0, 3
 _REMAP_LINKED = 0
 _DEAD, _STOPPED = 2, 3  # a task's state
 REGULAR = 1  # of CRIU's FD_TYPES
+_SLAVES = range(0, 2001, 2)  # tty_info_id of /dev/pts/N is N << 1, beyond are consoles (criu/tty.c, MAX_PTY_INDEX)
 
 
 def valid_name(name: str) -> bool:
@@ -370,7 +371,11 @@ class ImageSet:
     def forget_modes(self) -> None:
         """Take CRIU's check of the mode off what is still of the same kind: a change of rights is nothing to who has it open."""
 
-        changed = {e.reg.name for e in self.files() if e.HasField("reg") and e.reg.HasField("mode") and _other_mode(e.reg)}
+        files = self.files()
+        # Those of /dev/pts are made anew; what has that name now is another one.
+        slaves = {e.tty.regf_id for e in files if e.HasField("tty") and e.tty.tty_info_id in _SLAVES}
+        modes = [e.reg for e in files if e.HasField("reg") and e.reg.HasField("mode") and e.id not in slaves]
+        changed = {reg.name for reg in modes if _other_mode(reg)}
 
         def edit(entry: Any) -> None:
             if entry.HasField("reg") and entry.reg.name in changed:

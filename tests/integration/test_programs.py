@@ -115,6 +115,22 @@ def test_terminals_inside_take_no_numbers_from_each_other(zoo: Zoo, trip: Trip) 
         assert [new for new, old in zip(after, before, strict=True) if new != old and new in before] == []
 
 
+def test_a_terminal_whose_number_somebody_else_has_keeps_its_mode(zoo: Zoo, trip: Trip) -> None:
+    code = "import os, signal\nm, s = os.openpty()\nos.fchmod(s, 0o622)\nopen('up', 'w').close()\nsignal.pause()"
+    original = zoo.launch([sys.executable, "-S", "-c", code], name="mode")
+    wait_until((original.folder / "up").exists, 60, "it is up")
+    (number,) = _numbers(original.pid)
+    told = trip.dump(original)
+    with ExitStack() as stack:
+        while not os.path.exists(f"/dev/pts/{number}"):
+            for fd in os.openpty():
+                stack.callback(os.close, fd)
+        restored = trip.restore(told, original, equal=False)
+    (now,) = _numbers(restored.pid)
+    assert now != number
+    assert os.stat(f"/dev/pts/{now}").st_mode & 0o777 == 0o622
+
+
 def _numbers(pid: int) -> list[int]:
     """Of the terminals whose masters it has."""
     told = [path.read_text().split() for path in sorted(Path(f"/proc/{pid}/fdinfo").iterdir(), key=lambda path: int(path.name))]
