@@ -56,6 +56,13 @@ _DUMP = (
         "Raise its limit: `prlimit --pid PID --as=BYTES:`.",
     ),
     _r(
+        "descriptors-used-up",
+        r"Can't create memfd in victim: Too many open files",
+        "a process may not open what CRIU needs inside of it (ulimit -n)",
+        "It began just now (sshd does so before a login): try again; where it stays so, `criuctl check` tells the remedy.",
+        passes=True,
+    ),
+    _r(
         "inside",
         r"The criu itself is within dumped tree",
         "criuctl runs inside the tree that it shall dump",
