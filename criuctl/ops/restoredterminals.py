@@ -55,6 +55,7 @@ class RestoredTerminals:
         self._led: list[tuple[TerminalRecord, Pty]] = []  # ours, of those released
         self._packets: list[Pty] = []  # of these, whose masters read packets
         self._inherited = ExitStack()  # descriptors of ours that CRIU inherits
+        self._renumbered: dict[int, int] = {}  # those inside that come back under another number
 
     def _join(self) -> None:
         """What was opened as /dev/tty, of a terminal that is inside the tree or has hung up."""
@@ -85,6 +86,8 @@ class RestoredTerminals:
             pty = _fresh(record, reserved | (set(self._released) - {number}), number, root)
             stack.callback(pty.close)
             self._led.append((record, pty))
+            if pty.number != number:
+                self._renumbered[number] = pty.number
             foreground = record.foreground if groups.get(record.foreground) == record.leader else record.leader
             for file in files:
                 if file.master:
@@ -114,6 +117,7 @@ class RestoredTerminals:
         renumbered = _free_numbers(reserved, set(self._released))
         if renumbered:
             ttyimages.renumber(self._images, renumbered)
+            self._renumbered |= renumbered
         if not self._files and not self._released:
             return {}
         reserved |= set(renumbered.values())
@@ -189,12 +193,24 @@ class RestoredTerminals:
         for _, pty in self._led:
             pty.close()
         self._inherited.close()  # the tree has all of them, and is to be told when it closes them
+        self._tell_renumbered(reporter)
 
     @property
     def owners(self) -> dict[tuple[int, int], Any]:
         """(PID, descriptor) in the tree's numbers -> CRIU's fown_entry, of those that CRIU does not give back: inherited ones."""
         files = [*self._files, *(file for files in self._released.values() for file in files)]
         return {file.holders[0]: file.owner for file in files if file.holders and (file.owner.signum or file.owner.pid)}
+
+    def _tell_renumbered(self, reporter: Reporter) -> None:
+        """What programs have noted of a terminal's name, a link to it say, may lead to somebody else's now."""
+        named = {pts_index(record.rdev) for record in self._inside if not record.slave_gone}
+        changed = [f"/dev/pts/{old} is /dev/pts/{new}" for old, new in sorted(self._renumbered.items()) if old in named]
+        if changed:
+            reporter.warning(
+                f"terminals inside the tree could not have their numbers: {', '.join(changed)} now; what programs have noted by "
+                "name (links, $SSH_TTY, $GPG_TTY) leads elsewhere",
+                "Use the new names, or end who has the old ones (`fuser`), and restore then.",
+            )
 
 
 def _free_numbers(wanted: set[int], others: Collection[int] = ()) -> dict[int, int]:
@@ -219,7 +235,7 @@ def _fresh(record: TerminalRecord, reserved: set[int], wanted: int | None = None
     try:
         while True:
             pty = Pty(record.rows, record.columns, record.xpixel, record.ypixel, root=root)
-            number = int(pty.path.rpartition("/")[2])
+            number = pty.number
             if number == wanted or (number not in reserved and (wanted is None or len(unwanted) > _REACH)):
                 return pty
             unwanted.append(pty)

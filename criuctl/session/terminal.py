@@ -140,6 +140,11 @@ class Pty:
         self._root = root
         self.resize(rows, columns, xpixel, ypixel)
 
+    @property
+    def number(self) -> int:
+        """The N of its /dev/pts/N."""
+        return int(self.path.rpartition("/")[2])
+
     def resize(self, rows: int, columns: int, xpixel: int = 0, ypixel: int = 0) -> None:
         """Set the window's size."""
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, _WINDOW.pack(rows, columns, xpixel, ypixel))

@@ -139,7 +139,8 @@ class Travel:
         """Restore it; the session is closed with the test."""
         told: dict[str, Any] = self.criuctl("restore", ref, *options)
         self.names.add(told["session"])
-        assert told["warnings"] == []
+        # The tests take the numbers of terminals themselves.
+        assert [text for text in told["warnings"] if "terminals inside the tree could not have their numbers" not in text] == []
         return told
 
     def desk(self, name: str) -> Desk:

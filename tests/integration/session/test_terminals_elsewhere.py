@@ -205,3 +205,28 @@ def test_what_was_typed_on_a_terminal_inside_that_nobody_has_open(criuctl: Criuc
     assert (terminal["master"], terminal["queued"], terminal["holders"]) == ("inside", 4, [])
     assert criuctl("restore", "closed")["session"] == "closed"
     assert criuctl("kill", "closed")["killed"] == 2
+
+
+NAMED = """
+master, slave = os.openpty()
+os.symlink(os.ttyname(slave), sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_terminal_inside_whose_number_is_taken_is_told_of(taken: bool, criuctl: Criuctl, tmp_path: Path) -> None:
+    """What the program has noted of its name, a link to it, is another's then: socat writes such links."""
+    link = tmp_path / "link"
+    with running(NAMED.replace("sys.argv[1]", repr(str(link))), tmp_path) as program:
+        criuctl("dump", program.pid, "--name", "named")
+    taker: list[int] = []
+    try:
+        while taken and not link.exists():
+            taker += os.openpty()
+        told = criuctl("restore", "named")
+        warned = [text for text in told["warnings"] if f"{os.readlink(link)} is /dev/pts/" in text]
+        assert len(warned) == taken
+    finally:
+        for fd in taker:
+            os.close(fd)
+    criuctl("kill", "named")
