@@ -7,7 +7,8 @@ that its checkpoint cannot be restored), and a second restore finds nothing.
 
 So each helper link is recorded with another name of the same file, and its contents are kept; the link is
 removed when the dump is over, and made anew before each restore: a hard link to the other name where that
-is still the same file, else a file with the recorded contents.
+is still the same file, else a file with the recorded contents.  CRIU makes one for each time that a file was opened:
+they are names of one file again.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ _PREFIX = "link_remap."
 _SCAN_LIMIT = 100_000  # names of one folder that are looked through for another link
 
 
-def _other_name(folder: int, name: str, inode: int) -> str:
-    """Another name in a folder of the file `inode`, or ""."""
+def _other_name(folder: int, inode: int) -> str:
+    """Another name in a folder of the file `inode`, or ""; not of another helper link, which goes, too."""
     with os.scandir(f"/proc/self/fd/{folder}") as entries:
         for count, entry in enumerate(entries):
             if count > _SCAN_LIMIT:
                 break
-            if entry.inode() == inode and entry.name != name and not entry.is_dir(follow_symlinks=False):
+            if entry.inode() == inode and not entry.name.startswith(_PREFIX) and not entry.is_dir(follow_symlinks=False):
                 return entry.name
     return ""
 
@@ -81,7 +82,7 @@ class DumpedLinks:
                 data = _store(writer, path, fd) if stat.S_ISREG(status.st_mode) else StreamRef()
             finally:
                 os.close(fd)
-            sibling = _other_name(folder, name, status.st_ino)
+            sibling = _other_name(folder, status.st_ino)
             self._links.append(path)
             records.append(
                 LinkRecord(
@@ -126,17 +127,21 @@ class DumpedLinks:
 @contextmanager
 def provided(links: Iterable[LinkRecord], reader: CheckpointReader) -> Iterator[None]:
     """The helper links are there for CRIU; whichever it has not used up are gone afterwards."""
-    made: list[str] = []
+    made: dict[str, tuple[int, int]] = {}  # path -> device and inode, at the dump
     try:
         for link in links:
             if not os.path.basename(link.path).startswith(_PREFIX):
                 raise RestoreFailed(f"{link.path} is not the name of a helper link")
             if os.path.lexists(link.path):
                 continue
-            made.append(link.path)
+            file = (link.device, link.inode)
+            same = next((path for path, other in made.items() if other == file), "")  # it was opened more than once
+            made[link.path] = file
             try:
                 with ways.folder(os.path.dirname(link.path)) as folder:
-                    _make(link, os.path.basename(link.path), folder, reader)
+                    name = os.path.basename(link.path)
+                    if not same or not _linked(same, name, folder):
+                        _make(link, name, folder, reader)
             except OSError as error:
                 raise RestoreFailed(f"{link.path}: the deleted file behind it cannot be provided: {error.strerror}") from error
         yield
@@ -144,6 +149,16 @@ def provided(links: Iterable[LinkRecord], reader: CheckpointReader) -> Iterator[
         for path in made:
             with suppress(OSError):
                 _remove(path)
+
+
+def _linked(path: str, name: str, folder: int) -> bool:
+    try:
+        os.link(path, name, dst_dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return False  # its folders are on several file systems here
+    return True
 
 
 def _remove(path: str) -> None:

@@ -35,6 +35,9 @@ linked = os.open(path("linked"), os.O_RDWR | os.O_CREAT)
 os.write(linked, b"I have another name")
 os.link(path("linked"), path("other-name"))
 os.unlink(path("linked"))
+twice = [os.open(path("twice"), os.O_RDWR | os.O_CREAT), os.open(path("twice"), os.O_RDWR)]
+os.link(path("twice"), path("twice-named"))
+os.unlink(path("twice"))
 replaced = os.open(path("replaced"), os.O_RDWR | os.O_CREAT)
 os.write(replaced, b"old")
 with open(path("new"), "wb") as file:
@@ -89,6 +92,8 @@ def check(found: Check) -> None:
         found.equal("its other name", file.read(), b"I have another name")
         found.true("one file under both", os.path.sameopenfile(linked, file.fileno()))
     found.true("its first name is gone", not os.path.exists(path("linked")))
+    os.pwrite(twice[0], b"by one", 0)
+    found.equal("opened twice, with another name", os.pread(twice[1], 9, 0), b"by one")
     found.equal("replaced file", os.pread(replaced, 64, 0), b"old")
     found.equal("renamed file", os.readlink(f"/proc/self/fd/{renamed}"), path("after"))
     found.true("folder", "book" in os.listdir(folder))

@@ -6,14 +6,16 @@ import os
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.criu.images import ImageSet
 from criuctl.errors import DumpFailed
 from criuctl.ops.namespaces import plan_entry
-from criuctl.ops.remaps import DumpedLinks
+from criuctl.ops.remaps import DumpedLinks, provided
 from criuctl.report import Reporter
 
 
@@ -51,6 +53,24 @@ def test_nobody_leads_the_removal_elsewhere(work: Path, writer: CheckpointWriter
     assert os.listdir(work.parent / "etc") == ["link_remap.1"]
     assert os.listdir(work.parent / "away") == ["data"]
     assert reporter.warnings == []
+
+
+def test_what_was_opened_twice_is_one_file_again(work: Path, writer: CheckpointWriter) -> None:
+    """Each open file has a helper link of its own; none of them is a name to rely on, for they all go."""
+    (work / "data").unlink()
+    (work / "link_remap.1").unlink()
+    links = [work / "link_remap.1", work / "link_remap.2"]
+    os.mkfifo(links[0])
+    links[1].hardlink_to(links[0])
+    with ExitStack() as stack:
+        dumped = DumpedLinks(os.getpid(), plan_entry(os.getpid()), stack)
+        records = dumped.collect(Images(*links), writer)
+        dumped.clean(Reporter())
+    assert [record.sibling for record in records] == ["", ""]
+    nothing_is_read = cast("CheckpointReader", None)  # of a named pipe
+    with provided(records, nothing_is_read):
+        assert links[0].samefile(links[1])
+    assert os.listdir(work) == []
 
 
 def test_in_a_mount_namespace_that_has_ended_with_the_tree(work: Path, writer: CheckpointWriter) -> None:
