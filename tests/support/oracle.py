@@ -42,6 +42,7 @@ RED_ZONE = 128 << 10  # bytes under a stack pointer that nobody promises to keep
 MEMORY_LIMIT = 1 << 30  # mappings larger than this are reservations
 FILE_LIMIT = 256 << 20
 F_GETPIPE_SZ, F_GET_SEALS, SIOCOUTQ = 1032, 1034, 0x5411
+O_LARGEFILE = 0o100000  # means nothing where all files are
 SYS_PIDFD_GETFD = 438
 SYS_KCMP = {"x86_64": 312, "aarch64": 272}[platform.machine()]
 KCMP_FILE = 0
@@ -306,7 +307,7 @@ def _descriptor(pid: int, pidfd: int, fd: int, names: _Names) -> dict[str, Any] 
     holder = f"{names.process(pid)}:{fd}"
     record: dict[str, Any] = {
         "cloexec": bool(flags & os.O_CLOEXEC),
-        "flags": oct(flags & ~(os.O_CLOEXEC | os.O_DIRECTORY)),
+        "flags": oct(flags & ~(os.O_CLOEXEC | os.O_DIRECTORY | O_LARGEFILE)),
         "offset": values.get("pos"),
     }
     kind, _, inode = target.partition(":")
