@@ -5,7 +5,8 @@ it shares no code with criuctl: an oracle that used the product's own readers wo
 
 A snapshot is a plain dictionary ``{process: {...}}`` keyed by the process's PID as its own tree sees it, so that a tree
 restored in a PID namespace of its own compares equal. Names that only the kernel chooses (inodes of pipes and sockets, PIDs of
-the outside) are replaced by stable ones: a pipe is called after its first holder, ``pipe@12:4``. Two descriptors of one open
+the outside) are replaced by stable ones: a pipe is called after its first holder, ``pipe@12:4``,
+and so is a pseudo-terminal. Two descriptors of one open
 file description are found with kcmp(2) and told as ``same_as``. Memory is compared page by page: what lies below each thread's
 stack pointer is left out, for the kernel and CRIU may use it.
 
@@ -42,6 +43,7 @@ RED_ZONE = 128 << 10  # bytes under a stack pointer that nobody promises to keep
 MEMORY_LIMIT = 1 << 30  # mappings larger than this are reservations
 FILE_LIMIT = 256 << 20
 F_GETPIPE_SZ, F_GET_SEALS, SIOCOUTQ = 1032, 1034, 0x5411
+PTS = 136  # the major number of pseudo-terminals' slaves
 O_LARGEFILE = 0o100000  # means nothing where all files are
 SYS_PIDFD_GETFD = 438
 SYS_KCMP = {"x86_64": 312, "aarch64": 272}[platform.machine()]
@@ -226,7 +228,7 @@ def _process(pid: int, names: _Names, memory: bool) -> dict[str, Any]:
         "exe": _link(f"/proc/{pid}/exe"),
         "cwd": _link(f"/proc/{pid}/cwd"),
         "root": _link(f"/proc/{pid}/root"),
-        "terminal": fields[4],
+        "terminal": _terminal(int(fields[4]), names.process(pid), names),
         "exit_signal": fields[35],
         "layout": fields[23:26] + fields[42:49],  # code, stack, data, heap, arguments, environment
         "status": {key: status.get(key, "") for key in STATUS_KEYS} | {"ShdPnd": _pending(status, state)},
@@ -243,6 +245,12 @@ def _process(pid: int, names: _Names, memory: bool) -> dict[str, Any]:
         "memory": _memory(pid) if memory else {},
     }
     return common
+
+
+def _terminal(number: int, process: str, names: _Names) -> str:
+    """The controlling terminal, by the kernel's number for it."""
+    major, minor = os.major(number), os.minor(number)
+    return names.inode("pts", str(minor), f"{process}:tty") if major == PTS else str(number)
 
 
 def _pending(status: dict[str, str], state: str) -> str:
@@ -323,6 +331,8 @@ def _descriptor(pid: int, pidfd: int, fd: int, names: _Names) -> dict[str, Any] 
             record |= _pipe(copy) if kind == "pipe" else _socket(copy)
         return record
     record["target"] = target.replace(".cr_link (deleted)", " (deleted)")
+    if terminal := re.fullmatch(r"/dev/pts/(\d+)", target):  # its number may be somebody else's by now
+        record["target"] = names.inode("pts", terminal[1], holder)
     locks = [re.sub(r"^lock:\s*\d+:\s*", "", line) for line in info if line.startswith("lock:")]
     if locks:  # "FLOCK  ADVISORY  WRITE 123 08:01:17 0 EOF": the owner's PID and the inode are the kernel's
         record["locks"] = sorted(" ".join(part for n, part in enumerate(line.split()) if n not in (3, 4)) for line in locks)
