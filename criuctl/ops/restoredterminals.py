@@ -17,8 +17,8 @@ import fcntl
 import os
 import stat
 import termios
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from itertools import count
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..criu.images import ImageSet
 from ..errors import RestoreFailed
 from ..proc import linediscipline
 from ..proc.linediscipline import Held, Printed
-from ..proc.syscalls import pidfd_getfd
+from ..proc.syscalls import borrowed
 from ..proc.tty import pts_index
 from ..report import Reporter
 from ..session.terminal import Pty, making
@@ -186,7 +186,7 @@ class RestoredTerminals:
             finally:
                 os.close(slave)
         for pid, number in ttyimages.exclusive(self._images):
-            with _borrowed(pids[pid], number) as terminal:
+            with borrowed(pids[pid], number) as terminal:
                 fcntl.ioctl(terminal, termios.TIOCEXCL)
         for pty in self._packets:  # not before its modes are all set: it would be told of each
             pty.read_packets()
@@ -244,21 +244,8 @@ def _fresh(record: TerminalRecord, reserved: set[int], wanted: int | None = None
             one.close()
 
 
-@contextmanager
-def _borrowed(pid: int, number: int) -> Iterator[int]:
-    pidfd = os.pidfd_open(pid)
-    try:
-        fd = pidfd_getfd(pidfd, number)
-    finally:
-        os.close(pidfd)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _print(pid: int, number: int, printed: Printed) -> None:
-    with _borrowed(pid, number) as master:
+    with borrowed(pid, number) as master:
         linediscipline.give_printed(master, printed)
 
 

@@ -10,16 +10,15 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import struct
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..criu.images import ImageSet
 from ..proc.descriptors import Descriptor
-from ..proc.syscalls import pidfd_getfd, timerfd_gettime, timerfd_settime
+from ..proc.syscalls import borrowed, timerfd_gettime, timerfd_settime
 from ..report import Reporter
 
 _ARM_NOW = 1  # nanosecond
@@ -33,7 +32,7 @@ def count_expiries(opened: Mapping[int, Sequence[Descriptor]]) -> None:
     for pid, held in opened.items():
         for d in held:
             if d.kind == "timerfd" and _overdue(dict(line.split(": ", 1) for line in d.extra if ": " in line)):
-                with suppress(ProcessLookupError), _borrowed(pid, d.fd) as timer:
+                with suppress(ProcessLookupError), borrowed(pid, d.fd) as timer:
                     timerfd_gettime(timer)
 
 
@@ -82,21 +81,7 @@ def wind_timers(images: ImageSet, parted: Collection[int], pids: Mapping[int, in
 def _wind(pid: int, fd: int, timer: Any) -> None:
     left = timer.vsec * _SECOND + timer.vnsec
     now = time.clock_gettime_ns(timer.clockid) if left and timer.settime_flags & _ABSOLUTE else 0
-    with _borrowed(pid, fd) as borrowed:
-        timerfd_settime(borrowed, timer.settime_flags, now + left, timer.isec * _SECOND + timer.insec)
+    with borrowed(pid, fd) as own:
+        timerfd_settime(own, timer.settime_flags, now + left, timer.isec * _SECOND + timer.insec)
         if timer.ticks:  # expiries that nobody has read
-            fcntl.ioctl(borrowed, _SET_TICKS, struct.pack("Q", timer.ticks))
-
-
-@contextmanager
-def _borrowed(pid: int, fd: int) -> Iterator[int]:
-    """A descriptor of our own of what process `pid` has as `fd`."""
-    pidfd = os.pidfd_open(pid)
-    try:
-        borrowed = pidfd_getfd(pidfd, fd)
-    finally:
-        os.close(pidfd)
-    try:
-        yield borrowed
-    finally:
-        os.close(borrowed)
+            fcntl.ioctl(own, _SET_TICKS, struct.pack("Q", timer.ticks))

@@ -12,6 +12,8 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _SYS_PIDFD_GETFD = 438  # the same number on every architecture: it is newer than their unification
 _SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
@@ -135,6 +137,20 @@ def is_child_subreaper() -> bool:
 def address_of(buffer: bytearray | memoryview | mmap.mmap) -> int:
     """Where this writable memory of ours begins."""
     return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
+@contextmanager
+def borrowed(pid: int, fd: int) -> Iterator[int]:
+    """A descriptor of our own, for as long, of what process `pid` has open as `fd`."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        own = pidfd_getfd(pidfd, fd)
+    finally:
+        os.close(pidfd)
+    try:
+        yield own
+    finally:
+        os.close(own)
 
 
 def timerfd_settime(fd: int, flags: int, value: int, interval: int) -> None:

@@ -5,10 +5,10 @@ it shares no code with criuctl: an oracle that used the product's own readers wo
 
 A snapshot is a plain dictionary ``{process: {...}}`` keyed by the process's PID as its own tree sees it, so that a tree
 restored in a PID namespace of its own compares equal. Names that only the kernel chooses (inodes of pipes and sockets, PIDs of
-the outside) are replaced by stable ones: a pipe is called after its first holder, ``pipe@12:4``,
-and so is a pseudo-terminal. Two descriptors of one open
-file description are found with kcmp(2) and told as ``same_as``. Memory is compared page by page: what lies below each thread's
-stack pointer is left out, for the kernel and CRIU may use it.
+the outside) are replaced by stable ones: a pipe is called after its first holder, ``pipe@12:4``, and so is a pseudo-terminal,
+whose number others may take meanwhile. Two descriptors of one open file description are found with kcmp(2) and told as
+``same_as``. Memory is compared page by page: what lies below each thread's stack pointer is left out, for the kernel and CRIU
+may use it.
 
 The tree must be quiet between the snapshot and the dump; a program that never is (a JIT, a server with timers) is compared
 without memory.  `diff` returns sentences; an empty list is equality.
