@@ -116,7 +116,7 @@ def test_terminals_inside_take_no_numbers_from_each_other(zoo: Zoo, trip: Trip) 
 
 
 def test_a_terminal_whose_number_somebody_else_has_keeps_its_mode(zoo: Zoo, trip: Trip) -> None:
-    code = "import os, signal\nm, s = os.openpty()\nos.fchmod(s, 0o622)\nopen('up', 'w').close()\nsignal.pause()"
+    code = "import os, signal\nm, s = os.openpty()\nos.fchmod(s, 0o622)\nos.mkdir('up')\nsignal.pause()"
     original = zoo.launch([sys.executable, "-S", "-c", code], name="mode")
     wait_until((original.folder / "up").exists, 60, "it is up")
     (number,) = _numbers(original.pid)
