@@ -12,10 +12,10 @@ import json
 import re
 import sqlite3
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ..errors import AmbiguousRef, Damaged, DataError, NoSuchCheckpoint, ObjectMissing
+from ..proc.threads import in_parallel
 from ..store import Store
 from . import objects
 from .cache import Cache
@@ -195,9 +195,7 @@ class Catalog:
             except DataError as error:
                 unreadable.append(error)
 
-        with ThreadPoolExecutor(min(_FETCHERS, len(missing)), "criuctl-heads") as pool:
-            for _ in pool.map(fetch, missing):
-                pass
+        in_parallel(fetch, missing, _FETCHERS, "criuctl-heads")
 
         def keep(db: sqlite3.Connection) -> None:
             if self._everything is not None:

@@ -26,7 +26,6 @@ import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Struct
@@ -144,19 +143,18 @@ def _open(sealer: Sealer, info: ObjectInfo, data: bytes) -> PackList:
     return PackList(name, packs, info.modified, shared)
 
 
-@dataclass(slots=True)
-class Intent:
+class Intent(Struct, eq=False):
     """A writer's word that it is about to publish a manifest which relies on `packs`; `begin`, `check`, `end`."""
 
     store: Store
     sealer: Sealer
     packs: Collection[bytes]
-    name: str = field(default="", init=False)
-    _begun: float = field(default=0.0, init=False)
+    name: str = ""
+    begun: float = 0.0
 
     def begin(self) -> None:
         """Say it, and see that no garbage collection has decided otherwise; `Conflict` if one has."""
-        self._begun = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.begun = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.name = put(self.store, self.sealer, WRITING, self.packs)
         for entry in self._doomed():
             if gone := sorted(entry.packs.intersection(self.packs)):
@@ -179,7 +177,7 @@ class Intent:
 
     def check(self) -> None:
         """Raise `Conflict` if so much time has passed (a suspended host, say) that others may think this writer dead."""
-        if time.clock_gettime(time.CLOCK_BOOTTIME) - self._begun > _COMMIT_LIMIT:
+        if time.clock_gettime(time.CLOCK_BOOTTIME) - self.begun > _COMMIT_LIMIT:
             raise Conflict("the commit took longer than a day; the store may have been cleaned meanwhile", hint="Dump again.")
 
     def end(self) -> None:

@@ -31,7 +31,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Conflict, Damaged, DataError, ObjectExists, StoreError, StoreUnreachable
@@ -39,6 +38,7 @@ from ..store import Store
 from . import configobject as text
 from .codec import Sealer
 from .manifest import now
+from .records import Confidential
 
 PREFIX = "keys/"
 _NAME = re.compile(r"keys/([0-9]{20})(?:-[0-9a-f]{32})?")
@@ -48,13 +48,12 @@ _PAUSE = 0.05  # seconds, times the number of the attempt, at random: so that tw
 Slots = list[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Confidential, frozen=True):
     """A text that may be the store's config."""
 
     name: str
-    data: bytes = field(repr=False)
-    body: dict[str, Any] = field(repr=False)
+    data: bytes
+    body: dict[str, Any]
 
     @property
     def generation(self) -> int:
@@ -76,14 +75,13 @@ class Candidate:
         return made
 
 
-@dataclass(frozen=True, slots=True)
-class Current:
+class Current(Confidential, frozen=True):
     """The generation that counts: what its texts say."""
 
     generation: int
-    body: dict[str, Any] = field(repr=False)
-    slots: Slots = field(repr=False)
-    texts: tuple[Candidate, ...] = field(repr=False)
+    body: dict[str, Any]
+    slots: Slots
+    texts: tuple[Candidate, ...]
 
     @classmethod
     def among(cls, candidates: Iterable[Candidate], sealer: Sealer) -> Current | None:

@@ -23,11 +23,11 @@ import secrets
 import sqlite3
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import islice
 
 from ..errors import Damaged, DataError, Foreign, ObjectMissing
+from ..proc.threads import in_parallel
 from ..store import Store
 from . import objects
 from .cache import Cache
@@ -153,8 +153,7 @@ class Index:
         if len(names) == 1:
             yield names[0], read(names[0])
         elif names:
-            with ThreadPoolExecutor(min(_FETCHERS, len(names)), "criuctl-index") as pool:
-                yield from zip(names, pool.map(read, names), strict=True)
+            yield from zip(names, in_parallel(read, names, _FETCHERS, "criuctl-index"), strict=True)
 
     def read_segment(self, name: str) -> list[PackIndex]:
         """The packs that the segment `name` tells of; `ObjectMissing`, `Damaged`, `UnsupportedFormat`, `Foreign`."""
@@ -304,9 +303,8 @@ class Index:
             there = self._listed()
             bad = [pack for pack, size in packs.items() if there.get(pack) != size]
         else:
-            with ThreadPoolExecutor(threads, "criuctl-check") as pool:
-                sizes = pool.map(self._size, packs)
-                bad = [pack for (pack, size), there_is in zip(packs.items(), sizes, strict=True) if there_is != size]
+            sizes = in_parallel(self._size, packs, threads, "criuctl-check")
+            bad = [pack for (pack, size), there_is in zip(packs.items(), sizes, strict=True) if there_is != size]
         self.distrust(bad, damaged=False)
         return [object_name(pack) for pack in bad]
 

@@ -23,7 +23,6 @@ import secrets
 import shlex
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from ..errors import CommandFailed, Conflict, Damaged, KeyMissing, UnsupportedFo
 from ..proc.folders import make_private
 from . import recovery
 from .codec import KEY_SIZE, derive
+from .records import Confidential
 
 if TYPE_CHECKING:
     from .writers import WriterKey
@@ -51,11 +51,10 @@ _SCRYPT_LIMIT = 1 << 30  # bytes that a slot may ask for
 _MAX_SECRET_FILE = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class KeyText:
+class KeyText(Confidential, frozen=True):
     """The content of a key file: what opens a slot, or an exported master key."""
 
-    key: bytes = field(repr=False)
+    key: bytes
     master: bool = False
     recovery: bool = False
 
@@ -207,17 +206,16 @@ def _unwrap(key: bytes, slot: dict[str, Any], associated: str) -> bytes | None:
 # -- looking for the key --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(Confidential, frozen=True):
     """A master key and how it was come by; or, without one, the key of a write-only host."""
 
-    master: bytes = field(repr=False)
+    master: bytes
     source: str  # for people: a path, or the name of a setting
     key: KeyText  # what to export: it opens the store again
     slot: str = ""  # file | passphrase | recovery | master | writer
     file: Path | None = None
-    by: dict[str, Any] | None = field(default=None, repr=False)  # the slot itself, where there was one
-    writer: WriterKey | None = field(default=None, repr=False)
+    by: dict[str, Any] | None = None  # the slot itself, where there was one
+    writer: WriterKey | None = None
 
 
 Finder = Callable[[list[dict[str, Any]], str, Config], Opened]  # slots, id of the store, configuration

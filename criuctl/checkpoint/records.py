@@ -146,6 +146,13 @@ def plain(value: Any) -> Any:
 _CHECKS: dict[type, dict[str, tuple[Check, bool]]] = {}  # by field, and whether the field has to be there
 
 
+class Confidential(Struct, frozen=True):
+    """A record with values that nobody may see in a message or a log."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}>"
+
+
 class Record(Struct, frozen=True, kw_only=True):
     """The base of everything in a manifest; see the module's docstring."""
 

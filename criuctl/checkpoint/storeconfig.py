@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from .domains import StoreSealer, WriterSealer
 from .generations import Candidate, Current
 from .manifest import now
 from .packs import pack_of
+from .records import Confidential
 
 _OURS = {".tmp", ".cache", "lost+found"}  # what a folder that only ever was a store may hold besides objects
 _GONE_HINT = """Put `config` back from a copy: a backup of the folder, an older version in the bucket.
@@ -44,16 +44,15 @@ Without it nothing there can be read; then make a store elsewhere, or remove wha
 _ATTEMPTS = 8  # to read generations while others replace them
 
 
-@dataclass(frozen=True, slots=True)
-class StoreConfig:
+class StoreConfig(Confidential, frozen=True):
     """What the config says that counts."""
 
     id: str
     encrypted: bool
     capabilities: Capabilities
     created: str
-    sealer: Sealer = field(repr=False)
-    slots: tuple[dict[str, Any], ...] = field(repr=False, default=())
+    sealer: Sealer
+    slots: tuple[dict[str, Any], ...] = ()
     version: int = VERSION
     generation: int = 0
 

@@ -26,12 +26,12 @@ import base64
 import binascii
 import secrets
 import struct
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import Damaged, UnsupportedFormat, WrongKey
 from .codec import KEY_SIZE, NAMES, TAG_SIZE, derive, keyed_hash
 from .configobject import WRITER
+from .records import Confidential
 
 PREFIX = "writers/"
 LINE = "criuctl writer key 1"
@@ -48,16 +48,15 @@ _AGAIN = "The write-only host that made it puts it again when it dumps."
 CONTEXTS = (_PAIR, _SECRETS, _LISTS, _DOMAIN)
 
 
-@dataclass(frozen=True, slots=True)
-class WriterKey:
+class WriterKey(Confidential, frozen=True):
     """The content of a write-only host's key file."""
 
     store: bytes  # id
     public: bytes  # of the store's key pair
     id: bytes
-    secret: bytes = field(repr=False)
-    names: bytes = field(repr=False)
-    lists: bytes = field(repr=False)
+    secret: bytes
+    names: bytes
+    lists: bytes
 
     def text(self) -> str:
         """The file's content."""

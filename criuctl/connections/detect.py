@@ -12,11 +12,11 @@ import select
 import socket
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..errors import CriuctlError
+from ..proc.threads import in_parallel
 
 Dial = tuple[Callable[[], socket.socket], tuple[str, int] | str]
 """How to reach a peer: makes a socket in the right namespace; the address to connect it to."""
@@ -60,8 +60,8 @@ def probe(peers: Mapping[str, Dial], seconds: float = PROBE_SECONDS) -> dict[str
     """Peer -> its application protocol, "" for none that we know; many are asked at once."""
     if not peers:
         return {}
-    with ThreadPoolExecutor(min(len(peers), _MOST_PROBES), thread_name_prefix="criuctl-probe") as pool:
-        return dict(zip(peers, pool.map(lambda dial: _ask(dial, seconds), peers.values()), strict=True))
+    found = in_parallel(lambda dial: _ask(dial, seconds), peers.values(), _MOST_PROBES, "criuctl-probe")
+    return dict(zip(peers, found, strict=True))
 
 
 def _ask(dial: Dial, seconds: float) -> str:

@@ -13,7 +13,6 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
 from typing import Any
 
 from msgspec import Struct, field
@@ -93,7 +92,7 @@ def _sent(opened: Mapping[int, Sequence[Descriptor]]) -> bool:
 
 def _queued(s: TreeSocket, owners: Mapping[int, str]) -> TreeSocket:
     """The socket; with its other end inside if that is among the descriptors that were sent, as nobody holds it."""
-    return replace(s, where=Peer.INSIDE) if _external(s) and s.peer_inode and not owners[s.peer_inode] else s
+    return s._replace(where=Peer.INSIDE) if _external(s) and s.peer_inode and not owners[s.peer_inode] else s
 
 
 def _wanted(s: TreeSocket) -> bool:

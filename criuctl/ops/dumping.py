@@ -8,10 +8,9 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Collection, Hashable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ..checkpoint.manifest import ConnectionRecord, FileRecord, Manifest, PredicateRecord
@@ -30,6 +29,7 @@ from ..hooks import Hooks
 from ..proc import netfilter
 from ..proc.descriptors import Descriptor, descriptors
 from ..proc.sockdiag import socket_inside
+from ..proc.threads import Beside, Later
 from ..proc.tree import Process, ProcessIdentity, read_tree, wait_ended
 from ..report import Reporter
 from . import (
@@ -63,8 +63,15 @@ if TYPE_CHECKING:
 _GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
 
 
-@dataclass(slots=True)
-class Dumping:
+class _Beside(Struct, frozen=True):
+    """What another thread looks at beside CRIU, while the tree is frozen."""
+
+    heard: Reporter  # what collecting the files tells; nothing of a try that CRIU gives up
+    files: Later[list[FileRecord]]
+    own: Later[dict[int, list[tuple[int, int]]]]
+
+
+class Dumping(Struct, eq=False):
     """One dump under way."""
 
     config: Config
@@ -97,10 +104,8 @@ class Dumping:
     let_go: bool = False  # CRIU is, or was, about to be told that it may end the tree
     tree: list[Process] = field(default_factory=list)
     opened: dict[int, list[Descriptor]] = field(default_factory=dict)
-    helper: ThreadPoolExecutor = field(init=False)
-    collected: Future[list[FileRecord]] = field(init=False)
-    heard: Reporter = field(init=False)  # what collecting them tells; nothing of a try that CRIU gives up
-    own: Future[dict[int, list[tuple[int, int]]]] = field(init=False)
+    helper: Beside | None = None
+    beside: _Beside | None = None
     connections: list[ConnectionRecord] = field(default_factory=list)
     required: tuple[PredicateRecord, ...] = ()
     frozen_at: float = 0.0
@@ -124,8 +129,8 @@ class Dumping:
             self.survey.wait(self.root)
             self.reporter.step("freeze")
             try:
-                with ThreadPoolExecutor(1, thread_name_prefix="criuctl-collect") as self.helper:
-                    self.helper.submit(arounddump.load_libraries)
+                with Beside("criuctl-collect") as self.helper:
+                    self.helper.do(arounddump.load_libraries)
                     self.waits.look(self.root)
                     with self.holder.prepared() as freezer:
                         self.dumper.dump(self._options(freezer), self.writer, steps)
@@ -195,11 +200,12 @@ class Dumping:
         timerfds.count_expiries(self.opened)
         # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
         looked = self.survey.frozen(self.tree, self.opened)
-        self.heard = Reporter()
+        heard = Reporter()
         for finding in untaken(c.held for c in looked.connections):
-            self.heard.finding(finding)
-        self.own = self.helper.submit(ownmemory.own_memory, self.tree)  # beside CRIU's own work, as the files
-        self.collected = self.helper.submit(self._collect)
+            heard.finding(finding)
+        assert self.helper is not None
+        own = self.helper.do(lambda: ownmemory.own_memory(self.tree))
+        self.beside = _Beside(heard, self.helper.do(lambda: self._collect(heard)), own)
         if not self.leave_running:
             self.farewell.hold(looked.external)
         self.connections = [c.record for c in looked.connections]
@@ -207,9 +213,9 @@ class Dumping:
         self.hooks.run("frozen", processes=[p.pid for p in self.tree])
         return driver.Frozen(surroundings.page_guards(self.tree), looked.unix_keys())
 
-    def _collect(self) -> list[FileRecord]:
+    def _collect(self, heard: Reporter) -> list[FileRecord]:
         """The files of the frozen tree."""
-        return files.collect(self.writer, self.config, self.opened, self.with_files, self.binaries, self.root, self.heard)
+        return files.collect(self.writer, self.config, self.opened, self.with_files, self.binaries, self.root, heard)
 
     def commit(self, memory: list[PageImage]) -> None:
         """Inside post-dump: all pages and images are there.  Returning lets CRIU end (or thaw) the tree."""
@@ -279,15 +285,16 @@ class Dumping:
         self.waits.amend(images)
         socketnames.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)
-        file_records = self.collected.result()
-        for text in self.heard.warnings:
+        assert self.beside is not None
+        file_records = self.beside.files.result()
+        for text in self.beside.heard.warnings:
             self.reporter.warning(text)
-        self.reporter.codes += self.heard.codes
+        self.reporter.codes += self.beside.heard.codes
         self.kept = any(c.policy == "keep" and c.external and c.protocol == "tcp" for c in self.connections)
         holder = self.holder.begin(self.writer)
         typed = self.terminals.take(self.tree, self.opened, self.writer)
         taken = Taken(
-            self.tree, file_records, self.connections, links, self.external, self.entry, self.own.result(), typed, holder
+            self.tree, file_records, self.connections, links, self.external, self.entry, self.beside.own.result(), typed, holder
         )
         running = self.leave_running
         made = describe(self.config, self.session, self.labels, taken, images, memory, self.writer, leave_running=running)

@@ -12,7 +12,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ..checkpoint.chunks import StreamRef
 from ..checkpoint.manifest import TerminalRecord
@@ -93,7 +95,7 @@ class DumpedTerminals:
             record = _record(terminal, tree, typed, slaves.get(key), stream)
             records.append(_with_master(record, tree, master, writer, gone=not terminal.holders) if master else record)
         # Who had the slave open when the tree was first looked at may have closed it since: ours alone has kept it open.
-        known = {terminal.index for terminal, _ in self._inside}
+        known = {terminal.number for terminal, _ in self._inside}
         for master in alone:
             gone = master.printed.hung_up or master.index in known
             if gone or master.printed.data:
@@ -112,8 +114,7 @@ class DumpedTerminals:
             self._guard.drop()
 
 
-@dataclass(frozen=True)
-class _Master:
+class _Master(Struct, frozen=True):
     """One master in the tree."""
 
     index: int
@@ -152,7 +153,7 @@ def open_terminal(terminal: Terminal) -> int | None:
     flags = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
     # The link of a descriptor leads to the very node, in whatever mount namespace that is.
     paths = [f"/proc/{pid}/fd/{fd}" for pid, fd in terminal.holders]
-    paths += [f"/proc/{pid}/root/dev/pts/{terminal.index}" for pid in terminal.controls]
+    paths += [f"/proc/{pid}/root/dev/pts/{terminal.number}" for pid in terminal.controls]
     for path in paths:
         try:
             fd = os.open(path, flags)

@@ -25,7 +25,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import CommandFailed, PlatformError, TimedOut
 from .child import GRACE, STDERR_TAIL, Child, InterruptsDeferred
@@ -40,8 +40,7 @@ Starter = Callable[[Sequence[str], Sequence[int]], int]
 """Starts a program, with descriptors of ours under the same numbers, as somebody else's child; its PID."""
 
 
-@dataclass(frozen=True, slots=True)
-class Completed:
+class Completed(NamedTuple):
     """A helper that has ended: its exit code (negative: ended by that signal) and what it printed."""
 
     argv: tuple[str, ...]

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .procfs import read_raw, reading, target_of
 
@@ -56,8 +55,7 @@ TTY_MAJORS = frozenset({2, 3, 4, 5, 204, 229, *range(128, 144)})
 _MISC_TTYLESS = frozenset({(5, 3)})  # /dev/ttyprintk is write-only output, not a terminal
 
 
-@dataclass(frozen=True, slots=True)
-class Descriptor:
+class Descriptor(NamedTuple):
     """One open descriptor as a bystander sees it."""
 
     fd: int

@@ -40,7 +40,7 @@ import socket
 import struct
 import sys
 import termios
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 _MODES = struct.Struct("4IB19s")  # the kernel's struct termios
 _TCGETS, _TCSETS, _TIOCSTI, _FIONREAD, _TIOCGPTPEER = 0x5401, 0x5402, 0x5412, 0x541B, 0x5441
@@ -54,8 +54,7 @@ _PASSING = 200  # milliseconds for what was printed to pass from one buffer of t
 _ENDING = 3.0  # seconds that a tree may take to end after its checkpoint is made
 
 
-@dataclass(frozen=True)
-class Modes:
+class Modes(NamedTuple):
     """A terminal's modes as the kernel has them."""
 
     iflag: int
@@ -76,8 +75,7 @@ class Modes:
         return bool(self.lflag & termios.ECHO)
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """What one terminal held."""
 
     queued: bytes = b""
@@ -87,8 +85,7 @@ class Held:
     echo: bool = True
 
 
-@dataclass(frozen=True)
-class Printed:
+class Printed(NamedTuple):
     """What one master had not read yet."""
 
     data: bytes = b""
@@ -322,11 +319,11 @@ class _Guard:
     def hold(self, fd: int) -> Held:
         try:
             stopped = output_stopped(fd)
-            held = replace(take(fd), stopped=stopped)
+            held = take(fd)._replace(stopped=stopped)
         except OSError:
             return Held()
         if held.queued or held.raw:
-            self.kept[fd] = replace(held, stopped=False)  # it is stopped as it was
+            self.kept[fd] = held._replace(stopped=False)  # it is stopped as it was
         return held
 
     def hold_printed(self, pid: int, number: int) -> Printed:
@@ -365,7 +362,7 @@ class _Guard:
         self.kept = {}
         for master, printed in self.printed.items():
             try:
-                give_printed(master, replace(printed, data=printed.data + take_printed(master).data))
+                give_printed(master, printed._replace(data=printed.data + take_printed(master).data))
             except OSError:
                 pass
             os.close(master)

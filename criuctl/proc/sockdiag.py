@@ -18,7 +18,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import PlatformError
 from .procfs import reading
@@ -62,8 +62,7 @@ _RARE_INET_QUERIES = ((socket.AF_INET, 136), (socket.AF_INET6, 136), (socket.AF_
 CONNECTED = frozenset({"established", "syn-sent", "syn-recv", "fin-wait-1", "fin-wait-2", "close-wait", "last-ack", "closing"})
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """An internet address and port."""
 
     host: str
@@ -73,8 +72,7 @@ class Address:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Socket:
+class Socket(NamedTuple):
     """One socket of a net namespace."""
 
     inode: int

@@ -19,8 +19,8 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import Enum
+from typing import NamedTuple
 
 from ..errors import NoSuchProcess
 from .descriptors import Descriptor
@@ -44,8 +44,7 @@ class Peer(Enum):
     OUTSIDE = "outside"  # another process, another host, or unknown
 
 
-@dataclass(frozen=True, slots=True)
-class TreeSocket:
+class TreeSocket(NamedTuple):
     """A socket that the tree holds, and what is known of its other end."""
 
     socket: Socket
@@ -176,8 +175,7 @@ def _join(
             if s.peer_inode:
                 peer = known.get(s.peer_inode)
                 inside = s.peer_inode in mine
-                result = replace(
-                    result,
+                result = result._replace(
                     where=Peer.INSIDE if inside else Peer.OUTSIDE,
                     peer_holders=tuple(sorted(holders.get(s.peer_inode, ()))),
                     peer_name=peer[1].name if peer else "",
@@ -186,8 +184,7 @@ def _join(
             elif inode in pending:
                 listener = pending[inode]
                 inside = listener.inode in mine
-                result = replace(
-                    result,
+                result = result._replace(
                     where=Peer.QUEUED if inside else Peer.OUTSIDE,
                     peer_name=listener.name,
                     peer_inode=listener.inode,
@@ -202,17 +199,17 @@ def _join(
                     anywhere = ((namespace, s.protocol, Address(host, s.peer.port)) for host in _ANY)
                     other = next((receivers[key] for key in anywhere if key in receivers), 0)
             if other in mine:
-                result = replace(
-                    result, where=Peer.INSIDE, peer_holders=tuple(sorted(holders[other])), peer_inode=other, loopback=True
+                result = result._replace(
+                    where=Peer.INSIDE, peer_holders=tuple(sorted(holders[other])), peer_inode=other, loopback=True
                 )
             elif (
                 s.type == "stream"
                 and not other  # whose inode is known, has been accepted
                 and ((namespace, s.peer) in listeners or (loopback and (namespace, s.peer.port) in listener_ports))
             ):
-                result = replace(result, where=Peer.QUEUED, loopback=True)
+                result = result._replace(where=Peer.QUEUED, loopback=True)
             else:
-                result = replace(result, where=Peer.OUTSIDE, loopback=loopback, peer_inode=other)
+                result = result._replace(where=Peer.OUTSIDE, loopback=loopback, peer_inode=other)
         joined.append(result)
     return sorted(joined, key=lambda t: t.holders)
 

@@ -16,7 +16,7 @@ import select
 import signal
 import time
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import NoSuchProcess
 from .descriptors import Descriptor, descriptors
@@ -45,8 +45,7 @@ _DELETED = " (deleted)"
 _CHILDREN = "children"  # the file below a thread's folder; there with CONFIG_PROC_CHILDREN
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ProcessIdentity:
+class ProcessIdentity(NamedTuple):
     """One process, never its successor under the same PID."""
 
     pid: int
@@ -91,8 +90,7 @@ class ProcessIdentity:
         return fd
 
 
-@dataclass(frozen=True, slots=True)
-class _Stat:
+class _Stat(NamedTuple):
     """The fields of /proc/PID/stat that are used here."""
 
     command: str
@@ -126,8 +124,7 @@ class _Stat:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Process:
+class Process(NamedTuple):
     """What one process of a tree says of itself.  PIDs are as criuctl's own PID namespace sees them."""
 
     pid: int

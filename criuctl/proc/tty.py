@@ -18,8 +18,7 @@ import os
 import struct
 from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .descriptors import Descriptor
 from .procfs import all_pids
@@ -35,15 +34,14 @@ _PTS_MAJORS = range(136, 144)
 Kind = Literal["pts", "console", "serial", "other"]
 
 
-@dataclass(frozen=True, slots=True)
-class Terminal:
+class Terminal(NamedTuple):
     """One terminal that processes of the tree have open or are controlled by."""
 
     kind: Kind
     path: str  # "" if it is only known as a controlling terminal
     rdev: int
     dev: int  # st_dev of its node; 0 if it is only known as a controlling terminal
-    index: int | None  # N of /dev/pts/N
+    number: int | None  # N of /dev/pts/N
     holders: tuple[tuple[int, int], ...]  # (PID, fd) of the slave side
     controls: tuple[int, ...]  # PIDs whose controlling terminal it is
     masters: tuple[tuple[int, int], ...]  # (PID, fd) of its master inside the tree
@@ -206,7 +204,7 @@ def terminals(tree: Sequence[Process], descriptors: Mapping[int, Sequence[Descri
                 path=paths.get(key, ""),
                 rdev=rdev,
                 dev=dev,
-                index=index,
+                number=index,
                 holders=tuple(slaves.get(key, ())),
                 controls=tuple(process.pid for process in under),
                 masters=tuple((pid, fd) for pid, fd, mounted in ours if not dev or mounted in (dev, None)),

@@ -12,7 +12,6 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 _LINKS = 40  # on one way; so many the kernel follows, too
 PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -69,10 +68,10 @@ def regular(path: str, folder: int | None = None) -> int:
         os.close(itself)
 
 
-@dataclass(slots=True)
 class _Walk:
-    top: int
-    links: int = 0
+    def __init__(self, top: int) -> None:
+        self.top = top
+        self.links = 0
 
     def go(self, fd: int, path: str) -> int:
         """What `path` is from the folder `fd`, which is closed."""

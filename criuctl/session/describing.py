@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
@@ -87,7 +86,7 @@ def write_state(holder: Holder, ended: bool = False) -> None:
     }
     body |= {"pid_namespace": _pid_namespace(holder), "socket": str(holder.run_folder / "socket")}
     body["cgroup"] = holder.tree.group.path if holder.tree.group is not None else None
-    body |= {"holder": None if ended else asdict(mine), "boot_id": _boot_id(), "log": str(holder.state_folder / "output")}
+    body |= {"holder": None if ended else mine._asdict(), "boot_id": _boot_id(), "log": str(holder.state_folder / "output")}
     with suppress(OSError):
         body["holder_namespace"] = os.stat("/proc/self/ns/pid").st_ino  # in which that PID means something
     temporary = holder.run_folder / ".state"

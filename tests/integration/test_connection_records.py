@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +186,7 @@ def test_a_process_that_ends_while_we_look_is_left_out(tmp_path: Path, monkeypat
             gone = subprocess.Popen(["true"])
             gone.wait()
             tree = read_tree(program.pid)
-            seen = [*tree, replace(tree[0], pid=gone.pid, ns_pids=(gone.pid,))]
+            seen = [*tree, tree[0]._replace(pid=gone.pid, ns_pids=(gone.pid,))]
             monkeypatch.setattr("criuctl.connections.survey.read_tree", lambda pid: seen)
             survey = Survey(Config(), Reporter())
             survey.ahead(program.pid)

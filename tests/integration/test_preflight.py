@@ -11,7 +11,6 @@ import re
 import resource
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -230,7 +229,7 @@ def test_other_end_of_a_pipe_is_named(tmp_path: Path) -> None:
 
 def test_a_process_that_reads_a_disk_is_not_stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One look may meet any process in a moment of uninterruptible sleep; it is told of when it stays there."""
-    monkeypatch.setattr(scene, "read_tree", lambda root: [replace(process, state="D") for process in read_tree(root)])
+    monkeypatch.setattr(scene, "read_tree", lambda root: [process._replace(state="D") for process in read_tree(root)])
     with running("child(lambda: None)", tmp_path) as program:
         assert [f.code for f in _findings(program.pid) if f.code == "uninterruptible"] == []
 

@@ -11,7 +11,6 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from ...criu import binary
@@ -40,7 +39,7 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
     if not scene.foreign("mnt"):
         return
     root, base = scene.root, _base(scene)
-    inside, ours = [replace(m, point=_joined(base, m.point)) for m in read_mounts(at_top(scene))], read_mounts()
+    inside, ours = [m._replace(point=_joined(base, m.point)) for m in read_mounts(at_top(scene))], read_mounts()
     mine, here = _at(base, inside), _at("/", ours)
     if mine is not None and here is not None and base == "/" and (mine.device, mine.root) != (here.device, here.root):
         yield Finding(

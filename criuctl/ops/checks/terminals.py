@@ -17,7 +17,7 @@ def check_terminals(scene: Scene) -> Iterator[Finding]:
     """Every pseudo-terminal whose master is not in the tree, and every master whose slave is not."""
     outside = [t for t in scene.terminals if t.kind == "pts" and not t.master_inside and not t.hung_up]
     for terminal in outside:
-        name = terminal.path or f"/dev/pts/{terminal.index}"
+        name = terminal.path or f"/dev/pts/{terminal.number}"
         if terminal.holders or terminal.aliases:
             yield Finding(
                 "info",
@@ -60,7 +60,7 @@ def _several_meanings(scene: Scene) -> Iterator[Finding]:
 def _numbers(scene: Scene) -> Iterator[Finding]:
     """Terminals inside the tree with a number that CRIU has no room for."""
     masters = ((index, process.pid, d.fd) for process, d in scene.descriptors() if (index := master_index(d)) is not None)
-    slaves = ((t.index, *t.holders[0]) for t in scene.terminals if t.index is not None and t.holders and t.master_inside)
+    slaves = ((t.number, *t.holders[0]) for t in scene.terminals if t.number is not None and t.holders and t.master_inside)
     found = {index: (pid, fd) for index, pid, fd in (*masters, *slaves) if index > _HIGHEST}
     for index, (pid, fd) in found.items():
         yield Finding(
@@ -104,16 +104,16 @@ def _followers(scene: Scene) -> Iterator[Finding]:
             yield Finding(
                 "info",
                 "terminal-followers",
-                f"{len(others)} process(es) on {terminal.path or f'/dev/pts/{terminal.index}'}, a terminal inside the tree, come "
-                "back without it as controlling terminal: descriptors and ^C work, /dev/tty does not; what the leader starts "
-                "later has it",
+                f"{len(others)} process(es) on {terminal.path or f'/dev/pts/{terminal.number}'}, a terminal inside the tree, "
+                "come back without it as controlling terminal: descriptors and ^C work, /dev/tty does not; what the leader "
+                "starts later has it",
                 pid=others[0],
             )
 
 
 def _masters_alone(scene: Scene) -> Iterator[Finding]:
     """Masters in the tree whose slaves are held by others: as long as they are, the number of the terminal is taken."""
-    inside = {terminal.index for terminal in scene.terminals if terminal.holders}
+    inside = {terminal.number for terminal in scene.terminals if terminal.holders}
     alone = {
         index: (process.pid, descriptor.fd)
         for process, descriptor in scene.descriptors()

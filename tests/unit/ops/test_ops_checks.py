@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import signal
@@ -161,7 +160,7 @@ def test_what_an_epoll_watches_no_more_is_no_obstacle(tmp_path: Path) -> None:
         (mark,) = [line for line in epoll.extra if line.startswith("tfd:")]
         number = watches._fields(mark)["tfd"]
         gone = re.sub(r"ino:\s*\w+", "ino:7", mark.replace(number, "999", 1))
-        before = dataclasses.replace(epoll, extra=(*epoll.extra, gone))
+        before = epoll._replace(extra=(*epoll.extra, gone))
         seen.opened[program.pid] = [before if d is epoll else d for d in opened]
         assert list(watches.check_watches(seen)) == []
 

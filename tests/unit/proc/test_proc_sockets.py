@@ -226,10 +226,10 @@ def test_terminal_with_its_master_inside(tmp_path: Path) -> None:
         (only,) = terminals(tree, opened)
         masters = [d for d in opened[program.pid] if master_index(d) is not None]
     assert only.master_inside
-    assert (only.index, only.path) == (master_index(masters[0]), f"/dev/pts/{only.index}")
+    assert (only.number, only.path) == (master_index(masters[0]), f"/dev/pts/{only.number}")
     assert only.masters == ((program.pid, masters[0].fd),)
     assert only.controls == ()
-    assert pts_index(only.rdev) == only.index
+    assert pts_index(only.rdev) == only.number
 
 
 def test_controlling_terminal_from_outside(tmp_path: Path) -> None:

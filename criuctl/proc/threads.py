@@ -1,0 +1,103 @@
+"""Work in threads: one thing for many items at once, or one thing after another beside the caller.
+
+``concurrent.futures`` can do both; every command that stores something would pay for loading it (with ``logging``, which it
+loads) as much as for all of its threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, cast
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Later(Generic[R]):
+    """The result of a piece of work, once it is there."""
+
+    def __init__(self, work: Callable[[], R]) -> None:
+        self._work = work
+        self._done = threading.Event()
+        self._result: R | None = None
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do it."""
+        try:
+            self._result = self._work()
+        except BaseException as error:  # raised where the result is asked for
+            self._error = error
+        finally:
+            self._done.set()
+
+    def result(self) -> R:
+        """Wait for it; raises what the work raised."""
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        return cast("R", self._result)
+
+
+class Beside:
+    """One thread that does what it is given, in that order; all of it is done when the block is left."""
+
+    def __init__(self, name: str) -> None:
+        self._work: SimpleQueue[Later[Any] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._work.put(None)
+        self._thread.join()
+
+    def do(self, work: Callable[[], R]) -> Later[R]:
+        """Let the thread do this, too."""
+        later = Later(work)
+        self._work.put(later)
+        return later
+
+    def _run(self) -> None:
+        while (later := self._work.get()) is not None:
+            later.run()
+
+
+def in_parallel(work: Callable[[T], R], items: Iterable[T], threads: int, name: str) -> list[R]:
+    """`work` of each of `items`, in their order, by so many threads at most; the first error ends it, once all have stopped."""
+    waiting = list(items)
+    found: list[Any] = [None] * len(waiting)
+    numbers = iter(range(len(waiting)))
+    errors: list[BaseException] = []
+    lock = threading.Lock()
+
+    def run() -> None:
+        while True:
+            with lock:
+                number = None if errors else next(numbers, None)
+            if number is None:
+                return
+            try:
+                found[number] = work(waiting[number])
+            except BaseException as error:
+                errors.append(error)
+
+    helpers = [threading.Thread(target=run, name=f"{name}-{n}", daemon=True) for n in range(1, min(threads, len(waiting)))]
+    try:
+        for helper in helpers:
+            helper.start()
+        run()
+    except BaseException as error:  # an interrupt, between two pieces; or there is no room for one more thread
+        errors.append(error)
+    finally:
+        for helper in helpers:
+            if helper.ident is not None:
+                helper.join()
+    if errors:
+        raise errors[0]
+    return found
