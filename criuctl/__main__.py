@@ -1,21 +1,42 @@
 """``criuctl`` on the PATH, and ``python -m criuctl``.
 
-^C ends it as it ends any program until the command line is imported, which takes a tenth of a second, and serves signals.
+^C ends it as it ends any program until the command line is imported, which takes some hundredths of a second, and serves
+signals.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
+import sys
+from collections.abc import Mapping, Sequence
 from typing import NoReturn
+
+from .startup import lazily
+
+_STORING = frozenset({"dump", "restore"})
 
 
 def program() -> NoReturn:
     """The program; see `criuctl.cli.main`."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Python's own, which ends in a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+    gc.set_threshold(200_000, 50, 50)  # commands are short: what loading libraries makes is not garbage, and is much
+    lazily()
+    if _speaks_to_s3(sys.argv[1:], os.environ):
+        from .proc.aside import begin
+
+        begin("criuctl.store.apart")
     from .cli.main import program as run
 
     run()
+
+
+def _speaks_to_s3(words: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether this looks like a command that needs an S3 client soon; a wrong guess costs nothing that lasts."""
+    urls = [*words, environ.get("CRIUCTL_STORE", "")]
+    return not _STORING.isdisjoint(words) and any("s3://" in url.lower() for url in urls)
 
 
 if __name__ == "__main__":

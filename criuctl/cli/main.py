@@ -15,7 +15,6 @@ Everything below raises; only this module decides what a person reads and which 
 
 from __future__ import annotations
 
-import gc
 import io
 import os
 import signal
@@ -178,7 +177,6 @@ def program() -> NoReturn:
     be undone has been, and threads have been joined, when `main` returns.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it, and lets its children do so, lets them not wait for theirs
-    gc.set_threshold(200_000, 50, 50)  # commands are short: what loading libraries makes is not garbage, and is much
     code = main()
     try:
         sys.stdout.flush()
