@@ -10,22 +10,12 @@ released it and its last window is through: `BufferPool.add` and `BufferPool.don
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable
 
+from ..store.base import allocate
+
 BUFFER_SIZE = 4 << 20
-
-
-def allocate(size: int) -> memoryview:
-    """`size` bytes of zeros, touched lazily."""
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:  # a kernel without huge pages: only slower
-            pass
-    return memoryview(memory)
 
 
 class PageBuffer:
@@ -44,10 +34,19 @@ class BufferPool:
     `kept` buffers are kept back for `acquire_spare`, so that whoever empties buffers can move on.
     """
 
-    def __init__(self, count: int, size: int, check: Callable[[], None], *, kept: int = 0) -> None:
+    def __init__(
+        self,
+        count: int,
+        size: int,
+        check: Callable[[], None],
+        *,
+        kept: int = 0,
+        memory: Callable[[int], memoryview] = allocate,
+    ) -> None:
         self._limit = count
         self._size = size
         self._kept = kept
+        self._memory = memory
         self._made = 0
         self._free: list[PageBuffer] = []
         self._check = check  # raises what went wrong elsewhere
@@ -102,7 +101,7 @@ class BufferPool:
         if self._free:
             buffer = self._free.pop()
         else:
-            buffer = PageBuffer(allocate(self._size))
+            buffer = PageBuffer(self._memory(self._size))
             self._made += 1
         buffer.users = 1
         return buffer

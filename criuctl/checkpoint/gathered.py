@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from ..errors import CriuctlError
-from .buffers import allocate
+from ..store.base import allocate
 from .packs import Place
 
 if TYPE_CHECKING:

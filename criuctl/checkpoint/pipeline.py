@@ -67,7 +67,7 @@ class Pipeline:
         slots = workers + uploads
         size = min(wanted, max(smallest, _PACK_BUDGET // slots))
         self.buffers = BufferPool(max(config.buffers_mib * _MIB // BUFFER_SIZE, 6), BUFFER_SIZE, self.check, kept=1)
-        self._pack_buffers = BufferPool(slots, size, self.check)
+        self._pack_buffers = BufferPool(slots, size, self.check, memory=store.memory)
         self._open: list[tuple[PackBuilder, PageBuffer]] = []  # packs that no worker is filling just now
         self._seen: set[bytes] = set()
         self._ahead: dict[bytes, int] = {}  # new chunks that no kept stream has, and their sizes

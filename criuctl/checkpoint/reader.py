@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from ..errors import Damaged, DataError, Foreign, ObjectMissing
-from .buffers import allocate
 from .chunks import ENTRY, Extent, Layout, StreamRef, check_entries, missing_chunk
 from .codec import Decompressor, Sealer
 from .index import Index
@@ -375,7 +374,7 @@ class _Job:
         try:
             return self._spare.pop()
         except IndexError:
-            return allocate(_SPAN + ALIGNMENT)
+            return self._store.memory(_SPAN + ALIGNMENT)
 
     def _next(self) -> Span | None:
         with self._lock:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,17 +36,17 @@ def _settled(config: Config) -> Config:
     return config
 
 
-@dataclass(slots=True)
 class App:
     """The global options of one invocation."""
 
-    json: bool = False
-    verbose: int = 0
-    quiet: bool = False
-    store: str | None = None
-    config_file: str | None = None
-    answered: bool = False  # the one JSON value is on standard output: what goes wrong from then on is told elsewhere
-    _config: Config | None = field(default=None, repr=False)
+    def __init__(self, *, json: bool = False) -> None:
+        self.json = json
+        self.verbose = 0
+        self.quiet = False
+        self.store: str | None = None
+        self.config_file: str | None = None
+        self.answered = False  # the one JSON value is on standard output: what goes wrong from then on is told elsewhere
+        self._config: Config | None = None
 
     @property
     def config(self) -> Config:
@@ -57,6 +56,12 @@ class App:
 
             self._config = _settled(config.load(self.config_file).with_options(store=self.store))
         return self._config
+
+    def store_coming(self) -> AbstractContextManager[None]:
+        """For a command that loads much of its own before it opens the store: an S3 client is loaded beside that."""
+        from ..store import coming
+
+        return coming(self.config.store, self.config)
 
     @contextmanager
     def reporting(self, *, bars: bool = True) -> Iterator[Reporter]:

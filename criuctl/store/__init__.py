@@ -1,20 +1,29 @@
 """Stores: bytes under names, in a folder, in S3 or in memory.
 
 `open_store` turns the URL that a user gives into a `Store`; it looks at the text alone and touches neither
-disk nor network.  boto3 is imported when, and only when, an S3 store is opened.
+disk nor network.  boto3 is imported when, and only when, an S3 store is opened: by another process, meanwhile, for a
+command that says early that it will need the store (`coming`).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from urllib.parse import unquote, urlsplit
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from ..config import Config
 from ..errors import UsageError
+from ..proc.aside import begun
 from .base import Buffer, Capabilities, ObjectInfo, Store
 
-__all__ = ["Buffer", "Capabilities", "ObjectInfo", "Store", "from_anywhere", "open_store", "parse_s3_url"]
+__all__ = ["Buffer", "Capabilities", "ObjectInfo", "Store", "coming", "from_anywhere", "open_store", "parse_s3_url"]
+
+APART = f"{__package__}.apart"
+"""What a process that speaks to a store loads, see `criuctl.proc.aside`."""
+
+_begun: dict[str, Store] = {}
+"""Stores that are being opened by processes of their own, by URL, until `open_store` gives them to whom they are for."""
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
@@ -28,12 +37,11 @@ def open_store(url: str, config: Config) -> Store:
     Raises `UsageError` for anything else.  That the place exists and answers is found out by use:
     `Store.create`, `Store.check_writable`.
     """
+    if url in _begun:
+        return _begun.pop(url)
     scheme = match[1].lower() if (match := _SCHEME.match(url)) else ""
     if scheme == "s3":
-        bucket, prefix = parse_s3_url(url)
-        from .s3 import S3Store
-
-        return S3Store(bucket, prefix, config)
+        return _open_s3(url, config)
     if scheme == "memory":
         from .memory import MemoryStore
 
@@ -43,6 +51,32 @@ def open_store(url: str, config: Config) -> Store:
     from .local import LocalStore
 
     return LocalStore(_local_path(url, scheme))
+
+
+@contextmanager
+def coming(url: str, config: Config) -> Iterator[None]:
+    """Inside, `open_store` will be asked for this store, once: what takes long to load is loaded meanwhile, elsewhere.
+
+    For a process that has one thread as yet.
+    """
+    if url[:3].lower() == "s3:":
+        with suppress(UsageError):  # told by `open_store`
+            parse_s3_url(url)
+            from .apart import Apart
+
+            _begun[url] = Apart(url, config, begun(APART))
+    try:
+        yield
+    finally:
+        if url in _begun:
+            _begun.pop(url).close()
+
+
+def _open_s3(url: str, config: Config) -> Store:
+    bucket, prefix = parse_s3_url(url)
+    from .s3 import S3Store
+
+    return S3Store(bucket, prefix, config)
 
 
 def from_anywhere(url: str) -> str:
@@ -78,6 +112,8 @@ def parse_s3_url(url: str) -> tuple[str, str]:
 def _local_path(url: str, scheme: str) -> str:
     path = url
     if scheme == "file":
+        from urllib.parse import unquote, urlsplit
+
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost") or not url.lower().startswith("file://"):
             raise UsageError(f"{url!r} is not a local folder", hint="Write file:///path, with three slashes.")

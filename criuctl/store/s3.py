@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -32,7 +32,7 @@ from botocore.exceptions import ClientError
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential, wait_random
 
 from ..config import Config
-from ..errors import ConfigError, ObjectExists, ObjectMissing, StoreCannot, StoreError
+from ..errors import ConfigError, CriuctlError, ObjectExists, ObjectMissing, StoreCannot, StoreError
 from .base import (
     Capabilities,
     Data,
@@ -296,6 +296,10 @@ class S3Store(Store):
 
         with self._mapped("looking for older versions"):
             return keeping(self._client, self._call, self._bucket, self._base)
+
+    def prepare(self) -> None:
+        with suppress(CriuctlError):
+            _ = self._client
 
     def close(self) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from servers import RadosGateway, RcloneServer
-from support.places import Place, linked_place, local_place, s3_place
+from support.places import Place, apart_place, linked_place, local_place, s3_place
 
 from criuctl.config import Config
 from criuctl.store import Store, open_store
@@ -20,6 +20,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     kind: str = request.param
     if kind == "local":
         made = local_place(tmp_path / "store")
+    elif kind == "apart":
+        made = apart_place(s3_place("radosgw", request.getfixturevalue("radosgw_server"), monkeypatch))
     elif kind == "linked":
         made = linked_place(tmp_path / "store")
     elif kind == "memory":

@@ -15,7 +15,7 @@ from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Conflict
 from criuctl.report import Reporter
 
-KINDS = ["local", "linked", "memory", "radosgw", "rclone"]
+KINDS = ["local", "linked", "memory", "radosgw", "apart", "rclone"]
 
 pytestmark = [pytest.mark.contract, pytest.mark.parametrize("place", KINDS, indirect=True)]
 

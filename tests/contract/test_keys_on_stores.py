@@ -23,7 +23,7 @@ from criuctl.store.base import Store
 
 pytestmark = pytest.mark.contract
 
-KINDS = ["local", "linked", "radosgw", "rclone"]
+KINDS = ["local", "linked", "radosgw", "apart", "rclone"]
 
 
 def _slot(repository: Repository, path: Path, label: str) -> dict[str, object]:

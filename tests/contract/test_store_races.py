@@ -17,8 +17,8 @@ from support.places import Place
 from criuctl.errors import ObjectExists, ObjectMissing
 from criuctl.store import Store
 
-KINDS = ["local", "linked", "memory", "radosgw", "rclone"]
-EXCLUSIVE = ["local", "linked", "memory", "radosgw"]
+KINDS = ["local", "linked", "memory", "radosgw", "apart", "rclone"]
+EXCLUSIVE = ["local", "linked", "memory", "radosgw", "apart"]
 RACER = Path(__file__).with_name("racer.py")
 pytestmark = pytest.mark.contract
 

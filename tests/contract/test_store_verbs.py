@@ -13,7 +13,7 @@ from support.places import Place
 from criuctl.errors import Damaged, InvalidName, ObjectExists, ObjectMissing
 from criuctl.store import Store
 
-KINDS = ["local", "linked", "memory", "radosgw", "rclone"]
+KINDS = ["local", "linked", "memory", "radosgw", "apart", "rclone"]
 pytestmark = [pytest.mark.contract, pytest.mark.parametrize("place", KINDS, indirect=True)]
 
 
@@ -201,6 +201,7 @@ def test_probing_leaves_nothing(store: Store, place: Place) -> None:
         "linked": (True, "local"),
         "memory": (True, "memory"),
         "radosgw": (True, "radosgw"),
+        "apart": (True, "radosgw"),
         "rclone": (False, "weak"),
     }
     assert (found.conditional_create, found.kind) == expected[place.kind]

@@ -12,7 +12,9 @@ import pytest
 from servers import S3Server
 
 from criuctl.config import Config
-from criuctl.store import Store, open_store
+from criuctl.proc.aside import Aside
+from criuctl.store import APART, Store, open_store
+from criuctl.store.apart import Apart
 from criuctl.store.local import LocalStore
 from criuctl.store.remote import RemoteStore
 from criuctl.store.serving import StoreServer
@@ -52,6 +54,12 @@ def s3_place(kind: str, server: S3Server, monkeypatch: pytest.MonkeyPatch, **con
         return server.keys(BUCKET, prefix) + [f"unfinished {key}" for key in server.multipart_uploads(BUCKET) if prefix in key]
 
     return Place(kind, f"s3://{BUCKET}/{prefix}", Config().with_options(**config), left, server.env, server)
+
+
+def apart_place(place: Place) -> Place:
+    """The same, spoken to by a process of its own."""
+    place.kind, place.opener = "apart", lambda: Apart(place.url, place.config, Aside(APART))
+    return place
 
 
 def local_place(folder: Path) -> Place:

@@ -161,9 +161,9 @@ def dump(
 
     What the store holds already, from an earlier dump of the same tree say, is not stored again.
     """
-    from ...ops.dump import dump as dump_tree
+    with app.store_coming(), app.reporting() as reporter:
+        from ...ops.dump import dump as dump_tree
 
-    with app.reporting() as reporter:
         result = dump_tree(
             app.config,
             target,

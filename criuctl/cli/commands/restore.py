@@ -174,10 +174,10 @@ def restore(
 
     The tree runs on by itself when criuctl ends. The result tells, per connection to the outside, what became of it.
     """
-    from ...ops.plan import RestorePlan
-    from ...ops.restore import restore as restore_tree
+    with app.store_coming(), app.reporting() as reporter:
+        from ...ops.plan import RestorePlan
+        from ...ops.restore import restore as restore_tree
 
-    with app.reporting() as reporter:
         result = restore_tree(
             app.config,
             ref,

@@ -1,0 +1,264 @@
+"""A store that another process speaks to, see `criuctl.proc.aside`.
+
+boto3 takes longer to load than all else of a small dump, and while it signs and sends it holds the interpreter that hashes
+and compresses.  So another process loads it, beside everything that the command does before it needs the store, and does all
+that is asked of the store.
+
+Contents that lie in memory that `Apart.memory` gave are not copied.  A call that is interrupted here goes on there, as one whose
+answer is lost: its connection is not used again, and what it sends may by then be something else, under a name that nobody knows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from typing import Any
+
+from ..config import Config
+from ..errors import CriuctlError, StoreUnreachable
+from ..proc.aside import Aside, Connection, Shared
+from .base import Capabilities, Data, Keeping, ObjectInfo, Store, as_views
+
+_LISTED = 1000  # objects in one answer
+
+
+class Apart(Store):
+    """The store at `url`; its process knows all else."""
+
+    def __init__(self, url: str, config: Config, aside: Aside) -> None:
+        """Tell the process which store it is for."""
+        self.url = url
+        self._aside = aside
+        self._ended = False
+        self._idle = aside.connections  # the last one first: its window has been touched
+        self._changed = threading.Condition()
+        self._left = len(self._idle)
+        with suppress(OSError):  # it has ended, as the first call will tell
+            aside.control.send((url, config))
+
+    def memory(self, size: int) -> memoryview:
+        taken = self._aside.shared.take(size)
+        return taken if taken is not None else super().memory(size)
+
+    def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
+        views = as_views(data)
+        places = [self._aside.shared.place(view) for view in views]
+        sent = [view for view, place in zip(views, places, strict=True) if place is None]
+        sizes = [place if place is not None else view.nbytes for view, place in zip(views, places, strict=True)]
+        self._ask("put", name, sizes, if_absent, body=sent)
+
+    def get(self, name: str, limit: int | None = None) -> bytes:
+        content: bytes = self._ask("get", name, limit)
+        return content
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes:
+        content: bytes = self._ask("get_range", name, offset, length)
+        return content
+
+    def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
+        target = buffer.cast("B")
+        place = self._aside.shared.place(target)
+        self._ask("read_into", name, offset, place if place is not None else target.nbytes, into=target)
+
+    def stat(self, name: str) -> ObjectInfo:
+        found: ObjectInfo = self._ask("stat", name)
+        return found
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        with self._connection() as connection:
+            found = self._call(connection, "list", prefix)
+            while found:
+                try:
+                    yield from found
+                except GeneratorExit:  # the caller has seen enough
+                    self._call(connection, "enough")
+                    return
+                found = self._call(connection, "more")
+
+    def delete(self, name: str) -> None:
+        self._ask("delete", name)
+
+    def create(self) -> None:
+        self._ask("create")
+
+    def probe(self) -> Capabilities:
+        found: Capabilities = self._ask("probe")
+        return found
+
+    def check_writable(self) -> None:
+        self._ask("check_writable")
+
+    def sweep(self, older_than: float) -> int:
+        return int(self._ask("sweep", older_than))
+
+    def keeping(self) -> Keeping | None:
+        found: Keeping | None = self._ask("keeping")
+        return found
+
+    def close(self) -> None:
+        """End the process, with what calls that were interrupted have left it to do."""
+        with self._changed:
+            if self._ended:
+                return
+            self._ended = True
+            self._left = 0
+            self._changed.notify_all()
+        self._aside.close()
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def _ask(self, verb: str, *arguments: object, body: Sequence[memoryview] = (), into: memoryview | None = None) -> Any:
+        with self._connection() as connection:
+            return self._call(connection, verb, *arguments, body=body, into=into)
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """One for a call; an answer that is no answer, or that nobody has waited for, ends its use."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._idle or not self._left)
+            if not self._left:
+                raise self._lost()
+            connection = self._idle.pop()
+        kept = False
+        try:
+            yield connection
+            kept = True
+        except CriuctlError as error:
+            kept = not isinstance(error, _Lost)
+            raise
+        finally:
+            with self._changed:
+                if kept and not self._ended:
+                    self._idle.append(connection)
+                else:
+                    self._left = max(self._left - 1, 0)
+                    connection.close()
+                self._changed.notify_all()
+
+    def _call(
+        self,
+        connection: Connection,
+        verb: str,
+        *arguments: object,
+        body: Sequence[memoryview] = (),
+        into: memoryview | None = None,
+    ) -> Any:
+        try:
+            connection.send((verb, arguments), body)
+            (answer, error), _body = connection.receive(into)
+        except (OSError, EOFError) as lost:
+            raise self._lost() from lost
+        if error is not None:
+            raise error
+        return answer
+
+    def _lost(self) -> _Lost:
+        return _Lost(f"the process that speaks to {self.url} has ended", hint="Something has killed it; run the command again.")
+
+
+class _Lost(StoreUnreachable):
+    """The other process does not answer any more."""
+
+
+# -- there ---------------------------------------------------------------------------------------------------
+
+
+_Answer = tuple[Any, Sequence[memoryview]]
+
+
+class _Opened:
+    """The store, or why there is none."""
+
+    def __init__(self, url: str, config: Config) -> None:
+        self._store: Store | None = None
+        self._error: Exception | None = None
+        try:
+            from . import open_store
+
+            self._store = open_store(url, config)
+            self._store.prepare()
+        except Exception as error:  # told to whoever asks
+            self._error = error
+
+    def get(self) -> Store:
+        """The store; raises the error."""
+        if self._error is not None:
+            raise self._error
+        assert self._store is not None
+        return self._store
+
+
+def serve(shared: Shared, control: Connection, connections: list[Connection]) -> None:
+    """Load what takes long, be told which store it is, and answer for it until nobody asks any more."""
+    from .s3 import S3Store  # noqa: F401
+
+    (url, config), _ = control.receive()
+    opened = _Opened(url, config)
+    for connection in connections:
+        threading.Thread(target=_Server(opened, shared, connection).run, daemon=True).start()
+    control.receive()
+
+
+class _Server:
+    """Answers what comes over one connection."""
+
+    def __init__(self, opened: _Opened, shared: Shared, connection: Connection) -> None:
+        self._opened, self._shared, self._connection = opened, shared, connection
+        self._listing: Iterator[ObjectInfo] = iter(())
+        self._verbs: dict[str, Callable[..., _Answer]] = {
+            "put": self._put,
+            "read_into": self._read_into,
+            "list": self._list,
+            "more": self._more,
+            "enough": self._enough,
+        }
+
+    def run(self) -> None:
+        """Until nobody asks any more."""
+        while True:
+            try:
+                (verb, arguments), body = self._connection.receive()
+            except (OSError, EOFError):
+                return
+            answer, told = None, None
+            back: Sequence[memoryview] = ()
+            try:
+                if (do := self._verbs.get(verb)) is not None:
+                    answer, back = do(body, *arguments)
+                else:
+                    answer = getattr(self._opened.get(), verb)(*arguments)
+            except Exception as error:
+                told = error
+            with suppress(OSError):  # nobody waits any more, which the next `receive` tells
+                self._connection.send((answer, told), back)
+
+    def _put(self, body: memoryview, name: str, places: list[int | slice], if_absent: bool) -> _Answer:
+        views, done = [], 0
+        for place in places:
+            if isinstance(place, slice):
+                views.append(self._shared.at(place))
+            else:
+                views.append(body[done : done + place])
+                done += place
+        return self._opened.get().put(name, views, if_absent=if_absent), []
+
+    def _read_into(self, _body: memoryview, name: str, offset: int, place: int | slice) -> _Answer:
+        target = self._shared.at(place) if isinstance(place, slice) else memoryview(bytearray(place))
+        self._opened.get().read_into(name, offset, target)
+        return None, [] if isinstance(place, slice) else [target]
+
+    def _list(self, body: memoryview, prefix: str) -> _Answer:
+        self._listing = self._opened.get().list(prefix)
+        return self._more(body)
+
+    def _more(self, _body: memoryview) -> _Answer:
+        return [*islice(self._listing, _LISTED)], []
+
+    def _enough(self, _body: memoryview) -> _Answer:
+        self._listing = iter(())
+        return None, []

@@ -1,0 +1,227 @@
+"""The process that speaks to a store for another one: what becomes of it, and of calls, when either dies or is interrupted."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.keeper import wait_until
+
+from criuctl import errors
+from criuctl.config import Config
+from criuctl.errors import CriuctlError, ObjectMissing, StoreUnreachable, UsageError
+from criuctl.proc.aside import Aside
+from criuctl.store import APART, Store, coming, open_store
+from criuctl.store.apart import Apart
+from criuctl.store.local import LocalStore
+
+pytestmark = pytest.mark.contract
+
+
+class Given(Apart):
+    """A local store in a process of its own, and that process's PID."""
+
+    def __init__(self, url: str) -> None:
+        aside = Aside(APART)
+        self.pid = aside.pid
+        super().__init__(url, Config(), aside)
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Iterator[Given]:
+    """An empty one."""
+    store = Given(str(tmp_path / "store"))
+    store.create()
+    yield store
+    store.close()
+    assert not Path(f"/proc/{store.pid}").exists()
+
+
+def test_memory_of_the_store_is_not_copied(given: Given, tmp_path: Path) -> None:
+    """What was put is read where it lies when the process reads it: also where it was changed after a put had begun."""
+    own, other = given.memory(3 << 20), memoryview(bytearray(os.urandom(100)))
+    own[:] = os.urandom(own.nbytes)
+    given.put("both", [own, other, own[5:70_000], b"bytes"])
+    content = b"".join([own, other, own[5:70_000], b"bytes"])
+    assert LocalStore(str(tmp_path / "store")).get("both") == content
+    for target in (given.memory(1 << 20), memoryview(bytearray(1 << 20))):
+        given.read_into("both", 1000, target)
+        assert target == content[1000 : 1000 + target.nbytes]
+    shared = given._aside.shared.place(own[5:70_000])  # what is told of it in place of the content
+    assert shared is not None and shared.stop - shared.start == 69_995
+
+
+def test_more_memory_than_both_have_is_ordinary(given: Given) -> None:
+    large = given.memory(1 << 30)
+    assert given._aside.shared.place(large[:4096]) is None
+    large[:4096] = os.urandom(4096)
+    given.put("o", large[:4096])
+    assert given.get("o") == large[:4096]
+
+
+def test_a_listing_that_nobody_reads_to_its_end_gives_its_connection_back(given: Given) -> None:
+    for number in range(3):
+        given.put(f"o{number}", b"")
+    for _ in range(100):  # more than there are connections
+        assert next(iter(given.list())).name == "o0"
+    assert [info.name for info in given.list()] == ["o0", "o1", "o2"]
+
+
+def test_a_listing_of_many(given: Given, tmp_path: Path) -> None:
+    for number in range(2500):
+        (tmp_path / "store" / f"o{number:04}").touch()
+    assert [info.name for info in given.list()] == [f"o{number:04}" for number in range(2500)]
+
+
+def test_it_does_not_hear_what_a_terminal_sends(given: Given) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(given.pid, number)
+    given.put("o", b"x")
+    assert given.get("o") == b"x"
+
+
+def test_killed_it_is_a_store_that_cannot_be_reached(given: Given) -> None:
+    os.kill(given.pid, signal.SIGKILL)
+    for _ in range(50):  # more than there are connections
+        with pytest.raises(StoreUnreachable, match="has ended"):
+            given.get("o")
+
+
+def asked(store: Store, times: int) -> tuple[list[threading.Thread], list[BaseException]]:
+    """So many threads that ask for an object, and what they caught."""
+    caught: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            store.get("o")
+        except BaseException as error:
+            caught.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(times)]
+    for thread in threads:
+        thread.start()
+    return threads, caught
+
+
+def test_killed_it_lets_nobody_wait(given: Given) -> None:
+    os.kill(given.pid, signal.SIGSTOP)
+    threads, caught = asked(given, 40)  # some of them wait for a connection
+    time.sleep(0.2)
+    assert not caught
+    os.kill(given.pid, signal.SIGKILL)
+    for thread in threads:
+        thread.join(20)
+    assert len(caught) == 40 and all(isinstance(error, StoreUnreachable) for error in caught)
+
+
+def test_closed_while_it_does_not_answer(given: Given) -> None:
+    os.kill(given.pid, signal.SIGSTOP)
+    threads, caught = asked(given, 40)
+    time.sleep(0.2)
+    given.close()
+    for thread in threads:
+        thread.join(20)
+    assert len(caught) == 40 and all(isinstance(error, StoreUnreachable) for error in caught)
+    with pytest.raises(StoreUnreachable):
+        given.get("o")
+
+
+def test_a_call_that_is_interrupted_leaves_the_others_alone(given: Given) -> None:
+    given.put("o", b"x")
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(5):
+            os.kill(given.pid, signal.SIGSTOP)
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+            with pytest.raises(KeyboardInterrupt):
+                given.get("o")
+            os.kill(given.pid, signal.SIGCONT)
+            assert given.get("o") == b"x"
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_it_ends_with_the_one_that_has_forked_it_off(tmp_path: Path) -> None:
+    """Killed, which lets nobody close anything, though another process that it has forked has copies of all."""
+    program = (
+        "import os, signal, sys\n"
+        "from criuctl.proc.aside import Aside\n"
+        "aside = Aside('criuctl.store.apart')\n"
+        "if os.fork() == 0:\n"
+        "    signal.pause()\n"
+        "print(aside.pid, flush=True)\n"
+        "signal.pause()\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert child.stdout is not None
+        pid = int(child.stdout.readline())
+        pidfd = os.pidfd_open(pid)
+        child.kill()
+        assert select.select([pidfd], [], [], 20)[0]
+        os.close(pidfd)
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def test_it_holds_nothing_of_what_the_caller_prints_to(tmp_path: Path) -> None:
+    program = (
+        "from criuctl.proc.aside import Aside\naside = Aside('criuctl.store.apart')\nprint(aside.pid, flush=True)\ninput()\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdin is not None
+    try:
+        streams = Path(f"/proc/{int(child.stdout.readline())}/fd")
+        wait_until(lambda: {os.readlink(streams / str(n)) for n in range(3)} == {os.devnull}, 20, "it has streams of its own")
+    finally:
+        child.stdin.close()
+        child.wait()
+
+
+def test_what_cannot_be_opened_is_told_to_who_asks(tmp_path: Path) -> None:
+    store = Given("ftp://host/store")
+    try:
+        for _ in range(2):
+            with pytest.raises(UsageError, match="ftp"):
+                store.get("o")
+    finally:
+        store.close()
+
+
+def test_errors_arrive_as_what_they_are(given: Given) -> None:
+    with pytest.raises(ObjectMissing) as caught:
+        given.get("packs/aa/bb")
+    assert caught.value.details == {"object": "packs/aa/bb"}
+    for cls in vars(errors).values():
+        if isinstance(cls, type) and issubclass(cls, CriuctlError) and cls.__init__ is CriuctlError.__init__:
+            sent = cls("what happened", hint="what to do", object="o")
+            got = pickle.loads(pickle.dumps(sent))  # noqa: S301
+            assert (type(got), got.to_dict(), str(got)) == (cls, sent.to_dict(), "what happened")
+
+
+def test_a_store_that_was_announced_is_handed_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    url, config = "s3://bucket/prefix", Config()
+    with coming(url, config):
+        first, second = open_store(url, config), open_store(url, config)
+    assert [type(first) is Apart, type(second) is Apart] == [True, False]
+    first.close()
+    with coming(url, config):  # and nobody has asked for it
+        pid = open_store.__globals__["_begun"][url]._aside.pid
+    assert not Path(f"/proc/{pid}").exists()
+    with coming("s3://", config), pytest.raises(UsageError):
+        open_store("s3://", config)
