@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
@@ -69,7 +70,10 @@ class Beside:
 
 
 def in_parallel(work: Callable[[T], R], items: Iterable[T], threads: int, name: str) -> list[R]:
-    """`work` of each of `items`, in their order, by so many threads at most; the first error ends it, once all have stopped."""
+    """`work` of each of `items`, in their order, by so many threads at most, the caller's among them.
+
+    The first error ends it, once all have stopped.  Where no more threads can be started, those that there are do it.
+    """
     waiting = list(items)
     found: list[Any] = [None] * len(waiting)
     numbers = iter(range(len(waiting)))
@@ -89,10 +93,11 @@ def in_parallel(work: Callable[[T], R], items: Iterable[T], threads: int, name: 
 
     helpers = [threading.Thread(target=run, name=f"{name}-{n}", daemon=True) for n in range(1, min(threads, len(waiting)))]
     try:
-        for helper in helpers:
-            helper.start()
+        with suppress(RuntimeError):
+            for helper in helpers:
+                helper.start()
         run()
-    except BaseException as error:  # an interrupt, between two pieces; or there is no room for one more thread
+    except BaseException as error:  # an interrupt, between two pieces
         errors.append(error)
     finally:
         for helper in helpers:
