@@ -10,7 +10,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from .startup import lazily
@@ -24,13 +24,15 @@ def program() -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.set_threshold(200_000, 50, 50)  # commands are short: what loading libraries makes is not garbage, and is much
     lazily()
+    at_end: Callable[[], None] | None = None
     if _speaks_to_s3(sys.argv[1:], os.environ):
-        from .proc.aside import begin
+        from .proc import aside
 
-        begin("criuctl.store.apart")
+        aside.begin("criuctl.store.apart")
+        at_end = aside.end_waiting
     from .cli.main import program as run
 
-    run()
+    run(at_end)
 
 
 def _speaks_to_s3(words: Sequence[str], environ: Mapping[str, str]) -> bool:

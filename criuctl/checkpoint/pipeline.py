@@ -39,6 +39,8 @@ from .streams import Stream, WriterStats
 _MIB = 1 << 20
 _PACK_BUDGET = 96 * _MIB  # for all packs being filled or uploaded
 _PACK_SIZES = (4 * _MIB + 64 * 1024, 16 * _MIB)  # smallest (it must hold the largest chunk), wanted
+_FIRST = 2 << 20  # bytes of the first pack: the store has something to do soon; each one may be twice as large as the one before
+_SOON = 2 << 20  # of each pack while somebody waits
 _WORK = 4  # windows that a worker takes at once
 
 Window = tuple[Stream, PageBuffer, int, int, At | None]  # where it lies, if it is memory that may come again
@@ -60,7 +62,7 @@ class Pipeline:
         self.referenced: dict[bytes, int] = {}  # older packs that this dump relies on, and their sizes
         self._store, self._sealer, self._index, self._reporter = store, sealer, index, reporter
         self.level = config.compression  # zstd; may be changed at any time
-        self.enough: int | None = None  # bytes with which a pack goes out though more would fit; may be changed at any time
+        self._enough, self._growing = _FIRST, True  # bytes with which a pack goes out though more would fit
         self.workers = workers = config.workers or min(len(os.sched_getaffinity(0)), 16)
         uploads = max(config.uploads, 1)
         smallest, wanted = _PACK_SIZES
@@ -101,6 +103,11 @@ class Pipeline:
             except BaseException as error:  # there may be no room for more threads
                 self.fail(error)
                 raise
+
+    def hurry(self) -> None:
+        """From now on somebody waits for what is new: packs stay small."""
+        with self._state:
+            self._enough, self._growing = _SOON, False
 
     def submit(self, batch: Sequence[Window]) -> None:
         """Hand over windows; each is a user of its buffer until it is through."""
@@ -340,7 +347,7 @@ class Pipeline:
             current[0].add(chunk, end - start, codec, payload)
             spent += time.monotonic() - began
             self.buffers.done(buffer)
-        if current is not None and self.enough is not None and current[0].size >= self.enough:
+        if current is not None and current[0].size >= self._enough:
             self._finish(*current)
             current = None
         with self._state:
@@ -355,6 +362,8 @@ class Pipeline:
         """Give a full pack to the uploaders."""
         with self._state:
             self._uploading += 1
+            if self._growing:
+                self._enough = min(2 * self._enough, len(slot.view))
         self._full.put((builder, slot))
 
     def _upload(self) -> None:

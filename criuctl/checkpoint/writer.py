@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 _BATCH = 16  # windows handed over at once
 _MEASURABLE = 32 << 20  # plain bytes from which on speeds are measured
-_SOON = 2 << 20  # bytes of a pack in a hurry
 _CHECKERS = 8  # packs looked at side by side at the commit
 
 
@@ -78,6 +77,7 @@ class CheckpointWriter:
         self._unused: list[PackIndex] = []  # packs that nobody can know of
         self._intent: Intent | None = None  # until the manifest is there, or surely never will be
         self._committed = False
+        self._told: threading.Thread | None = None
 
     @property
     def stats(self) -> WriterStats:
@@ -95,6 +95,8 @@ class CheckpointWriter:
         self._pipeline.close()
         if self._intent is not None:
             self._intent.end()
+        if self._told is not None:
+            self._told.join()
         if not self._committed and not self._published:
             self._unused += self._pipeline.packs
             self._pipeline.packs = []
@@ -219,7 +221,7 @@ class CheckpointWriter:
 
     def hurry(self) -> None:
         """From now on somebody waits: what is new is on its way soon, in smaller packs, beside what is still being read."""
-        self._pipeline.enough = _SOON
+        self._pipeline.hurry()
 
     # -- barriers --------------------------------------------------------------------------------------
 
@@ -302,8 +304,18 @@ class CheckpointWriter:
             self._intent = None if isinstance(error, StoreUnreachable) else intent
             raise
         self._committed = True
-        intent.end()
+        self._end_aside(intent)
         return summary
+
+    def _end_aside(self, intent: Intent) -> None:
+        """The manifest is there: the frozen tree need not wait for what is removed."""
+        told = threading.Thread(target=intent.end, name="criuctl-told", daemon=True)
+        try:
+            told.start()
+        except RuntimeError:  # there is no room for one more
+            intent.end()
+        else:
+            self._told = told
 
     # -- inside ----------------------------------------------------------------------------------------
 

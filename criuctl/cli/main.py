@@ -19,7 +19,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
@@ -170,14 +170,16 @@ def signals_as_exception() -> Iterator[None]:
             signal.signal(changed, handler if handler is not None else signal.SIG_DFL)
 
 
-def program() -> NoReturn:
-    """What ``criuctl`` on the PATH calls: `main`, then the end of the process.
+def program(at_end: Callable[[], None] | None = None) -> NoReturn:
+    """What ``criuctl`` on the PATH calls: `main`, `at_end`, then the end of the process.
 
     Taking the interpreter down object by object would take a tenth of a second with boto3 loaded, to no purpose: what must
     be undone has been, and threads have been joined, when `main` returns.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # who ignores it, and lets its children do so, lets them not wait for theirs
     code = main()
+    if at_end is not None:
+        at_end()
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -47,6 +47,14 @@ def begun(module: str) -> Aside:
     return _waiting.pop(module, None) or Aside(module)
 
 
+def end_waiting() -> None:
+    """End those that nobody has asked for."""
+    while _waiting:
+        _, aside = _waiting.popitem()
+        aside.close()
+        aside.reap()
+
+
 class Shared:
     """Memory that both ends have."""
 
@@ -136,15 +144,21 @@ class Aside:
         self.control, *self.connections = [Connection(here) for here, _there in pairs]
 
     def close(self) -> None:
-        """End it, whatever it is at."""
+        """End it, whatever it is at; `reap` it before the command ends."""
         self.control.close()
+
+    def reap(self) -> None:
+        """See that it has ended, after `close`; once more is no harm."""
+        pidfd, self._pidfd = self._pidfd, -1
+        if pidfd < 0:
+            return
         poller = select.poll()
-        poller.register(self._pidfd, select.POLLIN)
+        poller.register(pidfd, select.POLLIN)
         if not poller.poll(_GRACE * 1000):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
         with suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
-        os.close(self._pidfd)
+        os.close(pidfd)
 
 
 def _be(module: str, parent: int, shared: Shared, connections: list[Connection]) -> NoReturn:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from ..config import Config
 from ..errors import UsageError
-from ..proc.aside import begun
+from ..proc.aside import Aside, begun
 from .base import Buffer, Capabilities, ObjectInfo, Store
 
 __all__ = ["Buffer", "Capabilities", "ObjectInfo", "Store", "coming", "from_anywhere", "open_store", "parse_s3_url"]
@@ -59,17 +59,22 @@ def coming(url: str, config: Config) -> Iterator[None]:
 
     For a process that has one thread as yet.
     """
+    aside: Aside | None = None
     if url[:3].lower() == "s3:":
         with suppress(UsageError):  # told by `open_store`
             parse_s3_url(url)
             from .apart import Apart
 
-            _begun[url] = Apart(url, config, begun(APART))
+            aside = begun(APART)
+            _begun[url] = Apart(url, config, aside)
     try:
         yield
     finally:
         if url in _begun:
             _begun.pop(url).close()
+        if aside is not None:
+            aside.close()
+            aside.reap()
 
 
 def _open_s3(url: str, config: Config) -> Store:

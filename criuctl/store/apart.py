@@ -98,7 +98,7 @@ class Apart(Store):
         return found
 
     def close(self) -> None:
-        """End the process, with what calls that were interrupted have left it to do."""
+        """End the process, with what calls that were interrupted have left it to do.  Who has announced the store reaps it."""
         with self._changed:
             if self._ended:
                 return

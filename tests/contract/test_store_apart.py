@@ -15,38 +15,29 @@ from pathlib import Path
 
 import pytest
 from support.keeper import wait_until
+from support.places import ApartStore
 
 from criuctl import errors
 from criuctl.config import Config
 from criuctl.errors import CriuctlError, ObjectMissing, StoreUnreachable, UsageError
-from criuctl.proc.aside import Aside
-from criuctl.store import APART, Store, coming, open_store
+from criuctl.store import Store, coming, open_store
 from criuctl.store.apart import Apart
 from criuctl.store.local import LocalStore
 
 pytestmark = pytest.mark.contract
 
 
-class Given(Apart):
-    """A local store in a process of its own, and that process's PID."""
-
-    def __init__(self, url: str) -> None:
-        aside = Aside(APART)
-        self.pid = aside.pid
-        super().__init__(url, Config(), aside)
-
-
 @pytest.fixture
-def given(tmp_path: Path) -> Iterator[Given]:
+def given(tmp_path: Path) -> Iterator[ApartStore]:
     """An empty one."""
-    store = Given(str(tmp_path / "store"))
+    store = ApartStore(str(tmp_path / "store"), Config())
     store.create()
     yield store
     store.close()
-    assert not Path(f"/proc/{store.pid}").exists()
+    assert not Path(f"/proc/{store.aside.pid}").exists()
 
 
-def test_memory_of_the_store_is_not_copied(given: Given, tmp_path: Path) -> None:
+def test_memory_of_the_store_is_not_copied(given: ApartStore, tmp_path: Path) -> None:
     """What was put is read where it lies when the process reads it: also where it was changed after a put had begun."""
     own, other = given.memory(3 << 20), memoryview(bytearray(os.urandom(100)))
     own[:] = os.urandom(own.nbytes)
@@ -56,19 +47,19 @@ def test_memory_of_the_store_is_not_copied(given: Given, tmp_path: Path) -> None
     for target in (given.memory(1 << 20), memoryview(bytearray(1 << 20))):
         given.read_into("both", 1000, target)
         assert target == content[1000 : 1000 + target.nbytes]
-    shared = given._aside.shared.place(own[5:70_000])  # what is told of it in place of the content
+    shared = given.aside.shared.place(own[5:70_000])  # what is told of it in place of the content
     assert shared is not None and shared.stop - shared.start == 69_995
 
 
-def test_more_memory_than_both_have_is_ordinary(given: Given) -> None:
+def test_more_memory_than_both_have_is_ordinary(given: ApartStore) -> None:
     large = given.memory(1 << 30)
-    assert given._aside.shared.place(large[:4096]) is None
+    assert given.aside.shared.place(large[:4096]) is None
     large[:4096] = os.urandom(4096)
     given.put("o", large[:4096])
     assert given.get("o") == large[:4096]
 
 
-def test_a_listing_that_nobody_reads_to_its_end_gives_its_connection_back(given: Given) -> None:
+def test_a_listing_that_nobody_reads_to_its_end_gives_its_connection_back(given: ApartStore) -> None:
     for number in range(3):
         given.put(f"o{number}", b"")
     for _ in range(100):  # more than there are connections
@@ -76,24 +67,31 @@ def test_a_listing_that_nobody_reads_to_its_end_gives_its_connection_back(given:
     assert [info.name for info in given.list()] == ["o0", "o1", "o2"]
 
 
-def test_a_listing_of_many(given: Given, tmp_path: Path) -> None:
+def test_a_listing_of_many(given: ApartStore, tmp_path: Path) -> None:
     for number in range(2500):
         (tmp_path / "store" / f"o{number:04}").touch()
     assert [info.name for info in given.list()] == [f"o{number:04}" for number in range(2500)]
 
 
-def test_it_does_not_hear_what_a_terminal_sends(given: Given) -> None:
+def test_it_does_not_hear_what_a_terminal_sends(given: ApartStore) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        os.kill(given.pid, number)
+        os.kill(given.aside.pid, number)
     given.put("o", b"x")
     assert given.get("o") == b"x"
 
 
-def test_killed_it_is_a_store_that_cannot_be_reached(given: Given) -> None:
-    os.kill(given.pid, signal.SIGKILL)
+def test_killed_it_is_a_store_that_cannot_be_reached(given: ApartStore) -> None:
+    os.kill(given.aside.pid, signal.SIGKILL)
     for _ in range(50):  # more than there are connections
         with pytest.raises(StoreUnreachable, match="has ended"):
             given.get("o")
+
+
+def stop(store: ApartStore) -> None:
+    """Have its process stand still."""
+    os.kill(store.aside.pid, signal.SIGSTOP)
+    stat = Path(f"/proc/{store.aside.pid}/stat")
+    wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", 20, "it stands still")
 
 
 def asked(store: Store, times: int) -> tuple[list[threading.Thread], list[BaseException]]:
@@ -112,19 +110,19 @@ def asked(store: Store, times: int) -> tuple[list[threading.Thread], list[BaseEx
     return threads, caught
 
 
-def test_killed_it_lets_nobody_wait(given: Given) -> None:
-    os.kill(given.pid, signal.SIGSTOP)
+def test_killed_it_lets_nobody_wait(given: ApartStore) -> None:
+    stop(given)
     threads, caught = asked(given, 40)  # some of them wait for a connection
     time.sleep(0.2)
     assert not caught
-    os.kill(given.pid, signal.SIGKILL)
+    os.kill(given.aside.pid, signal.SIGKILL)
     for thread in threads:
         thread.join(20)
     assert len(caught) == 40 and all(isinstance(error, StoreUnreachable) for error in caught)
 
 
-def test_closed_while_it_does_not_answer(given: Given) -> None:
-    os.kill(given.pid, signal.SIGSTOP)
+def test_closed_while_it_does_not_answer(given: ApartStore) -> None:
+    stop(given)
     threads, caught = asked(given, 40)
     time.sleep(0.2)
     given.close()
@@ -135,7 +133,7 @@ def test_closed_while_it_does_not_answer(given: Given) -> None:
         given.get("o")
 
 
-def test_a_call_that_is_interrupted_leaves_the_others_alone(given: Given) -> None:
+def test_a_call_that_is_interrupted_leaves_the_others_alone(given: ApartStore) -> None:
     given.put("o", b"x")
 
     def interrupt(_number: int, _frame: object) -> None:
@@ -144,11 +142,11 @@ def test_a_call_that_is_interrupted_leaves_the_others_alone(given: Given) -> Non
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         for _ in range(5):
-            os.kill(given.pid, signal.SIGSTOP)
+            stop(given)
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             with pytest.raises(KeyboardInterrupt):
                 given.get("o")
-            os.kill(given.pid, signal.SIGCONT)
+            os.kill(given.aside.pid, signal.SIGCONT)
             assert given.get("o") == b"x"
     finally:
         signal.signal(signal.SIGALRM, before)
@@ -193,7 +191,7 @@ def test_it_holds_nothing_of_what_the_caller_prints_to(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_opened_is_told_to_who_asks(tmp_path: Path) -> None:
-    store = Given("ftp://host/store")
+    store = ApartStore("ftp://host/store", Config())
     try:
         for _ in range(2):
             with pytest.raises(UsageError, match="ftp"):
@@ -202,7 +200,7 @@ def test_what_cannot_be_opened_is_told_to_who_asks(tmp_path: Path) -> None:
         store.close()
 
 
-def test_errors_arrive_as_what_they_are(given: Given) -> None:
+def test_errors_arrive_as_what_they_are(given: ApartStore) -> None:
     with pytest.raises(ObjectMissing) as caught:
         given.get("packs/aa/bb")
     assert caught.value.details == {"object": "packs/aa/bb"}

@@ -56,9 +56,21 @@ def s3_place(kind: str, server: S3Server, monkeypatch: pytest.MonkeyPatch, **con
     return Place(kind, f"s3://{BUCKET}/{prefix}", Config().with_options(**config), left, server.env, server)
 
 
+class ApartStore(Apart):
+    """A store spoken to by a process of its own, which is gone when the store is closed."""
+
+    def __init__(self, url: str, config: Config) -> None:
+        self.aside = Aside(APART)
+        super().__init__(url, config, self.aside)
+
+    def close(self) -> None:
+        super().close()
+        self.aside.reap()
+
+
 def apart_place(place: Place) -> Place:
     """The same, spoken to by a process of its own."""
-    place.kind, place.opener = "apart", lambda: Apart(place.url, place.config, Aside(APART))
+    place.kind, place.opener = "apart", lambda: ApartStore(place.url, place.config)
     return place
 
 

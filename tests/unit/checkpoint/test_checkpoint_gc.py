@@ -12,7 +12,7 @@ import pytest
 from support import checkpoints as kit
 from support.faulty_store import FaultyStore
 
-from criuctl.checkpoint import gc, gclists, gcsegments, objects
+from criuctl.checkpoint import gc, gclists, gcsegments, objects, pipeline
 from criuctl.checkpoint.collected import Collected
 from criuctl.checkpoint.gc import Collection
 from criuctl.checkpoint.packs import object_name, pack_of
@@ -146,6 +146,7 @@ def test_who_began_to_read_before_packs_went_finds_what_was_in_them(tmp_path: Pa
     """Marks are of no concern to readers: who begins when the grace time is over may find chunks in packs that go at once."""
     names = iter(range(1 << 20, 0, -1))  # so that a host that has just come learns the oldest segments last
     monkeypatch.setattr(secrets, "token_hex", lambda size: f"{next(names):0{2 * size}x}")
+    monkeypatch.setattr(pipeline, "_FIRST", 16 << 20)  # all of it in one pack
     store = Aged()
     repo = kit.repository(tmp_path, workers=1, store=store)
     first, second = kit.write(repo, content(1, 2, 3, 4), session="a"), kit.write(repo, content(3), session="b")
@@ -570,6 +571,7 @@ def test_segments_that_cannot_be_deleted_are_put_together_once(tmp_path: Path, m
 
 def test_what_no_room_was_left_to_tell_anew_counts_as_untold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another segment that tells of the same packs stays then."""
+    monkeypatch.setattr(pipeline, "_FIRST", 16 << 20)  # each of them in one pack
     monkeypatch.setattr(gcsegments, "MANY", 2)
     monkeypatch.setattr(gcsegments, "_TOLD_AT_ONCE", 1)
     monkeypatch.setattr("criuctl.checkpoint.index._AT_ONCE", (4 << 20, 3))  # three segments are looked at before the fourth
