@@ -26,8 +26,10 @@ def program() -> NoReturn:
     lazily()
     at_end: Callable[[], None] | None = None
     if _speaks_to_s3(sys.argv[1:], os.environ):
+        from .cli.streams import fill_standard_streams
         from .proc import aside
 
+        fill_standard_streams()
         aside.begin("criuctl.store.apart")
         at_end = aside.end_waiting
     from .cli.main import program as run
@@ -37,8 +39,9 @@ def program() -> NoReturn:
 
 def _speaks_to_s3(words: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether this looks like a command that needs an S3 client soon; a wrong guess costs nothing that lasts."""
+    command = next((word for word in words if not word.startswith("-")), "")
     urls = [*words, environ.get("CRIUCTL_STORE", "")]
-    return not _STORING.isdisjoint(words) and any("s3://" in url.lower() for url in urls)
+    return command in _STORING and "--help" not in words and any("s3://" in url.lower() for url in urls)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,12 @@ importlib has a LazyLoader; that of Python 3.11 loads at a second import, too, a
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
@@ -55,6 +58,7 @@ SELDOM = frozenset(
 )
 """Of the standard library and of others: what a plain dump and restore have imported, by others mostly, and do not use."""
 
+_PATIENCE = 1.0  # seconds
 _OWN = f"{__package__}."
 _PLAIN = frozenset({"__class__", "__dict__", "__spec__"})  # what the import system itself looks at
 
@@ -93,9 +97,50 @@ class _Loader(SourceFileLoader):
         super().exec_module(module)
 
 
+class _Gate:
+    """Between loading and forking: a module that another thread is loading nobody would finish in the child, where all who look
+    at it would wait for ever."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._loading: dict[int, int] = {}  # thread -> how many modules, one for the sake of the other
+        self._forking = 0
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            if me not in self._loading:
+                self._changed.wait_for(lambda: not self._forking)
+            self._loading[me] = self._loading.get(me, 0) + 1
+
+    def __exit__(self, *_: object) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            left = self._loading.pop(me, 1) - 1
+            if left:
+                self._loading[me] = left
+            self._changed.notify_all()
+
+    def before_fork(self) -> None:
+        """Wait for the modules of other threads, which begin no further ones; not for one that waits for us."""
+        me = threading.get_ident()
+        with self._changed:
+            self._forking += 1
+            self._changed.wait_for(lambda: not self._loading.keys() - {me}, _PATIENCE)
+
+    def after_fork(self) -> None:
+        """Here, where life goes on."""
+        with self._changed:
+            self._forking -= 1
+            self._changed.notify_all()
+
+
+_gate = _Gate()
+
+
 def _load(module: ModuleType) -> None:
     loader = module.__dict__["__loader__"]
-    with loader.lock:
+    with _gate, loader.lock:
         if loader.loading or type(module) is not _Later:  # by itself, in a circle; or meanwhile by another thread
             return
         loader.loading = True
@@ -123,3 +168,26 @@ class _Finder:
 def lazily() -> None:
     """From now on; what is imported already stays as it is."""
     sys.meta_path.insert(0, _Finder)
+    os.register_at_fork(before=_gate.before_fork, after_in_parent=_gate.after_fork, after_in_child=_gate.__init__)  # type: ignore[misc]
+    with _without("typing_extensions"):
+        importlib.import_module("msgspec")
+
+
+def settle() -> None:
+    """Load all that still waits: for a program that runs on while criuctl is replaced by another version."""
+    while waiting := [module for module in list(sys.modules.values()) if type(module) is _Later]:
+        for module in waiting:
+            _load(module)
+
+
+@contextmanager
+def _without(name: str) -> Iterator[None]:
+    """As if the module were not installed, for who then takes from `typing` what is there just as well."""
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment]  # which the import system takes for an absent one
+    try:
+        yield
+    finally:
+        del sys.modules[name]

@@ -152,8 +152,10 @@ class Catalog:
 
     def next_number(self, token: str) -> int:
         """The number of the next checkpoint of the session behind `token`; removed ones' are not used again."""
-        used = [int(i.name[-20:]) for i in self._store.list(f"numbers/{token}/") if i.name[-20:].isdigit()]
-        used += [int(match[2]) for i in self._store.list(f"checkpoints/{token}/") if (match := _NAME.fullmatch(i.name))]
+        places = (f"numbers/{token}/", f"checkpoints/{token}/")
+        removed, there = in_parallel(lambda place: [info.name for info in self._store.list(place)], places, 2, "criuctl-number")
+        used = [int(name[-20:]) for name in removed if name[-20:].isdigit()]
+        used += [int(match[2]) for name in there if (match := _NAME.fullmatch(name))]
         return max((number for number in used if number < _COUNTED), default=0) + 1
 
     # -- inside ----------------------------------------------------------------------------------------

@@ -95,12 +95,11 @@ def as_bytes(value: Any, size: int) -> bytes:
 def fetch(store: Store, name: str = NAME) -> bytes | None:
     """The object, None where there is none."""
     try:
-        size = store.stat(name).size
-        if size > _MAX_SIZE:
-            raise damaged(f"it has {size} bytes")
-        return store.get(name)
+        return store.get(name, _MAX_SIZE)
     except ObjectMissing:
         return None
+    except Damaged as error:
+        raise damaged(error.message) from error
 
 
 def damaged(what: str) -> Damaged:

@@ -45,6 +45,7 @@ from ..errors import (
     StoreUnreachable,
     UnsupportedFormat,
 )
+from ..proc.threads import in_parallel
 from ..report import Reporter
 from ..store import Capabilities, Store
 from . import keys, objects
@@ -210,8 +211,7 @@ class Repository:
 
     def preflight_write(self) -> None:
         """See that a dump can be written: the store takes objects, and its index is known here."""
-        self.store.check_writable()
-        self._learn()
+        in_parallel(lambda part: part(), (self._learn, self.store.check_writable), 2, "criuctl-preflight")
 
     def writer(self, reporter: Reporter, *, patient: bool = False) -> CheckpointWriter:
         """A writer of one checkpoint; use it as a context manager.

@@ -5,7 +5,6 @@ Kept apart from `dump`, so that the story there stays a story.
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import time
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..criu import driver, schema
+from ..criu import driver
 from ..criu.images import ImageSet, read
 from ..criu.options import DumpOptions
 from ..errors import Conflict, CriuctlError, DumpFailed, NoSuchBucket, NoSuchProcess, StoreNotInitialised
@@ -173,13 +172,6 @@ def ignore_signals() -> None:
     """From here on nothing is broken off."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-
-
-def load_libraries() -> None:
-    """Beside CRIU, which freezes the tree meanwhile: what is imported later is imported in frozen time."""
-    for library in ("blake3", "zstandard"):
-        importlib.import_module(library)
-    schema.message("FILES")
 
 
 def refuse_unrestorable(images: ImageSet, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> None:

@@ -52,6 +52,7 @@ from .fencing import Home
 from .holders import DumpedHolder
 from .host import host_id
 from .namespaces import plan_entry
+from .preload import DUMP, preload
 from .registry import Registry, boot_id, check_outside, exclusive, exclusive_session, forget_stale_locks
 from .standdown import stopping
 from .target import resolve_target
@@ -134,6 +135,7 @@ def dump(
             reporter.step("connect", store=config.store)
             store = open_store(config.store, config)
             stack.callback(store.close)
+            preload(DUMP, enough=store.ready)
             repository = arounddump.open_for(store, config, registry, session, root)
         else:
             repository = delivery.open(session)

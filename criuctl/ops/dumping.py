@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Collection, Hashable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -37,7 +38,6 @@ from . import (
     filelocks,
     files,
     hooking,
-    interrupted,
     latesignals,
     overlays,
     ownmemory,
@@ -52,7 +52,9 @@ from .delivery import Delivery
 from .describe import Taken, describe
 from .fencing import Home
 from .holders import DumpedHolder
+from .interrupted import restart_living, restart_seized  # here now, whatever is met when they are needed
 from .namespaces import NamespacePlan
+from .preload import DUMP, preload
 from .registry import Registry, SessionRecord, boot_id
 from .terminals import DumpedTerminals
 from .waits import Waits
@@ -130,7 +132,7 @@ class Dumping(Struct, eq=False):
             self.reporter.step("freeze")
             try:
                 with Beside("criuctl-collect") as self.helper:
-                    self.helper.do(arounddump.load_libraries)
+                    self.helper.do(partial(preload, DUMP))  # beside CRIU
                     self.waits.look(self.root)
                     with self.holder.prepared() as freezer:
                         self.dumper.dump(self._options(freezer), self.writer, steps)
@@ -185,7 +187,7 @@ class Dumping(Struct, eq=False):
         try:
             return self._frozen()
         except BaseException:
-            interrupted.restart_seized(self.tree, self.reporter)
+            restart_seized(self.tree, self.reporter)
             raise
 
     def _frozen(self) -> driver.Frozen:
@@ -223,7 +225,7 @@ class Dumping(Struct, eq=False):
             self._commit(memory)
         except BaseException:
             if not self.let_go:
-                interrupted.restart_living(ImageSet(self.folder), self.tree, self.reporter)
+                restart_living(ImageSet(self.folder), self.tree, self.reporter)
             raise
 
     def _commit(self, memory: list[PageImage]) -> None:
@@ -232,7 +234,7 @@ class Dumping(Struct, eq=False):
         if self.leave_running:
             self.writer.hashed()
             self.terminals.back()
-            interrupted.restart_living(ImageSet(self.folder), self.tree, self.reporter)
+            restart_living(ImageSet(self.folder), self.tree, self.reporter)
             self.frozen_ms = (time.monotonic() - self.frozen_at) * 1000
             return
         self.frozen_ms = (time.monotonic() - self.frozen_at) * 1000

@@ -53,6 +53,7 @@ from .lazymemory import worthwhile
 from .maintenance import check_open
 from .netlock import table_of
 from .plan import RestorePlan, Wishes, make_plan, observe
+from .preload import RESTORE, preload
 from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
 from .restoredterminals import RestoredTerminals
 from .restoring import Restoring
@@ -108,6 +109,7 @@ def restore(
         if repository is None:
             store = open_store(config.store, config)
             stack.callback(store.close)
+            preload(RESTORE, enough=store.ready)
             repository = Repository.open(store, config)
             stack.callback(repository.close)
         with arrival.offering_another(repository, ref):

@@ -21,7 +21,7 @@ import socket
 import struct
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NoReturn
 
 from . import syscalls
@@ -38,21 +38,24 @@ _waiting: dict[str, Aside] = {}
 
 
 def begin(module: str) -> None:
-    """Fork off a process that loads `module`; for a process that has one thread as yet."""
-    _waiting[module] = Aside(module)
+    """Fork off a process that loads `module`, where there is room for one; for a process that has one thread as yet."""
+    with suppress(OSError):
+        _waiting[module] = Aside(module)
 
 
-def begun(module: str) -> Aside:
-    """The process that loads `module`; one that was forked off before, if there is one."""
-    return _waiting.pop(module, None) or Aside(module)
+def begun(module: str) -> Aside | None:
+    """The process that loads `module`; one that was forked off before, if there is one.  None: there is no room for one."""
+    aside = _waiting.pop(module, None)
+    with suppress(OSError):
+        aside = aside or Aside(module)
+    return aside
 
 
 def end_waiting() -> None:
     """End those that nobody has asked for."""
     while _waiting:
         _, aside = _waiting.popitem()
-        aside.close()
-        aside.reap()
+        aside.kill()
 
 
 class Shared:
@@ -92,6 +95,10 @@ class Connection:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
+    def fileno(self) -> int:
+        """For a poll."""
+        return self._end.fileno()
+
     def send(self, value: object, body: Sequence[memoryview] = ()) -> None:
         """One message, and what is behind it."""
         told = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
@@ -104,6 +111,10 @@ class Connection:
         length, behind = _LENGTHS.unpack(self._exactly(_LENGTHS.size))
         value = pickle.loads(self._exactly(length))  # noqa: S301  # the other end is this very program
         return value, self._exactly(behind, into if into is not None and into.nbytes == behind else None)
+
+    def waiting(self) -> bool:
+        """Whether `receive` would not wait."""
+        return bool(select.select([self._end], [], [], 0)[0])
 
     def close(self) -> None:
         """The other end is told, also if a copy of this end has gone to another process that we have forked."""
@@ -125,10 +136,26 @@ class Aside:
     """The process, as the one that has forked it off sees it."""
 
     def __init__(self, module: str) -> None:
-        """Fork it off, in a process that has one thread as yet: ``module.serve(shared, control, connections)`` is its life."""
-        parent = os.getpid()
+        """Fork it off, in a process that has one thread as yet: ``module.serve(shared, control, connections)`` is its life.
+
+        `OSError` where there is no room for it, with nothing left.
+        """
         self.shared = Shared()
-        pairs = [socket.socketpair() for _ in range(1 + _CONNECTIONS)]
+        with ExitStack() as failed:
+            pairs: list[tuple[socket.socket, socket.socket]] = []
+            for _ in range(1 + _CONNECTIONS):
+                pairs.append(socket.socketpair())
+                failed.callback(pairs[-1][0].close)
+                failed.callback(pairs[-1][1].close)
+            self.pid, self._pidfd = self._fork(module, pairs)
+            failed.pop_all()
+        for _here, there in pairs:
+            there.close()
+        self.control, *self.connections = [Connection(here) for here, _there in pairs]
+
+    def _fork(self, module: str, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> tuple[int, int]:
+        """Its PID and a descriptor of it."""
+        parent = os.getpid()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
         try:
             pid = os.fork()
@@ -136,16 +163,27 @@ class Aside:
                 for here, _there in pairs:
                     here.close()
                 _be(module, parent, self.shared, [Connection(there) for _here, there in pairs])
-            self.pid, self._pidfd = pid, os.pidfd_open(pid)
+            try:
+                return pid, os.pidfd_open(pid)
+            except OSError:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for _here, there in pairs:
-            there.close()
-        self.control, *self.connections = [Connection(here) for here, _there in pairs]
 
     def close(self) -> None:
         """End it, whatever it is at; `reap` it before the command ends."""
         self.control.close()
+
+    def kill(self) -> None:
+        """End it at once, and reap it; for one that has not been asked for anything."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self.close()
+        for connection in self.connections:
+            connection.close()
+        self.reap()
 
     def reap(self) -> None:
         """See that it has ended, after `close`; once more is no harm."""
@@ -161,11 +199,15 @@ class Aside:
         os.close(pidfd)
 
 
+def _unheard(_number: int, _frame: object) -> None:
+    """A signal that the other process serves."""
+
+
 def _be(module: str, parent: int, shared: Shared, connections: list[Connection]) -> NoReturn:
     """The life of the process."""
     try:
         for number in _OURS:
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, _unheard)  # not SIG_IGN, which a program that it starts would inherit
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
         null = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):  # who reads what the command prints must not wait for this process

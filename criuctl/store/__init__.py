@@ -57,16 +57,17 @@ def open_store(url: str, config: Config) -> Store:
 def coming(url: str, config: Config) -> Iterator[None]:
     """Inside, `open_store` will be asked for this store, once: what takes long to load is loaded meanwhile, elsewhere.
 
-    For a process that has one thread as yet.
+    Where there is no room for another process, by `open_store`.  For a process that has one thread as yet.
     """
     aside: Aside | None = None
     if url[:3].lower() == "s3:":
         with suppress(UsageError):  # told by `open_store`
-            parse_s3_url(url)
-            from .apart import Apart
-
+            bucket, prefix = parse_s3_url(url)
             aside = begun(APART)
-            _begun[url] = Apart(url, config, aside)
+            if aside is not None:
+                from .apart import Apart
+
+                _begun[url] = Apart(f"s3://{bucket}/{prefix}".rstrip("/"), config, aside)
     try:
         yield
     finally:

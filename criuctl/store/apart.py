@@ -10,15 +10,20 @@ answer is lost: its connection is not used again, and what it sends may by then 
 
 from __future__ import annotations
 
+import pickle
+import select
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
+from msgspec import Struct
+
 from ..config import Config
-from ..errors import CriuctlError, StoreUnreachable
+from ..errors import CriuctlError, StoreError, StoreUnreachable
 from ..proc.aside import Aside, Connection, Shared
+from ..proc.threads import Later
 from .base import Capabilities, Data, Keeping, ObjectInfo, Store, as_views
 
 _LISTED = 1000  # objects in one answer
@@ -35,6 +40,7 @@ class Apart(Store):
         self._idle = aside.connections  # the last one first: its window has been touched
         self._changed = threading.Condition()
         self._left = len(self._idle)
+        self._ready = False
         with suppress(OSError):  # it has ended, as the first call will tell
             aside.control.send((url, config))
 
@@ -97,6 +103,10 @@ class Apart(Store):
         found: Keeping | None = self._ask("keeping")
         return found
 
+    def ready(self) -> bool:
+        self._ready = self._ready or self._aside.control.waiting()
+        return self._ready
+
     def close(self) -> None:
         """End the process, with what calls that were interrupted have left it to do.  Who has announced the store reaps it."""
         with self._changed:
@@ -150,11 +160,11 @@ class Apart(Store):
     ) -> Any:
         try:
             connection.send((verb, arguments), body)
-            (answer, error), _body = connection.receive(into)
+            (answer, failure), _body = connection.receive(into)
         except (OSError, EOFError) as lost:
             raise self._lost() from lost
-        if error is not None:
-            raise error
+        if failure is not None:
+            raise failure.again()
         return answer
 
     def _lost(self) -> _Lost:
@@ -171,43 +181,87 @@ class _Lost(StoreUnreachable):
 _Answer = tuple[Any, Sequence[memoryview]]
 
 
-class _Opened:
-    """The store, or why there is none."""
+class _Failure(Struct, frozen=True):
+    """An error as it is told to the other process: what led to it does not come with it by itself."""
 
-    def __init__(self, url: str, config: Config) -> None:
-        self._store: Store | None = None
-        self._error: Exception | None = None
+    error: Exception
+    causes: list[tuple[str, str]]  # names of their classes, and what they say
+    trace: str = ""  # where a bug was met
+
+    @classmethod
+    def of(cls, error: Exception) -> _Failure:
+        """What is told of it."""
+        causes, cause = [], error.__cause__
+        while cause is not None:
+            causes.append((type(cause).__name__, str(cause)))
+            cause = cause.__cause__
+        trace = ""
+        if not isinstance(error, CriuctlError):
+            import traceback
+
+            trace = "".join(traceback.format_exception(error))
         try:
-            from . import open_store
+            pickle.loads(pickle.dumps(error))  # noqa: S301  # our own, just made
+        except Exception:
+            return cls(StoreError(f"{type(error).__name__}: {error}"), causes, trace)
+        return cls(error, causes, trace)
 
-            self._store = open_store(url, config)
-            self._store.prepare()
-        except Exception as error:  # told to whoever asks
-            self._error = error
-
-    def get(self) -> Store:
-        """The store; raises the error."""
-        if self._error is not None:
-            raise self._error
-        assert self._store is not None
-        return self._store
+    def again(self) -> Exception:
+        """The error, to be raised here."""
+        effect: BaseException = self.error
+        for name, text in self.causes:
+            effect.__cause__ = type(name, (Exception,), {})(text)
+            effect = effect.__cause__
+        if self.trace:
+            self.error.add_note(f"in the process that speaks to the store:\n{self.trace}")
+        return self.error
 
 
 def serve(shared: Shared, control: Connection, connections: list[Connection]) -> None:
-    """Load what takes long, be told which store it is, and answer for it until nobody asks any more."""
-    from .s3 import S3Store  # noqa: F401
+    """Load what takes long, be told which store it is, and answer for it until nobody asks any more (`EOFError`)."""
+    with suppress(Exception):  # met again, and told, when the store is opened
+        from .s3 import S3Store  # noqa: F401
 
     (url, config), _ = control.receive()
-    opened = _Opened(url, config)
-    for connection in connections:
-        threading.Thread(target=_Server(opened, shared, connection).run, daemon=True).start()
-    control.receive()
+    opened = Later(lambda: _prepared(url, config))
+
+    def prepare() -> None:
+        opened.run()
+        with suppress(OSError):
+            control.send("ready")
+
+    try:
+        threading.Thread(target=prepare, daemon=True).start()
+    except RuntimeError:  # there is no room for one more
+        prepare()
+    waiting = {connection.fileno(): _Server(opened, shared, connection) for connection in connections}
+    poller = select.poll()
+    for number in (control.fileno(), *waiting):
+        poller.register(number, select.POLLIN)
+    while True:
+        for number, _event in poller.poll():
+            if number == control.fileno():
+                control.receive()
+            try:
+                threading.Thread(target=waiting[number].run, daemon=True).start()
+                poller.unregister(number)
+            except RuntimeError:
+                if not waiting[number].answer():
+                    poller.unregister(number)
+
+
+def _prepared(url: str, config: Config) -> Store:
+    from . import open_store
+
+    store = open_store(url, config)
+    store.prepare()
+    return store
 
 
 class _Server:
     """Answers what comes over one connection."""
 
-    def __init__(self, opened: _Opened, shared: Shared, connection: Connection) -> None:
+    def __init__(self, opened: Later[Store], shared: Shared, connection: Connection) -> None:
         self._opened, self._shared, self._connection = opened, shared, connection
         self._listing: Iterator[ObjectInfo] = iter(())
         self._verbs: dict[str, Callable[..., _Answer]] = {
@@ -220,22 +274,30 @@ class _Server:
 
     def run(self) -> None:
         """Until nobody asks any more."""
-        while True:
-            try:
-                (verb, arguments), body = self._connection.receive()
-            except (OSError, EOFError):
-                return
-            answer, told = None, None
-            back: Sequence[memoryview] = ()
-            try:
-                if (do := self._verbs.get(verb)) is not None:
-                    answer, back = do(body, *arguments)
-                else:
-                    answer = getattr(self._opened.get(), verb)(*arguments)
-            except Exception as error:
-                told = error
-            with suppress(OSError):  # nobody waits any more, which the next `receive` tells
-                self._connection.send((answer, told), back)
+        try:
+            while self.answer():
+                pass
+        finally:
+            self._connection.close()  # whatever has ended it: nobody shall wait for an answer
+
+    def answer(self) -> bool:
+        """Answer one request; False if none came."""
+        try:
+            (verb, arguments), body = self._connection.receive()
+        except (OSError, EOFError):
+            return False
+        answer, failure = None, None
+        back: Sequence[memoryview] = ()
+        try:
+            if (do := self._verbs.get(verb)) is not None:
+                answer, back = do(body, *arguments)
+            else:
+                answer = getattr(self._opened.result(), verb)(*arguments)
+        except Exception as error:
+            failure = _Failure.of(error)
+        with suppress(OSError):  # nobody waits any more, which the next `receive` tells
+            self._connection.send((answer, failure), back)
+        return True
 
     def _put(self, body: memoryview, name: str, places: list[int | slice], if_absent: bool) -> _Answer:
         views, done = [], 0
@@ -245,15 +307,15 @@ class _Server:
             else:
                 views.append(body[done : done + place])
                 done += place
-        return self._opened.get().put(name, views, if_absent=if_absent), []
+        return self._opened.result().put(name, views, if_absent=if_absent), []
 
     def _read_into(self, _body: memoryview, name: str, offset: int, place: int | slice) -> _Answer:
         target = self._shared.at(place) if isinstance(place, slice) else memoryview(bytearray(place))
-        self._opened.get().read_into(name, offset, target)
+        self._opened.result().read_into(name, offset, target)
         return None, [] if isinstance(place, slice) else [target]
 
     def _list(self, body: memoryview, prefix: str) -> _Answer:
-        self._listing = self._opened.get().list(prefix)
+        self._listing = self._opened.result().list(prefix)
         return self._more(body)
 
     def _more(self, _body: memoryview) -> _Answer:

@@ -205,6 +205,10 @@ class Store(ABC):
     def prepare(self) -> None:
         """Get ready for the first request as far as that is possible beforehand; what is wrong, that one tells."""
 
+    def ready(self) -> bool:
+        """Whether the next request will be done at once, so that the caller has no time for something else before it."""
+        return True
+
     def close(self) -> None:
         """Give back connections and descriptors; the store is not used afterwards."""
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+import re
 import select
 import signal
 import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.keeper import wait_until
@@ -19,9 +23,10 @@ from support.places import ApartStore
 
 from criuctl import errors
 from criuctl.config import Config
-from criuctl.errors import CriuctlError, ObjectMissing, StoreUnreachable, UsageError
+from criuctl.errors import CriuctlError, ObjectMissing, StoreError, StoreUnreachable, UsageError
+from criuctl.proc import aside
 from criuctl.store import Store, coming, open_store
-from criuctl.store.apart import Apart
+from criuctl.store.apart import Apart, _Failure
 from criuctl.store.local import LocalStore
 
 pytestmark = pytest.mark.contract
@@ -209,6 +214,75 @@ def test_errors_arrive_as_what_they_are(given: ApartStore) -> None:
             sent = cls("what happened", hint="what to do", object="o")
             got = pickle.loads(pickle.dumps(sent))  # noqa: S301
             assert (type(got), got.to_dict(), str(got)) == (cls, sent.to_dict(), "what happened")
+
+
+class Odd(Exception):
+    """It takes more than it says to `Exception`, so it cannot be made again."""
+
+    def __init__(self, what: str, other: int) -> None:
+        super().__init__(what)
+        self.other = other, threading.Lock()
+
+
+def test_errors_that_cannot_be_sent_are_told_all_the_same() -> None:
+    try:
+        try:
+            raise ValueError("cause")
+        except ValueError as cause:
+            raise Odd("odd", 5) from cause
+    except Odd as error:
+        sent = pickle.loads(pickle.dumps(_Failure.of(error)))  # noqa: S301
+    told = sent.again()
+    assert (type(told), str(told)) == (StoreError, "Odd: odd")
+    assert (type(told.__cause__).__name__, str(told.__cause__)) == ("ValueError", "cause")
+    assert "test_store_apart.py" in "".join(traceback.format_exception(told))
+
+
+def test_a_process_without_room_for_threads_answers_all_the_same(tmp_path: Path) -> None:
+    program = (
+        "import sys, threading\n"
+        'def refuse(self): raise RuntimeError("can\'t start new thread")\n'
+        "start, threading.Thread.start = threading.Thread.start, refuse\n"
+        "from criuctl.config import Config\nfrom criuctl.proc.aside import Aside\nfrom criuctl.store.apart import Apart\n"
+        "aside = Aside('criuctl.store.apart')\nthreading.Thread.start = start\n"
+        "store = Apart(sys.argv[1], Config(), aside)\nstore.create()\n"
+        "def put(n): store.put(f'o{n}', b'x')\n"
+        "threads = [threading.Thread(target=put, args=(n,)) for n in range(40)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "print(len(list(store.list())))\nstore.close()\naside.reap()\n"
+    )
+    argv = [sys.executable, "-c", program, str(tmp_path / "store")]
+    assert subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout == "40\n"
+
+
+def test_what_it_starts_hears_signals(given: ApartStore) -> None:
+    """A program that finds credentials is ended by ^C as it ever was: nothing ignored is inherited."""
+    given.put("o", b"")  # it is up
+    status = Path(f"/proc/{given.aside.pid}/status").read_text()
+    ignored = int(re.search(r"^SigIgn:\s*([0-9a-f]+)", status, re.MULTILINE)[1], 16)  # type: ignore[index]
+    assert not any(ignored >> (number - 1) & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+
+
+def test_where_there_is_no_room_for_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError(errno.EAGAIN, "no room")))
+    before = os.listdir("/proc/self/fd")
+    url, config = "s3://bucket/prefix", Config()
+    aside.begin("criuctl.store.apart")
+    with coming(url, config), open_store(url, config) as store:
+        assert type(store).__name__ == "S3Store"
+    aside.end_waiting()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_one_that_nobody_asked_for_is_not_waited_for() -> None:
+    aside.begin("criuctl.store.apart")
+    (waiting,) = aside._waiting.values()
+    os.kill(waiting.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    aside.end_waiting()
+    assert not Path(f"/proc/{waiting.pid}").exists()
+    assert time.monotonic() - began < 1
 
 
 def test_a_store_that_was_announced_is_handed_out_once(monkeypatch: pytest.MonkeyPatch) -> None:

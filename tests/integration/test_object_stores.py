@@ -89,3 +89,35 @@ def test_five_different_refusals(radosgw_server: RadosGateway, home: Home, zoo: 
     assert len(set(told.values())) == len(told), told
     assert animal.differences(animal) == []
     animal.ask()
+
+
+NOBODY = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "CRIUCTL_STORE": "s3://bucket/prefix/", "CRIUCTL_S3_RETRIES": "1"}
+
+
+@pytest.mark.parametrize(
+    "surroundings",
+    ["true", "ulimit -n 24", "ulimit -n 60", "ulimit -v 250000", "ulimit -v 600000", "exec 0<&-", "exec 0<&- 2>&-"],
+)
+def test_where_there_is_no_room_for_a_process_that_speaks_to_the_store(surroundings: str, criuctl: Criuctl) -> None:
+    """criuctl does without it, or with less of it: what is wrong is told as ever."""
+    criuctl.extra |= {**NOBODY, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    criuctl.prefix = ["sh", "-c", f'{surroundings}; exec "$@"', "sh"]
+    answer = criuctl("restore", "web", check=False)
+    assert (answer["exit_code"], answer["error"]["code"], answer["stderr"]) == (7, "store-unreachable", "")
+    assert "reading config in s3://bucket/prefix at http://127.0.0.1:9: no answer" in answer["error"]["message"]
+
+
+def test_what_led_to_an_error_is_told(criuctl: Criuctl) -> None:
+    criuctl.extra |= {**NOBODY, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+    command = criuctl.start("restore", "web", "-v", json_output=False)
+    assert command.process.wait(60) == 7
+    assert "caused by: EndpointConnectionError: Could not connect" in command.err.read_text()
+
+
+def test_with_closed_standard_streams(server: S3Server, zoo: Zoo, criuctl: Criuctl, trip: Trip) -> None:
+    """Standard streams that are closed are not what the process that speaks to the store is spoken to by."""
+    criuctl("store", "init")
+    animal = zoo.launch("memory.py", "8")
+    criuctl.prefix = ["sh", "-c", 'exec 0<&- 2>&-; exec "$@"', "sh"]
+    restored = trip.restore(trip.dump(animal), animal)
+    restored.ask()

@@ -68,6 +68,32 @@ def test_threads_that_look_at_once_see_all_of_it(tmp_path: Path) -> None:
     assert run(code, tmp_path).splitlines() == ["loaded", str([7] * 8)]
 
 
+def test_a_child_does_not_wait_for_a_thread_that_it_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(0.5)\nvalue = 7\n")
+    code = (
+        "import os, threading, time\nfrom criuctl import late\n"
+        "thread = threading.Thread(target=lambda: late.value)\nthread.start()\ntime.sleep(0.1)\n"
+        "pid = os.fork()\nif pid == 0:\n    print(late.value, flush=True)\n    os._exit(0)\n"
+        "os.waitpid(pid, 0)\nthread.join()\nprint(late.value)"
+    )
+    assert run(code, tmp_path).splitlines() == ["loading", "7", "7"]
+
+
+def test_a_fork_in_the_middle_of_a_module(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        "import os\npid = os.fork()\nif pid:\n    os.waitpid(pid, 0)\nfrom . import other\nvalue = other.value\n"
+    )
+    (tmp_path / "other.py").write_text("value = 7\n")
+    assert run("from criuctl import late\nprint(late.value, flush=True)\nimport os\nos._exit(0)", tmp_path) == "7\n7\n"
+
+
+def test_all_that_waits_can_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text("from . import other\nprint('late')\n")
+    (tmp_path / "other.py").write_text("print('other')\n")
+    code = "from criuctl import late\nfrom criuctl.startup import settle\nsettle()\nprint('settled')\nlate.other.__name__"
+    assert run(code, tmp_path).splitlines() == ["late", "other", "settled"]
+
+
 def test_a_module_that_fails_fails_where_it_is_used_each_time(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text("print('tried')\nraise ValueError('no')\n")
     code = "from criuctl import late\nfor _ in 1, 2:\n    try:\n        late.value\n    except ValueError as e:\n        print(e)"

@@ -184,6 +184,9 @@ def supervise(
     from ...ops.supervise import supervise as look_after
     from ...ops.supervisorpost import Wishes
     from ...report import Reporter
+    from ...startup import settle
+
+    settle()
 
     def tell(event: dict[str, Any]) -> None:
         try:

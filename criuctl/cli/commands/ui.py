@@ -68,8 +68,10 @@ def ui(app: App, listen: str, remote: bool, names: tuple[str, ...], read_only: b
     """
     from ...errors import UsageError
     from ...ops.timers import own_program
+    from ...startup import settle
     from ...web.server import Address, serve
 
+    settle()
     address = Address.parse(listen)
     if not address.loopback:
         if not remote:

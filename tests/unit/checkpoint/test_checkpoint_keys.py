@@ -192,7 +192,7 @@ def test_the_five_errors_are_five(tmp_path: Path) -> None:
     with pytest.raises(NoSuchBucket):
         Repository.open(LocalStore(str(tmp_path / "absent")), repo.config)
     with pytest.raises(StoreUnreachable):
-        Repository.open(FaultyStore(repo.store, stat="E"), repo.config)
+        Repository.open(FaultyStore(repo.store, get="E"), repo.config)
     with pytest.raises(StoreNotInitialised):
         Repository.open(MemoryStore(), repo.config)
 

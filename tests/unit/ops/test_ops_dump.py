@@ -10,16 +10,10 @@ from typing import Any
 import pytest
 
 from criuctl.config import Config
-from criuctl.criu import driver, schema
+from criuctl.criu import driver
 from criuctl.ops import arounddump, logs
 from criuctl.ops.registry import Registry, SessionRecord
 from criuctl.proc.tree import ProcessIdentity
-
-
-def test_what_is_needed_in_frozen_time_is_loaded_before() -> None:
-    schema._module.cache_clear()
-    arounddump.load_libraries()  # nobody hears of what goes wrong there
-    assert schema._module.cache_info().currsize
 
 
 @pytest.mark.parametrize(("doomed", "state"), [(True, "checkpointed"), (False, "running")])

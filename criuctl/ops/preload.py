@@ -1,0 +1,70 @@
+"""Modules that a dump or a restore will need are loaded while it waits for something else anyway.
+
+Modules are loaded at their first use (`criuctl.startup`), which would be while the tree is frozen, or while somebody waits for
+it to run again.  Two waits come before that: for the process that loads an S3 client, and for CRIU, which gets ready.  It is
+only about time: a name that is missing here is loaded when it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+
+from ..criu import schema
+
+_READING = ("cryptography.hazmat.primitives.ciphers.aead", "blake3", "secrets")
+
+DUMP = (
+    *_READING,
+    "zstandard",
+    "pb:FILES",
+    "criuctl.ops.timerfds",
+    "criuctl.criu.direct",
+    "criuctl.proc.memory",
+    "criuctl.ops.ownmemory",
+    "criuctl.ops.latesignals",
+    "criuctl.ops.filelocks",
+    "criuctl.ops.semaphores",
+    "criuctl.ops.socketnames",
+    "criuctl.ops.processors",
+    "criuctl.ops.cgroups",
+    "criuctl.ops.remaps",
+    "criuctl.ops.insidereport",
+)
+"""Of a dump, in the order of their use; ``pb:KIND`` is the message class of images of that kind."""
+
+RESTORE = (
+    *_READING,
+    "zstandard",
+    "criuctl.ops.moves",
+    "criuctl.ops.hooking",
+    "criuctl.ops.materialise",
+    "criuctl.criu.ttyimages",
+    "pb:FILES",
+    "pb:CORE",
+    "pb:MM",
+    "criuctl.ops.predicates",
+    "criuctl.criu.direct",
+    "criuctl.criu.unshared",
+    "criuctl.ops.handback",
+    "criuctl.ops.remaps",
+    "criuctl.ops.cgroups",
+    "criuctl.ops.semaphores",
+    "criuctl.ops.timerfds",
+    "criuctl.ops.mend",
+    "criuctl.ops.interrupted",
+    "subprocess",
+    "criuctl.criu.stall",
+)
+"""Of a restore."""
+
+
+def preload(names: Sequence[str], enough: Callable[[], bool] = lambda: False) -> None:
+    """Load what `names` names, one after the other, until it is `enough`."""
+    for name in names:
+        if enough():
+            return
+        if name.startswith("pb:"):
+            schema.message(name[3:])
+        else:
+            _ = importlib.import_module(name).__doc__  # a look at it loads it
