@@ -76,6 +76,8 @@ class CriuBinary(Struct, frozen=True):
             try:
                 yield swrk
             finally:
+                with contextlib.suppress(OSError):  # CRIU was faster
+                    ours.shutdown(socket.SHUT_RDWR)  # others may have it, too: see `Dumper.conversation`
                 ours.close()
                 try:
                     wait(None if not swrk.expendable else 0.0 if swrk.hangs else stall.ROLLBACK)

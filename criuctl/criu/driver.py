@@ -128,6 +128,11 @@ class Dumper:
             self._running = stack.pop_all()
         self._asked = options
 
+    @property
+    def conversation(self) -> int:
+        """Our end of what CRIU is spoken to over.  While others have it open too, CRIU waits for an answer if we are killed."""
+        return self._swrk.sock.fileno()
+
     def close(self) -> None:
         """Let go of a CRIU that waits; what it had begun, which is nothing or rolled back by now, ends with it."""
         self._asked = None

@@ -187,6 +187,7 @@ class Dumping(Struct, eq=False):
         try:
             return self._frozen()
         except BaseException:
+            self.terminals.back()  # before the tree says more
             restart_seized(self.tree, self.reporter)
             raise
 
@@ -211,7 +212,7 @@ class Dumping(Struct, eq=False):
         if not self.leave_running:
             self.farewell.hold(looked.external)
         self.connections = [c.record for c in looked.connections]
-        self.terminals.hold(self.opened)
+        self.terminals.hold(self.opened, self.dumper.conversation)
         self.hooks.run("frozen", processes=[p.pid for p in self.tree])
         return driver.Frozen(surroundings.page_guards(self.tree), looked.unix_keys())
 
@@ -225,10 +226,12 @@ class Dumping(Struct, eq=False):
             self._commit(memory)
         except BaseException:
             if not self.let_go:
+                self.terminals.back()
                 restart_living(ImageSet(self.folder), self.tree, self.reporter)
             raise
 
     def _commit(self, memory: list[PageImage]) -> None:
+        self.terminals.seen()
         self.reporter.step("collect")
         self.manifest = self._describe(memory)
         if self.leave_running:

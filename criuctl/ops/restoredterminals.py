@@ -172,7 +172,10 @@ class RestoredTerminals:
                 pid, number = record.master_holders[0]
                 printed = Printed(reader.read(record.printed) if record.printed is not None else b"")
                 try:
-                    _print(pids[pid], number, printed)
+                    if left := _print(pids[pid], number, printed):
+                        reporter.warning(
+                            f"PID {pid}: terminal {number} had no room for the last {left} bytes printed, which are lost"
+                        )
                 except OSError as error:
                     reporter.warning(f"PID {pid}: {len(printed.data)} bytes printed on terminal {number} are lost: {error}")
             # On one that nobody has open, and which only controls a session, what was typed is lost with that: nobody
@@ -244,9 +247,9 @@ def _fresh(record: TerminalRecord, reserved: set[int], wanted: int | None = None
             one.close()
 
 
-def _print(pid: int, number: int, printed: Printed) -> None:
+def _print(pid: int, number: int, printed: Printed) -> int:
     with borrowed(pid, number) as master:
-        linediscipline.give_printed(master, printed)
+        return linediscipline.give_printed(master, printed)
 
 
 def _plant(record: TerminalRecord, reader: CheckpointReader, slave: int, master: int | None) -> None:

@@ -59,12 +59,16 @@ class DumpedTerminals:
         """CRIU's keys of the terminals held from outside, and of /dev/tty."""
         return sorted(self._external)
 
-    def hold(self, opened: Mapping[int, Sequence[Descriptor]]) -> None:
-        """The tree is frozen, and CRIU about to look into the terminals inside of it: they have to be empty."""
+    def hold(self, opened: Mapping[int, Sequence[Descriptor]], conversation: int) -> None:
+        """The tree is frozen, and CRIU about to look into the terminals inside of it: they have to be empty.
+
+        Should we be killed, CRIU, spoken to over `conversation`, lets the tree go on when they are not.
+        """
         self._masters = _masters(opened)
         if self._guard is not None and (self._inside or self._masters):
+            self._guard.attend(conversation)
             slaves = [slave for _, slave in self._inside]
-            found, printed = self._guard.hold(slaves, [master.holders[0] for master in self._masters])
+            found, printed = self._guard.hold(slaves, [master.holders[0] for master in self._masters], _blocking(opened))
             self._masters = [replace(master, printed=one) for master, one in zip(self._masters, printed, strict=True)]
             self._held = {_key(terminal): held for (terminal, _), held in zip(self._inside, found, strict=True)}
 
@@ -102,6 +106,11 @@ class DumpedTerminals:
                 records.append(_with_master(TerminalRecord(path=f"/dev/pts/{master.index}"), tree, master, writer, gone=gone))
         return records
 
+    def seen(self) -> None:
+        """CRIU has looked into them: their ends block again, whatever comes now."""
+        if self._guard is not None:
+            self._guard.block()
+
     def back(self) -> None:
         """The tree goes on; if the guard does not hear us, it finds that out itself."""
         if self._guard is not None:
@@ -120,6 +129,12 @@ class _Master(Struct, frozen=True):
     index: int
     holders: tuple[tuple[int, int], ...]
     printed: Printed = field(default_factory=Printed)
+
+
+def _blocking(opened: Mapping[int, Sequence[Descriptor]]) -> list[tuple[int, int, int]]:
+    """The terminals' descriptors that CRIU may leave not blocking: PID, descriptor, flags."""
+    every = ((pid, d) for pid, held in opened.items() for d in held if d.kind == "tty")
+    return [(pid, d.fd, d.flags) for pid, d in every if not d.flags & os.O_NONBLOCK]
 
 
 def _masters(opened: Mapping[int, Sequence[Descriptor]]) -> list[_Master]:

@@ -14,8 +14,14 @@ answers words, followed by these descriptors' numbers (and PID:FD of masters), t
   that), lest the shell that gets the terminal back reads it.
 - ``back``: the tree goes on: puts back what was held and dropped.  ``ready``: only answers.
 
+- ``attend``, with PID:FD: this end of a socket; who reads the other one must not see its end before all is put back.
+
 When the channel ends, so does the guard; but if it has something and the tree, whose root is ROOT, lives on, it puts that
 back first.
+
+``hold`` is also told descriptors of the tree that block, as PID:FD:FLAGS.  CRIU makes both ends of a pair not block when it
+looks into them, and leaves them so where the tree is to end; if it goes on all the same, its writes would fail with EAGAIN.
+``block``, as the first thing when CRIU has looked, and ``back`` have them block again.
 
 *Queued* is what the line discipline has processed (lines edited, echoed); it is put back with echo, editing and
 signals off, so that the program reads exactly these bytes.  *Raw* is what still waits in front of a full line
@@ -50,6 +56,8 @@ _VREPRINT, _VWERASE, _VLNEXT = 12, 14, 15
 _MAPPING = termios.ICRNL | termios.INLCR | termios.IGNCR | termios.ISTRIP | 0o1000 | termios.PARMRK  # 0o1000: IUCLC
 _ROOM = 4095  # bytes that a line discipline holds
 _LIMIT = 1 << 20
+_PIECE = 255  # bytes; of the sizes up to 600 nearly the one of which most fits: 20.9 KB, where 13.8 KB do of large ones
+_CHANGED = os.O_NONBLOCK | os.O_APPEND | os.O_ASYNC  # what F_SETFL sets of a terminal
 _PASSING = 200  # milliseconds for what was printed to pass from one buffer of the kernel into the next
 _ENDING = 3.0  # seconds that a tree may take to end after its checkpoint is made
 
@@ -252,8 +260,11 @@ def take_printed(master: int) -> Printed:
     return Printed(bytes(found), bool(events & select.POLLHUP))
 
 
-def give_printed(master: int, printed: Printed) -> None:
-    """Put back what `take_printed` took; where the slave is open nowhere else, the master hangs up behind it."""
+def give_printed(master: int, printed: Printed) -> int:
+    """Put back what `take_printed` took; where the slave is open nowhere else, the master hangs up behind it.
+
+    Returns how many bytes there was no room for.
+    """
     slave = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         modes = get_modes(slave)
@@ -264,9 +275,7 @@ def give_printed(master: int, printed: Printed) -> None:
         if called:
             termios.tcflow(slave, termios.TCOON)
         try:
-            data = printed.data
-            while data and _writable(slave, _PASSING):
-                data = data[os.write(slave, data) :]
+            left = _print(slave, printed.data)
         finally:
             set_modes(slave, modes)
             if called:
@@ -275,6 +284,34 @@ def give_printed(master: int, printed: Printed) -> None:
                 _type(slave, modes.cc[_VSTOP : _VSTOP + 1])
     finally:
         os.close(slave)
+    return left
+
+
+def _print(slave: int, data: bytes) -> int:
+    """Print it in pieces that fill the kernel's buffers best: what small writes have left there has no room in large ones.
+
+    Returns how much is left.
+    """
+    waited = False
+    while data:
+        try:
+            data = data[os.write(slave, data[:_PIECE]) :]
+            waited = False
+        except BlockingIOError:
+            if waited or not _writable(slave, _PASSING):
+                break
+            waited = True
+    return len(data)
+
+
+def _block_again(pid: int, number: int, flags: int) -> None:
+    """Undo what CRIU has done to the terminal that the process has open there, which had these flags."""
+    fd = _duplicate(pid, number)
+    try:
+        if os.isatty(fd) and fcntl.fcntl(fd, fcntl.F_GETFL) & _CHANGED == os.O_NONBLOCK:
+            fcntl.fcntl(fd, fcntl.F_SETFL, flags & _CHANGED)
+    finally:
+        os.close(fd)
 
 
 def _writable(fd: int, milliseconds: int) -> bool:
@@ -305,6 +342,9 @@ class _Guard:
         self.seen: dict[int, Held] = {}
         self.kept: dict[int, Held] = {}  # what was taken away
         self.printed: dict[int, Printed] = {}  # the same, of masters, by descriptors of ours
+        self.blocking: list[tuple[int, int, int]] = []  # PID, descriptor and flags
+        self.dropped = False
+        self.attended = -1
 
     def take(self, fd: int) -> Held:
         try:
@@ -339,7 +379,18 @@ class _Guard:
             os.close(master)
         return printed
 
+    def attend(self, pid: int, number: int) -> None:
+        self.leave()
+        self.attended = _duplicate(pid, number)
+
+    def leave(self) -> None:
+        if self.attended >= 0:
+            os.close(self.attended)
+        self.attended = -1
+
     def drop(self) -> None:
+        self.dropped = True
+        self.leave()
         for fd, seen in self.seen.items():
             amount = len(seen.queued) + len(seen.raw)
             if not amount:
@@ -352,7 +403,15 @@ class _Guard:
             except OSError:
                 continue
 
+    def block(self) -> None:
+        for pid, number, flags in self.blocking:
+            with contextlib.suppress(OSError):  # it is gone
+                _block_again(pid, number, flags)
+        self.blocking = []
+
     def back(self) -> None:
+        self.dropped = False
+        self.block()
         for fd, held in self.kept.items():
             try:
                 newer = take(fd)
@@ -367,18 +426,25 @@ class _Guard:
                 pass
             os.close(master)
         self.printed = {}
+        self.leave()
 
     def serve(self) -> None:
         for line in self.channel.makefile("rb"):
             word, *numbers = line.split()
             answer: list[Held] = []
-            masters = [tuple(map(int, number.split(b":"))) for number in numbers if b":" in number]
-            printed = [self.hold_printed(*master) for master in masters]
+            theirs = [tuple(map(int, number.split(b":"))) for number in numbers if b":" in number]
+            if word == b"attend":
+                with contextlib.suppress(OSError):
+                    self.attend(*theirs.pop())
+            printed = [self.hold_printed(*master) for master in theirs if len(master) == 2]
             if word in (b"take", b"hold"):
+                self.blocking += [(pid, fd, flags) for pid, fd, flags in (one for one in theirs if len(one) == 3)]
                 what = self.take if word == b"take" else self.hold
                 answer = [what(int(number)) for number in numbers if b":" not in number]
             elif word == b"drop":
                 self.drop()
+            elif word == b"block":
+                self.block()
             elif word == b"back":
                 self.back()
             # It never leaves this machine's memory.
@@ -390,7 +456,8 @@ class _Guard:
         """Put back what was taken away, unless the tree has ended or does so now."""
         poller = select.poll()
         poller.register(self.root, select.POLLIN)
-        if (self.kept or self.printed) and not poller.poll(_ENDING * 1000):
+        ending = _ENDING if self.dropped else 0.0  # else nobody was told to end it
+        if (self.kept or self.printed or self.blocking) and not poller.poll(ending * 1000):
             self.back()
 
 

@@ -98,12 +98,23 @@ class Guard:
         """What each terminal holds now; the tree is frozen.  It is back in place when this returns."""
         return [_held(*one) for one in self._ask(" ".join(["take", *map(str, terminals)]))]
 
-    def hold(self, terminals: Sequence[int], masters: Sequence[tuple[int, int]]) -> tuple[list[Held], list[Printed]]:
+    def hold(
+        self, terminals: Sequence[int], masters: Sequence[tuple[int, int]], blocking: Sequence[tuple[int, int, int]]
+    ) -> tuple[list[Held], list[Printed]]:
         """The same, but it is gone from the terminals until `back`, or for good if the tree ends; and what these masters,
-        told as PID and descriptor, have not read yet."""
-        answer = self._ask(" ".join(["hold", *map(str, terminals), *(f"{pid}:{fd}" for pid, fd in masters)]))
+        told as PID and descriptor, have not read yet.  What is `blocking` (PID, descriptor, flags) is so again after `block`."""
+        words = [*map(str, terminals), *(":".join(map(str, one)) for one in (*masters, *blocking))]
+        answer = self._ask(" ".join(["hold", *words]))
         printed = [Printed(base64.b64decode(str(data)), bool(hung_up)) for data, hung_up in answer[len(terminals) :]]
         return [_held(*one) for one in answer[: len(terminals)]], printed
+
+    def attend(self, end: int) -> None:
+        """Should we be killed, the other end of this socket of ours sees it when all is back, not before."""
+        self._ask(f"attend {os.getpid()}:{end}")
+
+    def block(self) -> None:
+        """CRIU has looked into the terminals: what it has left not blocking is as it was."""
+        self._ask("block")
 
     def back(self) -> None:
         """The tree goes on: it gets what was held and dropped."""

@@ -55,6 +55,22 @@ def _free() -> bool:
         return False
 
 
+@pytest.mark.parametrize("how", ["ends", "left running"])
+def test_kill_9_of_a_dump_while_something_is_printed(how: str, zoo: Zoo, criuctl: Criuctl, aftermath: Aftermath) -> None:
+    """What was printed and not read is there again, and both ends block, of which CRIU takes care only when it has succeeded."""
+    options = ["--leave-running"] if how == "left running" else []
+    first = zoo.launch("chatter.py", name="first")
+    steps = steps_of(criuctl, "dump", first.pid, *options)
+    first.end()
+    for step in steps[steps.index("frozen") : steps.index("commit")]:
+        animal = zoo.launch("chatter.py", name=f"dump-{step}".replace("#", "-"))
+        with paused(criuctl, step, "dump", animal.pid, "--name", animal.folder.name, *options) as held:
+            held.kill()
+        held.wait_settled(animal)
+        animal.ask()
+        animal.end()
+
+
 @pytest.mark.parametrize("pids", ["same", "private"])
 def test_kill_9_at_every_step_from_when_terminals_are_made(
     pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath

@@ -132,6 +132,16 @@ def test_a_veto_of_a_dump(how: str, hooks: HookFolder, zoo: Zoo, trip: Trip, cri
     trip.restore(trip.dump(animal), animal).ask()
 
 
+@pytest.mark.parametrize("phase", ["frozen", "post-dump"])
+def test_what_a_terminal_holds_is_back_before_the_tree_goes_on(phase: str, hooks: HookFolder, zoo: Zoo, criuctl: Criuctl) -> None:
+    """Else a multiplexer reads what is printed next first."""
+    animal = zoo.launch("chatter.py")
+    hooks.sh(phase, "guard", "exit 10")
+    for _ in range(4):
+        assert criuctl("dump", animal.pid, check=False)["exit_code"] == 10
+        animal.ask()
+
+
 def test_a_veto_of_a_restore(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """Nothing is left of it, and the next attempt succeeds."""
     hooks.noting("restore-failed")
