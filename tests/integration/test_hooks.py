@@ -133,12 +133,18 @@ def test_a_veto_of_a_dump(how: str, hooks: HookFolder, zoo: Zoo, trip: Trip, cri
 
 
 @pytest.mark.parametrize("phase", ["frozen", "post-dump"])
-def test_what_a_terminal_holds_is_back_before_the_tree_goes_on(phase: str, hooks: HookFolder, zoo: Zoo, criuctl: Criuctl) -> None:
+def test_what_a_terminal_holds_is_back_before_the_tree_goes_on(
+    phase: str, hooks: HookFolder, zoo: Zoo, criuctl: Criuctl, trip: Trip
+) -> None:
     """Else a multiplexer reads what is printed next first."""
     animal = zoo.launch("chatter.py")
-    hooks.sh(phase, "guard", "exit 10")
+    hook = hooks.sh(phase, "guard", "exit 10")
     for _ in range(4):
         assert criuctl("dump", animal.pid, check=False)["exit_code"] == 10
+        animal.ask()
+    hook.unlink()
+    for _ in range(3):
+        animal = trip.restore(criuctl("dump", animal.pid), animal, equal=False)
         animal.ask()
 
 
