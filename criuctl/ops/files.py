@@ -279,21 +279,35 @@ def _xattrs(file: str | int) -> dict[str, str]:
 
 
 def resolve_carried(paths: Iterable[str], root_pid: int) -> list[str]:
-    """The absolute paths named by ``--with-files``, checked to exist as the tree sees them."""
-    found = []
+    """The absolute paths of what ``--with-files`` names, as the tree has it, checked to exist.
+
+    Links on the way are resolved: by its own path the tree has a file open, and it is put back.  What is a link itself is taken
+    along with what it leads to.
+    """
+    found: list[str] = []
     for path in paths:
         if not path:  # a variable that is not set, say: it would be the working folder
             raise UsageError("'' is no path of a file or folder to take along")
-        absolute = os.path.abspath(path)
+        absolute = os.path.join(os.getcwd(), path)  # with its "..", which mean something else behind a link
         try:
-            _path, there = next(walk(absolute, root_pid))
+            places = _places(absolute, root_pid)
+        except ways.ForeignLink as error:
+            raise PreflightRefused(f"{path} is not taken along: {error.strerror}", hint=_LINK_HINT) from error
         except OSError:  # on the way there
-            there = None
-        if there is None:
-            text = f"{absolute} is not taken along: there is no such file or folder for PID {root_pid}"
+            places = []
+        if not places:
+            text = f"{os.path.normpath(absolute)} is not taken along: there is no such file or folder for PID {root_pid}"
             raise PreflightRefused(text, hint="--with-files names files of the tree.")
-        found.append(absolute)
+        found += (place for place in places if place not in found)
     return found
+
+
+def _places(path: str, root_pid: int) -> list[str]:
+    view = os.open(f"/proc/{root_pid}/root", os.O_PATH | os.O_CLOEXEC)
+    try:
+        return list(ways.trail(path, view))
+    finally:
+        os.close(view)
 
 
 def _carry(

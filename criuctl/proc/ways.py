@@ -11,7 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _LINKS = 40  # on one way; so many the kernel follows, too
 PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -55,6 +55,48 @@ def place(parts: Sequence[str], folder: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def trail(path: str, root: int) -> Iterator[str]:
+    """Where `path` leads, as whoever has the folder `root` as root sees it: each link at its end, and what the last one leads to.
+
+    Each by its own name, without links on the way; nothing for what is not there.  `ForeignLink`, and every other `OSError`.
+    """
+    makers: set[int] = set()  # who can have put there what led here
+    for _ in range(_LINKS):
+        base, name = os.path.split(path.rstrip("/"))
+        if name in ("", ".", ".."):
+            base, name = path, ""
+        with folder(base, root) as above:
+            try:
+                there = os.open(name or ".", PLACE, dir_fd=above)
+            except FileNotFoundError:
+                return
+            try:
+                status = os.fstat(there)
+                if others := makers - {0, os.geteuid(), status.st_uid}:
+                    raise ForeignLink(path, others.pop())
+                base = _own_name(above, root) or base
+                yield os.path.join(base, name) if name else base
+                if not stat.S_ISLNK(status.st_mode):
+                    return
+                makers |= {status.st_uid, os.fstat(above).st_uid}
+                path = os.path.join(base, os.readlink("", dir_fd=there))
+            finally:
+                os.close(there)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+
+
+def _own_name(fd: int, root: int) -> str:
+    """The path of a folder below `root`, without links; "" if it cannot be told."""
+    top, path = (os.readlink(f"/proc/self/fd/{one}").rstrip("/") for one in (root, fd))
+    if path != top and not path.startswith(f"{top}/"):
+        return ""
+    path = path[len(top) :] or "/"
+    with suppress(OSError), folder(path, root) as found:
+        if os.path.samestat(os.fstat(found), os.fstat(fd)):
+            return path
+    return ""
 
 
 def regular(path: str, folder: int | None = None) -> int:

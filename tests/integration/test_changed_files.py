@@ -185,6 +185,25 @@ def test_what_is_named_twice_travels_once(zoo: Zoo, trip: Trip) -> None:
     assert (data / "deep" / "file").read_text() == "contents\n"
 
 
+def test_what_a_link_leads_to_travels(zoo: Zoo, trip: Trip) -> None:
+    """A link that is named comes with that; a file that is named through one is the one that the tree has open."""
+    animal = zoo.launch("counter.py")
+    animal.ask()
+    release, current, way = (animal.folder / name for name in ("release-7", "current", "way"))
+    release.mkdir()
+    (release / "settings").write_text("debug\n")
+    current.symlink_to(release.name)
+    way.symlink_to(animal.folder)
+    told = trip.dump(animal, "--with-files", current, "--with-files", way / "log")
+    (release / "settings").unlink()
+    for path in (current, way, animal.folder / "log"):
+        path.unlink()
+    release.rmdir()
+    trip.restore(told, animal, equal=False).ask()
+    assert (current / "settings").read_text() == "debug\n"
+    assert (animal.folder / "log").read_text() == "1\n2\n"
+
+
 def test_an_empty_path_takes_nothing_along(zoo: Zoo, trip: Trip) -> None:
     """A variable that is not set: not the working folder."""
     animal = zoo.launch("counter.py")

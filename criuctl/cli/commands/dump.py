@@ -88,8 +88,8 @@ def _outcome(result: Mapping[str, Any]) -> str:
     metavar="PATH",
     multiple=True,
     type=click.Path(),
-    help="Take this file or folder along as it is while the tree is frozen; may be given several times. Of other"
-    " files open for writing, size and hash are recorded.",
+    help="Take this file or folder along as it is while the tree is frozen, and what it leads to if it is a link; may be given"
+    " several times. Of other files open for writing, size and hash are recorded.",
 )
 @click.option(
     "--carry-binaries",

@@ -70,6 +70,41 @@ def test_a_link_of_another_user_on_the_way_is_not_followed(tmp_path: Path, write
         files.resolve_carried([str(tmp_path / "foreign" / "none")], os.getpid())
 
 
+def test_what_is_named_by_a_link_is_taken_along_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And by the name that the tree has it open under; ``..`` behind a link is above what that leads to."""
+    (tmp_path / "releases" / "7").mkdir(parents=True)
+    (tmp_path / "releases" / "file").touch()
+    (tmp_path / "releases" / "7" / "file").touch()
+    (tmp_path / "file").touch()
+    (tmp_path / "current").symlink_to("newest")
+    (tmp_path / "newest").symlink_to(tmp_path / "releases" / "7")
+    (tmp_path / "nowhere").symlink_to("gone")
+    (tmp_path / "round").symlink_to("round")
+    monkeypatch.chdir(tmp_path)
+
+    def found(*named: str) -> list[str]:
+        return [os.path.relpath(path, tmp_path) for path in files.resolve_carried(named, os.getpid())]
+
+    assert found("current") == found("current/") == ["current", "newest", "releases/7"]
+    assert found("current/file") == ["releases/7/file"]
+    assert found("current/../file") == ["releases/file"]
+    assert found("current/..", "releases") == ["releases"]
+    assert found("nowhere") == ["nowhere"]
+    assert found(".", "releases/./7//file") == [".", "releases/7/file"]
+    for named in ("round", "gone", "file/below", "nowhere/file"):
+        with pytest.raises(PreflightRefused, match="no such file"):
+            found(named)
+
+
+def test_a_link_of_another_user_does_not_take_along_what_is_not_his(tmp_path: Path) -> None:
+    (tmp_path / "secret").touch()
+    (tmp_path / "home").mkdir()
+    os.chown(tmp_path / "home", BOB, BOB)
+    (tmp_path / "home" / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(PreflightRefused, match="symbolic link"):
+        files.resolve_carried([str(tmp_path / "home" / "link")], os.getpid())
+
+
 def test_links_lead_where_they_lead_the_tree(tmp_path: Path, writer: CheckpointWriter) -> None:
     """In a tree with a root folder of its own, an absolute link and ``..`` stay in there."""
     root = tmp_path / "root"
@@ -83,8 +118,9 @@ def test_links_lead_where_they_lead_the_tree(tmp_path: Path, writer: CheckpointW
         assert child.stdin is not None and child.stdout is not None
         child.stdout.readline()
         for name in ("absolute", "upwards"):
-            named = f"/{name}/data"
-            assert files.resolve_carried([named], child.pid) == [named]
+            named = "/srv/data"
+            assert files.resolve_carried([f"/{name}/data"], child.pid) == [named]
+            assert files.resolve_carried([f"/{name}", f"/{name}/data/../data/"], child.pid) == [f"/{name}", "/srv", named]
             carried = files._carry(writer, named, child.pid, {}, set(), Reporter())
             assert [record.path for record, _identity in carried] == [named, f"{named}/file"]
         child.stdin.close()
