@@ -12,6 +12,7 @@ mounts marked as coming from outside; a restore gives it a bind mount of the roo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from ..proc import command
 from ..proc.mounts import read_mounts
 from ..proc.namespaces import entry_prefix, foreign, is_namespace_init, named_netns, namespaces
 from ..proc.namespaces import ns_pids as pids_of
+from ..proc.procfs import reading
+from ..proc.sockdiag import net_cookie
 
 ENTERED = ("mnt", "pid", "net")
 _LAST_PID, _TIMEOUT = "/proc/sys/kernel/ns_last_pid", 5.0
@@ -40,14 +43,17 @@ class NamespacePlan(Struct, frozen=True):
     netns_name: str | None
     netns_inode: int
     last_pid: int  # that was given in the root's PID namespace; 0: not known
+    netns_cookie: int = 0  # of one that is entered, by which a restore knows it again; 0: not known
 
     def to_dict(self) -> dict[str, Any]:
-        """Per kind: ``mode`` host (ours), entered, or dumped (in CRIU's images); for net also its name."""
+        """Per kind: ``mode`` host (ours), entered, or dumped (in CRIU's images); for net also what it is known by."""
         modes: dict[str, Any] = {}
         for kind in (*ENTERED, *DUMPED):
             mode = "entered" if kind in self.entered else "dumped" if kind in self.dumped else "host"
             modes[kind] = {"mode": mode, "name": None}
         modes["net"].update(name=self.netns_name, inode=self.netns_inode)
+        if self.netns_cookie:
+            modes["net"]["cookie"] = self.netns_cookie
         modes["pid"].update(init=self.is_init, last=self.last_pid)
         return modes
 
@@ -67,7 +73,17 @@ def plan_entry(root: int) -> NamespacePlan:
         netns_name=named_netns(inodes["net"]) if "net" in entered else None,
         netns_inode=inodes["net"],
         last_pid=0 if init else _last_pid(root if "pid" in entered else 0),
+        netns_cookie=_cookie(root) if "net" in entered else 0,
     )
+
+
+def _cookie(root: int) -> int:
+    with reading(root):
+        namespace = os.open(f"/proc/{root}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return net_cookie(namespace)
+    finally:
+        os.close(namespace)
 
 
 def _last_pid(inside: int) -> int:

@@ -130,9 +130,10 @@ def _check_namespaces(value: Mapping[str, Mapping[str, Any]], where: str) -> Non
         if kind not in (*ENTERED, *DUMPED) or told.get("mode") not in _MODES:
             raise damaged(where, f"says nothing sensible of {kind[:20]!r}")
         name, inode, init = told.get("name"), told.get("inode", 0), told.get("init", False)
+        cookie = told.get("cookie", 0)
         if name is not None and not (isinstance(name, str) and _NET_NAME.fullmatch(name) and name not in (".", "..")):
             raise damaged(f"{where}.{kind}.name", "is no name")
-        if not isinstance(inode, int) or not isinstance(init, bool):
+        if not isinstance(inode, int) or not isinstance(cookie, int) or not isinstance(init, bool):
             raise damaged(f"{where}.{kind}", "is not valid")
 
 

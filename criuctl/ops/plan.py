@@ -27,10 +27,10 @@ from ..proc.tree import ProcessIdentity, members, wait_gone
 from ..report import Finding
 from .connectionplan import ConnectionPlan, plan_connections
 from .judgement import Judgement, Policy, judge_all
-from .registry import boot_id
+from .netplace import NetMode, Place
+from .netplace import find as find_net
 
 PidMode = Literal["same", "private", "init"]
-NetMode = Literal["host", "named", "existing", "private"]
 _ZOMBIE_WAIT = 3.0  # seconds that PIDs of our own dump may take to become free
 
 
@@ -56,7 +56,7 @@ class HostFacts(Struct, frozen=True):
     taken_pids: tuple[int, ...]
     listening: dict[str, int]  # "tcp 127.0.0.1:80" -> inode (0: unknown), in the namespace the tree would come to
     local_addresses: frozenset[str]  # of the external connections' local ends, those that this host has
-    netns: tuple[NetMode, str]  # how its net namespace can be had, and where
+    netns: Place  # how its net namespace can be had, and where
     users: frozenset[int]
     files: tuple[Judgement, ...]
     findings: tuple[Finding, ...] = ()
@@ -112,34 +112,14 @@ def wait_free(numbers: Iterable[int], ours: Iterable[ProcessIdentity]) -> list[i
     return taken(numbers)
 
 
-def _net(manifest: Manifest, copy: bool) -> tuple[NetMode, str]:
-    net = manifest.namespaces.get("net", {})
-    if net.get("mode") != "entered":
-        return "host", ""
-    name = net.get("name")
-    if name and not copy:
-        for folder in ("/run/netns", "/var/run/netns"):
-            if os.path.exists(f"{folder}/{os.path.basename(name)}"):
-                return "named", f"{folder}/{os.path.basename(name)}"
-    if copy or manifest.host.boot_id != boot_id():
-        return "private", ""  # the numbers of another kernel's namespaces mean nothing here
-    for pid in os.listdir("/proc"):
-        try:
-            if pid.isdigit() and os.stat(f"/proc/{pid}/ns/net").st_ino == net.get("inode"):
-                return "existing", f"/proc/{pid}/ns/net"
-        except OSError:
-            continue
-    return "private", ""
-
-
 def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[ProcessIdentity], wishes: Wishes) -> HostFacts:
     """Look at everything on this host that the plan depends on."""
     from .host import cpu
 
-    net = _net(manifest, wishes.copy)
+    net = find_net(manifest, copy=wishes.copy)
     listening: dict[str, int] = {}
     pairs: set[tuple[str, str]] = set()
-    if net[0] == "host":
+    if net.mode == "host":
         here = sockets(None)
         listening = {f"{s.protocol} {s.local}": s.inode for s in here if s.local and s.listening}
         bound = [c for c in manifest.connections if c.state == "bound"]
@@ -181,7 +161,7 @@ def _missing_folders(manifest: Manifest, files: Iterable[Judgement]) -> frozense
     return frozenset(f for f in folders if not os.path.isdir(f) and not any(path.startswith(f"{f}/") for path in made))
 
 
-def _missing_peers(manifest: Manifest, net: tuple[NetMode, str]) -> frozenset[str]:
+def _missing_peers(manifest: Manifest, net: Place) -> frozenset[str]:
     """Names of unix datagram peers that CRIU could not connect to, and of journals.
 
     A name that is relative to wherever its server was is one of them.  What a tree with a root or a network of its own sees
@@ -192,7 +172,7 @@ def _missing_peers(manifest: Manifest, net: tuple[NetMode, str]) -> frozenset[st
     missing = {name for name in wanted if not name.startswith(("/", "@"))}
     own_root = manifest.namespaces.get("mnt", {}).get("mode", "host") != "host"
     for name in wanted - missing:
-        if net[0] != "host" if name.startswith("@") else own_root:
+        if net.mode != "host" if name.startswith("@") else own_root:
             continue
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             try:
@@ -203,12 +183,12 @@ def _missing_peers(manifest: Manifest, net: tuple[NetMode, str]) -> frozenset[st
     return frozenset(missing)
 
 
-def _local_addresses(manifest: Manifest, net: tuple[NetMode, str]) -> frozenset[str]:
+def _local_addresses(manifest: Manifest, net: Place) -> frozenset[str]:
     """The external connections' local ends that can be bound to in the network that the tree comes to."""
     with ExitStack() as stack:
         namespace: int | None = None
-        if net[0] in ("named", "existing"):
-            namespace = os.open(net[1], os.O_RDONLY | os.O_CLOEXEC)
+        if net.mode in ("named", "existing"):
+            namespace = os.open(net.path, os.O_RDONLY | os.O_CLOEXEC)
             stack.callback(os.close, namespace)
         hosts = {c.local: endpoint(c.local)[0] for c in manifest.connections if c.external}
         here = {host for host in set(hosts.values()) if host and is_local(host, namespace)}
@@ -248,7 +228,7 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     findings: list[Finding] = list(facts.findings)
     _platform(manifest, facts, findings)
     pids = _pids(manifest, facts, wishes, findings)
-    net, source = facts.netns
+    net, source, unsure = facts.netns
     if wishes.alone:
         net, source = "private", ""
     conflicts = [c for c in manifest.connections if c.waits and f"{c.protocol} {c.local}" in facts.listening]
@@ -262,11 +242,15 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
         else:
             hint = "End what listens there, or restore a copy with --as NAME, which gets a network of its own."
             findings += [Finding("error", "port-taken", f"{c.local} is taken on this host", hint, c.pid, c.fd) for c in conflicts]
-    if net == "private" and facts.netns[0] == "private" and not wishes.alone:
-        text = "the network namespace of the dump is gone; a new one with only a loopback interface is made"
+    if net == "private" and facts.netns.mode == "private" and not wishes.alone:
+        text, hint = "the network namespace of the dump is gone; a new one with only a loopback interface is made", ""
         if wishes.copy:
             text = "the copy gets a network of its own (loopback only), not the network namespace of the dump"
-        findings.append(Finding("warning", "netns-new", text))
+        elif unsure:
+            text = "nothing tells whether the network namespace with the number of that of the dump is still the same one; "
+            text += "a new one with only a loopback interface is made"
+            hint = "Before the next dump, give it a name by which a restore finds it: `ip netns attach NAME PID`."
+        findings.append(Finding("warning", "netns-new", text, hint))
     if net == "private" and pids == "same":
         pids = "private"  # both namespaces are kept alive by the same PID 1
     commands = {p.ns_pid: p.command for p in manifest.processes}

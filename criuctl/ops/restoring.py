@@ -36,6 +36,7 @@ from . import (
     handback,
     interrupted,
     mend,
+    netplace,
     overlays,
     remaps,
     semaphores,
@@ -134,9 +135,9 @@ class Restoring(Struct):
             private: PrivateNamespaces | None = None  # whose PIDs CRIU will speak of
             prefix: list[str] = []
             if plan.net in ("named", "existing"):
-                self.net = os.open(plan.net_source, os.O_RDONLY | os.O_CLOEXEC)
+                self.net, place = netplace.enter(manifest, plan.net, plan.net_source)
                 stack.callback(os.close, self.net)
-                prefix = ["nsenter", f"--net={plan.net_source}", "--"]
+                prefix = ["nsenter", f"--net={place}", "--"]
             network = list(prefix)
             if plan.pids == "private" or plan.net == "private":
                 spaces = PrivateNamespaces(

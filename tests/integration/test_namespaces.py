@@ -151,6 +151,54 @@ def test_a_net_namespace_without_a_name(zoo: Zoo, trip: Trip) -> None:
     restored.ask()
 
 
+def _net(pid: int) -> int:
+    return os.stat(f"/proc/{pid}/ns/net").st_ino
+
+
+def test_a_net_namespace_that_has_only_the_number_of_the_old_one(zoo: Zoo, trip: Trip) -> None:
+    """The kernel gives a number again at once: whose namespace has it now is left alone."""
+    animal = zoo.launch("sockets.py", prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"])
+    old, told = _net(animal.pid), trip.dump(animal)
+    for number in range(50):
+        stranger = zoo.launch(["sleep", "600"], prefix=["unshare", "--net"], name=f"stranger-{number}")
+        wait_until(lambda stranger=stranger: _net(stranger.pid) != _net(os.getpid()), 60, "it has a network of its own")
+        if _net(stranger.pid) == old:
+            break
+    else:
+        pytest.skip("somebody else has got the number")
+    restored = trip.restore(told, animal, equal=False)
+    assert _net(restored.pid) not in (old, _net(os.getpid()))
+    assert ["is gone; a new one" in text for text in restored.answer["warnings"]] == [True]
+    restored.ask()
+
+
+@pytest.mark.parametrize("left_running", [False, True])
+def test_a_net_namespace_in_which_somebody_else_still_lives(left_running: bool, zoo: Zoo, trip: Trip) -> None:
+    """As the other programs of a container: the tree comes back to them."""
+    animal = zoo.launch("sockets.py", prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"])
+    other = zoo.launch(["sleep", "600"], prefix=["nsenter", "-t", str(animal.pid), "-n"], name="other")
+    old = _net(animal.pid)
+    wait_until(lambda: _net(other.pid) == old, 60, "it has come")
+    told = trip.snapshot(animal) if left_running else trip.dump(animal)
+    animal.end()
+    restored = trip.restore(told, animal, equal=not left_running)
+    assert (_net(restored.pid), restored.answer["warnings"]) == (old, [])
+    restored.ask()
+
+
+def test_a_net_namespace_that_was_given_a_name_after_the_dump(home: Home, zoo: Zoo, trip: Trip) -> None:
+    animal = zoo.launch("sockets.py", prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"])
+    old, told = _net(animal.pid), trip.snapshot(animal)
+    subprocess.run(["ip", "netns", "attach", home.token, str(animal.pid)], check=True)
+    try:
+        animal.end()
+        restored = trip.restore(told, animal, equal=False)
+        assert (_net(restored.pid), restored.answer["warnings"]) == (old, [])
+        restored.ask()
+    finally:
+        subprocess.run(["ip", "netns", "del", home.token], check=True)
+
+
 def test_a_ping_socket_in_a_net_namespace_without_a_name(zoo: Zoo, trip: Trip) -> None:
     """The kernel gives one only to groups that a setting of the namespace names, in a new one to none."""
     allow = "ip link set lo up; echo 0 2147483647 >/proc/sys/net/ipv4/ping_group_range"

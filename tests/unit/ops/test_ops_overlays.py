@@ -16,6 +16,7 @@ from criuctl.config import Config
 from criuctl.ops import overlays
 from criuctl.ops.files import digest
 from criuctl.ops.judgement import judge, judge_all
+from criuctl.ops.netplace import Place
 from criuctl.ops.plan import HostFacts, Wishes, make_plan
 from criuctl.report import Reporter
 from criuctl.store import open_store
@@ -173,7 +174,7 @@ def test_the_tree_gets_namespaces_of_its_own(
         taken_pids=(),
         listening={},
         local_addresses=frozenset(),
-        netns=("host", ""),
+        netns=Place("host"),
         users=frozenset({0}),
         files=tuple(judge_all([carried[0]], "restore")),
     )

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from criuctl.checkpoint.manifest import ConnectionRecord, FileRecord, HostInfo, Manifest, ProcessRecord, SessionRef
 from criuctl.config import Config
 from criuctl.connections.rules import parse
+from criuctl.ops.netplace import Place
 from criuctl.ops.plan import HostFacts, RestorePlan, Wishes, make_plan, observe
 
 FLAGS = ("avx2", "sse2")
@@ -39,7 +40,7 @@ def facts(**changes: object) -> HostFacts:
         "taken_pids": (),
         "listening": {},
         "local_addresses": frozenset(),
-        "netns": ("host", ""),
+        "netns": Place("host"),
         "users": frozenset({0}),
         "files": (),
     }
@@ -150,16 +151,22 @@ def test_what_there_is_of_a_wish(
 @pytest.mark.parametrize(("wished", "policy", "errors"), [(None, "hangup", []), ("keep", "keep", ["address"])])
 def test_nobody_is_reached_from_a_new_network(wished: str | None, policy: str, errors: list[str]) -> None:
     record = CONNECTION.with_use(policy="reconnect")
-    there = facts(netns=("private", ""), local_addresses=HERE)
+    there = facts(netns=Place("private"), local_addresses=HERE)
     plan = make_plan(manifest(connections=(record,)), there, Wishes(connections=wished))
     assert (plan.policies, codes(plan, "error")) == ({(100, 5): policy}, errors)
 
 
 def test_a_copy_is_not_told_that_the_network_of_the_dump_is_gone() -> None:
-    there = facts(netns=("private", ""))  # which a copy gets whether it is gone or not
+    there = facts(netns=Place("private"))  # which a copy gets whether it is gone or not
     for copy, word in ((False, "is gone"), (True, "of its own")):
         (finding,) = (f for f in make_plan(manifest(), there, Wishes(copy=copy)).findings if f.code == "netns-new")
         assert word in finding.text
+
+
+def test_a_network_that_nothing_tells_from_another_is_told_with_what_helps_next_time() -> None:
+    (finding,) = make_plan(manifest(), facts(netns=Place("private", unsure=True)), Wishes()).findings
+    assert (finding.level, finding.code) == ("warning", "netns-new")
+    assert "nothing tells" in finding.text and "ip netns attach" in finding.hint
 
 
 def test_many_hang_ups_are_one_warning() -> None:

@@ -1,0 +1,101 @@
+"""The net namespace of a dump is known again, and no other one taken for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+
+import pytest
+from support.command import Home
+from support.keeper import wait_until
+from support.zoo import Zoo
+
+from criuctl.checkpoint.manifest import HostInfo, Manifest, SessionRef
+from criuctl.errors import RestoreFailed
+from criuctl.ops import netplace
+from criuctl.ops.namespaces import plan_entry
+from criuctl.ops.netplace import Place
+from criuctl.ops.registry import boot_id
+from criuctl.proc.sockdiag import net_cookie
+
+
+def _manifest(net: Mapping[str, object], boot: str | None = None) -> Manifest:
+    host = HostInfo(boot_id=boot or boot_id())
+    return Manifest(id="0" * 32, session=SessionRef("crunch", "1" * 32), host=host, namespaces={"net": dict(net)})
+
+
+@pytest.fixture
+def pid(zoo: Zoo) -> int:
+    """Of a program in a network of its own."""
+    animal = zoo.launch(["sleep", "600"], prefix=["unshare", "--net"])
+    wait_until(lambda: os.readlink(f"/proc/{animal.pid}/ns/net") != os.readlink("/proc/self/ns/net"), 60, "it has one")
+    return animal.pid
+
+
+@pytest.fixture
+def known(pid: int) -> dict[str, object]:
+    """What a dump notes of it."""
+    noted: dict[str, object] = plan_entry(pid).to_dict()["net"]
+    return noted
+
+
+def test_what_is_known_of_one(pid: int, known: dict[str, object]) -> None:
+    assert (known["mode"], known["inode"]) == ("entered", os.stat(f"/proc/{pid}/ns/net").st_ino)
+    own = os.open("/proc/self/ns/net", os.O_RDONLY)
+    try:
+        assert net_cookie(own) not in (0, known["cookie"])
+    finally:
+        os.close(own)
+    assert "cookie" not in plan_entry(os.getpid()).to_dict()["net"]
+
+
+def test_it_is_found_again(pid: int, known: dict[str, object]) -> None:
+    assert netplace.find(_manifest(known), copy=False) == Place("existing", f"/proc/{pid}/ns/net")
+    assert netplace.find(_manifest(known), copy=True) == Place("private")
+    assert netplace.find(_manifest(known, "another boot"), copy=False) == Place("private")
+
+
+def test_another_one_of_its_number_is_not_taken_for_it(known: dict[str, object]) -> None:
+    assert netplace.find(_manifest(known | {"cookie": 1 << 60}), copy=False) == Place("private")
+    assert netplace.find(_manifest(known | {"inode": 1}), copy=False) == Place("private")
+
+
+@pytest.mark.parametrize("where", ["in the checkpoint", "here"])
+def test_without_a_cookie_nothing_tells(where: str, known: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an older criuctl, or on an older kernel."""
+    if where == "here":
+        monkeypatch.setattr(netplace, "net_cookie", lambda namespace: 0)
+    else:
+        del known["cookie"]
+    assert netplace.find(_manifest(known), copy=False) == Place("private", unsure=True)
+    assert netplace.find(_manifest(known | {"inode": 1}), copy=False) == Place("private")
+
+
+@pytest.fixture
+def name(home: Home) -> Iterator[str]:
+    """A net namespace that ``ip netns`` has made."""
+    subprocess.run(["ip", "netns", "add", home.token], check=True)
+    try:
+        yield home.token
+    finally:
+        subprocess.run(["ip", "netns", "del", home.token], check=True)
+
+
+def test_a_name_means_what_it_means_now(name: str, known: dict[str, object]) -> None:
+    assert netplace.find(_manifest(known | {"name": name}), copy=False) == Place("named", f"/run/netns/{name}")
+
+
+def test_it_is_entered_as_what_it_was_found_as(pid: int, known: dict[str, object]) -> None:
+    """Its process may have ended since, and both its numbers be somebody else's."""
+    path = f"/proc/{pid}/ns/net"
+    namespace, place = netplace.enter(_manifest(known), "existing", path)
+    try:
+        assert os.stat(place).st_ino == os.fstat(namespace).st_ino == known["inode"]
+    finally:
+        os.close(namespace)
+    for wrong in ({"cookie": 1 << 60}, {"inode": 1}):
+        with pytest.raises(RestoreFailed, match="has just ended"):
+            netplace.enter(_manifest(known | wrong), "existing", path)
+    with pytest.raises(RestoreFailed, match="No such file"):
+        netplace.enter(_manifest(known), "existing", "/proc/0/ns/net")
