@@ -122,8 +122,8 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
     if net.mode == "host":
         here = sockets(None)
         listening = {f"{s.protocol} {s.local}": s.inode for s in here if s.local and s.listening}
-        bound = [c for c in manifest.connections if c.state == "bound"]
-        listening |= {f"{c.protocol} {c.local}": 0 for c in bound if is_taken(c.local, socket.SOCK_DGRAM)}
+        bound = [c for c in manifest.connections if c.state == "bound"]  # any of which may be for IPv6 alone
+        listening |= {f"{c.protocol} {c.local}": 0 for c in bound if is_taken(c.local, socket.SOCK_DGRAM, v6only=True)}
         pairs = {(str(s.local), str(s.peer)) for s in here if s.local and s.peer and s.connected}
     uids = {p.uid for p in manifest.processes}
     users = frozenset(uid for uid in uids if _known_user(uid))
@@ -207,15 +207,15 @@ def is_local(host: str, namespace: int | None) -> bool:
     return True
 
 
-def is_taken(local: str, kind: socket.SocketKind, namespace: int | None = None) -> bool:
-    """Whether a socket cannot be bound as CRIU binds it: somebody has the port and does not share it."""
+def is_taken(local: str, kind: socket.SocketKind, namespace: int | None = None, *, v6only: bool) -> bool:
+    """Whether a socket, one for IPv6 alone if `v6only`, cannot be bound as CRIU binds it: the port is not shared."""
     host, port = endpoint(local)
     made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
     with made(socket.AF_INET6 if ":" in host else socket.AF_INET, kind, 0) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if probe.family == socket.AF_INET6 and kind == socket.SOCK_DGRAM:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # the tree's may be that, too
+        if probe.family == socket.AF_INET6 and v6only:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
             probe.bind((host, port))
         except OSError as error:

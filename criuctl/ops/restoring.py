@@ -158,7 +158,7 @@ class Restoring(Struct):
             stack.callback(lambda: self._unlock(lock))
             lock.make(network)  # not with libraries that came along
             if plan.net != "private":
-                free_ports(manifest.connections, self.net)
+                free_ports(manifest.connections, self.images, self.net)
             on: str | None = None
             if plan.pids == "init":
                 on = arrival.mount_point()

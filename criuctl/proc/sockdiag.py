@@ -54,6 +54,8 @@ _STATES = {
     11: "closing",
     12: "new-syn-recv",
 }
+_CLOSING, _CLOSED, _LISTEN = (4, 9, 11), (5, 6), 10  # without an end whose peer has not all yet; whose peer has; a listener
+_SKV6ONLY = 11  # attribute of IPv6 listeners
 TYPES = {1: "stream", 2: "dgram", 3: "raw", 4: "rdm", 5: "seqpacket", 10: "packet"}
 PROTOCOLS = {0: "ip", 1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 132: "sctp", 136: "udplite", 255: "raw", 262: "mptcp"}
 _INET_QUERIES = ((socket.AF_INET, 6), (socket.AF_INET6, 6), (socket.AF_INET, 17), (socket.AF_INET6, 17))
@@ -244,22 +246,49 @@ def _inet(diag: socket.socket, family: int, protocol: int) -> Iterator[Socket]:
         )
 
 
-def end_waits(host: str, port: int, namespace: int | None = None) -> None:
+def _takes(host: str, other: str, v6only: bool) -> bool:
+    """Whether a socket that is bound to `host` gets what comes to the address `other`."""
+    if host == "0.0.0.0":
+        return ":" not in other
+    return host == other or (host == "::" and (":" in other or not v6only))
+
+
+def _of_tcp(diag: socket.socket, family: int, *states: int) -> Iterator[tuple[memoryview, Address]]:
+    """The messages of the TCP sockets in these states, and the local address of each."""
+    request = struct.pack("=BBBxI", family, 6, 0, sum(1 << state for state in states)) + bytes(48)
+    for message in list(_dump(diag, request)):
+        yield message, _address(family, message[8:24], struct.unpack_from("!H", message, 4)[0])
+
+
+def end_waits(host: str, port: int, namespace: int | None = None, *, v6only: bool = False) -> bool:
     """End what is left of connections that had this address (or, for a wildcard, this port) as their own end and closed it first.
 
     TIME_WAIT, and FIN_WAIT2 of those that nobody has open: the peer has everything, and has only not closed his end yet.
-    In the net namespace of that descriptor (None: ours).  `OSError` where the kernel does not do that.
+    Nothing that a living listener would get: it is of that one's past.  In the net namespace of that descriptor (None: ours).
+    Says whether there are some that have not come so far yet, and will if their peers answer.  `OSError` where the kernel
+    cannot do it.
     """
     made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
+    coming = False
     with made(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
-        for family in (socket.AF_INET, socket.AF_INET6):
-            start = struct.pack("=BBBxI", family, 6, 0, 1 << 5 | 1 << 6)
-            for message in list(_dump(diag, start + bytes(48))):
-                local = _address(family, message[8:24], struct.unpack_from("!H", message, 4)[0])
+        families = (socket.AF_INET, socket.AF_INET6)
+        listening = [
+            (local.host, bool(bytes(_attributes(message, 72).get(_SKV6ONLY, b"\0"))[0]))
+            for family in families
+            for message, local in _of_tcp(diag, family, _LISTEN)
+            if local.port == port
+        ]
+        for family in families:
+            for message, local in _of_tcp(diag, family, *_CLOSING, *_CLOSED):
                 (inode,) = struct.unpack_from("=I", message, 68)
-                if inode or local.port != port or host not in (local.host, "0.0.0.0", "::"):
+                if inode or local.port != port or not _takes(host, local.host, v6only):
                     continue
-                request = start + message[4:52]
+                if any(_takes(other, local.host, only) for other, only in listening):
+                    continue
+                if message[1] in _CLOSING:
+                    coming = True
+                    continue
+                request = struct.pack("=BBBxI", family, 6, 0, 0) + message[4:52]
                 diag.send(_HEADER.pack(_HEADER.size + len(request), _SOCK_DESTROY, _NLM_F_REQUEST_ACK, 1, 0) + request)
                 (error,) = struct.unpack_from("=i", diag.recv(1 << 12), _HEADER.size)
                 if -error not in (0, errno.ENOENT):  # ENOENT: it has just run out

@@ -1,0 +1,36 @@
+"""Ports that are free for a tree's listeners again, and what others have on the same ports."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from support.keeper import wait_until
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.integration
+
+
+def _waits(port: int) -> list[str]:
+    """The states of the connections of that port over IPv4 that their server has closed, as the kernel numbers them."""
+    words = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [w[3] for w in words if w[1].endswith(f":{port:04X}") and w[3] in ("05", "06")]
+
+
+def test_what_a_stranger_has_of_the_same_port_over_ipv4_stays(zoo: Zoo, trip: Trip) -> None:
+    """His listener, and a connection that he has closed and his client has not."""
+    animal = zoo.launch("six.py")
+    port = animal.ask()["port"]
+    with socket.socket() as stranger, socket.socket() as client:
+        stranger.bind(("0.0.0.0", port))
+        stranger.listen()
+        client.connect(("127.0.0.1", port))
+        stranger.accept()[0].close()
+        wait_until(lambda: _waits(port) == ["05"], 60, "his client has heard")
+        restored = trip.restore(trip.dump(animal), animal)
+        assert _waits(port) == ["05"]
+        restored.ask()
+        with socket.create_connection(("127.0.0.1", port)):
+            stranger.accept()[0].close()
