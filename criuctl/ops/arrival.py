@@ -13,10 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
+from ..checkpoint import leases
 from ..checkpoint.manifest import Manifest
 from ..config import Config
 from ..criu import driver
-from ..errors import Conflict, CriuctlError, Damaged, NoSuchProcess, ObjectMissing, PreflightRefused, RestoreFailed, Vetoed
+from ..errors import (
+    Conflict,
+    CriuctlError,
+    Damaged,
+    DataError,
+    NoSuchProcess,
+    ObjectMissing,
+    PreflightRefused,
+    RestoreFailed,
+    Vetoed,
+)
 from ..proc.mounts import read_mounts
 from ..proc.tree import ProcessIdentity, read_tree, wait_ended
 from ..report import Finding
@@ -123,12 +134,23 @@ def remains_of(manifest: Manifest) -> list[ProcessIdentity]:
     return [ProcessIdentity(p.pid, p.start_time) for p in manifest.processes if p.start_time]
 
 
-def next_incarnation(registry: Registry, manifest: Manifest, name: str, *, copy: bool) -> SessionRecord:
-    """The session as it will be: one incarnation more than any known one, or a new session for a copy."""
+def next_incarnation(registry: Registry, repository: Repository, manifest: Manifest, name: str, *, copy: bool) -> SessionRecord:
+    """The session as it will be: one incarnation more than any known one, or a new session for a copy.
+
+    The lease knows of other hosts' incarnations, and of those that this one has forgotten, as after a kill.
+    """
     if copy:
         return SessionRecord(name=name, id=os.urandom(16).hex(), incarnation=1)
+    head = None
+    if repository.capabilities.conditional_create:
+        with suppress(DataError):  # the claim tells
+            head = leases.read_head(repository, name)
+    newest = manifest.incarnation
+    if head is not None and head.session.id == manifest.session.id:
+        newest = max(newest, head.incarnation)
     known = registry.get(name)
-    newest = max(manifest.incarnation, known.incarnation if known and known.id == manifest.session.id else 0)
+    if known is not None and known.id == manifest.session.id:
+        newest = max(newest, known.incarnation)
     return SessionRecord(name=name, id=manifest.session.id, incarnation=newest + 1)
 
 

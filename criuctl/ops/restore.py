@@ -164,7 +164,7 @@ def restore(
             reporter.finding(finding)
 
         reporter.step("claim", session=name)
-        session = arrival.next_incarnation(registry, manifest, name, copy=new_name is not None)
+        session = arrival.next_incarnation(registry, repository, manifest, name, copy=new_name is not None)
         hooks.run("pre-restore", incarnation=session.incarnation, connections=plan.to_dict()["connections"])
         claim = leases.claim(
             repository,

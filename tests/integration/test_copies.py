@@ -37,6 +37,19 @@ def test_twenty_times(pids: str, zoo: Zoo, trip: Trip) -> None:
     assert (animal.folder / "log").read_text().split() == [str(n) for n in range(1, CYCLES + 1)]
 
 
+def test_no_incarnation_comes_twice(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Though a kill has this host forget the session: the store knows."""
+    animal = zoo.launch("counter.py")
+    told = trip.dump(animal, "--name", "web")
+    assert told["incarnation"] == 1
+    for incarnation in (2, 3, 4):
+        animal = trip.restore(told, animal, equal=False)
+        assert animal.answer["incarnation"] == incarnation
+        criuctl("kill", "web")
+        wait_until(lambda animal=animal: not zoo.find(animal), 20, "it is gone")
+    assert trip.restore(told, animal, "--as", "copy", equal=False).answer["incarnation"] == 1
+
+
 def test_an_orphan_holds_its_numbers(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """One of the tree's session that is not below its root stays, and as long as it does, no session can get that number."""
     animal = zoo.launch("counter.py", prefix=["sh", "-c", '(sleep 1000 &); exec "$@"', "sh"])
