@@ -186,6 +186,8 @@ def borrow_socket(pidfd: int, fd: int) -> socket.socket:
     borrowed = pidfd_getfd(pidfd, fd)
     try:
         return socket.socket(fileno=borrowed)
-    except OSError:
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:  # of a family without names (AF_XDP), which Python asks for one to know the family
+            return socket.socket(socket.AF_UNIX, socket.SOCK_RAW, 0, fileno=borrowed)
         os.close(borrowed)
         raise

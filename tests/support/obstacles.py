@@ -20,6 +20,7 @@ from pathlib import Path
 from criuctl.errors import NoSuchProcess
 from criuctl.proc.tree import Process, read_tree, wait_gone
 
+HUGE = "/sys/kernel/mm/hugepages/hugepages-2048kB"
 PRELUDE = r"""
 import ctypes, fcntl, mmap, os, signal, socket, struct, sys, threading, time
 READY, TMP, PROGRAM = int(sys.argv[1]), sys.argv[2], open('/proc/self/cmdline').read().split('\0')[2]
@@ -488,6 +489,14 @@ REFUSED = [
     case("loop-control", "f = os.open('/dev/loop-control', os.O_RDWR)", "device", needs="/dev/loop-control"),
     case("tunnel", "f = os.open('/dev/net/tun', os.O_RDWR)", "device", needs="/dev/net/tun"),
     case("serial-line", "f = os.open('/dev/ttyS0', os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)", "device", needs="/dev/ttyS0"),
+    case(
+        "huge-memfd",
+        f"n = int(open('{HUGE}/free_hugepages').read()); m = os.memfd_create('h', os.MFD_HUGETLB)\n"
+        "if n: os.ftruncate(m, n << 21); map_fd(m, n << 21)",
+        "huge-pages",
+        needs=HUGE,
+    ),
+    case("xdp", "s = socket.socket(44, socket.SOCK_RAW)", "socket-family"),
     case("vsock", "s = socket.socket(socket.AF_VSOCK)", "socket-family"),
     case("mptcp", "s = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)", "socket-protocol"),
     case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from ...criu import binary
 from ...errors import PlatformError
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
-from ...proc.procfs import all_pids
+from ...proc.procfs import all_pids, read_raw, reading
 from ...proc.tree import Process
 from ...report import Finding
 from .scene import Scene
@@ -171,6 +172,8 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
             "secret memory (memfd_secret) is open: not even the kernel lets it be read",
             "Configure the program to keep its secrets in ordinary memory.",
         )
+    elif d.kind == "memfd":
+        yield from _huge(process, d)
     elif d.kind in ("device", "tty"):
         yield from _device(scene, process, d)
     elif d.kind == "pipe":
@@ -271,6 +274,24 @@ def _saves_bpf_maps(config: Config) -> bool:
     except (PlatformError, OSError):
         return True  # no CRIU is another finding
     return not program.startswith(b"\x7fELF") or b"libbpf" in program
+
+
+def _huge(process: Process, d: Descriptor) -> Iterator[Finding]:
+    """A memfd of huge pages: CRIU knows it by the device of a page of that size that it takes for itself."""
+    with reading(process.pid):
+        size = os.stat(f"/proc/{process.pid}/fd/{d.fd}").st_blksize
+    pool = f"/sys/kernel/mm/hugepages/hugepages-{size >> 10}kB"
+    if size <= resource.getpagesize() or not os.path.isdir(pool):
+        return
+    free = int(read_raw(f"{pool}/free_hugepages")) - int(read_raw(f"{pool}/resv_hugepages"))
+    if free <= 0 and not int(read_raw(f"{pool}/nr_overcommit_hugepages")):
+        yield _error(
+            process,
+            d,
+            "huge-pages",
+            f"{d.target} is of huge pages of {size >> 10} KiB; CRIU needs a free one to save it, and this host has none",
+            f"Have it have one more: `echo N > {pool}/nr_hugepages`.",
+        )
 
 
 def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:

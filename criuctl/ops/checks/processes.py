@@ -213,12 +213,22 @@ def _numbers(scene: Scene, process: Process) -> Iterator[Finding]:
             pid=process.pid,
         )
     most = _restorable(scene)
+    if most <= 0:  # told once, of the root
+        if process.pid == scene.root.pid:
+            yield Finding(
+                "error",
+                "descriptors-few",
+                f"criuctl may have {_limit(scene)} descriptors (ulimit -Hn); CRIU needs {_ALIGNMENT} at least",
+                "Start criuctl with a higher `ulimit -n`.",
+                pid=process.pid,
+            )
+        return
     if opened and max(opened) > most:
         yield Finding(
             "error",
             "descriptor-number",
             f"{process} has a descriptor numbered {max(opened)}; CRIU, which needs some above it, restores {most} at most",
-            "Start the program with a lower `ulimit -n`, or criuctl with a higher one (CAP_SYS_RESOURCE, fs.nr_open).",
+            "Start criuctl with a higher `ulimit -n` (CAP_SYS_RESOURCE, fs.nr_open), or the program with a lower one.",
             pid=process.pid,
             fd=max(opened),
         )
