@@ -44,6 +44,7 @@ from .namespaces import saved_devices
 from .overlays import Binaries
 
 _PIECE = 1 << 20
+_KERNELS = ("/proc/", "/sys/")
 _PATH_MAX = 4096  # bytes, with the NUL at the end
 _LINK_HINT = "See what the link is for; what it leads to can be named itself."
 _NO_FILES = ("/dev/", "/SYSV", "/memfd:", "/anon_hugepage")  # mapped, but of no file that could be put back
@@ -298,6 +299,10 @@ def resolve_carried(paths: Iterable[str], root_pid: int) -> list[str]:
         if not places:
             text = f"{os.path.normpath(absolute)} is not taken along: there is no such file or folder for PID {root_pid}"
             raise PreflightRefused(text, hint="--with-files names files of the tree.")
+        for place in places:
+            if place.startswith(_KERNELS):
+                text = f"{place} is not taken along: it is the kernel's, and different each time that it is read"
+                raise PreflightRefused(text, hint="--with-files names files of the tree.")
         found += (place for place in places if place not in found)
     return found
 

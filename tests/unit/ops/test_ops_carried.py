@@ -91,6 +91,10 @@ def test_what_is_named_by_a_link_is_taken_along_with_it(tmp_path: Path, monkeypa
     assert found("current/..", "releases") == ["releases"]
     assert found("nowhere") == ["nowhere"]
     assert found(".", "releases/./7//file") == [".", "releases/7/file"]
+    for named in ("/proc/self/status", "/sys/kernel/mm"):
+        with pytest.raises(PreflightRefused, match="the kernel's"):
+            found(named)
+    assert found(f"/proc/self/root/{tmp_path}/file") == ["file"]
     for named in ("round", "gone", "file/below", "nowhere/file"):
         with pytest.raises(PreflightRefused, match="no such file"):
             found(named)
