@@ -171,6 +171,18 @@ class LinkRecord(Record, frozen=True):
             check_path(self.sibling, f"{where}.sibling")
 
 
+class FifoRecord(Record, frozen=True):
+    """A named pipe with something in it that the tree had not read, and who else had it open at the freeze."""
+
+    path: str
+    inode: int = 0
+    device: int = 0
+    outside: tuple[tuple[int, int], ...] = ()  # (PID, start time) of each process, as criuctl saw it
+
+    def check(self, where: str) -> None:
+        check_path(self.path, f"{where}.path")
+
+
 class ExternalFile(Record, frozen=True):
     """A file that CRIU could not reach by path and that the restore opens for it."""
 
@@ -326,6 +338,7 @@ class Manifest(Record, frozen=True):
     connections: tuple[ConnectionRecord, ...] = ()
     files: tuple[FileRecord, ...] = ()
     links: tuple[LinkRecord, ...] = ()
+    fifos: tuple[FifoRecord, ...] = ()
     external: tuple[ExternalFile, ...] = ()
     predicates: tuple[PredicateRecord, ...] = ()
     hooks: tuple[dict[str, Any], ...] = ()

@@ -54,7 +54,7 @@ def valid_name(name: str) -> bool:
     return _IMAGE_NAME.fullmatch(name) is not None and ".." not in name
 
 
-def _head(kind: str) -> bytes:
+def magics(kind: str) -> bytes:
     """The magics that an image of this kind begins with."""
     own = struct.pack("<I", schema.magic(kind))
     if kind == "INVENTORY":  # the one image that kept the format before 1.1
@@ -81,7 +81,7 @@ def read(folder: int, name: str, kind: str) -> list[Any]:
 
 def parse(data: bytes, name: str, kind: str, first: str = "") -> list[Any]:
     """The messages in the content of image `name`; the first one is of the kind `first`, if that is given."""
-    head = _head(kind)
+    head = magics(kind)
     if not data.startswith(head):
         raise Damaged(f"image {name} is not a CRIU image of kind {kind}")
     cls = schema.message(kind)
@@ -106,7 +106,7 @@ def parse(data: bytes, name: str, kind: str, first: str = "") -> list[Any]:
 
 def write(folder: int, name: str, kind: str, messages: Iterable[Any]) -> None:
     """Write (or replace) image `name`."""
-    parts = [_head(kind)]
+    parts = [magics(kind)]
     for message in messages:
         body = message.SerializeToString()
         parts += [struct.pack("<I", len(body)), body]
@@ -328,7 +328,7 @@ class ImageSet:
             return
         with open(os.open("sk-queues.img", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self.folder), "rb") as file:
             data = file.read()
-        head = _head("SK_QUEUES")
+        head = magics("SK_QUEUES")
         if not data.startswith(head):
             raise Damaged("image sk-queues.img is not a CRIU image of kind SK_QUEUES")
         kept = [head]

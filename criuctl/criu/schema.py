@@ -22,6 +22,7 @@ _MESSAGES = {
     "CGROUP": ("cgroup_pb2", "cgroup_entry"),
     "CORE": ("core_pb2", "core_entry"),
     "FDINFO": ("fdinfo_pb2", "fdinfo_entry"),
+    "FIFO_DATA": ("pipe_data_pb2", "pipe_data_entry"),
     "FILES": ("fdinfo_pb2", "file_entry"),
     "FILE_LOCKS": ("file_lock_pb2", "file_lock_entry"),
     "FS": ("fs_pb2", "fs_entry"),

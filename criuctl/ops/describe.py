@@ -13,6 +13,7 @@ from ..checkpoint.chunks import LAYERS
 from ..checkpoint.manifest import (
     ConnectionRecord,
     ExternalFile,
+    FifoRecord,
     FileRecord,
     HolderRecord,
     ImageFile,
@@ -82,6 +83,7 @@ class Taken(Struct, frozen=True):
     own: Mapping[int, Sequence[tuple[int, int]]]  # see `ownmemory`
     terminals: Sequence[TerminalRecord] = ()
     holder: HolderRecord | None = None
+    fifos: Sequence[FifoRecord] = ()
 
 
 def describe(
@@ -123,6 +125,7 @@ def describe(
         connections=tuple(taken.connections),
         files=tuple(taken.files),
         links=tuple(taken.links),
+        fifos=tuple(taken.fifos),
         external=tuple(ExternalFile(key=key, kind=d.kind, path=d.target, flags=d.flags) for key, d in taken.external.items()),
         bytes={
             "memory": sum(i.pages for i in memory) * 4096,

@@ -35,6 +35,7 @@ from ..proc.tree import Process, ProcessIdentity, read_tree, wait_ended
 from ..report import Reporter
 from . import (
     arounddump,
+    fifos,
     filelocks,
     files,
     hooking,
@@ -298,9 +299,9 @@ class Dumping(Struct, eq=False):
         self.kept = any(c.policy == "keep" and c.external and c.protocol == "tcp" for c in self.connections)
         holder = self.holder.begin(self.writer)
         typed = self.terminals.take(self.tree, self.opened, self.writer)
-        taken = Taken(
-            self.tree, file_records, self.connections, links, self.external, self.entry, self.beside.own.result(), typed, holder
-        )
+        own = self.beside.own.result()
+        pipes = fifos.with_unread(images, self.tree, self.opened)
+        taken = Taken(self.tree, file_records, self.connections, links, self.external, self.entry, own, typed, holder, pipes)
         running = self.leave_running
         made = describe(self.config, self.session, self.labels, taken, images, memory, self.writer, leave_running=running)
         return predicates.with_required(made, self.required)

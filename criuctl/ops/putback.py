@@ -73,8 +73,7 @@ class Applied:
                 self._do(path, folder, lambda: os.symlink(record.target, name, dir_fd=folder), _unlink)
                 os.chown(name, record.uid, record.gid, dir_fd=folder, follow_symlinks=False)
             elif stat.S_ISFIFO(record.mode):
-                self._do(path, folder, lambda: os.mkfifo(name, 0o600, dir_fd=folder), _unlink)
-                dress(name, record, folder)
+                self._make_fifo(record, folder)
             elif (record.device, record.inode) in self._made:
                 self._link(self._made[record.device, record.inode], path, folder)
             else:
@@ -87,8 +86,16 @@ class Applied:
         above, name = os.path.split(record.path)
         with ways.folder(above) as folder:
             own = os.path.join(above, self._free_name(name, "older", folder))
-            self._write(replace(record, path=own), name if judgement.from_prefix else "", folder)
+            if stat.S_ISFIFO(record.mode):
+                self._make_fifo(replace(record, path=own), folder)
+            else:
+                self._write(replace(record, path=own), name if judgement.from_prefix else "", folder)
         self.own[record.path] = own
+
+    def _make_fifo(self, record: FileRecord, folder: int) -> None:
+        name = os.path.basename(record.path)
+        self._do(record.path, folder, lambda: os.mkfifo(name, 0o600, dir_fd=folder), _unlink)
+        dress(name, record, folder)
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[int]:

@@ -33,6 +33,7 @@ from ..store import open_store
 from . import (
     arrival,
     events,
+    fifos,
     groupyard,
     hooking,
     insidereport,
@@ -148,7 +149,8 @@ def restore(
         facts = observe(manifest, images.reserved_ids(), remains, wishes)
         if wishes.copy:
             settled, shared = spared(facts.files, images)
-            facts = replace(facts, files=settled, findings=(*facts.findings, *shared))
+            own_pipes = fifos.own_for_copy(images, manifest)
+            facts = replace(facts, files=(*settled, *own_pipes), findings=(*facts.findings, *shared))
         if not alone:
             stale = predicates.examine(config, manifest, force=force)
             own = {j.record.path for j in facts.files if j.verdict == "beside"}

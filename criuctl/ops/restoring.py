@@ -32,6 +32,7 @@ from ..report import Reporter
 from . import (
     arrival,
     cgroups,
+    fifos,
     groupyard,
     handback,
     interrupted,
@@ -87,6 +88,7 @@ class Restoring(Struct):
     watches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # of epolls, that CRIU cannot set
     flags: dict[tuple[int, int], int] = field(default_factory=dict)  # of descriptors, that CRIU cannot set
     timers: set[int] = field(default_factory=set)  # file ids of those that CRIU would let expire
+    pipes: ExitStack = field(default_factory=ExitStack)  # named ones that we have open until the tree has
     early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
     following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
     fresh: PrivateNamespaces | None = None  # made for the tree
@@ -192,6 +194,8 @@ class Restoring(Struct):
             if self.filling is not None:
                 self.filling.begin()
             start = self.holder.starter if private is None else None
+            stack.enter_context(self.pipes)
+            self.pipes.enter_context(fifos.settled(self.images, manifest, self.reporter, theirs, copy=self.copy))
             driver.restore(
                 criu,
                 self.folder,
@@ -272,6 +276,7 @@ class Restoring(Struct):
 
     def _about_to_run(self) -> int:
         """Nothing can be taken back any more; who traces the tree."""
+        self.pipes.close()
         interrupted.leave_to_kernel(self.calls, self.pids, self.reporter)
         if self.fresh is not None:  # if we are killed from here on the tree must not end for its namespaces
             self.fresh.keep(self.inner_root, ends_with_root=self.holder.ends_with_root)

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 _SYS_PIDFD_GETFD = 438  # the same number on every architecture: it is newer than their unification
 _SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _SYS_KCMP = {"x86_64": 312, "aarch64": 272}
+_SPLICE_F_NONBLOCK = 2
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
@@ -151,6 +152,11 @@ def borrowed(pid: int, fd: int) -> Iterator[int]:
         yield own
     finally:
         os.close(own)
+
+
+def tee(source: int, target: int, size: int) -> int:
+    """How many of at most `size` bytes that are in one pipe were put into another one as well; does not wait (EAGAIN)."""
+    return _checked(_c().tee(source, target, ctypes.c_size_t(size), _SPLICE_F_NONBLOCK))
 
 
 def timerfd_settime(fd: int, flags: int, value: int, interval: int) -> None:

@@ -91,6 +91,7 @@ def test_the_schema_names_what_the_records_have() -> None:
     records = {
         "connection": manifests.ConnectionRecord,
         "external": manifests.ExternalFile,
+        "fifo": manifests.FifoRecord,
         "file": manifests.FileRecord,
         "holder": manifests.HolderRecord,
         "host": manifests.HostInfo,

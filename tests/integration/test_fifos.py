@@ -1,0 +1,266 @@
+"""What is unread in a named pipe comes once: from the checkpoint, or from the pipe if that has lived on, never from both."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.command import Criuctl, Home
+from support.hooking import HookFolder
+from support.keeper import Keeper, wait_until
+from support.operating import Operators
+from support.trip import Trip
+from support.zoo import PROGRAMS, Animal, Zoo
+
+pytestmark = pytest.mark.integration
+
+
+class Outside:
+    """A named pipe, and the test's own ends of it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._ends: list[int] = []
+        os.mkfifo(path)
+
+    def open(self, mode: int) -> int:
+        self._ends.append(os.open(self.path, mode | os.O_NONBLOCK))
+        return self._ends[-1]
+
+    def write(self, text: str) -> None:
+        """By one who has it open for no longer than that."""
+        fd = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
+        os.write(fd, text.encode())
+        os.close(fd)
+
+    def close(self) -> None:
+        for fd in self._ends:
+            os.close(fd)
+        self._ends = []
+
+
+@pytest.fixture
+def pipe(zoo: Zoo) -> Iterator[Outside]:
+    made = Outside(zoo.home / "pipe")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def operators(keeper: Keeper, home: Home) -> Iterator[Operators]:
+    """criuctl; every session is ended before the leak guard looks."""
+    operators = Operators(keeper, home)
+    yield operators
+    operators.close()
+
+
+def reader(zoo: Zoo, pipe: Outside, mode: str = "rw") -> Animal:
+    return zoo.launch("fifo.py", str(pipe.path), mode)
+
+
+def warned(animal: Animal, text: str) -> bool:
+    return any(text in warning for warning in animal.answer["warnings"])
+
+
+@pytest.mark.parametrize("outside", [os.O_WRONLY, os.O_RDWR], ids=["writer", "both-ways"])
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_somebody_keeps_it_open(outside: int, pids: str, zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+    """The pipe has lived on with its bytes: the tree finds them, and what came behind them, once."""
+    animal = reader(zoo, pipe, "r")
+    end = pipe.open(outside)
+    os.write(end, b"BBBB")
+    told = trip.dump(animal)
+    if outside == os.O_RDWR:
+        os.write(end, b"CC")
+    restored = trip.restore(told, animal, "--pids", pids)
+    os.write(end, b"DD")
+    assert restored.ask()["read"] == ("BBBBCCDD" if outside == os.O_RDWR else "BBBBDD")
+    assert not warned(restored, "named pipe")
+    assert restored.ask()["read"] == ""
+
+
+def test_it_was_read_from_meanwhile(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+    """What others have read is theirs, and that is told."""
+    animal = reader(zoo, pipe)
+    end = pipe.open(os.O_RDWR)
+    os.write(end, b"BBBB")
+    told = trip.dump(animal)
+    assert os.read(end, 3) == b"BBB"
+    restored = trip.restore(told, animal)
+    assert warned(restored, "the tree finds the 1 byte that are in it now, not the 4 bytes")
+    assert restored.ask()["read"] == "B"
+
+
+def test_nobody_keeps_it_open(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+    """It was gone with the tree: all that was unread comes from the checkpoint, each time."""
+    animal = reader(zoo, pipe)
+    pipe.write("BBBB")
+    told = trip.dump(animal)
+    for _ in range(2):
+        restored = trip.restore(told, animal, equal=False)
+        assert restored.ask()["read"] == "BBBB"
+        restored.end()
+
+
+@pytest.mark.parametrize("there", [b"", b"B", b"BBBB"])
+def test_somebody_has_opened_it_since(there: bytes, zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+    """That is another pipe under the same name, whatever is in it: what the tree had not read is not lost."""
+    animal = reader(zoo, pipe)
+    pipe.write("BBBB")
+    told = trip.dump(animal)
+    end = pipe.open(os.O_RDWR)
+    os.write(end, there)
+    restored = trip.restore(told, animal)
+    assert warned(restored, "come behind") == bool(there)
+    assert restored.ask()["read"] == there.decode() + "BBBB"
+
+
+@pytest.mark.parametrize("anew", ["made", "renamed"])
+def test_another_one_is_there(anew: str, zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+    """The pipe that lived on is elsewhere, and another one, which somebody has open, in its place."""
+    animal = reader(zoo, pipe)
+    end = pipe.open(os.O_RDWR)
+    os.write(end, b"BBBB")
+    told = trip.dump(animal)
+    pipe.path.rename(pipe.path.with_name("elsewhere"))
+    os.mkfifo(pipe.path)
+    if anew == "made":
+        pipe.open(os.O_RDWR)
+    restored = trip.restore(told, animal)
+    assert restored.ask()["read"] == "BBBB"
+    assert os.read(end, 100) == b"BBBB"
+
+
+def test_a_deleted_one_is_made_anew(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+    """One without a name comes back as the tree's own, with what was unread, whoever has the old one, or its name."""
+    animal = reader(zoo, pipe)
+    end = pipe.open(os.O_RDWR)
+    os.write(end, b"BBBB")
+    pipe.path.unlink()
+    told = trip.dump(animal)
+    os.mkfifo(pipe.path)
+    pipe.open(os.O_RDWR)
+    restored = trip.restore(told, animal, equal=False)
+    assert restored.ask()["read"] == "BBBB"
+    assert os.read(end, 100) == b"BBBB"
+
+
+def test_a_deleted_name_of_one_that_lives_on(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+    animal = reader(zoo, pipe)
+    os.link(pipe.path, pipe.path.with_name("other"))
+    end = pipe.open(os.O_RDWR)
+    os.write(end, b"BBBB")
+    pipe.path.unlink()
+    told = trip.dump(animal)
+    restored = trip.restore(told, animal)
+    assert restored.ask()["read"] == "BBBB"
+    assert restored.ask()["read"] == ""
+
+
+def test_a_checkpoint_from_before_its_original_went_on(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+    """The original has read it all and has ended: back at the checkpoint, it is unread again."""
+    animal = reader(zoo, pipe)
+    pipe.write("BBBB")
+    told = trip.snapshot(animal)
+    assert animal.ask()["read"] == "BBBB"
+    animal.end()
+    restored = trip.restore(told, animal, equal=False)
+    assert restored.ask()["read"] == "BBBB"
+
+
+@pytest.mark.parametrize("outside", [False, True], ids=["its own", "written to from outside"])
+def test_a_copy_beside_its_original(outside: bool, zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside) -> None:
+    """Each reads what was unread, once, and the original goes on to be the one who reads from the pipe."""
+    animal = reader(zoo, pipe)
+    if outside:
+        pipe.open(os.O_WRONLY)
+    pipe.write("AAAA")
+    told = trip.snapshot(animal)
+    copy = trip.restore(told, animal, "--as", "copy", equal=False)
+    assert warned(copy, "the copy gets its own beside it")
+    (file,) = copy.answer["files"]
+    assert file["path"] == str(pipe.path) and Path(file["own_copy"]).is_fifo()
+    assert copy.ask()["read"] == "AAAA"
+    pipe.write("BB")
+    assert copy.ask()["read"] == ""
+    assert animal.ask()["read"] == "AAAABB"
+    own = os.open(file["own_copy"], os.O_WRONLY | os.O_NONBLOCK)
+    os.write(own, b"CC")
+    os.close(own)
+    assert (copy.ask()["read"], animal.ask()["read"]) == ("CC", "")
+    again = criuctl("restore", told["checkpoint"], "--as", "third", "--dry-run")
+    assert [(f["path"], f["verdict"]) for f in again["files"]] == [(str(pipe.path), "beside")]
+
+
+def test_a_copy_that_cannot_have_its_own(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+    """One whose name is gone: the copy has the same pipe as the original, but nothing is written into it."""
+    animal = reader(zoo, pipe)
+    os.link(pipe.path, pipe.path.with_name("other"))
+    pipe.write("AAAA")
+    pipe.path.unlink()
+    told = trip.snapshot(animal)
+    copy = trip.restore(told, animal, "--as", "copy", equal=False)
+    assert warned(copy, "and so will the copy; the 4 bytes that were unread at the dump are not written into it")
+    assert animal.ask()["read"] == "AAAA"
+    assert copy.ask()["read"] == ""
+
+
+def test_a_copy_whose_original_is_gone(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+    """Who writes to the pipe has kept it alive, and nobody else reads from it: it is the copy's."""
+    animal = reader(zoo, pipe, "r")
+    end = pipe.open(os.O_WRONLY)
+    os.write(end, b"AAAA")
+    told = trip.dump(animal)
+    copy = trip.restore(told, animal, "--as", "copy", equal=False)
+    os.write(end, b"BB")
+    assert copy.ask()["read"] == "AAAABB"
+
+
+def test_a_session(operators: Operators, zoo: Zoo, pipe: Outside) -> None:
+    """It has a mount namespace of its own, which ends with it; a copy of it, too."""
+    program, folder = PROGRAMS / "fifo.py", zoo.home / "session"
+    folder.mkdir()
+    operators("run", "-d", "--name", "s", "--", sys.executable, "-S", program, folder, pipe.path, "rw")
+    wait_until((folder / "ready").exists, 60, "it is ready")
+    original = Animal(operators("status", "s")["pid"], folder)
+    end = pipe.open(os.O_RDWR)
+    os.write(end, b"BBBB")
+    operators("dump", "s", "--leave-running")
+    copy = zoo.adopt(operators("restore", "s", "--as", "copy")["pid"], original)
+    assert copy.ask()["read"] == "BBBB"
+    told = operators("dump", "s")
+    answer = operators("restore", told["checkpoint"])
+    assert not any("named pipe" in warning for warning in answer["warnings"])
+    restored = zoo.adopt(answer["pid"], original)
+    os.write(end, b"CC")
+    assert restored.ask()["read"] == "BBBBCC"
+
+
+def test_a_trial_beside_the_living_one(zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside) -> None:
+    animal = reader(zoo, pipe)
+    pipe.write("AAAA")
+    trip.snapshot(animal, "--name", "web")
+    assert criuctl("verify", "web", "--restore")["alive"]
+    assert animal.ask()["read"] == "AAAA"
+
+
+@pytest.mark.parametrize("since", [False, True], ids=["kept open", "opened since"])
+def test_a_restore_that_fails_leaves_the_pipe_as_it_is(
+    since: bool, zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside
+) -> None:
+    """What CRIU has written into it by then is taken out again."""
+    animal = reader(zoo, pipe)
+    if not since:
+        end = pipe.open(os.O_RDWR)
+    pipe.write("BBBB")
+    told = trip.dump(animal)
+    if since:
+        end = pipe.open(os.O_RDWR)
+    os.write(end, b"CC")
+    hook = HookFolder(criuctl.home.path / "hooks").sh("post-restore", "guard", """echo '{"veto": "not now"}'""")
+    assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 10
+    hook.unlink()
+    assert trip.restore(told, animal).ask()["read"] == ("CCBBBB" if since else "BBBBCC")
