@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -264,3 +265,26 @@ def test_a_restore_that_fails_leaves_the_pipe_as_it_is(
     assert criuctl("restore", told["checkpoint"], check=False)["exit_code"] == 10
     hook.unlink()
     assert trip.restore(told, animal).ask()["read"] == ("CCBBBB" if since else "BBBBCC")
+
+
+def test_two_that_criu_takes_for_one(zoo: Zoo, criuctl: Criuctl, pipe: Outside) -> None:
+    """It knows them by their inodes' numbers, which each file system gives by itself: what is in the second would be lost."""
+    folders = [zoo.home / name for name in ("one", "two")]
+    mounted = []
+    try:
+        for folder in folders:
+            folder.mkdir()
+            subprocess.run(["mount", "-t", "tmpfs", zoo.token, str(folder)], check=True)
+            mounted.append(folder)
+            os.mkfifo(folder / "pipe")
+        assert len({os.stat(folder / "pipe").st_ino for folder in folders}) == 1
+        animal = zoo.launch("fifo.py", str(pipe.path), "rw", *(str(folder / "pipe") for folder in folders))
+        refused = criuctl("dump", animal.pid, check=False)
+        assert refused["exit_code"] == 4
+        (finding,) = (f for f in refused["error"]["findings"] if f["code"] == "fifo-number")
+        assert all(str(folder / "pipe") in finding["text"] for folder in folders)
+        animal.end()
+    finally:
+        zoo.close()
+        for folder in mounted:
+            subprocess.run(["umount", str(folder)], check=True)

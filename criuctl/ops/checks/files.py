@@ -31,6 +31,7 @@ _PTM_MAJORS = range(128, 136)
 _PIDFD_THREAD = os.O_EXCL
 _GHOST_MAXIMUM = (1 << 32) - 1  # CRIU's limit is an unsigned 32-bit number
 _PIPES = 1024  # CRIU's NR_PIPES_WITH_DATA
+_PIPE_ID = (1 << 32) - 1  # what CRIU's pipe_id has of an inode's number
 _BLOCK = 512
 _MIB = 1 << 20
 
@@ -63,6 +64,7 @@ def check_descriptors(scene: Scene) -> Iterator[Finding]:
         told.add(key)
         yield from _descriptor(scene, process, d)
     yield from _many_pipes(scene)
+    yield from _taken_for_one(scene)
     yield from _half_pipes(scene)
 
 
@@ -135,6 +137,28 @@ def _many_pipes(scene: Scene) -> Iterator[Finding]:
                 f"the tree has {len(found)} {'pipes' if unnamed else 'FIFOs'} open for reading; CRIU can save {_PIPES}",
                 "Have the program use fewer (sockets are not limited), or end some of its workers before the dump.",
                 pid=scene.root.pid,
+            )
+
+
+def _taken_for_one(scene: Scene) -> Iterator[Finding]:
+    """CRIU tells FIFOs apart by the lower half of their inodes' numbers, which each file system gives by itself."""
+    fifos: dict[int, dict[tuple[int, int], tuple[Process, Descriptor]]] = {}
+    read = set()
+    for process, d in scene.descriptors():
+        if d.kind == "pipe" and not d.target.startswith("pipe:") and not d.flags & os.O_PATH:
+            fifos.setdefault(d.inode & _PIPE_ID, {}).setdefault((d.device, d.inode), (process, d))
+            if d.flags & os.O_ACCMODE != os.O_WRONLY:
+                read.add(d.inode & _PIPE_ID)
+    for number in sorted(read):
+        (_, one), *others = fifos[number].values()
+        for process, d in others:
+            yield _error(
+                process,
+                d,
+                "fifo-number",
+                f"the named pipes {one.target} and {d.target} have inodes of the same number, {number}; CRIU takes them for one, "
+                "and loses what is unread in one of them",
+                f"Have the program close one, make that anew (`mkfifo`), and open it again: {d.target}.",
             )
 
 
