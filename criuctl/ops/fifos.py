@@ -75,6 +75,18 @@ def own_for_copy(images: ImageSet, manifest: Manifest) -> list[Judgement]:
     return made
 
 
+def untried(images: ImageSet, manifest: Manifest) -> Iterator[Finding]:
+    """The named pipes of which a trial has not its own (see `proc.shadow`): it would read what is for somebody out there."""
+    for queues in _there(saved_queues(images), manifest, "").values():
+        for queue in queues:
+            if os.statvfs(queue.paths[0]).f_flag & os.ST_RDONLY:
+                pid, fd = queue.holders[0] if queue.holders else (None, None)
+                text = (
+                    f"{queue.paths[0]}: a trial has no named pipe of its own on this file system, and would read what is in this"
+                )
+                yield Finding("error", "fifo-untried", text, "Restore a copy under another name, which gets its own.", pid, fd)
+
+
 def _own(queue: SavedQueue, reader: Opener) -> Judgement:
     now = os.stat(queue.paths[0])
     record = FileRecord(

@@ -151,7 +151,9 @@ def restore(
             settled, shared = spared(facts.files, images)
             own_pipes = fifos.own_for_copy(images, manifest)
             facts = replace(facts, files=(*settled, *own_pipes), findings=(*facts.findings, *shared))
-        if not alone:
+        if alone:
+            facts = replace(facts, findings=(*facts.findings, *fifos.untried(images, manifest)))
+        else:
             stale = predicates.examine(config, manifest, force=force)
             own = {j.record.path for j in facts.files if j.verdict == "beside"}
             locked = locked_elsewhere(images, own, copy=wishes.copy)

@@ -83,6 +83,20 @@ def test_somebody_keeps_it_open(outside: int, pids: str, zoo: Zoo, trip: Trip, p
     assert restored.ask()["read"] == ""
 
 
+def test_a_name_that_is_no_text(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
+    """Alone, and beside its original, where it cannot have another name."""
+    pipe.path = pipe.path.rename(os.fsdecode(os.fsencode(pipe.path) + b"\xfd"))
+    animal = reader(zoo, pipe)
+    end = pipe.open(os.O_RDWR)
+    os.write(end, b"BBBB")
+    told = trip.snapshot(animal)
+    copy = trip.restore(told, animal, "--as", "copy", equal=False)
+    assert warned(copy, "and so will the copy; the 4 bytes")
+    copy.end()
+    restored = trip.restore(trip.dump(animal), animal)
+    assert restored.ask()["read"] == "BBBB"
+
+
 def test_it_was_read_from_meanwhile(zoo: Zoo, trip: Trip, pipe: Outside) -> None:
     """What others have read is theirs, and that is told."""
     animal = reader(zoo, pipe)
@@ -246,6 +260,39 @@ def test_a_trial_beside_the_living_one(zoo: Zoo, trip: Trip, criuctl: Criuctl, p
     trip.snapshot(animal, "--name", "web")
     assert criuctl("verify", "web", "--restore")["alive"]
     assert animal.ask()["read"] == "AAAA"
+
+
+def test_a_trial_that_would_read_what_is_for_the_living_one(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """On a file system that no overlay can cover, as it is the third above another: the pipe in there is the one out here."""
+    base = zoo.home / "base"
+    base.mkdir()
+    mounted = []
+
+    def mount(kind: str, at: Path, options: str) -> None:
+        subprocess.run(["mount", "-t", kind, "-o", options, zoo.token, str(at)], check=True)
+        mounted.append(at)
+
+    try:
+        mount("tmpfs", base, "size=1m")
+        for number in range(3):
+            (base / f"{number}").mkdir()
+        for number in (1, 2):
+            parts = {"upperdir": base / f"upper{number}", "workdir": base / f"work{number}"}
+            for part in parts.values():
+                part.mkdir()
+            options = {"lowerdir": base / f"{number - 1}", **parts}
+            mount("overlay", base / f"{number}", ",".join(f"{key}={value}" for key, value in options.items()))
+        pipe = Outside(base / "2" / "pipe")
+        animal = reader(zoo, pipe)
+        pipe.write("AAAA")
+        trip.snapshot(animal, "--name", "web")
+        tried = criuctl("verify", "web", "--restore", check=False)
+        assert tried["exit_code"] != 0 and "a trial has no named pipe of its own" in str(tried)
+        assert animal.ask()["read"] == "AAAA"
+    finally:
+        zoo.close()
+        for at in reversed(mounted):
+            subprocess.run(["umount", str(at)], check=True)
 
 
 @pytest.mark.parametrize("since", [False, True], ids=["kept open", "opened since"])
