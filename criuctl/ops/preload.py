@@ -29,6 +29,7 @@ DUMP = (
     "criuctl.ops.processors",
     "criuctl.ops.cgroups",
     "criuctl.ops.remaps",
+    "criuctl.ops.fifos",
     "criuctl.ops.insidereport",
 )
 """Of a dump, in the order of their use; ``pb:KIND`` is the message class of images of that kind."""
@@ -51,6 +52,7 @@ RESTORE = (
     "criuctl.ops.cgroups",
     "criuctl.ops.semaphores",
     "criuctl.ops.timerfds",
+    "criuctl.ops.fifos",
     "criuctl.ops.mend",
     "criuctl.ops.interrupted",
     "subprocess",
