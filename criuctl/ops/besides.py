@@ -3,6 +3,7 @@
 To put a file back sets the present one aside, and whoever has that open would go on in it under a name that nobody looks for.
 So the present file stays, and the copy gets one of its own, as it was at the freeze, under a name beside it: ``beside``.
 CRIU opens that one then.  What the copy has not open it will open by its path, some day: such a file is refused.
+All names of one file are settled alike: what the copy gets beside them are names of one file, too.
 
 A file that is still as it was is the copy's as well, as after a fork: that both write to it from now on is told.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -34,16 +35,22 @@ _Inode = tuple[int, int]  # st_dev, st_ino
 def spared(judged: Iterable[Judgement], images: ImageSet) -> tuple[tuple[Judgement, ...], list[Finding]]:
     """The judgements of a copy's files, with those changed that somebody writes to; what both will write to."""
     judged = tuple(judged)
-    sought = {inode: j for j in judged if _disputed(j) and (inode := _present(j)) is not None}
-    writers = _writers(sought) if sought else {}
+    sought: dict[_Inode, list[Judgement]] = {}
+    for judgement in judged:
+        if _disputed(judgement) and (inode := _present(judgement)) is not None:
+            sought.setdefault(inode, []).append(judgement)
+    writers = writers_to({inode: [j.record.path for j in names] for inode, names in sought.items()})
     if not writers:
         return judged, []
     remapped = images.remapped()
-    files = [e for e in images.files() if e.HasField("reg") and e.id not in remapped]
-    opened = {path_of(e.reg) for e in files if isinstance(e.reg.name, str)}  # no other name can be put into an image
-    of = {j.record.path: (j, writers[inode]) for inode, j in sought.items() if inode in writers}
-    settled = {path: _settled(j, writer, opened) for path, (j, writer) in of.items() if j.verdict == "put-back"}
-    told = [_shared(j, writer) for j, writer in of.values() if j.verdict == "same"]
+    opened = {path_of(e.reg): e.reg.name for e in images.files() if e.HasField("reg") and e.id not in remapped}
+    settled: dict[str, Judgement] = {}
+    told = []
+    for inode, writer in writers.items():
+        names = [opened[j.record.path] for j in sought[inode] if j.record.path in opened]
+        movable = bool(names) and all(isinstance(name, str) for name in names)  # no other name can be put into an image
+        settled |= {j.record.path: _settled(j, writer, movable=movable) for j in sought[inode] if j.verdict == "put-back"}
+        told += [_shared(j, writer) for j in sought[inode] if j.verdict == "same"][:1]
     return tuple(settled.get(j.record.path, j) for j in judged), told
 
 
@@ -55,14 +62,19 @@ def _disputed(judgement: Judgement) -> bool:
 def _shared(judgement: Judgement, writer: int) -> Finding:
     path, holders = judgement.record.path, judgement.record.holders
     pid, fd = holders[0] if holders else (None, None)
-    text = f"{path}: PID {writer} ({_name(writer)}) writes to it as well, at offsets of its own"
+    return shared(path, writer, pid, fd)
+
+
+def shared(name: str, writer: int, pid: int | None, fd: int | None) -> Finding:
+    """That a copy and somebody else write to the same file."""
+    text = f"{name}: PID {writer} ({_name(writer)}) writes to it as well, at offsets of its own"
     return Finding("warning", "file-shared", text, _SHARED_HINT, pid, fd)
 
 
-def _settled(judgement: Judgement, writer: int, opened: set[str]) -> Judgement:
+def _settled(judgement: Judgement, writer: int, *, movable: bool) -> Judgement:
     what = judgement.why.partition(";")[0]
     who = f"PID {writer} ({_name(writer)}) writes to it"
-    if judgement.record.path in opened:
+    if movable:
         return replace(judgement, verdict="beside", why=f"{what}, and {who}; the copy gets its own beside it, as it was")
     return replace(judgement, verdict="refuse", why=f"{what}, and {who}: it is not set aside for a copy", hint=_REFUSED_HINT)
 
@@ -76,10 +88,12 @@ def _present(judgement: Judgement) -> _Inode | None:
     return None
 
 
-def _writers(sought: Mapping[_Inode, Judgement]) -> dict[_Inode, int]:
-    """A process for each of these files that has it open, or mapped, for writing; none where there is none."""
+def writers_to(sought: Mapping[_Inode, Sequence[str]]) -> dict[_Inode, int]:
+    """A process for each of these files, told with their paths, that has it open, or mapped, for writing; where there is one."""
     found: dict[_Inode, int] = {}
-    paths = {(inode, judgement.record.path): (device, inode) for (device, inode), judgement in sought.items()}
+    if not sought:
+        return found
+    paths = {(inode, path): (device, inode) for (device, inode), names in sought.items() for path in names}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         with suppress(NoSuchProcess, PreflightRefused, OSError):
             for fd in os.listdir(f"/proc/{pid}/fd"):

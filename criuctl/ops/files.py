@@ -1,7 +1,7 @@
 """The files of a tree, as they are while it is frozen.
 
-CRIU saves descriptors, not the files behind them, and on restore refuses a file whose size has changed: the
-most reported failure of checkpointing.  So every regular file that the tree has open or mapped is recorded:
+CRIU saves descriptors, not the files behind them, and on restore refuses a file whose size has changed: the most reported
+failure of checkpointing.  So every regular file that the tree has open or mapped is recorded, under each name that it uses:
 
 - ``written``: open or mapped for writing: size and hash of its contents, and the contents too when the policy
   (`Config.files` = carry) says so;
@@ -78,24 +78,39 @@ class _Open(Struct):
     mapped: bool = False
     executable: bool = False  # mapped as code
     leased: tuple[int, int] | None = None  # process and descriptor with a write lease (F_SETLEASE) on it
+    others: dict[str, None] = field(default_factory=dict)  # further names, hard links, under which it is open or mapped
+
+    def use(self, pid: int, d: Descriptor) -> None:
+        """One more descriptor of it."""
+        self.holders.append((pid, d.fd))
+        if d.leased:
+            self.leased = (pid, d.fd)
+        if d.writable:
+            self.kind = "written"
+            self.source = f"/proc/{pid}/fd/{d.fd}"
+            self.append = self.append and bool(d.flags & os.O_APPEND)
+
+    def also(self, path: str) -> None:
+        """One more name of it, perhaps."""
+        if path != self.path:
+            self.others[path] = None
 
 
 def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, int], _Open]:
     """(device, inode) -> every regular file with a name that the processes in `opened` have open or mapped."""
     found: dict[tuple[int, int], _Open] = {}
     seen: dict[tuple[int, int], tuple[int, int]] = {}  # device and inode of a mapping -> those of the file
+    deleted: list[tuple[int, Descriptor]] = []  # under a name that is gone; perhaps it has others
     for pid, held in opened.items():
         for d in held:
-            if d.kind != "file" or d.deleted or not d.target.startswith("/") or d.target.startswith(("/proc/", "/sys/")):
+            if d.kind != "file" or not d.target.startswith("/") or d.target.startswith(("/proc/", "/sys/")):
+                continue
+            if d.deleted:
+                deleted.append((pid, d))
                 continue
             entry = found.setdefault((d.device, d.inode), _Open(d.target, f"/proc/{pid}/fd/{d.fd}"))
-            entry.holders.append((pid, d.fd))
-            if d.leased:
-                entry.leased = (pid, d.fd)
-            if d.writable:
-                entry.kind = "written"
-                entry.source = f"/proc/{pid}/fd/{d.fd}"
-                entry.append = entry.append and bool(d.flags & os.O_APPEND)
+            entry.use(pid, d)
+            entry.also(d.target)
         for m in mappings(pid):
             if not m.inode or m.deleted or not m.path.startswith("/") or m.path.startswith(_NO_FILES):
                 continue
@@ -105,19 +120,24 @@ def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, in
                 seen[key] = _key(source, key)
                 found.setdefault(seen[key], _Open(m.path, source, kind="mapped"))
             entry = found[seen[key]]
+            if m.path != entry.path and _key(f"/proc/{pid}/root{m.path}", (0, 0)) == seen[key]:  # maps tells a newline as \\012
+                entry.also(m.path)
             entry.mapped = True
             entry.executable = entry.executable or "x" in m.perms
             if m.shared and "w" in m.perms:
                 entry.kind, entry.append = "written", False
+    for pid, d in deleted:
+        if (d.device, d.inode) in found:
+            found[d.device, d.inode].use(pid, d)
     return found
 
 
-def _key(source: str, mapped: tuple[int, int]) -> tuple[int, int]:
+def _key(source: str, otherwise: tuple[int, int]) -> tuple[int, int]:
     """What ``stat`` says of a mapped file: on overlays and btrfs maps tells another device than descriptors do."""
     try:
         status = os.stat(source)
     except OSError:
-        return mapped
+        return otherwise
     return (status.st_dev, status.st_ino)
 
 
@@ -149,11 +169,15 @@ def collect(
             continue
         if (device, inode) in carried:
             number = carried[device, inode]
-            records[number] = records[number].with_use(holders=tuple(entry.holders), append=entry.append)
-            continue
-        found = _record(writer, config, entry, binaries, reporter)
-        if found is not None:
+            found = records[number] = records[number].with_use(holders=tuple(entry.holders), append=entry.append)
+            names = [] if entry.kind == "mapped" else [name for name in (entry.path, *entry.others) if name not in taken]
+        elif (noted := _record(writer, config, entry, binaries, reporter)) is not None:
+            found, names = noted, list(entry.others)
             records.append(found)
+        else:
+            continue
+        # CRIU opens it by each of its names, and at the restore they may be different files, or gone.
+        records += [found.with_use(path=name) for name in names]
     return records
 
 

@@ -34,13 +34,18 @@ class Applied:
         self._reader = reader
         self._mark = mark
         self._undo: list[Callable[[], None]] = []
-        self._made: dict[tuple[int, int], str] = {}
+        self._made: dict[tuple[int, int], str] = {}  # device and inode at the dump -> where it is
+        self._beside: dict[tuple[int, int, str], str] = {}  # a file that stays: device and inode of its folder, name
         self.aside: list[tuple[str, str]] = []  # (path, where its newer copy is)
         self.own: dict[str, str] = {}  # path -> where the tree's own is instead
+        self.apart: list[tuple[str, str]] = []  # two paths that were one file and cannot be here
 
     def apply(self, judgements: Sequence[Judgement]) -> None:
         """Put back every file that is to be; `RestoreFailed` names the one that cannot."""
         wanted = [j for j in judgements if j.verdict in ("put-back", "beside")]
+        # A name that is gone, or another file's by now, comes back as one of the file that still is as it was.
+        as_it_was = [j.record for j in judgements if j.verdict == "same" and j.record.digest and stat.S_ISREG(j.record.mode)]
+        self._made |= {(record.device, record.inode): record.path for record in as_it_was}
         for judgement in wanted:
             try:
                 if judgement.verdict == "beside":
@@ -65,6 +70,9 @@ class Applied:
         record = judgement.record
         path, name = record.path, os.path.basename(record.path)
         with self._parent(path) as folder:
+            file = (record.device, record.inode) if stat.S_ISREG(record.mode) else None
+            if file is not None and self._is_made(file, name, folder):
+                return  # by another path that leads here
             newer = self._set_aside(path, folder) if _is_there(name, folder) else ""
             if stat.S_ISDIR(record.mode):
                 self._do(path, folder, lambda: os.mkdir(name, 0o700, dir_fd=folder), _rmdir)
@@ -74,23 +82,47 @@ class Applied:
                 os.chown(name, record.uid, record.gid, dir_fd=folder, follow_symlinks=False)
             elif stat.S_ISFIFO(record.mode):
                 self._make_fifo(record, folder)
-            elif (record.device, record.inode) in self._made:
-                self._link(self._made[record.device, record.inode], path, folder)
             else:
-                self._write(record, newer if judgement.from_prefix else "", folder)
-                self._made[record.device, record.inode] = path
+                self._make(record, path, newer if judgement.from_prefix else "", folder)
 
     def _make_beside(self, judgement: Judgement) -> None:
         """What is there stays; the tree's own gets another name."""
         record = judgement.record
         above, name = os.path.split(record.path)
         with ways.folder(above) as folder:
-            own = os.path.join(above, self._free_name(name, "older", folder))
-            if stat.S_ISFIFO(record.mode):
-                self._make_fifo(replace(record, path=own), folder)
-            else:
-                self._write(replace(record, path=own), name if judgement.from_prefix else "", folder)
-        self.own[record.path] = own
+            place = (os.fstat(folder).st_dev, os.fstat(folder).st_ino, name)  # another path may lead here
+            if place not in self._beside:
+                own = os.path.join(above, self._free_name(name, "older", folder))
+                if stat.S_ISFIFO(record.mode):
+                    self._make_fifo(replace(record, path=own), folder)
+                else:
+                    self._make(record, own, name if judgement.from_prefix else "", folder)
+                self._beside[place] = own
+        self.own[record.path] = self._beside[place]
+
+    def _make(self, record: FileRecord, path: str, prefix_of: str, folder: int) -> None:
+        """A regular file at `path`: another name of what was made already, if that was one file with it at the dump."""
+        file = (record.device, record.inode)
+        if file in self._made:
+            try:
+                self._link(self._made[file], path, folder)
+                return
+            except OSError as error:
+                if error.errno != errno.EXDEV:
+                    raise
+            self.apart.append((path, self._made[file]))
+        self._write(replace(record, path=path), prefix_of, folder)
+        self._made.setdefault(file, path)
+
+    def _is_made(self, file: tuple[int, int], name: str, folder: int) -> bool:
+        """Whether what is there is what was made of this file of the dump."""
+        if file not in self._made:
+            return False
+        try:
+            there = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, os.lstat(self._made[file]))
 
     def _make_fifo(self, record: FileRecord, folder: int) -> None:
         name = os.path.basename(record.path)

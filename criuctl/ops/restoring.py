@@ -130,6 +130,8 @@ class Restoring(Struct):
             stack.callback(lambda: None if self.root else applied.undo())
             self.reporter.step("files")
             applied.apply(plan.files)
+            for path, made in applied.apart:
+                self.reporter.warning(f"{path}: was one file with {made}; here they are on two file systems, and so two files")
             self.images.move_files(applied.own)
             self.images.forget_modes()
             stack.enter_context(remaps.provided(manifest.links, self.reader))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import signal
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from msgspec.structs import replace
@@ -218,6 +219,54 @@ def test_a_folder_with_links_is_put_back(tmp_path: Path, reader: tuple[Checkpoin
     applied.undo()
     assert not place.exists()
     assert tmp_path.stat().st_ino == status.st_ino
+
+
+@pytest.mark.parametrize("verdict", ["put-back", "beside"])
+@pytest.mark.parametrize("links", [True, False])
+def test_two_names_are_one_file_again(
+    links: bool,
+    verdict: Literal["put-back", "beside"],
+    file: Path,
+    reader: tuple[CheckpointReader, FileRecord],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Unless they are on two file systems here: then that is told."""
+    (twin := file.with_name("twin")).hardlink_to(file)
+    kept = record(file)
+    grow(file)
+    judged = [replace(j, verdict=verdict) for j in judge_all([kept, kept.with_use(path=str(twin))], "restore")]
+    if not links:
+        monkeypatch.setattr(os, "link", raising(OSError(errno.EXDEV, "Invalid cross-device link")))
+    applied = Applied(reader[0], "abcd1234")
+    applied.apply(judged)
+    made = [Path(applied.own.get(str(path), path)) for path in (file, twin)]
+    assert [path.read_bytes() for path in made] == [OLD, OLD]
+    assert made[0].samefile(made[1]) == links
+    assert applied.apart == ([] if links else [(str(made[1]), str(made[0]))])
+    applied.undo()
+    assert file.samefile(twin) and sorted(p.name for p in file.parent.iterdir() if p.is_file()) == [file.name, "twin"]
+
+
+def test_a_name_that_is_gone_is_one_of_the_file_that_is_as_it_was(
+    file: Path, reader: tuple[CheckpointReader, FileRecord]
+) -> None:
+    """Also where two paths lead to it: what is there already is not made again."""
+    (twin := file.with_name("twin")).hardlink_to(file)
+    (file.parent / "way").symlink_to(file.parent)
+    kept = reader[1].with_use(path=str(twin))
+    twin.unlink()
+    applied = Applied(reader[0], "abcd1234")
+    applied.apply(judge_all([record(file), kept, kept.with_use(path=str(file.parent / "way" / "twin"))], "restore"))
+    assert twin.samefile(file) and file.stat().st_nlink == 2 and not applied.aside
+    applied.undo()
+    assert not twin.exists() and file.stat().st_nlink == 1
+
+
+def raising(error: OSError) -> Callable[..., None]:
+    def fail(*_arguments: Any, **_more: Any) -> None:
+        raise error
+
+    return fail
 
 
 @pytest.mark.parametrize("call", ["rename", "open"])
