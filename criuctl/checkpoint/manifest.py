@@ -163,9 +163,11 @@ class LinkRecord(Record, frozen=True):
     mode: int = 0
     uid: int = 0
     gid: int = 0
+    digest: str = ""  # BLAKE3 of `data`, hex; "" when not taken
 
     def check(self, where: str) -> None:
         check_path(self.path, f"{where}.path")
+        check_pattern(_DIGEST, self.digest, f"{where}.digest")
         check_owner_and_mode(self.uid, self.gid, self.mode, where)
         if self.sibling:
             check_path(self.sibling, f"{where}.sibling")

@@ -392,10 +392,20 @@ class ImageSet:
 
     def link_remaps(self) -> list[str]:
         """Paths of the helper links that CRIU made for deleted names of files with other names."""
+        return sorted(self.linked())
+
+    def linked(self) -> dict[str, list[tuple[int, Any]]]:
+        """The same -> each one's file id, and the entry in files.img of what was opened by the deleted name."""
         if "remap-fpath.img" not in os.listdir(self.folder):
-            return []
-        linked = {e.remap_id for e in read(self.folder, "remap-fpath.img", "REMAP_FPATH") if e.remap_type == _REMAP_LINKED}
-        return sorted({path_of(e.reg) for e in self.files() if e.HasField("reg") and e.reg.id in linked})
+            return {}
+        remaps = [e for e in read(self.folder, "remap-fpath.img", "REMAP_FPATH") if e.remap_type == _REMAP_LINKED]
+        files = {e.id: e for e in self.files() if e.HasField("reg")} if remaps else {}
+        found: dict[str, list[tuple[int, Any]]] = {}
+        for remap in remaps:
+            if remap.remap_id in files and remap.orig_id in files:
+                path = path_of(files[remap.remap_id].reg)
+                found.setdefault(path, []).append((remap.remap_id, files[remap.orig_id]))
+        return found
 
     def frozen_us(self) -> int | None:
         """How long the tree was frozen, in microseconds, by CRIU's own statistics."""

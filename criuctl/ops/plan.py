@@ -26,6 +26,7 @@ from ..proc.sockdiag import socket_inside, sockets
 from ..proc.tree import ProcessIdentity, members, wait_gone
 from ..report import Finding
 from .connectionplan import ConnectionPlan, plan_connections
+from .deletednames import DeletedName
 from .judgement import Judgement, Policy, judge_all
 from .netplace import NetMode, Place
 from .netplace import find as find_net
@@ -60,6 +61,7 @@ class HostFacts(Struct, frozen=True):
     users: frozenset[int]
     files: tuple[Judgement, ...]
     findings: tuple[Finding, ...] = ()
+    deleted: tuple[DeletedName, ...] = ()
     open_pairs: frozenset[tuple[str, str]] = frozenset()  # (local, peer) of connections that are open here
     missing_peers: frozenset[str] = frozenset()  # paths of unix datagram sockets, and of journals, that are not there
     missing_folders: frozenset[str] = frozenset()  # working folders that are not here and are not put back
@@ -74,6 +76,7 @@ class RestorePlan(Struct, frozen=True):
     connections: tuple[ConnectionPlan, ...]
     files: tuple[Judgement, ...]
     findings: tuple[Finding, ...] = field(default=())
+    deleted: tuple[DeletedName, ...] = ()
 
     @property
     def policies(self) -> dict[tuple[int, int], str]:
@@ -256,11 +259,12 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     commands = {p.ns_pid: p.command for p in manifest.processes}
     connections = plan_connections(manifest.connections, facts, wishes, commands, net, findings)
     findings += [f for j in facts.files if (f := j.finding()) is not None]
+    findings += [f for name in facts.deleted if (f := name.finding()) is not None]
     for folder in sorted(facts.missing_folders):
         pid = next(p.pid for p in manifest.processes if p.cwd == folder)
         hint = f"Bring it here, or make it: `mkdir -p {shlex.quote(folder)}`; next time dump with --with-files."
         findings.append(Finding("error", "folder-missing", f"{folder}: is a working folder and no folder is here", hint, pid))
-    return RestorePlan(pids, net, source, connections, facts.files, tuple(findings))
+    return RestorePlan(pids, net, source, connections, facts.files, tuple(findings), facts.deleted)
 
 
 def _platform(manifest: Manifest, facts: HostFacts, findings: list[Finding]) -> None:

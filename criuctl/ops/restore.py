@@ -32,6 +32,7 @@ from ..report import Reporter
 from ..store import open_store
 from . import (
     arrival,
+    deletednames,
     events,
     fifos,
     groupyard,
@@ -151,6 +152,9 @@ def restore(
             settled, shared = spared(facts.files, images)
             own_pipes = fifos.own_for_copy(images, manifest)
             facts = replace(facts, files=(*settled, *own_pipes), findings=(*facts.findings, *shared))
+        deleted = deletednames.judge(manifest, images, facts.files, wishes.files, reader)
+        both = deletednames.both_write(deleted) if wishes.copy else []
+        facts = replace(facts, deleted=deleted, findings=(*facts.findings, *both))
         if alone:
             facts = replace(facts, findings=(*facts.findings, *fifos.untried(images, manifest)))
         else:

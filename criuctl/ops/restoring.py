@@ -134,7 +134,7 @@ class Restoring(Struct):
                 self.reporter.warning(f"{path}: was one file with {made}; here they are on two file systems, and so two files")
             self.images.move_files(applied.own)
             self.images.forget_modes()
-            stack.enter_context(remaps.provided(manifest.links, self.reader))
+            stack.enter_context(remaps.provided(plan.deleted, self.images, self.reader, applied.own, self.reporter))
             self.holder.prepare(self.reader, stack, private=plan.pids == "private")
             private: PrivateNamespaces | None = None  # whose PIDs CRIU will speak of
             prefix: list[str] = []

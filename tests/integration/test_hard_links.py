@@ -1,4 +1,4 @@
-"""Files of several names, hard links, that change between dump and restore."""
+"""Files of several names, hard links, some of them deleted, that change between dump and restore."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 from support.command import Criuctl
 from support.trip import Trip
-from support.zoo import Zoo
+from support.zoo import Animal, Zoo
 
 pytestmark = pytest.mark.integration
 
 WAS = "as it was\n"
+
+
+def names(animal: Animal) -> set[str]:
+    """Those in its folder that are the test's business."""
+    return {p.name for p in animal.folder.iterdir() if not p.name.startswith(("ready", "output", "report-"))}
 
 
 def change(path: Path, how: str) -> str:
@@ -25,6 +30,129 @@ def change(path: Path, how: str) -> str:
             file.write(text)
             file.truncate()
     return text
+
+
+@pytest.mark.parametrize("how", ["grown", "other", "shrunk"])
+def test_another_name_of_a_deleted_one_has_changed(how: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """What has it open finds it as it was, in a file of its own; that is told, before and after."""
+    animal = zoo.launch("hardlinks.py", "-a:write", "b:none")
+    told = trip.dump(animal)
+    newer = change(animal.folder / "b", how)
+    plan = criuctl("restore", told["checkpoint"], "--dry-run")
+    assert [f["level"] for f in plan["findings"] if str(animal.folder / "a") in f["text"]] == ["warning"]
+    restored = trip.restore(told, animal, equal=False)
+    (warning,) = (text for text in restored.answer["warnings"] if f"{animal.folder / 'a'} (deleted)" in text)
+    assert str(animal.folder / "b") in warning and "a file of its own, as it was" in warning
+    report = restored.ask()
+    assert (report["texts"], report["links"]) == ({"-a": WAS}, {"-a": 0})
+    assert (animal.folder / "b").read_text() == newer
+    assert names(animal) == {"b"}
+    again = trip.restore(trip.dump(restored), restored, equal=False)
+    assert again.ask()["texts"] == {"-a": WAS + "more\n"}
+
+
+@pytest.mark.parametrize("how", ["read", "append"])
+def test_another_name_of_a_deleted_one_was_appended_to(how: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """By whom only reads it, or appends to it himself, that is not noticed."""
+    animal = zoo.launch("hardlinks.py", f"-a:{how}", "b:none")
+    told = trip.dump(animal)
+    newer = change(animal.folder / "b", "grown")
+    criuctl.extra["CRIUCTL_FILE_CONFLICTS"] = "refuse"
+    restored = trip.restore(told, animal, equal=False)
+    report = restored.ask()
+    assert report["texts"] == {"-a": newer}
+    assert report["inodes"] == {"-a": (animal.folder / "b").stat().st_ino}
+    assert names(animal) == {"b"} and not restored.answer["warnings"]
+
+
+@pytest.mark.parametrize("opened", [("-a:map", "b:none"), ("-a:read", "-b:write", "c:none"), ("-a:map", "-b:read", "c:none")])
+def test_all_that_is_deleted_goes_one_way(opened: tuple[str, ...], zoo: Zoo, trip: Trip) -> None:
+    """Where one of them is written to, mapped or open, they are a file of their own, all."""
+    animal = zoo.launch("hardlinks.py", *opened)
+    told = trip.dump(animal)
+    newer = change(animal.folder / opened[-1].partition(":")[0], "grown")
+    restored = trip.restore(told, animal, equal=False)
+    (warning,) = (text for text in restored.answer["warnings"] if "(deleted)" in text)
+    assert "a file of its own" in warning
+    report = restored.ask()
+    assert set(report["texts"].values()) | set(report["mapped"]) == {WAS}
+    assert len(set(report["inodes"].values())) <= 1
+    assert (animal.folder / opened[-1].partition(":")[0]).read_text() == newer
+
+
+@pytest.mark.parametrize("how", ["grown", "other", "mode"])
+def test_policies_of_deleted_names(how: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Refused, with nothing touched, or taken as it is: as for a file that has its name."""
+    animal = zoo.launch("hardlinks.py", "-a:write", "b:none")
+    told = trip.dump(animal)
+    newer = change(animal.folder / "b", how)
+    refused = criuctl("restore", told["checkpoint"], "--files", "refuse", check=False)
+    assert refused["exit_code"] == 4
+    (found,) = (f for f in refused["error"]["findings"] if f["level"] == "error")
+    assert (
+        f"{animal.folder / 'a'} (deleted): {animal.folder / 'b'}" in found["text"] and found["hint"] and found["fd"] is not None
+    )
+    assert names(animal) == {"b"}
+    restored = trip.restore(told, animal, "--files", "keep", equal=False)
+    report = restored.ask()
+    assert report["texts"] == {"-a": newer}
+    assert report["inodes"] == {"-a": (animal.folder / "b").stat().st_ino}
+    assert names(animal) == {"b"}
+
+
+def test_a_deleted_name_of_a_file_that_is_put_back(zoo: Zoo, trip: Trip) -> None:
+    """The tree has it open under a name that is there, too: it is one file again, the newer one aside."""
+    animal = zoo.launch("hardlinks.py", "-a:write", "b:read")
+    told = trip.dump(animal)
+    change(animal.folder / "b", "grown")
+    report = trip.restore(told, animal, equal=False).ask()
+    assert report["texts"] == {"-a": WAS, "b": WAS}
+    assert set(report["inodes"].values()) == {(animal.folder / "b").stat().st_ino}
+
+
+def test_a_deleted_name_whose_others_are_elsewhere(zoo: Zoo, trip: Trip) -> None:
+    """In another folder nobody looks for them: that it is a file of its own now is told."""
+    animal = zoo.launch("hardlinks.py", "-a:write", "folder/b:none")
+    told = trip.dump(animal)
+    restored = trip.restore(told, animal, equal=False)
+    assert [text for text in restored.answer["warnings"] if f"{animal.folder / 'a'} (deleted)" in text]
+    assert restored.ask()["texts"] == {"-a": WAS}
+
+
+def test_what_has_the_name_of_a_helper_link_is_let_be(zoo: Zoo, trip: Trip) -> None:
+    """CRIU numbers them in each tree: another one's in that folder has the same name."""
+    animal = zoo.launch("hardlinks.py", "-a:write", "b:none")
+    told = trip.snapshot(animal, "--name", "first")
+    animal.end()
+    for number in range(64):
+        (animal.folder / f"link_remap.{number}").write_text("another tree's")
+    restored = trip.restore(told, animal, equal=False)
+    report = restored.ask()
+    assert report["texts"] == {"-a": WAS}
+    assert report["inodes"] == {"-a": (animal.folder / "b").stat().st_ino}
+    assert all((animal.folder / f"link_remap.{number}").read_text() == "another tree's" for number in range(64))
+    assert len(names(animal)) == 65
+
+
+@pytest.mark.parametrize("carried", [False, True])
+def test_a_copy_of_who_has_a_deleted_name_open(carried: bool, zoo: Zoo, trip: Trip) -> None:
+    """Both write to the same file as long as it is as it was, which is told; then the copy gets its own."""
+    original = zoo.launch("hardlinks.py", "-a:write", "b:none")
+    told = trip.snapshot(original, "--name", "first", *(["--with-files", str(original.folder / "b")] if carried else []))
+    sharing = trip.restore(told, original, "--as", "sharing", equal=False)
+    (warning,) = (text for text in sharing.answer["warnings"] if "writes to it as well" in text)
+    assert f"{original.folder / 'a'} (deleted): PID {original.pid} (" in warning
+    sharing.end()
+    inode = original.ask()["inodes"]["-a"]
+    if carried:  # which nobody has open by that name, and so it cannot be had beside
+        refused = trip.criuctl("restore", told["checkpoint"], "--as", "second", check=False)
+        assert refused["exit_code"] == 4 and str(original.folder / "b") in refused["error"]["message"]
+        return
+    copy = trip.restore(told, original, "--as", "second", equal=False)
+    report = copy.ask()
+    assert report["texts"] == {"-a": WAS} and report["inodes"]["-a"] != inode
+    assert original.ask()["texts"] == {"-a": WAS + "more\n"}
+    assert names(original) == {"b"}
 
 
 @pytest.mark.parametrize("opened", [("a:write", "z:none"), ("a:none", "z:write"), ("a:write", "z:write")])

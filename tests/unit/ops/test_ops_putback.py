@@ -18,8 +18,10 @@ from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.writer import CheckpointWriter, FileDigest
 from criuctl.config import Config
+from criuctl.criu.images import ImageSet
 from criuctl.errors import Damaged, RestoreFailed
 from criuctl.ops import files, remaps
+from criuctl.ops.deletednames import DeletedName
 from criuctl.ops.files import digest
 from criuctl.ops.judgement import Policy, judge, judge_all
 from criuctl.ops.putback import Applied
@@ -421,12 +423,17 @@ def test_helper_links_are_made_and_removed_where_they_were(
     source, kept, work, etc = home
     assert kept.data is not None
     link = LinkRecord(str(work / "link_remap.1"), kept.data, mode=0o100600, uid=65534, gid=65534)
-    with remaps.provided([link], source):
-        assert (work / "link_remap.1").read_bytes() == OLD
+    name = DeletedName((link,), "apart", str(work / "a"))
+    (tmp_path / "images").mkdir()
+    images = ImageSet(os.open(tmp_path / "images", os.O_RDONLY))
+    with remaps.provided([name], images, source, {}, Reporter()):
+        (made,) = work.iterdir()
+        assert made.read_bytes() == OLD and made.name.startswith("link_remap.1.")
     assert os.listdir(work) == []
     replaced_by_a_link(work, etc)
-    with pytest.raises(RestoreFailed, match="symbolic link"), remaps.provided([link], source):
+    with pytest.raises(RestoreFailed, match="symbolic link"), remaps.provided([name], images, source, {}, Reporter()):
         pass
+    os.close(images.folder)
     assert os.listdir(etc) == []
 
 
