@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -98,6 +100,13 @@ def test_what_is_named_by_a_link_is_taken_along_with_it(tmp_path: Path, monkeypa
     for named in ("round", "gone", "file/below", "nowhere/file"):
         with pytest.raises(PreflightRefused, match="no such file"):
             found(named)
+
+
+def test_what_nobody_may_read_fails_the_dump(tmp_path: Path, writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(files, "_open_contents", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    with pytest.raises(DumpFailed, match="file cannot be taken along: Permission denied; the tree runs on"):
+        list(files._carry(writer, str(tmp_path / "file"), os.getpid(), {}, set(), Reporter()))
 
 
 def test_a_link_of_another_user_does_not_take_along_what_is_not_his(tmp_path: Path) -> None:
