@@ -134,6 +134,12 @@ def remains_of(manifest: Manifest) -> list[ProcessIdentity]:
     return [ProcessIdentity(p.pid, p.start_time) for p in manifest.processes if p.start_time]
 
 
+def living(registry: Registry, manifest: Manifest) -> int | None:
+    """The PID of the session's root, if it lives here."""
+    known = registry.get(manifest.session.name)
+    return known.pid if known is not None and known.id == manifest.session.id and known.alive() else None
+
+
 def next_incarnation(registry: Registry, repository: Repository, manifest: Manifest, name: str, *, copy: bool) -> SessionRecord:
     """The session as it will be: one incarnation more than any known one, or a new session for a copy.
 

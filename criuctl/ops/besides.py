@@ -5,6 +5,7 @@ So the present file stays, and the copy gets one of its own, as it was at the fr
 CRIU opens that one then.  What the copy has not open it will open by its path, some day: such a file is refused.
 All names of one file are settled alike: what the copy gets beside them are names of one file, too.
 
+What nobody has open just now is put back, though the original may use it by its path: that is told.
 A file that is still as it was is the copy's as well, as after a fork: that both write to it from now on is told.
 """
 
@@ -32,20 +33,26 @@ _SHARED_HINT = "What they write may overwrite each other's. `criuctl verify --re
 _Inode = tuple[int, int]  # st_dev, st_ino
 
 
-def spared(judged: Iterable[Judgement], images: ImageSet) -> tuple[tuple[Judgement, ...], list[Finding]]:
-    """The judgements of a copy's files, with those changed that somebody writes to; what both will write to."""
+def spared(judged: Iterable[Judgement], images: ImageSet, original: int | None) -> tuple[tuple[Judgement, ...], list[Finding]]:
+    """The judgements of a copy's files, with those changed that somebody writes to; what both will use.
+
+    `original` is the PID of the living one, if it lives here.
+    """
     judged = tuple(judged)
     sought: dict[_Inode, list[Judgement]] = {}
     for judgement in judged:
         if _disputed(judgement) and (inode := _present(judgement)) is not None:
             sought.setdefault(inode, []).append(judgement)
     writers = writers_to({inode: [j.record.path for j in names] for inode, names in sought.items()})
+    told = []
+    if original is not None:
+        left = (names[0] for inode, names in sought.items() if inode not in writers)
+        told = [_taken(j, original) for j in left if j.verdict == "put-back"]
     if not writers:
-        return judged, []
+        return judged, told
     remapped = images.remapped()
     opened = {path_of(e.reg): e.reg.name for e in images.files() if e.HasField("reg") and e.id not in remapped}
     settled: dict[str, Judgement] = {}
-    told = []
     for inode, writer in writers.items():
         names = [opened[j.record.path] for j in sought[inode] if j.record.path in opened]
         movable = bool(names) and all(isinstance(name, str) for name in names)  # no other name can be put into an image
@@ -63,6 +70,12 @@ def _shared(judgement: Judgement, writer: int) -> Finding:
     path, holders = judgement.record.path, judgement.record.holders
     pid, fd = holders[0] if holders else (None, None)
     return shared(path, writer, pid, fd)
+
+
+def _taken(judgement: Judgement, original: int) -> Finding:
+    path = judgement.record.path
+    text = f"{path}: is put back for the copy; the original, PID {original} ({_name(original)}), will find it so, too"
+    return Finding("warning", "file-of-original", text, "What it was before is kept beside it. --files keep leaves it as it is.")
 
 
 def shared(name: str, writer: int, pid: int | None, fd: int | None) -> Finding:

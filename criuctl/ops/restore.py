@@ -149,7 +149,7 @@ def restore(
         remains = arrival.remains_of(manifest)
         facts = observe(manifest, images.reserved_ids(), remains, wishes)
         if wishes.copy:
-            settled, shared = spared(facts.files, images)
+            settled, shared = spared(facts.files, images, arrival.living(registry, manifest))
             own_pipes = fifos.own_for_copy(images, manifest)
             facts = replace(facts, files=(*settled, *own_pipes), findings=(*facts.findings, *shared))
         deleted = deletednames.judge(manifest, images, facts.files, wishes.files, reader)

@@ -212,6 +212,8 @@ def test_a_copy_is_refused_files_that_somebody_writes_to_and_it_has_not_open(zoo
         trip.restore(told, original, "--as", "second", "--files", "keep", equal=False).ask()
     copy = trip.restore(told, original, "--as", "third", equal=False)  # nobody writes to it any more
     assert shared.read_text() == "as it was" and copy.answer["files"][0]["path"] == str(shared)
+    (warning,) = (text for text in copy.answer["warnings"] if "original" in text)
+    assert warning.startswith(f"{shared}: is put back for the copy; the original, PID {original.pid} (python")
 
 
 def test_an_older_checkpoint_and_names(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
