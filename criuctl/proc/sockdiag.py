@@ -91,6 +91,7 @@ class Socket(NamedTuple):
     name: str = ""  # unix: path, or "@..." for an abstract name
     peer_inode: int = 0  # unix
     pending: tuple[int, ...] = ()  # unix listeners: inodes of the clients in the accept queue; 0: closed again
+    file: tuple[int, int] = (0, 0)  # unix: device and inode (its low 32 bits) of the file that it is bound to
     shutdown: int = 0  # unix and TCP: bit 0 no more reading, bit 1 no more writing
     port_id: int = 0  # netlink
     groups: bytes = b""  # netlink: bit mask of the multicast groups, as long as the kernel has one for it
@@ -297,7 +298,7 @@ def end_waits(host: str, port: int, namespace: int | None = None, *, v6only: boo
 
 
 def _unix(diag: socket.socket) -> Iterator[Socket]:
-    show = 0x01 | 0x04 | 0x08 | 0x10  # name, peer, pending connections, queue lengths
+    show = 0x01 | 0x02 | 0x04 | 0x08 | 0x10  # name, file, peer, pending connections, queue lengths
     request = struct.pack("=BBxxIIIII", socket.AF_UNIX, 0, 0xFFFFFFFF, 0, show, 0xFFFFFFFF, 0xFFFFFFFF)
     for message in _dump(diag, request):
         _family, kind, state, inode, _cookie0, _cookie1 = _UNIX.unpack_from(message)
@@ -305,6 +306,7 @@ def _unix(diag: socket.socket) -> Iterator[Socket]:
         raw = bytes(attributes.get(0, b""))
         queues = struct.unpack("=II", attributes[4]) if 4 in attributes else (0, 0)
         pending = attributes.get(3, memoryview(b""))
+        inode_there, device = struct.unpack("=II", attributes[1]) if 1 in attributes else (0, 0)
         yield Socket(
             inode=inode,
             family="unix",
@@ -316,6 +318,7 @@ def _unix(diag: socket.socket) -> Iterator[Socket]:
             name="@" + os.fsdecode(raw[1:]) if raw[:1] == b"\0" else os.fsdecode(raw.split(b"\0")[0]),
             peer_inode=struct.unpack("=I", attributes[2])[0] if 2 in attributes else 0,
             pending=struct.unpack(f"={len(pending) // 4}I", pending),
+            file=(os.makedev(device >> 20, device & 0xFFFFF), inode_there),
             shutdown=attributes[6][0] if 6 in attributes else 0,
         )
 
@@ -350,6 +353,13 @@ def unix_peer(sock: socket.socket) -> int:
             return next((found.peer_inode for found in list(_unix(diag)) if found.inode == inode), 0)
     finally:
         os.close(namespace)
+
+
+def unix_sockets(namespace: int | None = None) -> list[Socket]:
+    """Every unix socket of the net namespace that the descriptor refers to (None: ours); `OSError`."""
+    made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
+    with made(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
+        return list(_unix(diag))
 
 
 def sockets(pid: int | None = None) -> list[Socket]:

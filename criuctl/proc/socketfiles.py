@@ -3,17 +3,30 @@
 A file may be renamed after bind(2), as programs do that publish a socket all at once; the socket's name stays what it was.
 SIOCUNIXFILE opens the file itself.  Its path is told as the root of its mount namespace has it, which is where CRIU binds
 names again: it makes the sockets of a process before it puts it into its chroot.
+
+Whose socket has a name now is asked of the kernel by `at` and `abstract_taken`, and nobody notices; who that is, for a message,
+by `owner` and `abstract_owner`.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import functools
 import os
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Literal
 
 from ..errors import NoSuchProcess
-from .procfs import open_pidfd
+from .procfs import all_pids, open_pidfd
+from .sockdiag import TYPES, Socket, socket_inside, unix_sockets
+from .sockets import outside_holders
 from .syscalls import borrow_socket
 
+State = Literal["none", "dead", "alive", "other"]
 _SIOCUNIXFILE = 0x89E0
 _DELETED = " (deleted)"
 
@@ -72,3 +85,91 @@ def _look(pid: int, fd: int) -> tuple[str, os.stat_result] | None:
             os.close(file)
     except (NoSuchProcess, OSError):
         return None
+
+
+# -- who has a name -------------------------------------------------------------------------------
+
+
+def at(path: str) -> State:
+    """What is at this path: nothing, the file of a socket that is gone, that of a living one, or a file of another kind.
+
+    The last component is not followed.  A datagram socket of ours that is connected to a living socket is none that this one
+    hears of, and of whichever net namespace it is, it is found; to one of another type it is not even connected.
+    """
+    try:
+        folder = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return "none"
+    try:
+        name = os.path.basename(path)
+        try:
+            mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+        except OSError:
+            return "none"
+        if not stat.S_ISSOCK(mode):
+            return "other"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+            # The path may be longer than an address can be.
+            code = probe.connect_ex(os.fsencode(f"/proc/self/fd/{folder}/{name}"))
+        return {errno.ECONNREFUSED: "dead", errno.ENOENT: "none"}.get(code, "alive")  # type: ignore[return-value]  # of States
+    except OSError:
+        return "alive"  # nobody knows: it is not to be touched
+    finally:
+        os.close(folder)
+
+
+def owner(path: str) -> tuple[int, int] | None:
+    """(PID, descriptor) of a process that has the socket to which the file at this path belongs, in whatever net namespace."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return None
+    inode = status.st_ino & 0xFFFFFFFF
+
+    def is_it(s: Socket) -> bool:
+        # On overlays and btrfs the kernel knows another device than stat does.
+        return s.file[1] == inode and (s.file[0] == status.st_dev or os.path.basename(s.name) == os.path.basename(path))
+
+    for found in _namespaces():
+        # One that was accepted bears the file of its listener.
+        inodes = [s.inode for s in found if is_it(s) and (s.type == "dgram" or s.state != "established")]
+        if inodes:
+            return next(iter(outside_holders(inodes).values()), None)
+    return None
+
+
+def _namespaces() -> Iterator[list[Socket]]:
+    """The unix sockets of each net namespace that some process is in, ours first."""
+    own = os.stat("/proc/self/ns/net").st_ino
+    seen = {own}
+    with suppress(OSError):
+        yield unix_sockets()
+    for pid in all_pids():
+        with suppress(OSError):
+            namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if (number := os.fstat(namespace).st_ino) not in seen:
+                    seen.add(number)
+                    yield unix_sockets(namespace)
+            finally:
+                os.close(namespace)
+
+
+def abstract_taken(name: bytes, kind: int, namespace: int | None = None) -> bool:
+    """Whether a socket of this type cannot be bound to an abstract name, in the net namespace of that descriptor (None: ours)."""
+    made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
+    with made(socket.AF_UNIX, kind, 0) as probe:
+        try:
+            probe.bind(name)
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+def abstract_owner(name: bytes, kind: int, namespace: int | None = None) -> tuple[int, int] | None:
+    """(PID, descriptor) of a process that has the socket of this type and abstract name."""
+    told = "@" + os.fsdecode(name[1:])
+    with suppress(OSError):
+        inodes = [s.inode for s in unix_sockets(namespace) if s.name == told and s.type == TYPES.get(kind)]
+        return next(iter(outside_holders(inodes).values()), None) if inodes else None
+    return None
