@@ -29,6 +29,7 @@ _MESSAGES = {
     "IDS": ("core_pb2", "task_kobj_ids_entry"),
     "INVENTORY": ("inventory_pb2", "inventory_entry"),
     "MM": ("mm_pb2", "mm_entry"),
+    "MNTS": ("mnt_pb2", "mnt_entry"),
     "PAGEMAP": ("pagemap_pb2", "pagemap_entry"),
     "PAGEMAP_HEAD": ("pagemap_pb2", "pagemap_head"),
     "PSTREE": ("pstree_pb2", "pstree_entry"),

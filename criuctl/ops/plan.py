@@ -25,6 +25,7 @@ from ..proc.dialling import spelled
 from ..proc.sockdiag import socket_inside, sockets
 from ..proc.tree import ProcessIdentity, members, wait_gone
 from ..report import Finding
+from .boundnames import TakenName, covering, settle
 from .connectionplan import ConnectionPlan, plan_connections
 from .deletednames import DeletedName
 from .judgement import Judgement, Policy, judge_all
@@ -65,6 +66,7 @@ class HostFacts(Struct, frozen=True):
     open_pairs: frozenset[tuple[str, str]] = frozenset()  # (local, peer) of connections that are open here
     missing_peers: frozenset[str] = frozenset()  # paths of unix datagram sockets, and of journals, that are not there
     missing_folders: frozenset[str] = frozenset()  # working folders that are not here and are not put back
+    names: tuple[TakenName, ...] = ()  # of unix sockets, that somebody has here
 
 
 class RestorePlan(Struct, frozen=True):
@@ -77,6 +79,7 @@ class RestorePlan(Struct, frozen=True):
     files: tuple[Judgement, ...]
     findings: tuple[Finding, ...] = field(default=())
     deleted: tuple[DeletedName, ...] = ()
+    names: tuple[TakenName, ...] = ()  # of unix sockets, that come under names of their own
 
     @property
     def policies(self) -> dict[tuple[int, int], str]:
@@ -230,10 +233,13 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     """Decide.  Pure: everything it knows is in its arguments."""
     findings: list[Finding] = list(facts.findings)
     _platform(manifest, facts, findings)
-    pids = _pids(manifest, facts, wishes, findings)
+    init = bool(manifest.namespaces.get("pid", {}).get("init"))
+    own_names = settle(facts.names, findings, copy=wishes.copy, init=init, pids=wishes.pids)
+    pids = _pids(manifest, facts, wishes, findings, shown=bool(covering(own_names)))
     net, source, unsure = facts.netns
     if wishes.alone:
         net, source = "private", ""
+    net = _abstract_names(facts, wishes, net, findings)
     conflicts = [c for c in manifest.connections if c.waits and f"{c.protocol} {c.local}" in facts.listening]
     if conflicts and net == "host":
         names = ", ".join(c.local for c in conflicts)
@@ -264,7 +270,24 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
         pid = next(p.pid for p in manifest.processes if p.cwd == folder)
         hint = f"Bring it here, or make it: `mkdir -p {shlex.quote(folder)}`; next time dump with --with-files."
         findings.append(Finding("error", "folder-missing", f"{folder}: is a working folder and no folder is here", hint, pid))
-    return RestorePlan(pids, net, source, connections, facts.files, tuple(findings), facts.deleted)
+    return RestorePlan(pids, net, source, connections, facts.files, tuple(findings), facts.deleted, own_names)
+
+
+def _abstract_names(facts: HostFacts, wishes: Wishes, net: NetMode, findings: list[Finding]) -> NetMode:
+    """The network, given the abstract names of unix sockets that are taken in the one that the tree would come to."""
+    found = [n for n in facts.names if n.what == "abstract"]
+    if not found or net == "private":
+        return net
+    if wishes.copy:
+        names = ", ".join(f"{n.path} ({n.by})" for n in found)
+        text = f"abstract names of unix sockets are taken, so the copy gets a network of its own (loopback only): {names}"
+        findings.append(Finding("warning", "socket-taken", text))
+        return "private"
+    hint = "End that process first, or restore a copy with --as NAME, which gets a network of its own."
+    for n in found:
+        text = f"{n.path} is the abstract name of a unix socket of the tree, and {n.by} has it"
+        findings.append(Finding("error", "socket-taken", text, hint, n.pid, n.fd))
+    return net
 
 
 def _platform(manifest: Manifest, facts: HostFacts, findings: list[Finding]) -> None:
@@ -283,7 +306,7 @@ def _platform(manifest: Manifest, facts: HostFacts, findings: list[Finding]) -> 
     findings += [Finding("info", "user", f"user id {uid} has no name on this host") for uid in unknown]
 
 
-def _pids(manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[Finding]) -> PidMode:
+def _pids(manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[Finding], *, shown: bool) -> PidMode:
     init = bool(manifest.namespaces.get("pid", {}).get("init"))
     overlaid = next((j.record.path for j in facts.files if j.verdict == "overlaid"), None)
     if overlaid is not None and (init or wishes.pids == "same"):
@@ -299,7 +322,7 @@ def _pids(manifest: Manifest, facts: HostFacts, wishes: Wishes, findings: list[F
         return "init"
     # Numbers of a namespace of its own mean nothing here, even where they happen to be free.
     own = manifest.namespaces.get("pid", {}).get("mode") == "entered"
-    if wishes.pids == "private" or (wishes.pids == "auto" and (own or overlaid is not None)):
+    if wishes.pids == "private" or (wishes.pids == "auto" and (own or overlaid is not None or shown)):
         return "private"
     if not facts.taken_pids:
         return "same"

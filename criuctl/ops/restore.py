@@ -32,6 +32,7 @@ from ..report import Reporter
 from ..store import open_store
 from . import (
     arrival,
+    boundnames,
     deletednames,
     events,
     fifos,
@@ -162,7 +163,8 @@ def restore(
             own = {j.record.path for j in facts.files if j.verdict == "beside"}
             locked = locked_elsewhere(images, own, copy=wishes.copy)
             gone = absent(images, manifest, facts.files, facts.missing_folders)
-            facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone))
+            names = boundnames.taken(images, manifest, facts.netns, copy=wishes.copy)
+            facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone), names=names)
         plan = make_plan(manifest, facts, wishes)
         if dry_run:
             return plan
@@ -275,7 +277,7 @@ def restore(
         connections=work.connections,
         files=[
             *({"path": path, "newer_copy": aside} for path, aside in work.aside),
-            *({"path": path, "own_copy": own} for path, own in work.own_files.items()),
+            *({"path": path, "own_copy": own} for path, own in (work.own_files | work.own_names).items()),
         ],
         warnings=list(reporter.warnings),
         degraded=hooks.degraded or any(c["outcome"] == "failed" for c in work.connections),

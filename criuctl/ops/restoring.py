@@ -43,6 +43,7 @@ from . import (
     semaphores,
     timerfds,
 )
+from .boundnames import Bindings
 from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
 from .filling import Filling
@@ -82,6 +83,8 @@ class Restoring(Struct):
     connections: list[dict[str, Any]] = field(default_factory=list)
     aside: list[tuple[str, str]] = field(default_factory=list)
     own_files: dict[str, str] = field(default_factory=dict)
+    own_names: dict[str, str] = field(default_factory=dict)  # of unix sockets
+    names: Bindings | None = None  # of the tree's unix sockets
     placed: ProcessIdentity | None = None  # the root, from when it is restored until it runs
     pids: tuple[int, ...] = ()  # of the tree, once it is restored
     calls: dict[int, Any] = field(default_factory=dict)  # the registers of threads that are in system calls
@@ -134,6 +137,9 @@ class Restoring(Struct):
                 self.reporter.warning(f"{path}: was one file with {made}; here they are on two file systems, and so two files")
             self.images.move_files(applied.own)
             self.images.forget_modes()
+            names = self.names = Bindings(self.images, plan.names)
+            stack.callback(lambda: None if self.root else names.undo())
+            names.put()
             stack.enter_context(remaps.provided(plan.deleted, self.images, self.reader, applied.own, self.reporter))
             self.holder.prepare(self.reader, stack, private=plan.pids == "private")
             private: PrivateNamespaces | None = None  # whose PIDs CRIU will speak of
@@ -196,6 +202,7 @@ class Restoring(Struct):
             if self.filling is not None:
                 self.filling.begin()
             start = self.holder.starter if private is None else None
+            names.begin()
             stack.enter_context(self.pipes)
             self.pipes.enter_context(fifos.settled(self.images, manifest, self.reporter, theirs, copy=self.copy))
             driver.restore(
@@ -218,7 +225,7 @@ class Restoring(Struct):
             if self.following is not None:
                 running.enter_context(InterruptsDeferred())
             self.root, self.placed, self.aside = root, None, applied.aside
-            self.own_files = applied.own
+            self.own_files, self.own_names = applied.own, names.own
 
     def _unlock(self, lock: ConnectionLock) -> None:
         self.locked = True
@@ -243,6 +250,8 @@ class Restoring(Struct):
         if self.filling is not None:
             self.reporter.step("memory")
             self.filling.finish(pids)
+        if private is not None and self.names is not None:
+            self.names.show(private.init.pid)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         mend.set_watches(self.watches, pids)
         mend.set_owners(self.terminals.owners, pids, self.reporter)

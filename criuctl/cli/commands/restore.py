@@ -36,7 +36,7 @@ def _outcome(result: Mapping[str, Any]) -> str:
 
 def _file(told: Mapping[str, str]) -> str:
     if "own_copy" in told:
-        return f"{printable(told['path'])} was left to who uses it, the tree's own is {printable(told['own_copy'])}"
+        return f"{printable(told['path'])} was left to who has it, the tree's own is {printable(told['own_copy'])}"
     return f"{printable(told['path'])} was put back, the newer copy is {printable(told['newer_copy'])}"
 
 

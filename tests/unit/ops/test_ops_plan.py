@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from criuctl.checkpoint.manifest import ConnectionRecord, FileRecord, HostInfo, Manifest, ProcessRecord, SessionRef
 from criuctl.config import Config
 from criuctl.connections.rules import parse
+from criuctl.ops.boundnames import TakenName
 from criuctl.ops.netplace import Place
 from criuctl.ops.plan import HostFacts, RestorePlan, Wishes, make_plan, observe
 
@@ -207,6 +208,48 @@ def test_a_udp_port_is_taken_when_its_owner_does_not_share_it(shared: bool, port
         record = replace(BOUND, local=f"127.0.0.1:{owner.getsockname()[1]}")
         seen = observe(manifest(connections=(record,)), (), (), Wishes())
     assert (f"udp {record.local}" in seen.listening) is port_taken
+
+
+TAKEN = TakenName("/run/x", "socket", "PID 7 (x) fd 3", "/run/x.copy-00000000", 100, 5)
+INIT = {"namespaces": {"pid": {"mode": "host", "init": True}}}
+
+
+@pytest.mark.parametrize(
+    ("name", "wishes", "others", "pids", "net", "errors", "warnings"),
+    [
+        (TAKEN, Wishes(), {}, "same", "host", ["socket-taken"], []),
+        (TAKEN, Wishes(copy=True), {}, "private", "host", [], ["socket-own-name"]),
+        (TAKEN, Wishes(copy=True, pids="same"), {}, "same", "host", ["socket-taken"], []),
+        (TAKEN, Wishes(copy=True), INIT, "init", "host", ["socket-taken"], []),
+        (replace(TAKEN, own=""), Wishes(copy=True), {}, "same", "host", ["socket-taken"], []),
+        (replace(TAKEN, what="deleted"), Wishes(), {}, "same", "host", [], ["socket-own-name"]),
+        (replace(TAKEN, what="deleted", own=""), Wishes(), {}, "same", "host", ["socket-taken"], []),
+        (replace(TAKEN, what="copys"), Wishes(), {}, "private", "host", [], ["socket-own-name"]),
+        (replace(TAKEN, what="copys"), Wishes(pids="same"), {}, "same", "host", [], ["socket-own-name"]),
+        (replace(TAKEN, what="copys", by=""), Wishes(), {}, "private", "host", [], []),
+        (replace(TAKEN, what="copys", by="", exists=False), Wishes(), {}, "same", "host", [], ["socket-own-name"]),
+        (replace(TAKEN, what="other"), Wishes(copy=True), {}, "same", "host", ["socket-taken"], []),
+        (replace(TAKEN, what="abstract"), Wishes(), {}, "same", "host", ["socket-taken"], []),
+        (replace(TAKEN, what="abstract"), Wishes(copy=True), {}, "private", "private", [], ["socket-taken"]),
+    ],
+)
+def test_names_of_unix_sockets_that_are_taken(
+    name: TakenName, wishes: Wishes, others: dict[str, object], pids: str, net: str, errors: list[str], warnings: list[str]
+) -> None:
+    plan = make_plan(manifest(**others), facts(names=(name,)), wishes)
+    assert (plan.pids, plan.net, codes(plan, "error"), codes(plan, "warning")) == (pids, net, errors, warnings)
+    assert plan.names == ((name,) if "socket-own-name" in {f.code for f in plan.findings} else ())
+    found = next(f for f in plan.findings if f.code.startswith("socket-"))
+    assert name.path in found.text and (found.hint or not errors)
+    assert ("ln -s" in found.hint) is not name.exists
+
+
+def test_a_name_that_is_shown_takes_namespaces_of_its_own() -> None:
+    """Where it cannot be, only its own name is told."""
+    shown = replace(TAKEN, what="copys")
+    for pids, told in (("auto", True), ("same", False)):
+        (finding,) = make_plan(manifest(), facts(names=(shown,)), Wishes(pids=pids)).findings
+        assert TAKEN.own in finding.text and ("its own processes alone find" in finding.text) is told
 
 
 def test_the_dry_run_tells_all() -> None:
