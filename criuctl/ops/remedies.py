@@ -388,9 +388,9 @@ _RESTORE = (
     ),
     _r(
         "unix-path-taken",
-        r"Can't bind (?:unix )?socket.*Address already in use",
-        "a unix socket's path is taken",
-        "End who listens there.",
+        r"Can't bind id \S+ ino \d+ addr (?P<path>.*): Address already in use",
+        "a unix socket's name is taken: {path}",
+        "End who has it, or move away what is there.",
     ),
     _r(
         "unix-peer-missing",

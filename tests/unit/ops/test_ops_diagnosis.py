@@ -251,6 +251,11 @@ def test_what_stays() -> None:
             "port",
         ),
         (
+            "(00.1)  1234: Error (criu/sk-unix.c:1651): unix: Can't bind id 0x5 ino 77 addr /run/x: Address already in use",
+            "unix-path-taken",
+            "/run/x",
+        ),
+        (
             "(00.03)  29944: Error (criu/sk-unix.c:1406): unix: Can't connect 234651 socket: Connection refused",
             "unix-peer-missing",
             "datagrams",
