@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -338,6 +339,43 @@ def test_a_snapshot_and_its_copy(travel: Travel) -> None:
     desk.type("both\r")
     desk.expect("'both'")
     assert "copied" not in desk.log()
+
+
+COUNTING = """
+import os, socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.bind(sys.argv[1])
+s.listen()
+print("ready")
+number = 0
+while number < 3:
+    number += 1
+    s.accept()[0].send(b"%d" % number)
+os.unlink(sys.argv[1])
+"""
+
+
+def _counted(path: str) -> bytes:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(TIMEOUT)
+        client.connect(path)
+        return client.recv(64)
+
+
+def test_a_copy_of_a_server_of_a_unix_socket(travel: Travel, criuctl: Criuctl) -> None:
+    """As of tmux, say: the copy has a path of its own, and does not remove the other one when it ends."""
+    path = str(criuctl.home.path / "server.sock")
+    desk = travel.start("python3", "-I", "-S", "-u", "-c", COUNTING, path)
+    desk.expect("ready")
+    told = travel.away("s", "--leave-running")
+    copied = criuctl("restore", told["checkpoint"], "--as", "copy")
+    travel.names.add("copy")
+    (own,) = (f["own_copy"] for f in copied["files"])
+    assert [_counted(path), _counted(own), _counted(path), _counted(own)] == [b"1", b"1", b"2", b"2"]
+    copy = travel.desk("copy")
+    assert _counted(own) == b"3"
+    copy.expect("Device or resource busy")
+    assert _counted(path) == b"3"
 
 
 @pytest.mark.slow
