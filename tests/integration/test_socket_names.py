@@ -78,6 +78,21 @@ def test_a_copy_has_names_of_its_own_beside_the_original(zoo: Zoo, trip: Trip, t
     assert {name: inode(name) for name in before} == before
 
 
+@pytest.mark.parametrize("program", ["sockets.py", "renamed.py"])
+def test_copies_of_many_sockets(program: str, zoo: Zoo, trip: Trip) -> None:
+    """Connections, queues and who waits to be accepted go with names of their own."""
+    original = zoo.launch(program)
+    told = trip.snapshot(original, "--name", "first")
+    before = {path: path.lstat().st_ino for path in original.folder.rglob("*") if path.is_socket()}
+    copy = trip.restore(told, original, "--as", "second", equal=False)
+    assert copy.answer["files"]
+    for animal in (copy, original, copy, original):
+        animal.ask()
+    copy.end()
+    assert {path: path.lstat().st_ino for path in before} == before
+    original.ask()
+
+
 def test_a_copy_that_goes_and_comes_back(zoo: Zoo, trip: Trip) -> None:
     """It keeps its names, and so does the original; when that is gone, nothing is in the way."""
     name = str(zoo.home / "stream.sock")
