@@ -16,6 +16,7 @@ from criuctl.criu import schema
 from criuctl.criu.images import TCP_CLOSE, TCP_ESTABLISHED, TCP_LISTEN, ImageSet
 from criuctl.errors import RestoreFailed
 from criuctl.ops.boundnames import Bindings, bound, disown, taken
+from criuctl.ops.netplace import Place
 
 MANIFEST = Manifest(id="ab" * 16, session=SessionRef("s", "1" * 32))
 STREAM, DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM
@@ -89,7 +90,7 @@ def test_another_name_in_the_same_folder(relative: bool, tmp_path: Path) -> None
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(path)
         Path(f"{path}.copy-abababab").touch()
-        (found,) = taken(images, MANIFEST, ("host", ""), copy=True)
+        (found,) = taken(images, MANIFEST, Place("host"), copy=True)
     assert (found.path, found.what, found.own, found.pid, found.fd) == (path, "socket", f"{path}.copy-ababababx", 7, 3)
     assert f"PID {os.getpid()} (" in found.by
     bindings = Bindings(images, [found])
@@ -102,17 +103,17 @@ def test_a_path_that_leaves_no_room_for_another_name(tmp_path: Path) -> None:
     path = str(tmp_path / "s").ljust(100, "s")
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(path)
-        (found,) = taken(_Images({"name": os.fsencode(path)}), MANIFEST, ("host", ""), copy=True)
+        (found,) = taken(_Images({"name": os.fsencode(path)}), MANIFEST, Place("host"), copy=True)
     assert (found.what, found.own) == ("socket", "")
 
 
 def test_nobody_has_what_a_dead_socket_has_left(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     images = _Images({"name": os.fsencode(path)})
-    assert taken(images, MANIFEST, ("host", ""), copy=False) == ()
+    assert taken(images, MANIFEST, Place("host"), copy=False) == ()
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(path)
-    assert taken(images, MANIFEST, ("host", ""), copy=False) == ()
+    assert taken(images, MANIFEST, Place("host"), copy=False) == ()
 
 
 def test_abstract_names_are_of_the_network(tmp_path: Path) -> None:
@@ -120,9 +121,9 @@ def test_abstract_names_are_of_the_network(tmp_path: Path) -> None:
     images = _Images({"name": name})
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(name)
-        (found,) = taken(images, MANIFEST, ("existing", "/proc/self/ns/net"), copy=False)
+        (found,) = taken(images, MANIFEST, Place("existing", "/proc/self/ns/net"), copy=False)
         assert (found.path, found.what, found.own) == (f"@criuctl-test-{os.getpid()}", "abstract", "")
-        assert taken(images, MANIFEST, ("private", ""), copy=False) == ()
+        assert taken(images, MANIFEST, Place("private"), copy=False) == ()
 
 
 def test_deleted_names(tmp_path: Path) -> None:
@@ -130,11 +131,11 @@ def test_deleted_names(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     images = _Images({"name": os.fsencode(path), "deleted": True})
     Path(path).touch()
-    assert taken(images, MANIFEST, ("host", ""), copy=True) == ()
+    assert taken(images, MANIFEST, Place("host"), copy=True) == ()
     os.unlink(path)
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(path)
-        (found,) = taken(images, MANIFEST, ("host", ""), copy=True)
+        (found,) = taken(images, MANIFEST, Place("host"), copy=True)
     assert found.what == "deleted"
 
 
