@@ -97,58 +97,37 @@ class _Loader(SourceFileLoader):
         super().exec_module(module)
 
 
-class _Gate:
-    """Between loading and forking: a module that another thread is loading nobody would finish in the child, where all who look
-    at it would wait for ever."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._loading: dict[int, int] = {}  # thread -> how many modules, one for the sake of the other
-        self._forking = 0
-
-    def __enter__(self) -> None:
-        me = threading.get_ident()
-        with self._changed:
-            if me not in self._loading:
-                self._changed.wait_for(lambda: not self._forking)
-            self._loading[me] = self._loading.get(me, 0) + 1
-
-    def __exit__(self, *_: object) -> None:
-        me = threading.get_ident()
-        with self._changed:
-            left = self._loading.pop(me, 1) - 1
-            if left:
-                self._loading[me] = left
-            self._changed.notify_all()
-
-    def before_fork(self) -> None:
-        """Wait for the modules of other threads, which begin no further ones; not for one that waits for us."""
-        me = threading.get_ident()
-        with self._changed:
-            self._forking += 1
-            self._changed.wait_for(lambda: not self._loading.keys() - {me}, _PATIENCE)
-
-    def after_fork(self) -> None:
-        """Here, where life goes on."""
-        with self._changed:
-            self._forking -= 1
-            self._changed.notify_all()
-
-
-_gate = _Gate()
+_busy: dict[_Loader, int] = {}  # that run a module's code, by the thread which lets them
 
 
 def _load(module: ModuleType) -> None:
     loader = module.__dict__["__loader__"]
-    with _gate, loader.lock:
+    with loader.lock:
         if loader.loading or type(module) is not _Later:  # by itself, in a circle; or meanwhile by another thread
             return
         loader.loading = True
+        _busy[loader] = threading.get_ident()
         try:
             loader.run(module)
         finally:
+            _busy.pop(loader, None)
             loader.loading = False
         ModuleType.__setattr__(module, "__class__", ModuleType)
+
+
+def _before_fork() -> None:
+    """Wait for what other threads are loading, unless one waits for us: in the child nobody would finish it."""
+    for loader, thread in list(_busy.items()):
+        if thread != threading.get_ident() and loader.lock.acquire(timeout=_PATIENCE):
+            loader.lock.release()
+
+
+def _in_child() -> None:
+    """What another thread has begun all the same is loaded anew."""
+    for loader, thread in list(_busy.items()):
+        if thread != threading.get_ident():
+            del _busy[loader]
+            loader.lock, loader.loading = threading.RLock(), False
 
 
 class _Finder:
@@ -168,7 +147,7 @@ class _Finder:
 def lazily() -> None:
     """From now on; what is imported already stays as it is."""
     sys.meta_path.insert(0, _Finder)
-    os.register_at_fork(before=_gate.before_fork, after_in_parent=_gate.after_fork, after_in_child=_gate.__init__)  # type: ignore[misc]
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)
     with _without("typing_extensions"):
         importlib.import_module("msgspec")
 

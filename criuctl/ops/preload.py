@@ -44,6 +44,7 @@ RESTORE = (
     "pb:FILES",
     "pb:CORE",
     "pb:MM",
+    "criuctl.ops.deletednames",
     "criuctl.ops.predicates",
     "criuctl.criu.direct",
     "criuctl.criu.unshared",
