@@ -97,3 +97,12 @@ def _entries(images: ImageSet) -> list[tuple[Any, bytes]]:
             raise Damaged(f"image {_IMAGE} is cut off")
         found.append((entry, data))
     return found
+
+
+def taken_for_one(one: str, other: str, number: int) -> tuple[str, str]:
+    """What is told of two FIFOs of the same number, and what to do."""
+    text = f"the named pipes {one} and {other} have inodes of the same number, {number}; CRIU takes them for one, and "
+    return (
+        f"{text}loses what is unread in one of them",
+        f"Have the program read it, or make {other} anew (`mkfifo`) and open it again.",
+    )

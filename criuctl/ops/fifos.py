@@ -28,8 +28,9 @@ from contextlib import ExitStack, contextmanager, suppress
 from msgspec import Struct, field
 
 from ..checkpoint.manifest import FifoRecord, FileRecord, Manifest
-from ..criu.fifoimages import SavedQueue, drop_queues, saved_queues
+from ..criu.fifoimages import SavedQueue, drop_queues, saved_queues, taken_for_one
 from ..criu.images import ImageSet
+from ..errors import DumpFailed
 from ..proc import fifos
 from ..proc.descriptors import Descriptor
 from ..proc.fifos import Inode, Opener
@@ -43,10 +44,19 @@ _SHARED_HINT = "What one of them reads the other one does not get: end that proc
 
 
 def with_unread(images: ImageSet, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> list[FifoRecord]:
-    """In post-dump: the named pipes with something that the frozen tree has not read, and who else has them open."""
+    """In post-dump: the named pipes with something that the frozen tree has not read, and who else has them open.
+
+    `DumpFailed` for one that CRIU takes another one for: whose it is, the images do not tell.
+    """
     queues = [queue for queue in saved_queues(images) if queue.data and queue.paths]
     if not queues:
         return []
+    pipes = [d for held in opened.values() for d in held if d.kind == "pipe" and not d.target.startswith("pipe:")]
+    for queue in queues:
+        same = list({(d.device, d.inode): d.target for d in pipes if queue.of(d.inode)}.values())
+        if len(same) > 1:
+            text, hint = taken_for_one(same[0], same[1], queue.number)
+            raise DumpFailed(f"{text}; the tree runs on", hint=hint)
     held = {(p.ns_pid, d.fd): (d.device, d.inode) for p in tree for d in opened.get(p.pid, ()) if d.kind == "pipe"}
     inodes = [next((held[h] for h in q.holders if h in held and q.of(held[h][1])), None) for q in queues]
     others = fifos.openers({inode for inode in inodes if inode is not None}, but={p.pid for p in tree})

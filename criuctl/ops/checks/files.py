@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import stat
+import struct
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 from ...config import Config
 from ...criu import binary
+from ...criu.fifoimages import taken_for_one
 from ...errors import PlatformError
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
 from ...proc.procfs import all_pids, read_raw, reading
+from ...proc.syscalls import borrowed
 from ...proc.tree import Process
 from ...report import Finding
 from .scene import Scene
@@ -31,7 +36,7 @@ _PTM_MAJORS = range(128, 136)
 _PIDFD_THREAD = os.O_EXCL
 _GHOST_MAXIMUM = (1 << 32) - 1  # CRIU's limit is an unsigned 32-bit number
 _PIPES = 1024  # CRIU's NR_PIPES_WITH_DATA
-_PIPE_ID = (1 << 32) - 1  # what CRIU's pipe_id has of an inode's number
+_PIPE_ID = (1 << 32) - 1  # what CRIU's pipe_id has of an inode's number, which each file system gives by itself
 _BLOCK = 512
 _MIB = 1 << 20
 
@@ -141,25 +146,25 @@ def _many_pipes(scene: Scene) -> Iterator[Finding]:
 
 
 def _taken_for_one(scene: Scene) -> Iterator[Finding]:
-    """CRIU tells FIFOs apart by the lower half of their inodes' numbers, which each file system gives by itself."""
-    fifos: dict[int, dict[tuple[int, int], tuple[Process, Descriptor]]] = {}
-    read = set()
+    """FIFOs that CRIU takes for one, where that matters: something is unread."""
+    fifos: dict[int, dict[tuple[int, int], list[tuple[Process, Descriptor]]]] = {}
     for process, d in scene.descriptors():
         if d.kind == "pipe" and not d.target.startswith("pipe:") and not d.flags & os.O_PATH:
-            fifos.setdefault(d.inode & _PIPE_ID, {}).setdefault((d.device, d.inode), (process, d))
-            if d.flags & os.O_ACCMODE != os.O_WRONLY:
-                read.add(d.inode & _PIPE_ID)
-    for number in sorted(read):
-        (_, one), *others = fifos[number].values()
-        for process, d in others:
-            yield _error(
-                process,
-                d,
-                "fifo-number",
-                f"the named pipes {one.target} and {d.target} have inodes of the same number, {number}; CRIU takes them for one, "
-                "and loses what is unread in one of them",
-                f"Have the program close one, make that anew (`mkfifo`), and open it again: {d.target}.",
-            )
+            fifos.setdefault(d.inode & _PIPE_ID, {}).setdefault((d.device, d.inode), []).append((process, d))
+    for number, same in sorted(fifos.items()):
+        if len(same) > 1 and any(_unread(process, d) for held in same.values() for process, d in held):
+            (_, one), *others = (held[0] for held in same.values())
+            for process, d in others:
+                text, hint = taken_for_one(one.target, d.target, number)
+                yield _error(process, d, "fifo-number", text, hint)
+
+
+def _unread(process: Process, d: Descriptor) -> bool:
+    try:
+        with reading(process.pid), borrowed(process.pid, d.fd) as fifo:
+            return bool(struct.unpack("i", fcntl.ioctl(fifo, termios.FIONREAD, bytes(4)))[0])
+    except OSError:
+        return True  # nobody knows
 
 
 def _error(process: Process, d: Descriptor, code: str, text: str, hint: str) -> Finding:

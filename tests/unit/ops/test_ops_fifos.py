@@ -11,9 +11,11 @@ import pytest
 from criuctl.checkpoint.manifest import FifoRecord, HostInfo, Manifest, ProcessRecord, SessionRef
 from criuctl.criu.fifoimages import SavedQueue
 from criuctl.criu.images import ImageSet
+from criuctl.errors import DumpFailed
 from criuctl.ops import fifos
 from criuctl.ops.registry import boot_id
-from criuctl.proc.tree import ProcessIdentity
+from criuctl.proc.descriptors import descriptors
+from criuctl.proc.tree import ProcessIdentity, read_tree
 from criuctl.report import Reporter
 
 
@@ -56,6 +58,16 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Case]:
     made = Case(tmp_path / "pipe", monkeypatch)
     yield made
     os.close(made.fd)
+
+
+def test_one_that_criu_takes_for_another_one_is_refused(case: Case) -> None:
+    """As it may have come since the look before the freeze."""
+    me = read_tree(os.getpid())[0]
+    (held,) = (d for d in descriptors(os.getpid()) if d.fd == case.fd)
+    fifos.with_unread(ImageSet(-1), [me], {me.pid: [held]})
+    other = held._replace(fd=9, device=held.device + 1, target="/other/pipe")
+    with pytest.raises(DumpFailed, match=r"/other/pipe have inodes of the same number.*; the tree runs on"):
+        fifos.with_unread(ImageSet(-1), [me], {me.pid: [held, other]})
 
 
 def test_one_that_had_it_open_has_it_still(case: Case) -> None:
