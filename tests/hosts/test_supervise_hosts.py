@@ -37,7 +37,10 @@ def test_a_host_is_lost_and_one_standby_takes_over(hosts: Hosts, radosgw_server:
         def winners() -> list[Supervised]:
             return [other for other in others.values() if other.events("recovered")]
 
-        wait_until(winners, PATIENCE, "somebody has taken over")
+        try:
+            wait_until(winners, PATIENCE, "somebody has taken over")
+        except TimeoutError as error:
+            raise AssertionError("\n".join(other.command.told() for other in others.values())) from error
         (winner,) = winners()
         back = winner.wait("recovered")
         assert (back["checkpoint"], back["from_host"], back["incarnation"]) == (stored["checkpoint"], "host-a", 2)
