@@ -111,7 +111,9 @@ def at(path: str) -> State:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
             # The path may be longer than an address can be.
             code = probe.connect_ex(os.fsencode(f"/proc/self/fd/{folder}/{name}"))
-        return {errno.ECONNREFUSED: "dead", errno.ENOENT: "none"}.get(code, "alive")  # type: ignore[return-value]  # of States
+        if code == errno.ENOENT:  # it has just been removed
+            return "none"
+        return "dead" if code == errno.ECONNREFUSED else "alive"
     except OSError:
         return "alive"  # nobody knows: it is not to be touched
     finally:
