@@ -27,9 +27,9 @@ from ..checkpoint.keys import PASSPHRASE_VARIABLE, RECOVERY_VARIABLE, read_secre
 from ..config import Config, ConnectionPolicy, EventSink, FileConflictPolicy, FilePolicy
 from ..errors import CriuctlError
 from ..proc.procfs import memory_info, read_raw
-from . import diagnosis
 from .doctor import doctor, features, versions
-from .eventlog import EventLog
+from .failures import diagnosis
+from .journal.eventlog import EventLog
 from .sessions import sessions
 
 EVENTS = 20

@@ -23,10 +23,10 @@ from ..criu.described import Area
 from ..errors import Damaged, PlatformError
 from ..report import Reporter
 from ..store import open_store
-from . import diffparts
-from .contents import Images, memory_windows
-from .diffmemory import Region, Windows, compare
-from .diffparts import Pairing, Part
+from .storing import diffparts
+from .storing.contents import Images, memory_windows
+from .storing.diffmemory import Region, Windows, compare
+from .storing.diffparts import Pairing, Part
 
 _IDENTITY = ("id", "number", "incarnation", "created", "labels")
 _HOST = ("name", "kernel", "os", "cpu_model", "boot_id")

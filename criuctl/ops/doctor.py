@@ -292,7 +292,9 @@ def _named(config: Config) -> Iterator[Finding]:
     """What of the configuration is read only when it is needed, which may be at night, by cron."""
     from ..session.keyboard import DetachKey
     from ..transport.ssh import Host
-    from . import predicates, retention, trees
+    from .openfiles import predicates
+    from .scheduling import trees
+    from .storing import retention
 
     readers: list[tuple[str, Callable[[], object]]] = [
         ("", lambda: trees.trees(config)),

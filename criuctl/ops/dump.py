@@ -33,30 +33,23 @@ from ..proc.procfs import reading
 from ..proc.scratch import Scratch
 from ..report import Reporter
 from ..store import open_store
-from . import (
-    arounddump,
-    events,
-    files,
-    groupyard,
-    hooking,
-    insidereport,
-    overlays,
-    predicates,
-    remaps,
-    surroundings,
-)
-from .delivery import Delivery
-from .describe import DumpResult
-from .dumping import Dumping
-from .fencing import Home
+from . import hooking, insidereport
+from .dumps import arounddump, surroundings
+from .dumps.delivery import Delivery
+from .dumps.describe import DumpResult
+from .dumps.dumping import Dumping
 from .holders import DumpedHolder
 from .host import host_id
-from .namespaces import plan_entry
+from .journal import events
+from .openfiles import files, overlays, predicates, remaps
 from .preload import DUMP, preload
 from .registry import Registry, boot_id, check_outside, exclusive, exclusive_session, forget_stale_locks
-from .standdown import stopping
+from .resources import groupyard
+from .resources.namespaces import plan_entry
+from .resources.terminals import DumpedTerminals
+from .supervising.fencing import Home
+from .supervising.standdown import stopping
 from .target import resolve_target
-from .terminals import DumpedTerminals
 
 
 def _operation(wishes: Mapping[str, Any]) -> str:
@@ -189,7 +182,7 @@ def dump(
         try:
             files.store_ahead(work.writer, root.pid, work.binaries)
             if precopy:
-                from .precopy import precopy as store_ahead
+                from .dumps.precopy import precopy as store_ahead
 
                 work.rounds = store_ahead(work.writer, root.pid, reporter)
                 if delivery is not None:

@@ -17,7 +17,7 @@ from ..errors import NoSuchProcess, SessionGone, TimedOut
 from ..proc import netfilter
 from ..proc.tree import ProcessIdentity
 from ..session.sessions import leftovers, state_of
-from . import events
+from .journal import events
 from .registry import Registry, SessionRecord, boot_id, check_outside, exclusive_session
 from .sessions import connect, known_of, why_not
 
@@ -118,6 +118,6 @@ def forget(config: Config, name: str, *, stored: bool = True) -> list[str]:
     registry.forget(name)  # afterwards: nothing else knows of the table
     if record is None or not (record.leases or (stored and record.state == "checkpointed")):
         return []
-    from . import fencing  # stores are slow to import, and a session that was never stored needs none
+    from .supervising import fencing  # stores are slow to import, and a session that was never stored needs none
 
     return fencing.give_back(config, record)

@@ -31,8 +31,8 @@ from ..criu.pages import ENTRY, PAGE
 from ..errors import UsageError
 from ..report import Reporter
 from ..store.archive import MAGIC, ArchiveStore
-from .contents import environments
 from .inspect import Shown, page_entries
+from .storing.contents import environments
 
 _PAGEMAP = re.compile(r"pagemap-(?:(shmem)-)?(\d+)\.img")
 

@@ -21,8 +21,9 @@ from msgspec.structs import replace
 from ..config import Config
 from ..errors import Conflict, CriuctlError, NotFound, UsageError
 from ..session import names, sessions
-from . import ending, events
-from .moves import Moves, Outgoing
+from . import ending
+from .journal import events
+from .moving.moves import Moves, Outgoing
 from .registry import Registry, SessionRecord, check_outside, exclusive_session
 from .sessions import end_holder, known_of
 from .sessions import sessions as all_sessions

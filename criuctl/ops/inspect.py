@@ -36,12 +36,12 @@ from ..proc import netfilter
 from ..report import Reporter
 from ..session.sessions import state_of
 from ..store import open_store
-from . import events
+from .journal import events
 from .registry import Registry, exclusive_session
 
 if TYPE_CHECKING:
-    from .contents import Variables
-    from .predicates import Verdict
+    from .openfiles.predicates import Verdict
+    from .storing.contents import Variables
 
 # One entry of a memory image's list: address, pages, flags as CRIU's page server sends them.
 _ENTRY = struct.Struct("<QII")
@@ -163,7 +163,7 @@ def show(
 
     With a slash in it, `ref` is the path of something that is in no store: see `foreign`.
     """
-    from . import predicates
+    from .openfiles import predicates
 
     found = _look(config, ref, maps, env, reporter or Reporter())
     return replace(found, values=values, predicates=tuple(predicates.verdicts(config, found.manifest, run=False)))
@@ -184,7 +184,7 @@ def _look(config: Config, ref: str, maps: bool, env: bool, reporter: Reporter) -
         writer = repository.stored_by(manifest.id)
         if not env:
             return Shown(manifest, url, found, writer=writer)
-        from .contents import environments
+        from .storing.contents import environments
 
         return Shown(manifest, url, found, environments(manifest, repository.reader(reporter)), writer=writer)
 

@@ -29,7 +29,7 @@ from ..config import Config
 from ..errors import Conflict, CriuctlError, Damaged, DumpFailed, NotFound
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
-from . import events
+from .journal import events
 from .registry import Registry, boot_id, write_record
 
 How = Literal["dump", "snapshot", "lost"]
@@ -150,7 +150,7 @@ def begin(config: Config, how: How, reason: str, *, jobs: int, until: float | No
     Goes on with what an interrupted one has left.  What fails runs on, and is tried again by the next call.
     """
     from ..session.sessions import inside
-    from .batch import alone
+    from .scheduling.batch import alone
 
     around = inside(config)
     if around is not None:
@@ -182,8 +182,8 @@ def _opened(config: Config, how: How, reason: str) -> Record:
 
 
 def _store(config: Config, record: Record, jobs: int, until: float | None, reporter: Reporter) -> Iterator[Item]:
+    from .scheduling.subjects import ranks, running
     from .snapshot import snapshot
-    from .subjects import ranks, running
 
     settle(config, record)
     tried: set[str] = set()
@@ -257,7 +257,7 @@ def settle(config: Config, record: Record) -> None:
 
 
 def _found(config: Config) -> set[str]:
-    from .subjects import running
+    from .scheduling.subjects import running
 
     return {subject.name for subject in running(config)}
 

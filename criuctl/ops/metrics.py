@@ -29,10 +29,10 @@ from .. import __version__
 from ..checkpoint.manifest import CheckpointSummary
 from ..config import Config
 from ..errors import Conflict, CriuctlError, PlatformError, UsageError
-from .eventlog import EventLog
+from .journal.eventlog import EventLog
+from .journal.tally import Tally
 from .registry import Registry
 from .sessions import sessions
-from .tally import Tally
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -32,16 +32,16 @@ from ..proc import addresses
 from ..report import Finding, Reporter
 from ..session.client import Session
 from ..transport import ssh
-from . import events
-from .arounddump import session_for
-from .delivering import HostDelivery, Wishes
-from .departure import check_home, moved_away
 from .dump import dump
-from .moves import Moves, Outgoing
-from .needs import gather
-from .otherhost import reach
+from .dumps.arounddump import session_for
+from .journal import events
+from .moving.delivering import HostDelivery, Wishes
+from .moving.departure import check_home, moved_away
+from .moving.moves import Moves, Outgoing
+from .moving.needs import gather
+from .moving.otherhost import reach
 from .registry import Registry, check_outside
-from .standdown import stopping
+from .supervising.standdown import stopping
 from .target import Target, resolve_target
 
 _CARRIED_MIB = 1 << 20  # files open for writing travel whatever their size

@@ -1,6 +1,6 @@
 """Removing checkpoints by rule, freeing what they held, and pins.
 
-`prune` decides by `criuctl.ops.retention` and removes what no rule keeps, one checkpoint after the other, oldest
+`prune` decides by `criuctl.ops.storing.retention` and removes what no rule keeps, one checkpoint after the other, oldest
 first; cut off anywhere it has removed a part of what it would have, and the next run the rest.  The newest checkpoint of a
 session that lives, or lies checkpointed, is kept unless that is asked for, also where another host knows of it: its lease says
 that it lives there, or was killed; the checkpoint itself, that its dump has ended it.  Space is freed by `collect`.
@@ -25,10 +25,10 @@ from ..config import Config
 from ..errors import Conflict, CriuctlError, Damaged, DataError, NoSuchCheckpoint, UsageError
 from ..report import Reporter
 from ..store import open_store
-from . import events
 from .inspect import Removal, forget_gone, remove_one, telling_removed
+from .journal import events
 from .registry import Registry
-from .retention import Decision, Rules, decide, policies, policy, seconds
+from .storing.retention import Decision, Rules, decide, policies, policy, seconds
 
 
 @contextmanager

@@ -35,14 +35,14 @@ from ..report import Reporter
 from ..store.serving import StoreServer
 from ..transport.link import Link, Request
 from ..transport.messages import unknown_verb
-from . import inbox, rendezvous
-from .feeding import Feeder
 from .host import host_id
-from .incoming import Arrival, running_here
-from .lazymemory import LARGE
 from .maintenance import check_open
-from .moves import Incoming, Moves, Outgoing, check_id
+from .moving import inbox, rendezvous
+from .moving.incoming import Arrival, running_here
+from .moving.moves import Incoming, Moves, Outgoing, check_id
 from .registry import Registry, boot_id, check_name, check_outside
+from .restores.feeding import Feeder
+from .restores.lazymemory import LARGE
 
 HOLD = 300.0  # seconds that a session is held without a link
 _PATIENCE = 60.0  # seconds for another criuctl here to notice that its link is gone
@@ -133,7 +133,7 @@ class _Visit:
     # -- requests ----------------------------------------------------------------------------------
 
     def _examine(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        from .targetcheck import examine
+        from .moving.targetcheck import examine
 
         found = examine(asked["needs"], self._config, float(asked["clock"]))
         self._memory = int(asked["needs"].get("memory", 0))

@@ -18,10 +18,11 @@ from ..config import Config
 from ..errors import Conflict, CriuctlError, NotFound, RestoreFailed
 from ..report import Reporter
 from ..session import names
-from . import batch, events, trees
+from .journal import events
 from .maintenance import LOCK_PATIENCE, Item, Record, forget, lock_of, read, runs, settle, write
 from .registry import Registry, SessionRecord, boot_id, check_outside
-from .subjects import order_of
+from .scheduling import batch, trees
+from .scheduling.subjects import order_of
 
 TRIES = 3
 PAUSE = 5.0  # seconds before what could not be brought back is tried again: the network, a store, a peer may be late
@@ -230,8 +231,8 @@ def _try(config: Config, record: Record, items: Sequence[Item], jobs: int, pause
 
 def _restore(config: Config, item: Item) -> batch.Work:
     def work(reporter: Reporter) -> dict[str, object]:
-        from .arrival import RestoreResult
         from .restore import restore
+        from .restores.arrival import RestoreResult
 
         told = restore(replace(config, store=item.store), item.checkpoint, reporter=reporter, returning=True)
         assert isinstance(told, RestoreResult)

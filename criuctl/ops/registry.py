@@ -187,7 +187,7 @@ class Registry:
             return record.identity
         if name not in self._config.trees:
             return None
-        from . import trees
+        from .scheduling import trees
 
         return trees.find(self._config, name)
 

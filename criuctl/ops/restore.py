@@ -30,36 +30,29 @@ from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..store import open_store
-from . import (
-    arrival,
-    boundnames,
-    deletednames,
-    events,
-    fifos,
-    groupyard,
-    hooking,
-    insidereport,
-    materialise,
-    moves,
-    predicates,
-)
-from .absent import absent
-from .arrival import RestoreResult
-from .besides import spared
-from .feeding import Feeder
-from .fencing import with_lease
-from .filelocks import locked_elsewhere
+from . import hooking, insidereport
 from .holders import RestoredHolder
 from .host import host_id
-from .judgement import Policy
-from .lazymemory import worthwhile
+from .journal import events
 from .maintenance import check_open
-from .netlock import table_of
-from .plan import RestorePlan, Wishes, make_plan, observe
+from .moving import moves
+from .openfiles import deletednames, predicates
+from .openfiles.absent import absent
+from .openfiles.besides import spared
+from .openfiles.judgement import Policy
 from .preload import RESTORE, preload
 from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
-from .restoredterminals import RestoredTerminals
-from .restoring import Restoring
+from .resources import boundnames, fifos, groupyard
+from .resources.filelocks import locked_elsewhere
+from .resources.netlock import table_of
+from .resources.restoredterminals import RestoredTerminals
+from .restores import arrival, materialise
+from .restores.arrival import RestoreResult
+from .restores.feeding import Feeder
+from .restores.lazymemory import worthwhile
+from .restores.plan import RestorePlan, Wishes, make_plan, observe
+from .restores.restoring import Restoring
+from .supervising.fencing import with_lease
 
 
 def _operation(wishes: Mapping[str, Any]) -> str:

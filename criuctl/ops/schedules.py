@@ -27,11 +27,12 @@ from ..errors import Conflict, CriuctlError, InvalidName, NotFound, PlatformErro
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..session.names import check_name
-from . import batch, events, timers
+from .journal import events
 from .registry import boot_id, exclusive, write_record
-from .retention import LONGEST, Rules
+from .scheduling import batch, timers
+from .scheduling.subjects import chosen
 from .snapshot import SnapshotOutcome, snapshot
-from .subjects import chosen
+from .storing.retention import LONGEST, Rules
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")  # what cron takes as a file's name, with our prefix
 SHORTEST = 60.0  # seconds between two runs

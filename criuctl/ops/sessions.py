@@ -22,7 +22,7 @@ from ..errors import Conflict, InvalidName, NoSuchProcess, NotFound, NotHeld, Se
 from ..proc.tree import ProcessIdentity
 from ..session import names
 from ..session.sessions import all_states, inside, state_of
-from . import events
+from .journal import events
 from .maintenance import check_open
 from .registry import Registry, SessionRecord, boot_id, exclusive_session
 

@@ -8,11 +8,12 @@ from typing import Any
 from ..config import Config
 from ..errors import CriuctlError, NotFound, TimedOut
 from ..report import Reporter
-from . import events, inbox
-from .delivering import SETTLE, put_back
-from .departure import moved_away
-from .moves import Incoming, Moves, Outgoing
-from .otherhost import RESTORE, reach
+from .journal import events
+from .moving import inbox
+from .moving.delivering import SETTLE, put_back
+from .moving.departure import moved_away
+from .moving.moves import Incoming, Moves, Outgoing
+from .moving.otherhost import RESTORE, reach
 from .registry import exclusive_session
 
 

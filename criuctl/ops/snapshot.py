@@ -16,10 +16,10 @@ from msgspec import Struct
 from ..config import Config
 from ..errors import CriuctlError, DumpFailed
 from ..report import Reporter
-from . import batch
 from .dump import dump
 from .hooking import snapshot_failed
-from .subjects import Subject
+from .scheduling import batch
+from .scheduling.subjects import Subject
 
 
 class SnapshotOutcome(Struct, frozen=True):

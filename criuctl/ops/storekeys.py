@@ -25,8 +25,8 @@ from ..checkpoint import keys, recovery
 from ..checkpoint.generations import Slots, described
 from ..config import Config
 from ..errors import Conflict, KeyMissing, UsageError, WrongKey
-from . import events
-from .keyring import REPLACED, KeyChange, KeyFacts, Keyring, NewKey, Slot, checked_label, named, refuse_known
+from .journal import events
+from .storing.keyring import REPLACED, KeyChange, KeyFacts, Keyring, NewKey, Slot, checked_label, named, refuse_known
 
 
 def key_list(config: Config) -> tuple[list[KeyFacts], list[str]]:

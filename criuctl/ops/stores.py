@@ -18,8 +18,8 @@ from ..checkpoint import keys, recovery
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..store import Store, open_store
-from . import events
-from .growth import growth, plain_bytes
+from .journal import events
+from .storing.growth import growth, plain_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,19 +44,20 @@ from ..errors import (
 )
 from ..proc.tree import ProcessIdentity, read_tree
 from ..report import Reporter
-from . import events, fencing, standdown
-from .demise import Wanted, candidates, fate, moment
 from .dump import dump
-from .heartbeat import Heartbeat
 from .hooking import snapshot_failed
+from .journal import events
 from .prune import prune
-from .recoverer import Loss, Recoverer, holder_of
 from .registry import SessionRecord, check_outside, exclusive
-from .retention import Rules
-from .selffence import SelfFence, lift
-from .supervision import End, LeaseWatch, Schedule
-from .supervisorpost import TICK, Post, Tell, Wishes
-from .terminalwatch import TerminalWatch
+from .storing.retention import Rules
+from .supervising import fencing, standdown
+from .supervising.demise import Wanted, candidates, fate, moment
+from .supervising.heartbeat import Heartbeat
+from .supervising.recoverer import Loss, Recoverer, holder_of
+from .supervising.selffence import SelfFence, lift
+from .supervising.supervision import End, LeaseWatch, Schedule
+from .supervising.supervisorpost import TICK, Post, Tell, Wishes
+from .supervising.terminalwatch import TerminalWatch
 
 Role = Literal["home", "recover", "standby", "anew", "over"]  # anew: look again
 

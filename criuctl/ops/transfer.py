@@ -34,7 +34,7 @@ from ..proc.procfs import available_memory
 from ..report import Reporter
 from ..store import open_store
 from ..store.archive import ArchiveStore, ArchiveWriter
-from . import events
+from .journal import events
 from .registry import check_name
 
 _PIECE = 1 << 20

@@ -37,7 +37,7 @@ from ..report import Reporter
 from ..session.names import DEFAULT_RUN_DIR
 from ..store import Capabilities, open_store
 from ..transport.frames import decode_error, encode_error
-from .arrival import RestoreResult
+from .restores.arrival import RestoreResult
 
 _TAIL = 4096  # characters of a probe's output that are told
 _OUTPUT = 16 << 20  # bytes that a probe may print

@@ -78,7 +78,7 @@ class Desk(Struct):
 
     async def timings(self, session: str) -> list[dict[str, Any]]:
         """See `ops.history`."""
-        from ..ops.history import timings
+        from ..ops.storing.history import timings
 
         if len(self._timings) > _KEPT_TIMINGS:
             self._timings.clear()

@@ -141,7 +141,7 @@ def test_a_signal_when_a_restored_tree_runs(number: signal.Signals, zoo: Zoo, tr
 DIES = """
 import os, signal, sys
 from criuctl.cli.main import program
-from criuctl.ops.terminals import DumpedTerminals
+from criuctl.ops.resources.terminals import DumpedTerminals
 DumpedTerminals.drop = lambda self: os.kill(os.getpid(), signal.SIGKILL)
 sys.argv[1:] = sys.argv[4:]
 program()

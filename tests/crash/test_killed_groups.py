@@ -18,7 +18,7 @@ from support.trip import Trip
 from support.zoo import Zoo
 
 from criuctl.config import Config
-from criuctl.ops.cgroups import mount_points
+from criuctl.ops.resources.cgroups import mount_points
 from criuctl.session.sessions import state_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]

@@ -14,7 +14,7 @@ from support.hooking import HookFolder
 from support.trip import Trip
 from support.zoo import Animal, Zoo
 
-from criuctl.ops.cgroups import mount_points, of_process
+from criuctl.ops.resources.cgroups import mount_points, of_process
 
 pytestmark = pytest.mark.integration
 

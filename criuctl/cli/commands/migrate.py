@@ -16,7 +16,7 @@ from .check import EXIT_REFUSED, finding_lines
 from .dump import POLICIES
 
 if TYPE_CHECKING:
-    from ...ops.delivering import Wishes
+    from ...ops.moving.delivering import Wishes
 
 EXIT_IN_DOUBT = 12
 
@@ -138,7 +138,7 @@ def migrate(
     When the link breaks in the very moment between the two, the session is in doubt: ended here, complete
     there, and not told to run. That is told with exit code 12, tried again for a minute, and finished by --resolve.
     """
-    from ...ops.delivering import Wishes
+    from ...ops.moving.delivering import Wishes
 
     if resolve:
         if host is not None:

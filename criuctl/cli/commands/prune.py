@@ -67,7 +67,7 @@ def prune(
     those that were removed (removed in its JSON, by id).
     """
     from ...ops.prune import prune as prune_checkpoints
-    from ...ops.retention import Rules, label, seconds
+    from ...ops.storing.retention import Rules, label, seconds
 
     within = seconds(keep_within) if keep_within is not None else 0.0
     if keep_within is not None and not within:

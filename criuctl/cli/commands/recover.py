@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from ...ops.severity import worst
+from ...ops.journal.severity import worst
 from ..app import App, pass_app
 from ..pages import page
 from ..streams import tell
@@ -59,7 +59,7 @@ def recover(app: App, all_: bool, jobs: int, retry_after: str, again: bool, inst
     if installs or removes:
         return _boot(app, all_, installs)
     from ...ops.recovery import recover as bring_back
-    from ...ops.retention import patience
+    from ...ops.storing.retention import patience
 
     with app.reporting(bars=False) as reporter:
         items = bring_back(app.config, every=all_, jobs=jobs, pause=patience(retry_after), again=again, reporter=reporter)
@@ -70,7 +70,7 @@ def recover(app: App, all_: bool, jobs: int, retry_after: str, again: bool, inst
 
 
 def _boot(app: App, all_: bool, installs: bool) -> int:
-    from ...ops import bootunit, timers
+    from ...ops.scheduling import bootunit, timers
     from ...store import from_anywhere
 
     if not installs:

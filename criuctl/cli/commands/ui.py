@@ -67,7 +67,7 @@ def ui(app: App, listen: str, remote: bool, names: tuple[str, ...], read_only: b
     stopped meanwhile, that one is interrupted and cleans up first. ^C ends the server, with 0.
     """
     from ...errors import UsageError
-    from ...ops.timers import own_program
+    from ...ops.scheduling.timers import own_program
     from ...startup import settle
     from ...web.server import Address, serve
 

@@ -1,8 +1,8 @@
 """Mounts that only the tree's mount namespace has.
 
-A restore gives the tree a copy of the host's mounts (`criuctl.ops.namespaces`): what is mounted inside alone is not made again,
-and its paths lead to what the host has there.  For a root that is PID 1 CRIU makes them again, on the host's root folder, and
-fills each tmpfs; but files elsewhere are judged by what this host has at their paths.
+A restore gives the tree a copy of the host's mounts (`criuctl.ops.resources.namespaces`): what is mounted inside alone is
+not made again, and its paths lead to what the host has there.  For a root that is PID 1 CRIU makes them again, on the host's
+root folder, and fills each tmpfs; but files elsewhere are judged by what this host has at their paths.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ...proc.socketfiles import bound_file
 from ...proc.tree import Process
 from ...report import Finding
 from ...session import names
-from ..namespaces import saved_devices
-from ..overlays import SOURCE
+from ..openfiles.overlays import SOURCE
+from ..resources.namespaces import saved_devices
 from .files import mount_of
 from .scene import Scene
 from .spaces import at_top

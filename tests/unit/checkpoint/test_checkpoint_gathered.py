@@ -13,7 +13,7 @@ from criuctl.checkpoint import gathered
 from criuctl.checkpoint.gathered import Gathered
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
-from criuctl.ops.lazymemory import StoredPages
+from criuctl.ops.restores.lazymemory import StoredPages
 from criuctl.report import Reporter
 
 PAGE = 4096

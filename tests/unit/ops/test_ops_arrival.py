@@ -8,7 +8,7 @@ import pytest
 from support import checkpoints as kit
 
 from criuctl.errors import Conflict, Damaged, ObjectMissing
-from criuctl.ops.arrival import offering_another
+from criuctl.ops.restores.arrival import offering_another
 
 
 def test_another_checkpoint_is_offered_for_what_is_damaged_or_missing(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.criu.images import ImageSet
-from criuctl.ops.deletednames import DeletedName, judge
-from criuctl.ops.judgement import Judgement, Policy
+from criuctl.ops.openfiles.deletednames import DeletedName, judge
+from criuctl.ops.openfiles.judgement import Judgement, Policy
 from criuctl.ops.registry import boot_id
 from criuctl.report import Reporter
 from criuctl.store import open_store

@@ -11,9 +11,10 @@ import pytest
 from criuctl.checkpoint.manifest import Manifest, SessionRef
 from criuctl.config import Config
 from criuctl.criu.driver import CriuFailed
-from criuctl.ops import arounddump, arrival
-from criuctl.ops.diagnosis import diagnose, keep_log
-from criuctl.ops.remedies import REMEDIES
+from criuctl.ops.dumps import arounddump
+from criuctl.ops.failures.diagnosis import diagnose, keep_log
+from criuctl.ops.failures.remedies import REMEDIES
+from criuctl.ops.restores import arrival
 
 HEAD = """\
 (00.000021) Version: 4.2.1 (gitid 0)

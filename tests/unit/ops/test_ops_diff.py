@@ -26,9 +26,9 @@ from criuctl.checkpoint.repository import Repository
 from criuctl.criu.described import Area, OpenFile
 from criuctl.criu.pages import PAGE, WINDOW, PagemapEntry, window_sizes
 from criuctl.errors import Damaged
-from criuctl.ops import diffparts
 from criuctl.ops.diff import diff
-from criuctl.ops.diffmemory import Region, Windows, compare, windows
+from criuctl.ops.storing import diffparts
+from criuctl.ops.storing.diffmemory import Region, Windows, compare, windows
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
 

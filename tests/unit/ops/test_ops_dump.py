@@ -11,7 +11,8 @@ import pytest
 
 from criuctl.config import Config
 from criuctl.criu import driver
-from criuctl.ops import arounddump, logs
+from criuctl.ops import logs
+from criuctl.ops.dumps import arounddump
 from criuctl.ops.registry import Registry, SessionRecord
 from criuctl.proc.tree import ProcessIdentity
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from criuctl.ops import filelocks
-from criuctl.ops.filelocks import WantedLock
+from criuctl.ops.resources import filelocks
+from criuctl.ops.resources.filelocks import WantedLock
 
 POSIX, FLOCK, OFD = 1, 2, 4
 F_OFD_SETLK = 37

@@ -18,7 +18,7 @@ from criuctl.checkpoint.chunks import Extent, cut
 from criuctl.checkpoint.reader import CheckpointReader, write_at
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Damaged, RestoreFailed
-from criuctl.ops.filling import Filling
+from criuctl.ops.restores.filling import Filling
 from criuctl.report import Reporter
 from criuctl.store.memory import MemoryStore
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from msgspec.structs import replace
 
 from criuctl.checkpoint.manifest import CheckpointSummary
-from criuctl.ops.growth import RECENT, growth
+from criuctl.ops.storing.growth import RECENT, growth
 
 BEGIN = datetime(2026, 11, 1, tzinfo=UTC)
 

@@ -13,8 +13,8 @@ from criuctl.checkpoint import leases
 from criuctl.checkpoint.manifest import SessionRef
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
-from criuctl.ops.heartbeat import Heartbeat
 from criuctl.ops.host import host_id
+from criuctl.ops.supervising.heartbeat import Heartbeat
 from criuctl.store import open_store
 
 SESSION = SessionRef("web", "ab" * 16)

@@ -10,8 +10,8 @@ from support import checkpoints as kit
 
 from criuctl.checkpoint.manifest import MemoryImage
 from criuctl.checkpoint.reader import CheckpointReader
-from criuctl.ops import lazymemory
-from criuctl.ops.lazymemory import StoredPages, worthwhile
+from criuctl.ops.restores import lazymemory
+from criuctl.ops.restores.lazymemory import StoredPages, worthwhile
 from criuctl.report import Reporter
 
 PAGE = 4096

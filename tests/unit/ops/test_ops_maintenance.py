@@ -22,12 +22,13 @@ from support.program import CRIUCTL, run_program
 from criuctl.cli.main import main
 from criuctl.config import Config
 from criuctl.errors import ConfigError, Conflict, Damaged, NotFound, RestoreFailed, UsageError
-from criuctl.ops import batch, bootunit, maintenance, recovery, subjects, timers, trees
-from criuctl.ops.arounddump import session_for
+from criuctl.ops import maintenance, recovery
+from criuctl.ops.dumps.arounddump import session_for
 from criuctl.ops.maintenance import Item, Record
 from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive
+from criuctl.ops.scheduling import batch, bootunit, subjects, timers, trees
+from criuctl.ops.scheduling.subjects import Subject
 from criuctl.ops.snapshot import lock_of
-from criuctl.ops.subjects import Subject
 from criuctl.ops.target import Target
 from criuctl.proc import forked
 from criuctl.proc.tree import ProcessIdentity
@@ -122,7 +123,7 @@ def test_a_lock_is_waited_for(config: Config) -> None:
     held.__enter__()
     with pytest.MonkeyPatch.context() as patch:
         waiting = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _seconds: held.__exit__(None, None, None))
-        patch.setattr("criuctl.ops.batch.time", waiting)
+        patch.setattr("criuctl.ops.scheduling.batch.time", waiting)
         patch.setattr("criuctl.proc.locks._TRIES", 1)
         with batch.alone(config, lock, busy, wait=60):
             pass

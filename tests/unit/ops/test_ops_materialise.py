@@ -15,7 +15,7 @@ from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.criu import images
 from criuctl.criu.pages import PAGE, PE_PRESENT
-from criuctl.ops import materialise
+from criuctl.ops.restores import materialise
 from criuctl.report import Reporter
 from criuctl.store import open_store
 

@@ -15,8 +15,8 @@ from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.config import Config
 from criuctl.errors import Conflict, UsageError
 from criuctl.ops import inspect, metrics
+from criuctl.ops.journal.tally import Tally
 from criuctl.ops.metrics import Figures, Looker, Server, families, look, text, write
-from criuctl.ops.tally import Tally
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

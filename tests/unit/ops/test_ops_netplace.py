@@ -13,10 +13,10 @@ from support.zoo import Zoo
 
 from criuctl.checkpoint.manifest import HostInfo, Manifest, SessionRef
 from criuctl.errors import RestoreFailed
-from criuctl.ops import netplace
-from criuctl.ops.namespaces import plan_entry
-from criuctl.ops.netplace import Place
 from criuctl.ops.registry import boot_id
+from criuctl.ops.resources import netplace
+from criuctl.ops.resources.namespaces import plan_entry
+from criuctl.ops.resources.netplace import Place
 from criuctl.proc.sockdiag import net_cookie
 
 

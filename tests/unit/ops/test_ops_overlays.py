@@ -13,11 +13,11 @@ from criuctl.checkpoint.manifest import FileRecord, HostInfo, Manifest, ProcessR
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
-from criuctl.ops import overlays
-from criuctl.ops.files import digest
-from criuctl.ops.judgement import judge, judge_all
-from criuctl.ops.netplace import Place
-from criuctl.ops.plan import HostFacts, Wishes, make_plan
+from criuctl.ops.openfiles import overlays
+from criuctl.ops.openfiles.files import digest
+from criuctl.ops.openfiles.judgement import judge, judge_all
+from criuctl.ops.resources.netplace import Place
+from criuctl.ops.restores.plan import HostFacts, Wishes, make_plan
 from criuctl.report import Reporter
 from criuctl.store import open_store
 

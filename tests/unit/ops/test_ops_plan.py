@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from criuctl.checkpoint.manifest import ConnectionRecord, FileRecord, HostInfo, Manifest, ProcessRecord, SessionRef
 from criuctl.config import Config
 from criuctl.connections.rules import parse
-from criuctl.ops.boundnames import TakenName
-from criuctl.ops.netplace import Place
-from criuctl.ops.plan import HostFacts, RestorePlan, Wishes, make_plan, observe
+from criuctl.ops.resources.boundnames import TakenName
+from criuctl.ops.resources.netplace import Place
+from criuctl.ops.restores.plan import HostFacts, RestorePlan, Wishes, make_plan, observe
 
 FLAGS = ("avx2", "sse2")
 CONNECTION = ConnectionRecord(

@@ -20,11 +20,11 @@ from criuctl.checkpoint.writer import CheckpointWriter, FileDigest
 from criuctl.config import Config
 from criuctl.criu.images import ImageSet
 from criuctl.errors import Damaged, RestoreFailed
-from criuctl.ops import files, remaps
-from criuctl.ops.deletednames import DeletedName
-from criuctl.ops.files import digest
-from criuctl.ops.judgement import Policy, judge, judge_all
-from criuctl.ops.putback import Applied
+from criuctl.ops.openfiles import files, remaps
+from criuctl.ops.openfiles.deletednames import DeletedName
+from criuctl.ops.openfiles.files import digest
+from criuctl.ops.openfiles.judgement import Policy, judge, judge_all
+from criuctl.ops.openfiles.putback import Applied
 from criuctl.report import Reporter
 from criuctl.store import open_store
 

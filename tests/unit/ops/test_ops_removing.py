@@ -14,7 +14,7 @@ from criuctl.config import Config
 from criuctl.errors import StoreUnreachable
 from criuctl.ops import inspect as inspecting
 from criuctl.ops import prune as pruning
-from criuctl.ops.retention import Rules
+from criuctl.ops.storing.retention import Rules
 from criuctl.report import Reporter
 from criuctl.store import Store
 from criuctl.store.local import LocalStore

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from criuctl.config import Config
 from criuctl.errors import PreflightRefused, SessionGone, WrongState
-from criuctl.ops import selffence
-from criuctl.ops.selffence import SelfFence
+from criuctl.ops.supervising import selffence
+from criuctl.ops.supervising.selffence import SelfFence
 
 
 class Holder:

@@ -13,7 +13,7 @@ from support.obstacles import running
 
 from criuctl.criu import schema
 from criuctl.criu.images import TCP_ESTABLISHED, TCP_LISTEN, ImageSet
-from criuctl.ops.socketnames import follow_renamed
+from criuctl.ops.resources.socketnames import follow_renamed
 from criuctl.proc.descriptors import descriptors
 from criuctl.proc.tree import read_tree
 from criuctl.report import Reporter

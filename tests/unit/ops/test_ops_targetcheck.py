@@ -17,9 +17,9 @@ from criuctl.checkpoint.manifest import ConnectionRecord, ProcessRecord, Session
 from criuctl.config import Config
 from criuctl.errors import Damaged, UnsupportedFormat
 from criuctl.ops.host import host_info
-from criuctl.ops.needed import NeededFile, NeededTerminal, Needs, read
+from criuctl.ops.moving.needed import NeededFile, NeededTerminal, Needs, read
+from criuctl.ops.moving.targetcheck import TREE_CHECKS, Arrival, examine, findings
 from criuctl.ops.registry import Registry, SessionRecord, boot_id
-from criuctl.ops.targetcheck import TREE_CHECKS, Arrival, examine, findings
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Finding
 from criuctl.transport import frames

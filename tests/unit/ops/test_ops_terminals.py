@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from criuctl.ops import restoredterminals
+from criuctl.ops.resources import restoredterminals
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""What CRIU's messages mean, and what to do."""

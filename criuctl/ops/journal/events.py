@@ -1,0 +1,395 @@
+"""What becomes an event, and the one seam where it does: the end of an operation.
+
+`recorded` is put around the function that tells an operation's story, so it makes no difference who called it: a command, a
+schedule, a supervisor, a program.  When that function returns or raises, what it was about and how it ended is appended to
+the event log, and forwarded if the configuration says so (`eventsinks`).  An operation within an operation (the dump in a
+migration) is not one of its own; but what a schedule, maintenance or a supervisor does is, and so is their own end.  What
+changed nothing, a dry run say, is no event.
+
+RULE: an event never changes how an operation ends.  One that cannot be written (full disk, no rights) is dropped, and told as a
+warning where the operation has a reporter; its number was not given to it, so the next event has that.
+
+What `kill -9`, or the end of the host, cut off is told by whoever begins the next operation (`underway`): interrupted, exit code
+137, error ``killed``, with the time when it began.
+
+An event says: seq, time, host, operation, uid, session, session_id, incarnation, epoch (of the lease here), checkpoint, number,
+exit_code (as the command would end), outcome (done, degraded, failed, interrupted), error (its code), seconds, frozen_ms,
+total_ms, processes, bytes, connections (counts by what became of them), warnings (how many), warning_codes; of several sessions:
+sessions, states (counts); schedule.  Keys that say nothing are left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import Any, ParamSpec, TypeVar, cast
+
+from ...config import Config
+from ...errors import CriuctlError, of_the_host
+from ...report import Reporter
+from ...session.names import valid_name
+from . import underway
+from .eventlog import EventLog, now
+from .severity import worst
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Facts = dict[str, Any]
+About = Callable[[tuple[Any, ...], Mapping[str, Any]], Facts]
+
+_COPIED = ("session", "checkpoint", "number", "incarnation", "frozen_ms", "total_ms", "processes", "bytes", "lazy", "host")
+DEGRADED = 11
+BUG = 1
+IN_DOUBT = 12
+KILLED = 128 + signal.SIGKILL
+_NAMES = 50  # sessions that an event on many names
+
+
+def recorded(
+    operation: str | Callable[[Mapping[str, Any]], str],
+    describe: Callable[[Any], Iterable[Facts]] | None = None,
+    *,
+    about: About | None = None,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Record each end of the function, whose first argument is the configuration.
+
+    `operation` may depend on the keyword arguments; "" is none.  `describe` tells of a result, one mapping for each event (by
+    default one, by what the result says of itself); `about`, of the arguments, what is known also when it fails.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def inner(*args: P.args, **kwargs: P.kwargs) -> R:
+            name = operation if isinstance(operation, str) else operation(kwargs)
+            config = args[0]
+            if not name or not isinstance(config, Config):
+                return function(*args, **kwargs)
+            reporter = kwargs.get("reporter")
+            told = len(getattr(reporter, "codes", ()))
+            known = _named(about, args, kwargs)  # before: a session that was ended is known no more
+            began = time.monotonic()
+            try:
+                with _under_way(config, name, known):
+                    result = function(*args, **kwargs)
+            except BaseException as error:
+                _record(config, name, [known | _failure(error)], began, reporter, told)
+                raise
+            _record(config, name, _described(describe, result, known), began, reporter, told)
+            return result
+
+        return inner
+
+    return decorate
+
+
+def recorded_each(
+    operation: str, describe: Callable[[Sequence[Any]], Iterable[Facts]], *, about: About | None = None
+) -> Callable[[Callable[P, Iterator[R]]], Callable[P, Iterator[R]]]:
+    """As `recorded`, for a generator: one event when it has ended, which `describe` tells of what was yielded until then."""
+
+    def decorate(function: Callable[P, Iterator[R]]) -> Callable[P, Iterator[R]]:
+        @functools.wraps(function)
+        def inner(*args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+            config, reporter = cast("Config", args[0]), kwargs.get("reporter")
+            told = len(getattr(reporter, "codes", ()))
+            known = _named(about, args, kwargs)
+            began = time.monotonic()
+            found: list[R] = []
+            try:
+                each = cast("Generator[R, None, None]", function(*args, **kwargs))
+                with _under_way(config, operation, known), closing(each):
+                    for one in each:
+                        found.append(one)
+                        yield one
+            except BaseException as error:
+                cut = (_described(describe, found, known) or [known])[0] | _failure(error)
+                _record(config, operation, [cut], began, reporter, told)
+                raise
+            _record(config, operation, _described(describe, found, known), began, reporter, told)
+
+        return inner
+
+    return decorate
+
+
+def record(config: Config, operation: str, facts: Iterable[Facts], *, seconds: float = 0.0) -> str:
+    """Append one event for each of `facts`; what went wrong, "" if nothing did.  Never raises."""
+    try:
+        bodies = [_body(config, operation, one, seconds) for one in facts]
+        events = EventLog(config.state_dir).append(bodies)
+    except OSError as error:
+        return f"{error.strerror or error}"
+    except Exception as error:  # the operation itself is done, and must not fail of its own log
+        return f"{type(error).__name__}: {error}"
+    if config.events == "none" or not events:
+        return ""
+    from .eventsinks import forward
+
+    return forward(config.events, events)
+
+
+@contextmanager
+def _under_way(config: Config, operation: str, known: Facts) -> Iterator[None]:
+    """Tell of what was killed before, and have others tell of this if it is."""
+    facts: Facts = {"operation": operation}
+    with suppress(Exception):
+        for one in underway.cut_off(config.state_dir):
+            record(config, str(one.pop("operation", "")), [one | {"exit_code": KILLED, "error": "killed"}])
+        facts |= {"uid": _uid(), "began": now()} | _session(config, known) | known
+    with underway.noted(config.state_dir, facts):
+        yield
+
+
+def _record(config: Config, name: str, facts: list[Facts], began: float, reporter: Any, told: int) -> None:
+    seconds = round(time.monotonic() - began, 3)
+    if codes := list(getattr(reporter, "codes", ()))[told:]:
+        facts = [one | {"warning_codes": codes} for one in facts]
+        del reporter.codes[told:]  # a reporter may live for years
+    trouble = record(config, name, facts, seconds=seconds)
+    if trouble and isinstance(reporter, Reporter):
+        with suppress(Exception):
+            reporter.warning(
+                f"this {name} is not in the event log: {trouble}", f"`criuctl events` shows what is; it is in {config.state_dir}."
+            )
+
+
+def _body(config: Config, operation: str, facts: Facts, seconds: float) -> Facts:
+    code = facts.get("exit_code", 0)
+    outcome = {0: "done", DEGRADED: "degraded"}.get(code, "interrupted" if code > 128 else "failed")
+    body: Facts = {"host": platform.node(), "operation": operation, "uid": _uid()}
+    body |= _session(config, facts) | {"exit_code": code, "outcome": outcome, "seconds": seconds} | facts
+    return {key: value for key, value in body.items() if value not in (None, "", [], {})}
+
+
+def _uid() -> int:
+    """Who asked for it, also behind sudo."""
+    try:
+        with open("/proc/self/loginuid") as file:
+            number = int(file.read())
+        return number if number != 0xFFFFFFFF else os.getuid()
+    except (OSError, ValueError):
+        return os.getuid()
+
+
+def _session(config: Config, facts: Facts) -> Facts:
+    """What this host knows of the session that the event is about; what the result says of itself comes first."""
+    from ..registry import Registry
+
+    name, pid = facts.get("session"), facts.get("pid")
+    if not name and pid:
+        name = next((r.name for r in Registry(config).of_pid(pid) if r.alive()), None)
+    if not name or not valid_name(name):
+        return {}
+    found = Registry(config).get(name)
+    if found is None:
+        return {"session": name}
+    epochs = [int(claimed.get("epoch", 0)) for claimed in found.leases.values()]
+    known: Facts = {"session": name, "session_id": found.id, "incarnation": found.incarnation}
+    return known | ({"epoch": max(epochs)} if epochs else {})
+
+
+# -- telling of ends ------------------------------------------------------------------------------------
+
+
+def _failure(error: BaseException) -> Facts:
+    if isinstance(error, CriuctlError):
+        return {"exit_code": error.exit_code, "error": error.code}
+    if isinstance(error, KeyboardInterrupt | GeneratorExit):  # the latter: who was told of each thing was interrupted
+        return {"exit_code": 128 + getattr(error, "number", int(signal.SIGINT)), "error": "interrupted"}
+    if isinstance(error, OSError) and (told := of_the_host(error)) is not None:
+        return _failure(told)
+    return {"exit_code": BUG, "error": "bug"}
+
+
+def _named(about: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
+    if about is None:
+        return {}
+    try:
+        facts: Facts = about(args, kwargs)
+    except Exception:
+        return {}  # arguments that the operation itself could not take either
+    return facts
+
+
+def _described(describe: Callable[[Any], Iterable[Facts]] | None, result: Any, known: Facts) -> list[Facts]:
+    try:
+        return [known | facts for facts in (describe or outcome)(result)]
+    except Exception:
+        return [known]  # that it was done is told in any case
+
+
+def outcome(result: Any) -> list[Facts]:
+    """By what a result's JSON says, for operations on one session."""
+    body: Mapping[str, Any] = result if isinstance(result, Mapping) else result.to_dict()
+    facts = {key: body[key] for key in _COPIED if body.get(key) is not None}
+    if "elapsed_ms" in body:
+        facts["total_ms"] = body["elapsed_ms"]
+    if (moved := facts.pop("host", None)) is not None:
+        facts["to"] = moved
+    if connections := body.get("connections"):
+        facts["connections"] = dict(Counter(str(c.get("outcome") or c.get("policy")) for c in connections))
+    facts["warnings"] = len(body.get("warnings", ())) or None
+    facts["exit_code"] = DEGRADED if getattr(result, "degraded", False) else 0
+    return [facts]
+
+
+def target(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
+    """Of ``f(config, TARGET, ..., name=)``: the session, or the process."""
+    name, given = kwargs.get("name"), str(args[1] if len(args) > 1 else kwargs.get("target", ""))
+    if name and valid_name(name):
+        return {"session": name}
+    if given.isdigit():
+        return {"pid": int(given)}
+    return {"session": given} if valid_name(given) else {}
+
+
+def reference(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
+    """Of ``f(config, REF, ..., new_name=)``: the session that the checkpoint is, or will be, of."""
+    given = str(args[1] if len(args) > 1 else kwargs.get("ref", ""))
+    name, at, _number = given.partition("@")
+    forced = kwargs.get("instead_of") is not None or (kwargs.get("take_over") and kwargs.get("held") is None)
+    facts: Facts = {"take_over": True} if forced else {}
+    if (new := kwargs.get("new_name")) and valid_name(new):
+        return facts | {"session": new}
+    an_id = not at and len(name) >= 6 and not set(name) - set("0123456789abcdef")
+    return facts | ({"session": name} if valid_name(name) and not an_id else {})
+
+
+def of_session(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
+    """Of ``f(config, SESSION, ...)``, where that may be a name or a record of one."""
+    session = getattr(args[1], "name", args[1]) if len(args) > 1 else kwargs.get("name")
+    return _session(args[0], {"session": session}) if isinstance(session, str) else {}
+
+
+def of_schedule(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> Facts:
+    """Of ``f(config, SCHEDULE, ...)``, where that may be a name or a definition."""
+    schedule = getattr(args[1], "name", args[1])
+    return {"schedule": schedule} if valid_name(schedule) else {}
+
+
+def of_name(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> Facts:
+    """Of ``f(config, NAME, ...)``, whatever this host knows of it."""
+    return {"session": args[1]} if valid_name(args[1]) else {}
+
+
+def of_maintenance(args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> Facts:
+    """Of ``begin(config, HOW, ...)``."""
+    return {"how": args[1]}
+
+
+def started(_args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Facts:
+    """Of ``run(config, argv, name=)``."""
+    name = kwargs.get("name")
+    return {"session": name} if name and valid_name(name) else {}
+
+
+def begun(session: Any) -> list[Facts]:
+    """Of a new session."""
+    return [{"session": session.name, "session_id": session.id, "incarnation": 1, "pid": session.pid}]
+
+
+def imported(done: Any) -> list[Facts]:
+    """Of a checkpoint that came from a file; there is no event if the store had it."""
+    return [_of_summary(done.summary) | {"bytes": dict(done.summary.bytes)}] if done.done else []
+
+
+def nothing_more(_result: Any) -> list[Facts]:
+    """That it was done is all."""
+    return [{}]
+
+
+def killed(body: Mapping[str, Any]) -> list[Facts]:
+    """Of a session that was ended."""
+    return [{"session": body["session"], "processes": body["killed"]}]
+
+
+def fenced(processes: int) -> list[Facts]:
+    """Of a session that was stopped since another host has it; there is no event if nothing ran here."""
+    return [{"processes": processes}] if processes else []
+
+
+def settled(answers: Iterable[Mapping[str, Any]]) -> list[Facts]:
+    """Of moves that were interrupted."""
+    return [
+        {"session": a["session"], "checkpoint": a["checkpoint"], "to": a["host"], "came_to": a["outcome"]}
+        | ({"exit_code": IN_DOUBT, "error": "in-doubt"} if a["error"] else {})
+        for a in answers
+    ]
+
+
+def removed(removals: Iterable[Any]) -> list[Facts]:
+    """Of checkpoints that were removed, or refused."""
+    return [_of_summary(r.summary) | (_failure(r.error) if r.error is not None else {}) for r in removals]
+
+
+def forgotten(done: Any) -> list[Facts]:
+    """Of sessions that were forgotten, or refused; also of a run that found none, for it was cron's."""
+    told: list[Facts] = [
+        {"session": one.session} | (_failure(one.error) if one.error is not None else {"freed_bytes": one.bytes}) for one in done
+    ]
+    return told or [{}]
+
+
+def pinned(pinnings: Iterable[Any]) -> list[Facts]:
+    """Of checkpoints that were pinned, or unpinned."""
+    return [_of_summary(p.checkpoint) for p in pinnings]
+
+
+def _of_summary(summary: Any) -> Facts:
+    if summary is None:
+        return {}
+    facts: Facts = {"session": summary.session or None, "checkpoint": summary.id, "number": summary.number}
+    return facts | {"session_id": summary.session_id or None, "incarnation": summary.incarnation}
+
+
+def scheduled(done: tuple[Any, int]) -> list[Facts]:
+    """Of one run of a schedule."""
+    ran, code = done
+    errors = [outcome.error for outcome in ran.outcomes if outcome.error is not None]
+    states = Counter("failed" if outcome.error is not None else "stored" for outcome in ran.outcomes)
+    facts: Facts = {"sessions": [outcome.target for outcome in ran.outcomes][:_NAMES], "states": dict(states)}
+    error = next((e.code for e in [*errors, ran.error] if e is not None and e.exit_code == code), None)
+    return [facts | {"removed": ran.pruned, "exit_code": code, "error": error}]
+
+
+def maintained(items: Sequence[Any]) -> list[Facts]:
+    """Of what maintenance has stored, or brought back."""
+    code = worst(item.error["exit_code"] if item.error else DEGRADED if item.degraded else 0 for item in items)
+    error = next((item.error["code"] for item in items if item.error and item.error["exit_code"] == code), None)
+    names = [item.session for item in items][:_NAMES]
+    return [{"sessions": names, "states": dict(Counter(item.state for item in items)), "exit_code": code, "error": error}]
+
+
+def abandoned(items: Sequence[Any]) -> list[Facts]:
+    """Of what nobody wanted back."""
+    return [{"sessions": [item.session for item in items][:_NAMES]}]
+
+
+def recovered(items: Sequence[Any]) -> list[Facts]:
+    """Of what a boot has brought back; there is no event if there was nothing."""
+    return maintained(items) if items else []
+
+
+def supervised(good: bool) -> list[Facts]:
+    """Of the end of a supervisor."""
+    return [{"exit_code": 0 if good else DEGRADED}]
+
+
+def pruned(done: Any) -> list[Facts]:
+    """Of a run of the keep rules; also of one that found nothing to do, for it was cron's and somebody wants to know."""
+    sessions = sorted({summary.session for summary in done.removed})
+    facts: Facts = {"removed": len(done.removed), "kept": sum(d.keep for d in done.decisions), "sessions": sessions[:_NAMES]}
+    return [facts | {"exit_code": DEGRADED if done.unreadable or done.errors else 0}]
+
+
+def collected(done: Any) -> list[Facts]:
+    """Of a collection."""
+    facts = {"freed_bytes": done.freed_bytes, "copied_bytes": done.copied_bytes, "packs_deleted": done.deleted}
+    degraded = done.refused or done.refused_others or done.lost
+    return [facts | {"exit_code": DEGRADED if degraded else 0, "warnings": len(done.warnings) or None}]

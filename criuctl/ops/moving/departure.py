@@ -1,0 +1,97 @@
+"""A home that a session leaves: whether it is the home, and what is left to do here when the session runs elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from ...checkpoint import leases
+from ...checkpoint.manifest import SessionRef
+from ...checkpoint.repository import Repository
+from ...config import Config
+from ...errors import CriuctlError, StoreError
+from ...proc import netfilter
+from ...report import Reporter
+from ...session import sessions
+from ...session.client import Session
+from ...store import open_store
+from ..host import host_id
+from ..registry import Registry, SessionRecord, boot_id
+from ..supervising import fencing
+from .moves import Moves, Outgoing
+
+
+def check_home(config: Config, record: SessionRecord | None, reporter: Reporter) -> None:
+    """A home that another host has taken over moves nothing: its copy is stale."""
+    for repository in _leased(config, record, reporter):
+        assert record is not None
+        fenced = fencing.check(config, repository, record)
+        if fenced is not None:
+            raise fenced.error()
+
+
+def moved_away(config: Config, move: Outgoing, host: str, answer: Mapping[str, Any], reporter: Reporter) -> None:
+    """It runs there, on the host of the id `host`: everything here that speaks of it says so."""
+    record = Registry(config).get(move.session)
+    _record_moved(config, move, answer.get("incarnation", 0))
+    Moves(config, Outgoing).forget(move.id)
+    try:
+        _tell_operators(config, move, answer)
+    except CriuctlError as error:
+        reporter.warning(f"those who are attached here could not be told where {move.session!r} is: {error.message}", error.hint)
+    if record is not None:
+        _pass_leases(config, record, move, host, answer, reporter)
+
+
+def _record_moved(config: Config, move: Outgoing, incarnation: int) -> None:
+    registry = Registry(config)
+    record = registry.get(move.session) or SessionRecord(move.session, move.session_id)
+    if record.alive():
+        return  # it has come back meanwhile
+    if record.lock_table and record.boot_id == boot_id():  # its connections have left with it: here is nothing to shield any more
+        netfilter.delete_table(record.lock_table)
+    newest = max(record.incarnation, incarnation)
+    record = replace(
+        record, state="checkpointed", incarnation=newest, checkpoint=move.checkpoint, moved_to=move.url, home=move.host
+    )
+    registry.put(replace(record, lock_table="", lock_kept=False))
+
+
+def _tell_operators(config: Config, move: Outgoing, answer: Mapping[str, Any]) -> None:
+    """The holder that waits here sends them after it."""
+    state = sessions.state_of(config, move.session)
+    if state is None or not state["holder_alive"] or state["id"] != move.session_id:
+        return
+    with Session.connect(move.session, config=config, kind="service", operator="criuctl-migrate", role="admin") as holder:
+        holder.request("moved", to=move.url, host=move.host, incarnation=answer.get("incarnation", 0))
+
+
+def _pass_leases(
+    config: Config, record: SessionRecord, move: Outgoing, host: str, answer: Mapping[str, Any], reporter: Reporter
+) -> None:
+    """Whoever shares a store with us sees where the session's home is now."""
+    for repository in _leased(config, record, reporter):
+        try:
+            leases.pass_on(
+                repository,
+                SessionRef(record.name, record.id),
+                from_host=host_id(config),
+                to_host=host,
+                to_name=move.host,
+                incarnation=int(answer.get("incarnation", 0)),
+            )
+        except CriuctlError as error:
+            reporter.warning(f"the lease of {record.name!r} could not be passed on: {error.message}", error.hint)
+
+
+def _leased(config: Config, record: SessionRecord | None, reporter: Reporter) -> Iterator[Repository]:
+    """The stores in which this home holds the session's lease; one that does not answer is told of and left out."""
+    for lease in () if record is None else record.leases.values():
+        url = str(lease["url"])
+        try:
+            with open_store(url, config) as store, Repository.open(store, config) as repository:
+                yield repository
+        except StoreError as error:
+            reporter.warning(f"{url}, which has the lease of the session, cannot be asked: {error.message}", error.hint)

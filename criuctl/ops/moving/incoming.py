@@ -1,0 +1,248 @@
+"""One session that arrives: restored and **held**, until the word comes to let it run or to undo; see `receive`."""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from msgspec.structs import replace
+
+from ...checkpoint import leases
+from ...checkpoint.repository import Repository
+from ...config import Config
+from ...errors import Conflict, CriuctlError, RestoreFailed, TimedOut
+from ...proc import addresses
+from ...proc.child import InterruptsDeferred
+from ...report import Reporter
+from ...store import open_store
+from ..host import host_id
+from ..registry import Registry, SessionRecord
+from ..restore import restore
+from ..restores.arrival import RestoreResult
+from ..restores.feeding import Feeder
+from ..supervising.fencing import with_lease
+from . import inbox, rendezvous
+from .moves import Incoming, Moves, check_id
+
+_OPTIONS = ("pids", "connections", "connections_deadline", "files", "lazy")
+
+
+class Arrival:
+    """One session that arrives."""
+
+    def __init__(
+        self,
+        config: Config,
+        reporter: Reporter,
+        repository: Repository,
+        moves: Moves[Incoming],
+        move: Incoming,
+        feeder: Feeder | None = None,
+    ) -> None:
+        self._config, self._reporter, self._repository, self._moves = config, reporter, repository, moves
+        self._move, self._feeder = move, feeder
+        self._options: dict[str, Any] = {}
+        self._state = threading.Condition()
+        self.word = ""  # go | abort
+        self._given_up_at: float | None = None  # monotonic: when nobody is waited for any more
+        self._held: dict[str, Any] | None = None
+        self._result: dict[str, Any] | None = None
+        self._error: CriuctlError | None = None
+        self._begun = self._over = False
+        self._ran_at = 0.0  # monotonic
+        self._addresses: list[dict[str, Any]] = []
+        self._brought: list[addresses.BroughtAddress] = []
+        self._going = ExitStack()  # from when it is let run until that is told
+
+    # -- asked by the other threads ------------------------------------------------------------------
+
+    def prepare(self, asked: Mapping[str, Any]) -> None:
+        """What is to be restored, and how."""
+        self._options = {key: asked[key] for key in _OPTIONS if asked.get(key) is not None}
+        self._addresses = [described for described in asked.get("addresses", ()) if isinstance(described, dict)]
+        self._move = self._moves.put(replace(self._move, checkpoint=check_id(asked["checkpoint"])))
+        self._begun = True  # so whoever undoes it waits until `restore` is over
+
+    def wait_held(self) -> dict[str, Any]:
+        """Wait until it is held; raises why it is not."""
+        with self._state:
+            self._state.wait_for(lambda: self._held is not None or self._over)
+            if self._held is None:
+                raise self._error or RestoreFailed("the session could not be restored there")
+            return self._held
+
+    def wait_done(self) -> dict[str, Any]:
+        """Wait until it runs; raises why it does not."""
+        with self._state:
+            self._state.wait_for(lambda: self._over)
+            if self._result is None:
+                raise self._error or RestoreFailed("the session could not be started there")
+            return {"result": self._result, "ran_for": time.monotonic() - self._ran_at}
+
+    def decide(self, word: str) -> dict[str, Any]:
+        """Say ``go`` or ``abort``; the first word counts.  Returns when it is carried out."""
+        with self._state:
+            if not self.word:
+                self.word = word
+            self._state.notify_all()
+            if self.word != word:
+                raise Conflict(f"the word was {self.word} already")
+            if self._begun:
+                self._state.wait_for(lambda: self._over)
+            self._over = True
+        if word == "go":
+            return self.wait_done()
+        self.clean()
+        return {}
+
+    def alone(self, hold: float) -> None:
+        """The link is gone: what is held waits `hold` seconds for another one, what is not yet is given up."""
+        with self._state:
+            self._given_up_at = time.monotonic() + (hold if self._held is not None else 0)
+            self._state.notify_all()
+        if self._begun or self._over:
+            return
+        # It may have arrived whole, and its home may be no more: whoever resolves the move, or sends it again, has it removed.
+        try:
+            arrived = bool(self._repository.list(self._move.session))
+        except CriuctlError:
+            arrived = True
+        if arrived:
+            self._moves.put(replace(self._move, state="given-up"))
+        else:
+            self._moves.forget(self._move.id)
+
+    def clean(self) -> None:
+        """Nothing of it is left here, not even in the inbox."""
+        self._tidy()
+        self._moves.forget(self._move.id)
+
+    def _tidy(self, *keep: str) -> None:
+        """The inbox keeps, of this name, what is to be kept, and what another move is still to be told to run."""
+        name, mine = self._move.session, self._move.id
+        others = (move for move in self._moves.all() if move.session == name and move.id != mine and move.state != "running")
+        with suppress(CriuctlError):
+            inbox.tidy(self._repository, name, {*keep, *(move.checkpoint for move in others)}, self._reporter)
+
+    # -- done by the main thread ---------------------------------------------------------------------
+
+    def restore(self) -> None:
+        """Restore, hold, and let run or undo.  Once it is let run no signal breaks it off: it has no other home."""
+        with self._going:
+            self._restore()
+
+    def _restore(self) -> None:
+        try:
+            with rendezvous.listening(self._config, self._move.id, self.decide):
+                self._bring()
+                began = time.monotonic()
+                result = restore(
+                    inbox.configured(self._config),
+                    self._move.checkpoint,
+                    reporter=self._reporter,
+                    repository=self._repository,
+                    held=self._hold,
+                    feeder=self._feeder,
+                    take_over=True,  # the home that the session leaves has said so
+                    **{"lazy": None} | self._options,
+                )
+                assert isinstance(result, RestoreResult)
+                self._ran_at = began + result.elapsed_ms / 1000
+                self._finish(result.to_dict() | {"degraded": result.degraded}, None)
+        except BaseException as error:
+            why = error if isinstance(error, CriuctlError) else RestoreFailed(f"{type(error).__name__}: {error}")
+            here = running_here(self._config, self._move) if self.word == "go" else None
+            if here is None:
+                self._undo_addresses()
+                self._finish(None, why)
+            else:  # it was too late for that to keep it from running
+                self._ran_at = time.monotonic()
+                told = {"pid": here.pid, "incarnation": here.incarnation, "degraded": True}
+                self._finish(told | {"warnings": [*self._reporter.warnings, why.message]}, None)
+            if not isinstance(error, Exception):
+                raise
+        if self._result is not None:
+            self._claim()
+            self._tidy(self._move.checkpoint)
+
+    def _claim(self) -> None:
+        """In our store, too, this is its home now, if it is known there: an old one that looks finds itself replaced."""
+        registry = Registry(self._config)
+        record = registry.get(self._move.session)
+        if record is None or not record.alive():
+            return
+        try:
+            with open_store(self._config.store, self._config) as store, Repository.open(store, self._config) as repository:
+                head = leases.read_head(repository, record.name) if repository.capabilities.conditional_create else None
+                if head is None or head.session.id != record.id:
+                    return
+                host = host_id(self._config)
+                claim = leases.claim(
+                    repository, record.name, record.id, record.incarnation, host=host, host_name=platform.node(), take_over=True
+                )
+                registry.put(with_lease(record, repository, claim.head.epoch))
+                claim.keep()
+        except CriuctlError as error:
+            self._reporter.warning(f"the lease of {record.name!r} could not be claimed: {error.message}", error.hint)
+
+    def _bring(self) -> None:
+        """The addresses that move along; here until `_undo_addresses`."""
+        for described in self._addresses:
+            wanted = described.get("wanted_device")
+            self._brought.append(addresses.bring(str(described.get("ip")), described, device=wanted))
+
+    def _undo_addresses(self) -> None:
+        while self._brought:
+            brought = self._brought.pop()
+            try:
+                brought.undo()
+            except CriuctlError as error:
+                self._reporter.warning(f"{brought.ip} could not be taken away again: {error.message}", error.hint)
+
+    def _hold(self, connections: list[dict[str, Any]]) -> None:
+        """Inside post-restore: wait for the word."""
+        self._move = self._moves.put(replace(self._move, state="held"))
+        self._reporter.step("held")
+        with self._state:
+            self._held = {"connections": connections, "warnings": list(self._reporter.warnings)}
+            self._state.notify_all()
+            while not self.word:
+                left = None if self._given_up_at is None else self._given_up_at - time.monotonic()
+                if left is not None:
+                    self._undo_addresses()  # its old home may have them again
+                if left is not None and left <= 0:
+                    self.word = "abort"
+                    self._moves.put(replace(self._move, state="given-up"))
+                    raise TimedOut("the host that sent the session did not come back to say what becomes of it")
+                self._state.wait(left)
+            if self.word != "go":
+                raise RestoreFailed("the host that sent the session lets it go on there")
+        self._going.enter_context(InterruptsDeferred())
+        self._reporter.step("go")
+        if not self._brought:
+            self._bring()
+        for brought in self._brought:
+            brought.announce()
+
+    def _finish(self, result: dict[str, Any] | None, error: CriuctlError | None) -> None:
+        if result is not None:
+            try:
+                self._move = self._moves.put(replace(self._move, state="running", result=result))
+            except OSError as trouble:  # it runs all the same, which can be seen: its home must hear of that
+                self._reporter.warning(f"that {self._move.session!r} runs here could not be written down: {trouble.strerror}")
+        elif self.word != "abort":
+            with suppress(OSError):
+                self._moves.put(replace(self._move, state="given-up"))
+        with self._state:
+            self._result, self._error, self._over = result, error, True
+            self._state.notify_all()
+
+
+def running_here(config: Config, move: Incoming) -> SessionRecord | None:
+    """The session of this move, if it runs on this host."""
+    record = Registry(config).get(move.session)
+    return record if record is not None and record.id == move.session_id and record.alive() else None

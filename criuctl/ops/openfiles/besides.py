@@ -1,0 +1,140 @@
+"""Files of a copy to which somebody here writes: the original, which must not notice.
+
+To put a file back sets the present one aside, and whoever has that open would go on in it under a name that nobody looks for.
+So the present file stays, and the copy gets one of its own, as it was at the freeze, under a name beside it: ``beside``.
+CRIU opens that one then.  What the copy has not open it will open by its path, some day: such a file is refused.
+All names of one file are settled alike: what the copy gets beside them are names of one file, too.
+
+What nobody has open just now is put back, though the original may use it by its path: that is told.
+A file that is still as it was is the copy's as well, as after a fork: that both write to it from now on is told.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from msgspec.structs import replace
+
+from ...criu.images import ImageSet, path_of
+from ...errors import NoSuchProcess, PreflightRefused
+from ...proc.procfs import read_text
+from ...proc.tree import mappings
+from ...report import Finding
+from .judgement import Judgement
+
+_REFUSED_HINT = (
+    "End that process first, or restore with --files keep. `criuctl verify --restore` tries a copy with files of its own."
+)
+_SHARED_HINT = "What they write may overwrite each other's. `criuctl verify --restore` tries a copy with files of its own."
+
+_Inode = tuple[int, int]  # st_dev, st_ino
+
+
+def spared(judged: Iterable[Judgement], images: ImageSet, original: int | None) -> tuple[tuple[Judgement, ...], list[Finding]]:
+    """The judgements of a copy's files, with those changed that somebody writes to; what both will use.
+
+    `original` is the PID of the living one, if it lives here.
+    """
+    judged = tuple(judged)
+    sought: dict[_Inode, list[Judgement]] = {}
+    for judgement in judged:
+        if _disputed(judgement) and (inode := _present(judgement)) is not None:
+            sought.setdefault(inode, []).append(judgement)
+    writers = writers_to({inode: [j.record.path for j in names] for inode, names in sought.items()})
+    told = []
+    if original is not None:
+        left = (names[0] for inode, names in sought.items() if inode not in writers)
+        told = [_taken(j, original) for j in left if j.verdict == "put-back"]
+    if not writers:
+        return judged, told
+    remapped = images.remapped()
+    opened = {path_of(e.reg): e.reg.name for e in images.files() if e.HasField("reg") and e.id not in remapped}
+    settled: dict[str, Judgement] = {}
+    for inode, writer in writers.items():
+        names = [opened[j.record.path] for j in sought[inode] if j.record.path in opened]
+        movable = bool(names) and all(isinstance(name, str) for name in names)  # no other name can be put into an image
+        settled |= {j.record.path: _settled(j, writer, movable=movable) for j in sought[inode] if j.verdict == "put-back"}
+        told += [_shared(j, writer) for j in sought[inode] if j.verdict == "same"][:1]
+    return tuple(settled.get(j.record.path, j) for j in judged), told
+
+
+def _disputed(judgement: Judgement) -> bool:
+    record = judgement.record
+    return judgement.verdict == "put-back" or (judgement.verdict == "same" and record.kind == "written" and not record.append)
+
+
+def _shared(judgement: Judgement, writer: int) -> Finding:
+    path, holders = judgement.record.path, judgement.record.holders
+    pid, fd = holders[0] if holders else (None, None)
+    return shared(path, writer, pid, fd)
+
+
+def _taken(judgement: Judgement, original: int) -> Finding:
+    path = judgement.record.path
+    text = f"{path}: is put back for the copy; the original, PID {original} ({_name(original)}), will find it so, too"
+    return Finding("warning", "file-of-original", text, "What it was before is kept beside it. --files keep leaves it as it is.")
+
+
+def shared(name: str, writer: int, pid: int | None, fd: int | None) -> Finding:
+    """That a copy and somebody else write to the same file."""
+    text = f"{name}: PID {writer} ({_name(writer)}) writes to it as well, at offsets of its own"
+    return Finding("warning", "file-shared", text, _SHARED_HINT, pid, fd)
+
+
+def _settled(judgement: Judgement, writer: int, *, movable: bool) -> Judgement:
+    what = judgement.why.partition(";")[0]
+    who = f"PID {writer} ({_name(writer)}) writes to it"
+    if movable:
+        return replace(judgement, verdict="beside", why=f"{what}, and {who}; the copy gets its own beside it, as it was")
+    return replace(judgement, verdict="refuse", why=f"{what}, and {who}: it is not set aside for a copy", hint=_REFUSED_HINT)
+
+
+def _present(judgement: Judgement) -> _Inode | None:
+    """The regular file that is there now."""
+    with suppress(OSError):
+        now = os.lstat(judgement.record.path)
+        if stat.S_ISREG(now.st_mode):
+            return now.st_dev, now.st_ino
+    return None
+
+
+def writers_to(sought: Mapping[_Inode, Sequence[str]]) -> dict[_Inode, int]:
+    """A process for each of these files, told with their paths, that has it open, or mapped, for writing; where there is one."""
+    found: dict[_Inode, int] = {}
+    if not sought:
+        return found
+    paths = {(inode, path): (device, inode) for (device, inode), names in sought.items() for path in names}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with suppress(NoSuchProcess, PreflightRefused, OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                inode = _opened(pid, fd)
+                if inode in sought and inode not in found and _writes(pid, fd):
+                    found[inode] = pid
+            # On overlays and btrfs maps tells another device than stat does.
+            shared = [(m.inode, m.path) for m in mappings(pid) if m.shared and "w" in m.perms]
+            found |= dict.fromkeys((paths[place] for place in shared if place in paths), pid)
+        if len(found) == len(sought):
+            break
+    return found
+
+
+def _opened(pid: int, fd: str) -> _Inode:
+    try:
+        status = os.stat(f"/proc/{pid}/fd/{fd}")
+    except OSError:  # closed meanwhile
+        return -1, -1
+    return status.st_dev, status.st_ino
+
+
+def _writes(pid: int, fd: str) -> bool:
+    flags = next((line.split()[1] for line in read_text(pid, f"fdinfo/{fd}").splitlines() if line.startswith("flags:")), "0")
+    return bool(int(flags, 8) & (os.O_WRONLY | os.O_RDWR)) and not int(flags, 8) & os.O_PATH
+
+
+def _name(pid: int) -> str:
+    with suppress(NoSuchProcess, OSError):
+        return read_text(pid, "comm").strip()
+    return "gone by now"

@@ -1,0 +1,146 @@
+"""File locks: those that CRIU forgets at a dump, and those of a checkpoint that somebody holds by the time of the restore.
+
+CRIU leaves out the locks of a descriptor whose open file it has met in another process already, since they are noted with that
+one's.  So flock and OFD locks are, but not a POSIX lock, which is the process's own: a child's on what its parent has opened.
+
+At a restore CRIU takes flock and POSIX locks with calls that block, and who holds one may hold it for as long as it lives: the
+original beside which a copy is to be, or a second instance that was started meanwhile.  Each lock is tried here without
+waiting: a range is only asked about, a flock is taken and given back at once, since nothing can ask about that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import struct
+import time
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from msgspec import Struct
+
+from ...criu import schema
+from ...criu.images import ImageSet, path_of, read, write
+from ...errors import NoSuchProcess
+from ...proc.descriptors import Descriptor
+from ...proc.procfs import read_text
+from ...proc.tree import Process
+from ...report import Finding
+
+_POSIX, _FLOCK, _OFD = 1, 2, 4  # in the images, CRIU's file-lock.h
+_MAND = 32
+_F_OFD_GETLK = 36
+_RANGE = struct.Struct("=hhxxxxqqixxxx")  # struct flock on 64-bit Linux
+_HELD = re.compile(r"lock:\t\d+: POSIX +\S+ +(READ|WRITE) +\S+ \S+ (\d+) (\d+|EOF)")
+_PATIENCE = 1.0  # seconds in which who holds a lock for a moment only, or is just ending, lets go of it
+
+
+class WantedLock(Struct, frozen=True):
+    """One lock that the tree will take."""
+
+    path: str
+    pid: int
+    fd: int
+    flag: int
+    type: int  # F_RDLCK, F_WRLCK
+    start: int
+    length: int
+
+
+def add_inherited(images: ImageSet, tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> None:
+    """In post-dump: the POSIX locks of the frozen tree that CRIU has forgotten."""
+    entries = read(images.folder, "filelocks.img", "FILE_LOCKS") if images.size("filelocks.img") else []
+    known = len(entries)
+    for process in tree:
+        held = opened.get(process.pid, ())
+        files = {d.fd: (d.device, d.inode) for d in held}
+        noted = {(files.get(e.fd), e.type, e.start, e.len) for e in entries if e.pid == process.ns_pid and e.flag & _POSIX}
+        for d in held:
+            for kind, start, end in (found.groups() for found in map(_HELD.match, d.extra) if found):
+                begin, length = int(start), 0 if end == "EOF" else int(end) - int(start) + 1
+                lock = (files[d.fd], fcntl.F_RDLCK if kind == "READ" else fcntl.F_WRLCK, begin, length)
+                if lock not in noted:
+                    noted.add(lock)
+                    entries.append(
+                        schema.message("FILE_LOCKS")(
+                            flag=_POSIX, type=lock[1], pid=process.ns_pid, fd=d.fd, start=begin, len=length
+                        )
+                    )
+    if len(entries) > known:
+        write(images.folder, "filelocks.img", "FILE_LOCKS", entries)
+
+
+def wanted(images: ImageSet) -> list[WantedLock]:
+    """The locks of the images on files that have a path."""
+    if "filelocks.img" not in os.listdir(images.folder):
+        return []
+    locks = [e for e in read(images.folder, "filelocks.img", "FILE_LOCKS") if e.flag & (_POSIX | _FLOCK | _OFD)]
+    number = {holder: file_id for file_id, holders in images.holders().items() for holder in holders}
+    remapped = images.remapped()  # deleted files: the tree's own, whatever has their name now
+    paths = {e.id: path_of(e.reg) for e in images.files() if e.HasField("reg") and e.id not in remapped}
+    return [
+        WantedLock(paths[number[e.pid, e.fd]], e.pid, e.fd, e.flag, e.type, e.start, e.len)
+        for e in locks
+        if number.get((e.pid, e.fd)) in paths and not e.type & _MAND
+    ]
+
+
+def locked_elsewhere(images: ImageSet, own: Container[str], *, copy: bool) -> Iterator[Finding]:
+    """The locks of the images that somebody else holds, and goes on holding, as errors; not on files that become the tree's own.
+
+    `copy`: the original may live.
+    """
+    return errors([lock for lock in wanted(images) if lock.path not in own], copy=copy)
+
+
+def errors(locks: list[WantedLock], *, copy: bool) -> Iterator[Finding]:
+    """Those of `locks` that cannot be had."""
+    deadline = time.monotonic() + _PATIENCE
+    while (refused := [lock for lock in locks if _is_held(lock)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for lock in refused:
+        hint = "End that process, then restore."
+        if copy:
+            hint = "A lock has one holder: end the original first. `criuctl verify --restore` tries a copy with files of its own."
+        text = f"{lock.path} is locked by {_holder(lock.path)}, and the tree has a lock on it, too"
+        yield Finding("error", "file-locked", text, hint, lock.pid, lock.fd)
+
+
+def _is_held(lock: WantedLock) -> bool:
+    try:
+        # Neither a lease nor a FIFO of that name by now makes this wait.
+        fd = os.open(lock.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False  # it is missing, or another kind of file: others see to that
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode) and not stat.S_ISDIR(os.fstat(fd).st_mode):
+            return False
+        if lock.flag & _FLOCK:
+            with suppress(BlockingIOError):
+                fcntl.flock(fd, (fcntl.LOCK_SH if lock.type == fcntl.F_RDLCK else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+                return False
+            return True
+        asked = _RANGE.pack(lock.type, os.SEEK_SET, lock.start, lock.length, 0)
+        return bool(_RANGE.unpack(fcntl.fcntl(fd, _F_OFD_GETLK, asked))[0] != fcntl.F_UNLCK)
+    except OSError:
+        return False  # a file system without locks
+    finally:
+        os.close(fd)
+
+
+def _holder(path: str) -> str:
+    """Who has a lock on this file: the process, not the one of /proc/locks, which may have ended and left it to a child."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return "another process"
+    key = f" {os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino} "
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError, NoSuchProcess):
+            for fd in os.listdir(f"/proc/{pid}/fdinfo"):
+                text = read_text(int(pid), f"fdinfo/{fd}")
+                if any(line.startswith("lock:") and key in line for line in text.splitlines()):
+                    return f"process {pid} ({read_text(int(pid), 'comm').strip()})"
+    return "another process"

@@ -1,0 +1,97 @@
+"""Which net namespace a tree comes back into: that of the dump, wherever it is still there.
+
+A name is what an operator means by it, also of a namespace that was made anew.  Without one it is looked for by its inode, and
+that alone says nothing: the kernel gives it to the next namespace at once, a stranger's perhaps, in which sockets would be bound
+and connections ended.  So its cookie must be that of the dump as well, which no two namespaces of a boot have.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
+
+from ...checkpoint.manifest import Manifest
+from ...errors import RestoreFailed
+from ...proc.sockdiag import net_cookie
+from ..registry import boot_id
+
+NetMode = Literal["host", "named", "existing", "private"]
+_FOLDERS = ("/run/netns", "/var/run/netns")
+
+
+class Place(NamedTuple):
+    """How a tree's net namespace can be had, and where."""
+
+    mode: NetMode
+    path: str = ""
+    unsure: bool = False  # private, as one that is here might be that of the dump, and nothing tells
+
+
+def find(manifest: Manifest, *, copy: bool) -> Place:
+    """Where the tree of `manifest` belongs; a `copy` never where its original is."""
+    net = manifest.namespaces.get("net", {})
+    if net.get("mode") != "entered":
+        return Place("host")
+    name = net.get("name")
+    if name and not copy:
+        for folder in _FOLDERS:
+            if os.path.exists(f"{folder}/{os.path.basename(name)}"):
+                return Place("named", f"{folder}/{os.path.basename(name)}")
+    if copy or manifest.host.boot_id != boot_id():
+        return Place("private")  # what another kernel's namespaces are known by means nothing here
+    unsure = False
+    for path in _with_inode(net.get("inode")):
+        with suppress(OSError):  # its process has just ended
+            same = _is_of(path, net)
+            if same:
+                return Place("existing", path)
+            unsure |= same is None
+    return Place("private", unsure=unsure)
+
+
+def _with_inode(inode: Any) -> Iterator[str]:
+    """Where a net namespace of this inode can be had: of processes, and of names that were given since the dump."""
+    held = [f"/proc/{pid}/ns/net" for pid in os.listdir("/proc") if pid.isdigit()]
+    named = [f"{folder}/{name}" for folder in _FOLDERS if os.path.isdir(folder) for name in os.listdir(folder)]
+    for path in (*held, *named):
+        try:
+            found = os.stat(path).st_ino == inode
+        except OSError:
+            continue
+        if found:
+            yield path
+
+
+def _is_of(path: str, net: dict[str, Any]) -> bool | None:
+    """Whether it is the net namespace of the dump; None if that cannot be told."""
+    namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return _known(namespace, net)
+    finally:
+        os.close(namespace)
+
+
+def _known(namespace: int, net: dict[str, Any]) -> bool | None:
+    if os.fstat(namespace).st_ino != net.get("inode"):
+        return False
+    then = net.get("cookie")  # not there: of a criuctl or a kernel that knew of none
+    here = net_cookie(namespace) if then else 0
+    return here == then if here else None
+
+
+def enter(manifest: Manifest, mode: NetMode, path: str) -> tuple[int, str]:
+    """A descriptor of the namespace that was found there, and a path of it for as long as that is open; `RestoreFailed`."""
+    again = "Restore again: it gets a network of its own then." if mode == "existing" else "`ip netns` tells which there are."
+    try:
+        namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise RestoreFailed(f"{path}: the net namespace of the tree has just ended: {error.strerror}", hint=again) from error
+    if mode == "named":
+        return namespace, path
+    # A process that has ended since may have left its PID, and the namespace its inode, to somebody else.
+    if not _known(namespace, manifest.namespaces.get("net", {})):
+        os.close(namespace)
+        raise RestoreFailed(f"{path}: the net namespace of the tree has just ended", hint=again)
+    return namespace, f"/proc/{os.getpid()}/fd/{namespace}"

@@ -1,0 +1,1 @@
+"""What is done at which time, and to which sessions and configured trees."""

@@ -1,0 +1,66 @@
+"""What a store's checkpoints come to, and how fast each session adds to it; pure functions of a list.
+
+A checkpoint's summary tells its plain bytes (``memory``, ``files``) and what it added to the store (``stored``).  So *growth* is
+what dumps have added, whatever has been removed and collected since; what lies there now is counted object by object elsewhere
+(`criuctl.ops.stores`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from .retention import moment
+
+if TYPE_CHECKING:
+    from ...checkpoint.manifest import CheckpointSummary
+
+RECENT = 10  # checkpoints that tell how a session grows now
+_DAY = 86400.0
+
+
+class Growth(Struct, frozen=True):
+    """One session's part in a store; bytes are those that its checkpoints added when they were made."""
+
+    session: str
+    checkpoints: int
+    newest: str  # when it was made
+    plain: int  # bytes of all of them, as if each were kept whole
+    stored: int
+    recent: int  # the mean of the last ones, without the session's first
+    per_day: int | None  # at the pace of the last ones; None for a session with one checkpoint
+
+    def to_dict(self) -> dict[str, Any]:
+        """One object, all keys."""
+        return asdict(self)
+
+
+def plain_bytes(summary: CheckpointSummary) -> int:
+    """What the checkpoint would take if it were kept whole and not compressed."""
+    return sum(summary.bytes.get(kind, 0) for kind in ("memory", "files"))
+
+
+def growth(checkpoints: Iterable[CheckpointSummary]) -> list[Growth]:
+    """Each session's growth, the one that grows most first."""
+    by_session = groupby(sorted(checkpoints, key=lambda c: (c.session, moment(c), c.number, c.id)), key=lambda c: c.session)
+    found = [_of(session, list(group)) for session, group in by_session]
+    return sorted(found, key=lambda one: (-(one.per_day or 0), -one.stored, one.session))
+
+
+def _of(session: str, ordered: list[CheckpointSummary]) -> Growth:
+    added = [c.bytes.get("stored", 0) for c in ordered]
+    last = added[1:][-RECENT:]
+    span = (moment(ordered[-1]) - moment(ordered[-len(last) - 1])).total_seconds()
+    return Growth(
+        session,
+        len(ordered),
+        ordered[-1].created,
+        sum(map(plain_bytes, ordered)),
+        sum(added),
+        round(sum(last) / len(last)) if last else 0,
+        round(sum(last) / span * _DAY) if span > 0 else None,
+    )

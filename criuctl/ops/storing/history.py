@@ -1,0 +1,60 @@
+"""How long the dumps of a session took: what a list of checkpoints does not tell, since only whole manifests have it.
+
+A manifest never changes, so what was read once is kept by whoever asks (`known`), and only new ones are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ...checkpoint.manifest import CheckpointSummary
+from ...checkpoint.repository import Repository
+from ...config import Config
+from ...errors import DataError, NotFound
+from ...store import open_store
+
+_READERS = 4
+
+Known = MutableMapping[str, dict[str, Any]]
+
+
+def timings(config: Config, session: str, limit: int, known: Known) -> list[dict[str, Any]]:
+    """``id, number, created, frozen_ms, total_ms, processes, bytes`` of the newest `limit` checkpoints, oldest first.
+
+    Those that cannot be read, or were removed meanwhile, are left out.
+    """
+    store = open_store(config.store, config)
+    try:
+        repository = Repository.open(store, config)
+        try:
+            wanted = repository.list(session, unreadable=[])[-limit:]
+            missing = [summary for summary in wanted if summary.id not in known]
+
+            def read(summary: CheckpointSummary) -> None:
+                try:
+                    found = repository.manifest(summary).timings
+                except (DataError, NotFound):
+                    return
+                known[summary.id] = {"frozen_ms": found.get("frozen_ms"), "total_ms": found.get("total_ms")}
+
+            if missing:
+                with ThreadPoolExecutor(min(_READERS, len(missing)), "criuctl-history") as pool:
+                    list(pool.map(read, missing))
+        finally:
+            repository.close()
+    finally:
+        store.close()
+    return [
+        {
+            "id": summary.id,
+            "number": summary.number,
+            "created": summary.created,
+            "processes": summary.processes,
+            "bytes": dict(summary.bytes),
+            **known[summary.id],
+        }
+        for summary in wanted
+        if summary.id in known
+    ]

@@ -1,0 +1,1 @@
+"""Homes, leases and fences, and what a supervisor sees, decides and does; the story is `criuctl.ops.supervise`."""

@@ -1,0 +1,208 @@
+"""Bringing a session back that has died: from the newest checkpoint that is good, again if need be, and not for ever.
+
+A checkpoint that is damaged, or that fails to restore, is passed over for the one before.  A restore that fails counts, as does
+one whose tree dies again soon (`Guard`); a damaged checkpoint does not, as long as there is a good one.  A store that does
+not answer, or whose lease of the session cannot be read, is asked again for as long as it takes.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from ...checkpoint.leases import Head, read_head
+from ...checkpoint.manifest import CheckpointSummary, SessionRef
+from ...checkpoint.repository import Repository
+from ...errors import (
+    Conflict,
+    CriuctlError,
+    Damaged,
+    DataError,
+    NoSuchCheckpoint,
+    ObjectMissing,
+    PreflightRefused,
+    RestoreFailed,
+    StoreError,
+    of_the_host,
+)
+from ...hooks.runner import error_body
+from ...proc.tree import ProcessIdentity
+from ..registry import SessionRecord
+from ..restore import restore
+from ..restores.arrival import RestoreResult
+from .demise import candidates, end_strays, moment
+from .heartbeat import BEATS, Heartbeat
+from .supervision import Guard
+from .supervisorpost import TICK, Post
+
+_STORE_PAUSE = 30.0  # seconds between two tries of a store that does not answer, at most
+
+Outcome = Literal["back", "overtaken", "blind"]
+
+
+class GaveUp(RestoreFailed):
+    """The session could not be kept alive: too many restores in a row failed, or died again."""
+
+    code = "gave-up"
+
+
+class Loss(Struct):
+    """A session that is to come back."""
+
+    record: SessionRecord | None  # its last life here
+    died: float  # by the monotonic clock; of another host's, when it was heard of last
+    at: float | None = None  # the same in UNIX seconds, by the clock of the host that it was on, if that is known
+    instead_of: Head | None = None  # that host's lease, which has run out
+
+    @property
+    def session_id(self) -> str | None:
+        """Of which session checkpoints count; None: the last that was stored by the name."""
+        if self.instead_of is not None:
+            return self.instead_of.session.id
+        return self.record.id if self.record is not None else None
+
+
+class Recoverer:
+    """Restores one session, as often as its guard allows."""
+
+    def __init__(self, post: Post, heart: Heartbeat) -> None:
+        self._post, self._heart = post, heart
+        self._damaged: set[str] = set()  # checkpoints that nothing comes back from
+        self.reset()
+
+    def reset(self) -> None:
+        """What was counted is over."""
+        wishes = self._post.wishes
+        self.guard = Guard(wishes.max_restores, wishes.stable, wishes.backoff, wishes.max_backoff)
+
+    def recover(self, loss: Loss, members: list[ProcessIdentity]) -> Outcome:
+        """Bring it back: ``overtaken`` when it is another's, ``blind`` when the store could not be asked; or `GaveUp`.
+
+        `members` were in its tree, and may have outlived its root.
+        """
+        post, guard = self._post, self.guard
+        if loss.record is not None and loss.instead_of is None:
+            end_strays(post.config, loss.record, members)
+        passed: list[str] = []
+        failure: CriuctlError | None = None
+        pause = 0.0  # for a store that does not answer
+        while not guard.exhausted:
+            if wait := max(guard.delay(), pause):
+                post.tell("waiting", seconds=round(wait, 1), failures=guard.failures)
+                post.sleep(wait)
+            if post.lives() is not None:
+                return "back"  # somebody has restored it meanwhile
+            try:
+                failure = self._try(loss, passed)
+            except Conflict as error:
+                post.tell("overtaken", error=error)
+                self._heart.rest()
+                post.sleep(TICK)
+                return "overtaken"
+            except (StoreError, Damaged) as error:
+                post.tell("store-failed", error=error)
+                if loss.instead_of is not None:
+                    self._heart.rest()
+                    return "blind"  # what was seen of the lease is not worth anything any more
+                pause = min(_STORE_PAUSE, max(TICK, 2 * pause))
+                continue
+            pause = 0.0
+            if failure is None:
+                return "back"
+        raise self._give_up(failure)
+
+    def _try(self, loss: Loss, passed: list[str]) -> CriuctlError | None:
+        """Restore the newest checkpoint that can be; why none could be."""
+        post, guard = self._post, self.guard
+        failure: CriuctlError | None = None
+        unreadable: list[DataError] = []
+        with post.repository() as repository, post.working():
+            if repository.capabilities.conditional_create:
+                read_head(repository, post.name)  # one that is damaged is no fault of any checkpoint
+            found = candidates(repository, post.name, loss.session_id, unreadable)
+            for damaged in unreadable:
+                self._pass_over(None, damaged, passed)
+            for summary in (one for one in found if one.id not in self._damaged):
+                self._heart.start(SessionRef(post.name, summary.session_id))
+                try:
+                    self._restore(loss, summary, repository, passed)
+                except (DataError, ObjectMissing, NoSuchCheckpoint) as error:
+                    self._damaged.add(summary.id)
+                    self._pass_over(summary, error, passed)
+                except (RestoreFailed, PreflightRefused) as error:
+                    self._pass_over(summary, error, passed)
+                    failure = error
+                    guard.failed()
+                    if guard.exhausted:
+                        break
+                except (Conflict, StoreError):
+                    raise
+                except (CriuctlError, OSError) as error:  # a veto or a full disk, say: the one before would fare no better
+                    told = of_the_host(error) if isinstance(error, OSError) else error
+                    if told is None:
+                        raise
+                    post.tell("restore-failed", checkpoint=summary.id, error=told)
+                    guard.failed()
+                    return told
+                else:
+                    return None
+        if failure is None:
+            guard.failed()
+        return failure or NoSuchCheckpoint(f"the store has no good checkpoint of session {post.name!r}")
+
+    def _pass_over(self, summary: CheckpointSummary | None, error: CriuctlError, passed: list[str]) -> None:
+        name = summary.id if summary is not None else error.message
+        if name not in passed:
+            passed.append(name)
+            facts = {"checkpoint": summary.id, "number": summary.number} if summary is not None else {}
+            self._post.tell("passed-over", **facts, error=error)
+
+    def _restore(self, loss: Loss, summary: CheckpointSummary, repository: Repository, passed: list[str]) -> None:
+        """Restore this one."""
+        post = self._post
+        post.reporter.warnings = []
+        ttl = round(post.wishes.lease * 1000) if repository.capabilities.conditional_create else 0
+        result = restore(
+            post.config, summary.id, reporter=post.reporter, instead_of=loss.instead_of, ttl=ttl, repository=repository
+        )
+        assert isinstance(result, RestoreResult)  # no dry run
+        now, created, at = time.monotonic(), moment(summary.created), loss.at
+        if loss.instead_of is not None and at is not None:
+            at += loss.instead_of.ttl / 1000 / BEATS  # it may have lived until just before its next beat
+        facts: dict[str, Any] = {
+            "checkpoint": result.checkpoint,
+            "number": summary.number,
+            "incarnation": result.incarnation,
+            "pid": result.pid,
+            "recovered_ms": round((now - loss.died) * 1000, 1),
+            "restore_ms": result.elapsed_ms,
+            "lost_s": round(max(0.0, at - created), 3) if at is not None and created is not None else None,
+            "passed_over": list(passed),
+            "from_host": holder_of(loss.instead_of),
+            "connections": result.connections,
+            "warnings": result.warnings,
+        }
+        self.guard.restored(now)
+        post.tell("recovered", **facts)
+        post.hook("recovered", **facts)
+
+    def _give_up(self, failure: CriuctlError | None) -> GaveUp:
+        """Too many restores in a row came to nothing."""
+        post, count = self._post, self.guard.failures
+        what = "failed" if failure is not None else f"died again within {post.wishes.stable:g} s"
+        why = f": {failure.message}" if failure is not None else ""
+        told = GaveUp(
+            f"session {post.name!r} is given up: {count} {'restore' if count == 1 else 'restores'} in a row {what}{why}",
+            hint=f"`criuctl list {post.name}` shows from what it can be restored, `criuctl log {post.name}` what happened.",
+            failures=count,
+        )
+        post.tell("gave-up", failures=count, error=told)
+        post.hook("gave-up", failures=count, error=error_body(told))
+        return told
+
+
+def holder_of(head: Head | None) -> str | None:
+    """Who a lease is, or was, of."""
+    return (head.host_name or head.host) if head is not None else None

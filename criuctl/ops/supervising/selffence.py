@@ -1,0 +1,107 @@
+"""A home that stops its session before another host may take it over: ``criuctl supervise --self-fence``.
+
+A home that is cut off from the store cannot renew its lease, and is not told when another host takes the session over.  So the
+holder of its session (`criuctl.session.deadman`) is told how long the tree may run, after each renewal: until `SHARE` of the
+lease's time to live has passed since that renewal was *begun*.  Then the tree stands still.  The rest of the time is for the
+stopping itself, and for clocks that run at different speeds.  When the lease is renewed after all, nobody else has the session,
+and the tree goes on; when it is not, the copy is ended as any stale copy is.
+
+It is the holder who counts, so this holds, too, when the supervisor is killed or stopped, or is busy with a dump.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ...config import Config
+from ...errors import CriuctlError, PreflightRefused, WrongState
+from ...session.deadman import clock
+
+if TYPE_CHECKING:
+    from ...session.client import Session
+
+SHARE = 0.75  # of the time to live
+_AT_ONCE = 0.001
+_TROUBLE = (CriuctlError, OSError)  # the latter of our own side, no descriptor left say: no reason for a heart to stand still
+
+__all__ = ["SHARE", "SelfFence", "clock"]
+
+
+class SelfFence:
+    """Tells the holder of one session how long it may run; one thread at a time."""
+
+    def __init__(self, config: Config, name: str, ttl: float) -> None:
+        self._config, self._name, self._allowed = config, name, ttl * SHARE
+        self._until: float | None = None
+        self._session: Session | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the tree is to stand still by now."""
+        return self._until is not None and clock() >= self._until
+
+    def renewed(self, began: float) -> None:
+        """The lease was renewed, which was begun at `began` by `clock`."""
+        self._until = began + self._allowed
+        with suppress(*_TROUBLE):  # it has ended, or the next renewal is told to whoever holds it then
+            self._tell()
+
+    def unknown(self) -> None:
+        """The store has not answered since the session is here: nobody knows until when its lease runs, if it does."""
+        self._until = self._until or clock()
+        with suppress(*_TROUBLE):
+            if not self._connected().status()["self_fence"]:  # a supervisor before this one has had an answer
+                self._connected().request("self-fence", seconds=_AT_ONCE)
+
+    def lifted(self) -> None:
+        """The lease does not run out any more."""
+        self._until = None
+        with suppress(*_TROUBLE):
+            self._connected().request("self-fence", seconds=0)
+
+    def check(self) -> None:
+        """`PreflightRefused` if nobody would stop the tree."""
+        try:
+            self._connected()
+            self._tell()
+        except WrongState:
+            return  # it has ended just now, which its supervisor is about to see
+        except CriuctlError as error:
+            raise PreflightRefused(
+                f"nobody could stop session {self._name!r} in time: {error.message}",
+                hint="--self-fence is for sessions whose terminal criuctl holds, as `criuctl run` starts them.",
+            ) from error
+
+    def close(self) -> None:
+        """Leave the holder, who counts on."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            session.close()
+
+    def _tell(self) -> None:
+        left = self._until - clock() if self._until is not None else 0.0
+        if left > 0:  # else the renewal took so long that it promises nothing
+            try:
+                # A holder that does not answer must not keep the lease from being renewed.
+                self._connected().request("self-fence", seconds=left, timeout=max(1.0, self._allowed / 3))
+            except _TROUBLE:
+                self.close()  # its holder is another one since it was restored
+                raise
+
+    def _connected(self) -> Session:
+        self._session = self._session or _connect(self._config, self._name)
+        return self._session
+
+
+def lift(config: Config, name: str) -> None:
+    """Nobody stops this session any more: its supervisor of now does not want that, and has renewed the lease."""
+    with suppress(*_TROUBLE), _connect(config, name) as session:
+        if session.hello["status"].get("self_fence"):
+            session.request("self-fence", seconds=0)
+
+
+def _connect(config: Config, name: str) -> Session:
+    from ..sessions import connect
+
+    return connect(config, name, kind="service", role="admin", operator="criuctl-supervise")
