@@ -20,7 +20,7 @@ from .. import __version__
 from ..checkpoint.manifest import MANIFEST_VERSION
 from ..config import Config
 from ..criu import binary
-from ..errors import CriuctlError, NoSuchBucket, PlatformError, StoreNotInitialised
+from ..errors import CriuctlError, NoSuchBucket, PlatformError, StoreError, StoreNotInitialised
 from ..proc import command, netfilter
 from ..proc.limits import effective_capabilities
 from ..proc.memory import soft_dirty
@@ -59,6 +59,11 @@ def doctor(config: Config) -> list[Finding]:
 def readiness(config: Config) -> list[Finding]:
     """The part of it that a restore of somebody else's checkpoint needs, errors first: no store, no room."""
     return _ask(config, (_rights, _criu, _kernel, _programs, _folders))
+
+
+def store_readiness(config: Config) -> list[Finding]:
+    """Whether something can be stored into the configured store, errors first."""
+    return _ask(config, (_store,))
 
 
 def _ask(config: Config, checks: Sequence[Callable[[Config], Iterator[Finding]]]) -> list[Finding]:
@@ -339,7 +344,12 @@ def _store(config: Config) -> Iterator[Finding]:
     except (StoreNotInitialised, NoSuchBucket) as error:
         if config.store.lower().startswith("s3:"):
             raise
-        _probe_folder(Path(store.url.removeprefix("file://")))
+        try:
+            _probe_folder(Path(store.url.removeprefix("file://")))
+        except OSError as cause:
+            raise StoreError(
+                f"{store.url} cannot be made: {cause.strerror}", hint="Name a folder on a writable file system."
+            ) from cause
         yield Finding("info", error.code, error.message, "A local store is made at the first dump.")
     finally:
         store.close()

@@ -28,12 +28,12 @@ def test_nothing_to_move(criuctl: Criuctl) -> None:
 
 def test_no_such_checkpoint(criuctl: Criuctl) -> None:
     criuctl("store", "init")
-    for command in ("restore", "show", "verify"):
+    for command in ("restore", "show", "verify", "rm"):
         answer = criuctl(command, "nobody@7", check=False)
         assert (command, answer["exit_code"], answer["error"]["exit_code"]) == (command, 3, 3)
     assert "four of its digits" in criuctl("show", "abc", check=False)["error"]["hint"]
     # One answer per REF, each with its own error, and the exit code of the worst.
-    assert criuctl("rm", "nobody@7", check=False)["exit_code"] == 3
+    assert [one["error"]["exit_code"] for one in criuctl("rm", "nobody@7", "nobody@8", check=False)] == [3, 3]
 
 
 @pytest.mark.parametrize("name", ["", "../up", "with space", "a/b", "-x", "x" * 300, "new\nline"])

@@ -32,6 +32,7 @@ def finding_lines(finding: Mapping[str, Any]) -> list[str]:
     examples=[
         ("Can process 4711 and its descendants be dumped?", "criuctl check 4711"),
         ("The same for a script:", "criuctl check 4711 --json | jq -r '.findings[].text'"),
+        ("And could it be stored there?", "criuctl check 4711 --store s3://bucket/prefix"),
     ],
     exits=[3, 4, 7, 13],
     see_also=["dump", "doctor"],
@@ -42,7 +43,8 @@ def check(app: App, target: str) -> int:
     """Looks at the process tree under TARGET, at its descriptors, mappings, namespaces and sockets, and at this
     host's kernel, and tells everything that would keep a dump from succeeding, the configuration's connection_rules
     included. Each finding names the process and the descriptor it is about, and what to do. Nothing is stopped or
-    changed.
+    changed. With --store that store is asked, too: whether it is there, can be written and its key opens it; the
+    configured one is what `criuctl doctor` asks.
 
     \b
     error    a dump would be refused or fail
@@ -53,6 +55,7 @@ def check(app: App, target: str) -> int:
     """
     from ...errors import NotFound, PlatformError, PreflightRefused
     from ...ops.connections import connections, judge
+    from ...ops.doctor import store_readiness
     from ...ops.preflight import check_tree
     from ...ops.registry import Registry
     from ...ops.target import is_pid, resolve_target
@@ -68,6 +71,8 @@ def check(app: App, target: str) -> int:
         findings = check_tree(resolved, app.config)
         with app.reporting() as reporter, suppress(NotFound, PlatformError):  # findings already
             findings += judge(connections(app.config, resolved, reporter=reporter))
+    if app.store is not None:
+        findings += store_readiness(app.config)
     found = [f.to_dict() for f in sorted(findings, key=lambda f: LEVELS.index(f.level))]
     errors = sum(f["level"] == "error" for f in found)
     warnings = sum(f["level"] == "warning" for f in found)

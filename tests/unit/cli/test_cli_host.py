@@ -86,6 +86,11 @@ def test_check_looks_at_a_live_tree_and_leaves_it_alone(criuctl: Run, env: dict[
             text = criuctl("check", str(child.pid), env=env).stdout
             assert text.splitlines()[-1].startswith(f"{child.pid} {'can' if body['ok'] else 'cannot'} be dumped: ")
             assert child.poll() is None
+            for store, code in (("/proc/none", "store"), (env["CRIUCTL_STORE"], "no-such-bucket")):
+                body = json.loads(criuctl("check", str(child.pid), "--store", store, "--json", env=env).stdout)
+                assert [f["level"] for f in body["findings"] if f["code"] == code] == [
+                    "error" if store == "/proc/none" else "info"
+                ]
         finally:
             child.kill()
 

@@ -307,7 +307,7 @@ def test_a_session_of_which_nothing_is_left_is_forgotten(place: Place) -> None:
 def test_rm_refuses_what_is_pinned(place: Place) -> None:
     place.write("web", pinned=True)
     assert "(pinned)" in place("list").stdout
-    assert place.json("rm", "web", code=9)[0]["error"]["code"] == "conflict"
+    assert place.json("rm", "web", code=9)["error"]["code"] == "conflict"
     assert len(place.json("list")) == 1
 
 
