@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.keeper import wait_until
-from support.trip import Trip
+from support.trip import Runs, Trip
 from support.zoo import Zoo
 
 pytestmark = pytest.mark.integration
@@ -34,3 +34,22 @@ def test_what_a_stranger_has_of_the_same_port_over_ipv4_stays(zoo: Zoo, trip: Tr
         restored.ask()
         with socket.create_connection(("127.0.0.1", port)):
             stranger.accept()[0].close()
+
+
+@pytest.mark.parametrize(
+    ("own", "other"), [("127.0.0.1", "0.0.0.0"), ("127.0.0.1", "::"), ("0.0.0.0", "127.0.0.1"), ("0.0.0.0", "::"), ("::", "::1")]
+)
+def test_a_port_that_a_stranger_has_at_more_or_fewer_addresses_is_told_before(
+    own: str, other: str, zoo: Zoo, trip: Trip, criuctl: Runs
+) -> None:
+    animal = zoo.launch("port.py", own)
+    port = animal.ask()["port"]
+    dumped = trip.dump(animal)
+    with socket.socket(socket.AF_INET6 if ":" in other else socket.AF_INET) as stranger:
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        stranger.bind((other, port))
+        stranger.listen()
+        refused = criuctl("restore", dumped["checkpoint"], check=False)
+        assert (refused["exit_code"], refused["error"]["code"]) == (4, "preflight")
+        assert f"{port} is taken" in refused["error"]["message"]
+    trip.restore(dumped, animal).ask()

@@ -32,7 +32,8 @@ from ..text import printable
 def rm(app: App, refs: tuple[str, ...]) -> int:
     """Removes checkpoints from the store, without asking. All REFs are looked up first, so numbers that count from the
     end mean what `criuctl list` showed; one that does not exist does not keep the others from being removed.
-    With a single REF its error is the command's. Pinned checkpoints are refused; one that is damaged, so that nobody can tell what it is, is removed, too.
+    With a single REF its error is the command's. Pinned checkpoints are refused; one that is damaged, so that nobody
+    can tell what it is, is removed, too.
     If the store fails in between, the error names those that were removed (removed in its JSON, by id).
 
     A removed checkpoint cannot be restored any more at once. Its space is freed by `criuctl gc`, as other checkpoints

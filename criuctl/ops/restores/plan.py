@@ -22,7 +22,7 @@ from msgspec import Struct, field
 from ...checkpoint.manifest import Manifest
 from ...connections.rules import JOURNAL, Rules, endpoint
 from ...proc.dialling import spelled
-from ...proc.sockdiag import socket_inside, sockets
+from ...proc.sockdiag import Address, socket_inside, sockets
 from ...proc.tree import ProcessIdentity, members, wait_gone
 from ...report import Finding
 from ..openfiles.deletednames import DeletedName
@@ -130,6 +130,9 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
         listening = {f"{s.protocol} {s.local}": s.inode for s in here if s.local and s.listening}
         bound = [c for c in manifest.connections if c.state == "bound"]  # any of which may be for IPv6 alone
         listening |= {f"{c.protocol} {c.local}": 0 for c in bound if is_taken(c.local, socket.SOCK_DGRAM, v6only=True)}
+        tcp = [s.local for s in here if s.protocol == "tcp" and s.local and s.listening]
+        near = [c.local for c in manifest.connections if c.state == "listen" and c.protocol == "tcp" and _overlaps(c.local, tcp)]
+        listening |= {f"tcp {local}": 0 for local in near if is_taken(local, socket.SOCK_STREAM, v6only=True)}
         pairs = {(str(s.local), str(s.peer)) for s in here if s.local and s.peer and s.connected}
     uids = {p.uid for p in manifest.processes}
     users = frozenset(uid for uid in uids if _known_user(uid))
@@ -148,6 +151,21 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
         missing_peers=_missing_peers(manifest, net),
         missing_folders=_missing_folders(manifest, files),
     )
+
+
+def _overlaps(local: str, others: Iterable[Address]) -> bool:
+    """Whether one of the others has the port at an address that this one covers, or covers this one.
+
+    Not told of one for IPv6 beside others for IPv4: whether it leaves IPv4 to them is not recorded.
+    """
+    host, port = endpoint(local)
+    for other in others:
+        if other.port == port and other.host != host:
+            if other.host == "::" or (other.host == "0.0.0.0" and ":" not in host):
+                return True
+            if host == ("::" if ":" in other.host else "0.0.0.0"):
+                return True
+    return False
 
 
 def _known_user(uid: int) -> bool:
