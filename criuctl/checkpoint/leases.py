@@ -58,6 +58,11 @@ class Claim:
         """The session lives here now: the lease stays."""
         self._done = True
 
+    def clear(self) -> None:
+        """Remove the records that it follows long after, once nothing waits for that."""
+        if self.leased:
+            clear(self._repository, self.head)
+
     def check(self) -> None:
         """Before the session runs: `Conflict` if somebody has taken it over meanwhile; no answer of the store means no."""
         if not self.leased:
@@ -112,17 +117,22 @@ def claim(
     ttl: int = 0,
     instead_of: Head | None = None,
     copy: bool = False,
+    seen: Head | None = None,
 ) -> Claim:
     """Make this host (`host` is its id) the session's home, with an epoch above `above`; `Conflict` says who holds it.
 
     What `host` holds itself is taken over; with `take_over`, a person's decision, what any host holds; with `instead_of`,
     a lease that has run out, that one and no other.  The new lease runs out after `ttl` milliseconds, unless it is renewed.
     A `copy`, whose name is new, does without a lease where the store takes no more writes: a backup that is only read.
+    `seen` is the newest record as of just now, which then is not asked for again: if it is not any more, the put tells.
+
+    Older records are left to `Claim.clear`.
     """
     leased = repository.capabilities.conditional_create
     ref = SessionRef(session, session_id)
     for _attempt in range(ATTEMPTS):
-        current = standing(repository, ref, over_damage=take_over) if leased else None
+        current = seen or (standing(repository, ref, over_damage=take_over) if leased else None)
+        seen = None
         if instead_of is not None and (current is None or not current.is_beat_of(instead_of)):
             who = current.host_name or current.host if current is not None else "nobody"
             raise Conflict(f"the lease of session {session!r}, which had run out, has changed: {who} has it now", host=who)
@@ -149,7 +159,6 @@ def claim(
                 why = f"the store takes no lease for session {session!r}, so another host may use that name, too: {error.message}"
                 return Claim(repository, head, leased=False, refused=why)
             if won and _in_force(repository, head):
-                clear(repository, head)
                 return mine
         except BaseException:  # a signal, say: nobody else will know that there is something to give back
             if current is None or (current.state, current.host) != ("held", host):  # else it is as it was
@@ -177,11 +186,14 @@ def renew(repository: Repository, session: SessionRef, *, host: str, ttl: int) -
     raise Conflict(f"the lease of {session.name!r} changes faster than it can be renewed")
 
 
-def release(repository: Repository, session: str, *, host: str) -> bool:
-    """The session does not live on `host` any more (its tree was dumped and ended); False when it was not held by it."""
+def release(repository: Repository, session: str, *, host: str, seen: Head | None = None) -> bool:
+    """The session does not live on `host` any more (its tree was dumped and ended); False when it was not held by it.
+
+    `seen` is the newest record as of just now, which then is not asked for again.
+    """
     if not repository.capabilities.conditional_create:
         return False
-    current = read_head(repository, session)
+    current = seen or read_head(repository, session)
     if current is None or current.state != "held" or current.host != host:
         return False
     _release(repository, current)

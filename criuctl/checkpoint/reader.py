@@ -98,8 +98,6 @@ class CheckpointReader:
     def __init__(self, store: Store, sealer: Sealer, index: Index, config: Config, reporter: Reporter) -> None:
         self._store, self._sealer, self._index, self._reporter = store, sealer, index, reporter
         self._threads = (config.workers or min(len(os.sched_getaffinity(0)), 8)) + max(config.uploads, 1)
-        self._synced = False
-        self._lock = threading.Lock()
         self._spare: list[memoryview] = []  # span buffers between two fetches: fresh memory is slow to touch
 
     def read(self, ref: StreamRef) -> bytes:
@@ -174,6 +172,7 @@ class CheckpointReader:
 
         A damaged pack, or an index segment that cannot be read, is an error here, though a restore may find its way without it.
         """
+        self._index.sync()  # what this host remembers might do, and its segments in the store be damaged
         sizes: dict[bytes, int] = {}
         total = 0
         for stream in streams:
@@ -216,10 +215,6 @@ class CheckpointReader:
     def _places(self, sizes: dict[bytes, int], failed: Collection[bytes]) -> list[Place]:
         """Where these chunks are; the index is asked, then the store for newer segments, then the packs themselves."""
         wanted = list(sizes)
-        with self._lock:
-            if not self._synced:
-                self._index.sync()
-                self._synced = True
         found = self._index.find(wanted, distrusted=True, failed=failed)
         if len(found) < len(wanted):
             self._index.sync()

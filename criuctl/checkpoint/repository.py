@@ -24,6 +24,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -273,10 +274,18 @@ class Repository:
         return {"fingerprint": fingerprint, "label": next(iter(labels), "")}
 
     def manifest(self, ref: str | CheckpointSummary) -> Manifest:
-        """The whole manifest; `Damaged`, `UnsupportedFormat`, `NoSuchCheckpoint`."""
-        summary = self.resolve(ref) if isinstance(ref, str) else ref
-        made = self.manifest_at(summary.object)
-        return made.with_use(pinned=True) if summary.pinned and not made.pinned else made
+        """The whole manifest; `AmbiguousRef`, `Damaged`, `UnsupportedFormat`, `NoSuchCheckpoint`."""
+        if isinstance(ref, str):
+            (name,) = self.catalog.locate(ref)
+            looks: tuple[Callable[[], Any], ...] = (
+                lambda: self.manifest_at(name),
+                lambda: self.catalog.is_pinned(parse_name(name)[2]),
+            )
+            made: Manifest
+            made, pinned = in_parallel(lambda look: look(), looks, 2, "criuctl-manifest")
+        else:
+            made, pinned = self.manifest_at(ref.object), ref.pinned
+        return made.with_use(pinned=True) if pinned and not made.pinned else made
 
     def manifest_at(self, name: str) -> Manifest:
         """The manifest that is the object `name`; errors as `manifest`."""
@@ -293,12 +302,18 @@ class Repository:
         manifest = Manifest.from_dict(loaded)
         if (manifest.number, manifest.id) != (number, checkpoint):
             raise Damaged(f"{name} holds the manifest of another checkpoint", object=name)
+        if outline.domain:
+            self.catalog.domains[manifest.id] = outline.domain
         return manifest
 
-    def publish(self, manifest: Manifest) -> CheckpointSummary:
+    def next_number(self, manifest: Manifest) -> int:
+        """The number of the next checkpoint of the manifest's session."""
+        return self.catalog.next_number(self.sealer.token(manifest.session.name))
+
+    def publish(self, manifest: Manifest, number: int | None = None) -> CheckpointSummary:
         """Put the manifest under its session's next number: the commit point.  Everything it names must be durable."""
         token = self.sealer.token(manifest.session.name)
-        numbered = manifest.with_use(number=self.catalog.next_number(token))
+        numbered = manifest.with_use(number=number or self.next_number(manifest))
         name = manifest_name(token, numbered.number, numbered.id)
         body = json.dumps(numbered.to_dict(), separators=(",", ":"), allow_nan=False).encode("ascii")
         # What we could not read again must not be written: this raises before anything is committed.

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,6 +22,7 @@ from msgspec import Struct
 
 from ..config import Config
 from ..errors import CriuctlError, Damaged, StoreUnreachable
+from ..proc.threads import in_parallel
 from .buffers import BUFFER_SIZE, PageBuffer
 from .chunks import ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, PAGE, WINDOW, StreamRef
 from .effort import fitting
@@ -263,8 +264,10 @@ class CheckpointWriter:
         self.hashed()
         self._pipeline.flush()
 
-    def commit(self, manifest: Manifest) -> CheckpointSummary:
+    def commit(self, manifest: Manifest, allowed: Callable[[], object] | None = None) -> CheckpointSummary:
         """Make everything durable, then publish `manifest` under the session's next number: THE commit point.
+
+        `allowed` is asked just before that, beside the packs, and raises if it must not be.
 
         Raises `Damaged` when a pack of the checkpoint is gone, as when it shares one with older checkpoints (the next
         dump stores it again), `Conflict` when a garbage collection is deleting one, and every error of the store; then
@@ -277,11 +280,13 @@ class CheckpointWriter:
         packs = {**self._pipeline.referenced, **{pack.pack: pack.size for pack in self._pipeline.packs}}
         self._intent = intent = Intent(self._repository.store, self._repository.sealer, packs)
         intent.begin()
-        missing = index.check_packs(
-            packs,
-            max(self._repository.config.uploads, _CHECKERS),
-            listings=self._repository.capabilities.conditional_create,
+        threads = max(self._repository.config.uploads, _CHECKERS)
+        looks: tuple[Callable[[], Any], ...] = (
+            lambda: index.check_packs(packs, threads, listings=self._repository.capabilities.conditional_create),
+            lambda: self._repository.next_number(manifest),
+            allowed or (lambda: None),
         )
+        missing, number, _ = in_parallel(lambda look: look(), looks, len(looks), "criuctl-commit")
         if missing:
             raise Damaged(
                 f"packs of this checkpoint, or of older ones, are missing or cut off in the store: {', '.join(missing[:4])}",
@@ -299,7 +304,7 @@ class CheckpointWriter:
         intent.check()
         self._intent = None  # whatever interrupts this leaves open whether there is a manifest
         try:
-            summary = self._repository.publish(manifest)
+            summary = self._repository.publish(manifest, number)
         except CriuctlError as error:
             self._intent = None if isinstance(error, StoreUnreachable) else intent
             raise

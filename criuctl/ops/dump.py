@@ -31,6 +31,7 @@ from ..criu import binary, driver
 from ..errors import CommandFailed, CriuctlError, DumpFailed, NoSuchProcess, PreflightRefused
 from ..proc.procfs import reading
 from ..proc.scratch import Scratch
+from ..proc.threads import in_parallel
 from ..report import Reporter
 from ..store import open_store
 from . import hooking, insidereport
@@ -134,12 +135,14 @@ def dump(
             repository = delivery.open(session)
             store = repository.store
         stack.callback(repository.close)
-        repository.preflight_write()
         home: Home | None = None
         if delivery is None:  # who has a session that moves is settled between the two hosts
             home = Home(config, repository, registry, session, root, reporter, lives_on=leave_running)
+            in_parallel(lambda look: look(), (repository.preflight_write, home.look), 2, "criuctl-preflight")
             session = stack.enter_context(home).session
-        if name is not None and not resolved.session and repository.list(session.name) and registry.get(session.name) is None:
+        else:
+            repository.preflight_write()
+        if name is not None and not resolved.session and registry.get(session.name) is None and repository.list(session.name):
             reporter.warning(f"the store already holds checkpoints named {session.name!r}; this one is added to them")
         if former is not None:
             arounddump.tell_superseded(reporter, former)
@@ -213,7 +216,7 @@ def dump(
                 if delivery is not None:
                     delivery.ended(left)
             try:
-                leases.release(repository, session.name, host=host_id(config))
+                leases.release(repository, session.name, host=host_id(config), seen=home.seen if home is not None else None)
             except CriuctlError as error:
                 reporter.warning(f"the lease of {session.name!r} could not be given back: {error.message}", error.hint)
         record = replace(work.session, store=work.where, checkpoint=manifest.id, boot_id=boot_id())

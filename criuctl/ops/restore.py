@@ -167,7 +167,7 @@ def restore(
             reporter.finding(finding)
 
         reporter.step("claim", session=name)
-        session = arrival.next_incarnation(registry, repository, manifest, name, copy=new_name is not None)
+        session, lease = arrival.next_incarnation(registry, repository, manifest, name, copy=new_name is not None)
         hooks.run("pre-restore", incarnation=session.incarnation, connections=plan.to_dict()["connections"])
         claim = leases.claim(
             repository,
@@ -180,6 +180,7 @@ def restore(
             instead_of=instead_of,
             ttl=ttl,
             copy=new_name is not None,
+            seen=lease,
         )
         stack.callback(claim.release_unless_kept)
         if claim.warning:
@@ -256,6 +257,7 @@ def restore(
                     registry.put(replace(here, lock_table=""))
         if not os.path.exists(f"/proc/{root}"):
             reporter.warning(f"PID {root}: the restored root has ended already")
+        claim.clear()
     hooks.run("post-resume")
     reporter.step("done")
     return RestoreResult(

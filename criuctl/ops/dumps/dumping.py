@@ -252,9 +252,7 @@ class Dumping(Struct, eq=False):
         self.hooks.run("post-dump", checkpoint=manifest.id, connections=hooking.about_connections(manifest))
         manifest = replace(self._with_sizes(manifest), hooks=tuple(self.hooks.records()))
         self.reporter.step("commit")
-        if self.home is not None:
-            self.home.check()
-        summary = self.writer.commit(manifest)
+        summary = self.writer.commit(manifest, self.home.look if self.home is not None else None)
         return replace(manifest, number=summary.number)
 
     def _with_sizes(self, manifest: Manifest) -> Manifest:

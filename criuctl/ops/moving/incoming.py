@@ -186,6 +186,7 @@ class Arrival:
                 )
                 registry.put(with_lease(record, repository, claim.head.epoch))
                 claim.keep()
+                claim.clear()
         except CriuctlError as error:
             self._reporter.warning(f"the lease of {record.name!r} could not be claimed: {error.message}", error.hint)
 

@@ -140,13 +140,15 @@ def living(registry: Registry, manifest: Manifest) -> int | None:
     return known.pid if known is not None and known.id == manifest.session.id and known.alive() else None
 
 
-def next_incarnation(registry: Registry, repository: Repository, manifest: Manifest, name: str, *, copy: bool) -> SessionRecord:
-    """The session as it will be: one incarnation more than any known one, or a new session for a copy.
+def next_incarnation(
+    registry: Registry, repository: Repository, manifest: Manifest, name: str, *, copy: bool
+) -> tuple[SessionRecord, leases.Head | None]:
+    """The session as it will be: one incarnation more than any known one, or a new session for a copy; its lease as it is.
 
     The lease knows of other hosts' incarnations, and of those that this one has forgotten, as after a kill.
     """
     if copy:
-        return SessionRecord(name=name, id=os.urandom(16).hex(), incarnation=1)
+        return SessionRecord(name=name, id=os.urandom(16).hex(), incarnation=1), None
     head = None
     if repository.capabilities.conditional_create:
         with suppress(DataError):  # the claim tells
@@ -157,7 +159,7 @@ def next_incarnation(registry: Registry, repository: Repository, manifest: Manif
     known = registry.get(name)
     if known is not None and known.id == manifest.session.id:
         newest = max(newest, known.incarnation)
-    return SessionRecord(name=name, id=manifest.session.id, incarnation=newest + 1)
+    return SessionRecord(name=name, id=manifest.session.id, incarnation=newest + 1), head
 
 
 def kill_tree(root: ProcessIdentity | None, patience: float = _GONE_TIMEOUT) -> None:

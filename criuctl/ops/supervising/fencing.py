@@ -166,14 +166,15 @@ class Home:
         self._lives_on = lives_on
         self._host = host_id(config)
         self._claim: leases.Claim | None = None
+        self.seen: Head | None = None  # the lease at the last `look`
 
     def __enter__(self) -> Self:
-        """`HomeLost` when this home is fenced, `Conflict` when the name's lease is held elsewhere."""
+        """Make it the home where the tree lives on; `look` was called before.  `Conflict` when another host is faster."""
         if not self._repository.capabilities.conditional_create:
             if self._lives_on:
                 self._reporter.step("unleased", why=leases.UNLEASED)
             return self
-        head = self._look()
+        head = self.seen
         mine = epoch_of(self.session, self._repository)
         ours = head is not None and (head.state, head.host, head.epoch) == ("held", self._host, mine)
         if self._lives_on and not ours:
@@ -188,14 +189,16 @@ class Home:
         """The dump has succeeded: its session is known from now on."""
         if self._claim is not None:
             self._claim.keep()
+            self._claim.clear()
 
-    def check(self) -> None:
-        """Just before something is written for the session; errors as on entry."""
-        if self._repository.capabilities.conditional_create:
-            self._look()
+    def look(self) -> None:
+        """At first, and just before something is written for the session.
 
-    def _look(self) -> Head | None:
-        head = leases.read_head(self._repository, self.session.name)
+        `HomeLost` when this home is fenced, `Conflict` when the name's lease is held elsewhere.
+        """
+        if not self._repository.capabilities.conditional_create:
+            return
+        self.seen = head = leases.read_head(self._repository, self.session.name)
         fenced = judge(self._config, self._repository, self.session, head)
         if fenced is not None:
             raise fenced.error()
@@ -206,7 +209,6 @@ class Home:
                 hint="A session lives on one host. If this is another session, choose another name with --name.",
                 host=who,
             )
-        return head
 
     def _take(self, above: int) -> None:
         session, repository = self.session, self._repository
@@ -222,6 +224,7 @@ class Home:
                 host=self._host,
                 host_name=platform.node(),
                 above=above,
+                seen=self.seen,
             )
         except Conflict:  # another host was faster: this home has never had it
             if self._known:

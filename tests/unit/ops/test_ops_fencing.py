@@ -117,7 +117,9 @@ class TestHome:
         if known:
             self.registry.put(replace(record, pid=root.pid, start_time=root.start_time, boot_id=boot_id()))
             record = self.registry.get("web") or record
-        return fencing.Home(repo.config, repo, self.registry, record, root, Reporter(), lives_on=lives_on)
+        home = fencing.Home(repo.config, repo, self.registry, record, root, Reporter(), lives_on=lives_on)
+        home.look()
+        return home
 
     def head(self, repo: Repository) -> tuple[str, str, int] | None:
         head = leases.read_head(repo, "web")
@@ -131,7 +133,7 @@ class TestHome:
         for _turn in range(2):
             with self.home(repo) as home:
                 assert self.head(repo) == ("held", A, 1) and self.remembered(repo) == 1
-                home.check()
+                home.look()
         with self.home(repo, lives_on=False):
             pass
         assert self.head(repo) == ("held", A, 1)
@@ -154,7 +156,7 @@ class TestHome:
             home.keep()
             claim(repo, B, take_over=True).keep()
             with pytest.raises(HomeLost, match="home-b"):
-                home.check()
+                home.look()
         with pytest.raises(HomeLost if known else Conflict) as refused, self.home(repo, known=known):
             pass
         assert refused.value.exit_code == 9
