@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import Conflict, CriuctlError, Damaged, DataError, Foreign, ObjectExists, ObjectMissing, StoreUnreachable
+from ..proc.threads import in_parallel
 from . import objects
 from .catalog import load_json
 from .manifest import SessionRef
@@ -28,7 +29,7 @@ _DAMAGED = (
 )
 _LAST = "Bring back the object that was there, or remove it. A copy (restore --as NAME) needs none of that."
 _STRIDE = 20  # epochs that a number may stand for, in bits
-_KEPT = 4  # records of a session that are left; older ones are removed
+_KEPT = 4  # records of a session that are left at least; older ones are removed
 
 
 class Head(Record, frozen=True):
@@ -61,12 +62,17 @@ class Head(Record, frozen=True):
         check_range(self.ttl, 0, 1 << 40, f"{where}.ttl")
 
 
-def read_head(repository: Repository, session: str) -> Head | None:
-    """The newest record of the session called `session`, None when there is none; `Damaged`, store errors."""
+def read_head(repository: Repository, session: str, seen: Head | None = None) -> Head | None:
+    """The newest record of the session called `session`, None when there is none; `Damaged`, store errors.
+
+    Records never change: if it is the one that was `seen` before, it is not read again.
+    """
     for _attempt in range(ATTEMPTS):
         names = _records(repository, session)
         if not names:
             return None
+        if seen is not None and names[-1] == record_name(repository, seen):
+            return seen
         try:
             return read_record(repository, names[-1])
         except ObjectMissing:
@@ -152,15 +158,12 @@ def read_record(repository: Repository, name: str) -> Head:
 
 
 def clear(repository: Repository, head: Head) -> None:
-    """Remove records that are long superseded; they only cost room, so trouble is no reason to fail."""
-    if head.sequence <= _KEPT:
+    """Remove records that are long superseded, every `_KEPT` records; they only cost room, so trouble is no reason to fail."""
+    if head.sequence % _KEPT:
         return
-    try:
-        for name in _records(repository, head.session.name):
-            if int(name[-20:]) <= head.sequence - _KEPT:
-                repository.store.delete(name)
-    except CriuctlError:
-        return
+    with suppress(CriuctlError):
+        old = [name for name in _records(repository, head.session.name) if int(name[-20:]) <= head.sequence - _KEPT]
+        in_parallel(repository.store.delete, old, _KEPT, "criuctl-clear")
 
 
 __all__ = ["ATTEMPTS", "Head", "clear", "put_record", "read_head", "read_record", "record_name", "standing"]

@@ -344,10 +344,14 @@ class Repository:
         """Learn what a new checkpoint may rely on."""
         from . import gclists
 
+        def read_index() -> None:
+            self.index.sync()
+            self.index.inspect_packs()
+
         self.sealer.prepare()
-        self.index.sync()
-        self.index.inspect_packs()
-        self.index.avoid(gclists.avoided(self.store, self.sealer))
+        looks: tuple[Callable[[], Any], ...] = (read_index, lambda: gclists.avoided(self.store, self.sealer))
+        _, avoided = in_parallel(lambda look: look(), looks, 2, "criuctl-learn")
+        self.index.avoid(avoided)
         self._learned = time.monotonic()
 
     def _put_once(self, name: str, data: bytes) -> None:

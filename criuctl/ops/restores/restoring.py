@@ -188,8 +188,6 @@ class Restoring(Struct):
                     if self.feeder is None
                     else stack.enter_context(self.feeder.pages(criu, prefix))
                 )
-            if self.filling is not None:
-                self.filling.begin()
             start = self.holder.starter if private is None else None
             names.begin()
             stack.enter_context(self.pipes)

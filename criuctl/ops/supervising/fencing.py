@@ -198,7 +198,7 @@ class Home:
         """
         if not self._repository.capabilities.conditional_create:
             return
-        self.seen = head = leases.read_head(self._repository, self.session.name)
+        self.seen = head = leases.read_head(self._repository, self.session.name, self.seen)
         fenced = judge(self._config, self._repository, self.session, head)
         if fenced is not None:
             raise fenced.error()

@@ -155,7 +155,7 @@ def test_records_do_not_pile_up_and_are_not_forged(tmp_path: Path) -> None:
     for _turn in range(6):
         claim(repo, A).release_unless_kept()
     names = [info.name for info in repo.store.list("sessions/")]
-    assert len(names) <= 5 and names[-1].endswith("0012")
+    assert 4 <= len(names) <= 8 and names[-1].endswith("0012")
     data = repo.store.get(names[-1])
     for wrong in (data, data[:-1], data[:-1] + bytes([data[-1] ^ 1])):  # an older record passed off as the newest; damage
         repo.store.put(names[-1][:-2] + "13", wrong)
@@ -315,7 +315,8 @@ def test_who_slept_since_it_looked_has_not_won(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(Conflict, match="has changed: host-a"):
         expired(repo, B, seen)
     assert stale[0].host == B and (held(repo).host, held(repo).beat) == (A, 9)
-    leases.renew(repo, session, host=A, ttl=9000)
+    for _beat in range(4):  # after as many at most old records are removed
+        leases.renew(repo, session, host=A, ttl=9000)
     assert all(int(info.name[-20:]) > stale[0].sequence for info in repo.store.list("sessions/"))
 
 
