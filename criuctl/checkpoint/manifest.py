@@ -26,6 +26,7 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _SESSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _IMAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _CREATED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,6})?Z")
+_HANDLE = re.compile(r"(?:-?\d{1,10}:(?:[0-9a-f]{2}){1,128})?")
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _MAX_PAGES = 1 << 40
@@ -164,10 +165,12 @@ class LinkRecord(Record, frozen=True):
     uid: int = 0
     gid: int = 0
     digest: str = ""  # BLAKE3 of `data`, hex; "" when not taken
+    handle: str = ""  # by which the kernel finds the file under any name: its kind, ":", hex; "" where it has none
 
     def check(self, where: str) -> None:
         check_path(self.path, f"{where}.path")
         check_pattern(_DIGEST, self.digest, f"{where}.digest")
+        check_pattern(_HANDLE, self.handle, f"{where}.handle")
         check_owner_and_mode(self.uid, self.gid, self.mode, where)
         if self.sibling:
             check_path(self.sibling, f"{where}.sibling")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -61,11 +61,12 @@ def saved_queues(images: ImageSet) -> list[SavedQueue]:
     return found
 
 
-def drop_queues(images: ImageSet, numbers: Container[int]) -> None:
-    """Have CRIU open these named pipes as they are, with what is in them."""
+def drop_queues(images: ImageSet, numbers: Container[int], sizes: Mapping[int, int] | None = None) -> None:
+    """Have CRIU open these named pipes as they are, with what is in them, and give others of these `sizes`."""
     parts = [magics(_KIND)]
     for entry, data in _entries(images):
         if entry.pipe_id not in numbers:
+            entry.size = (sizes or {}).get(entry.pipe_id, entry.size)
             body = entry.SerializeToString()
             parts += [struct.pack("<I", len(body)), body, data]
     with os.fdopen(os.open(_IMAGE, os.O_TRUNC | os.O_WRONLY | os.O_CLOEXEC, dir_fd=images.folder), "wb") as file:

@@ -362,13 +362,14 @@ def unix_sockets(namespace: int | None = None) -> list[Socket]:
         return list(_unix(diag))
 
 
-def sockets(pid: int | None = None) -> list[Socket]:
+def sockets(pid: int | None = None, namespace: int | None = None) -> list[Socket]:
     """Every socket in the net namespace of `pid` (None: ours) that belongs to a descriptor and is in sock_diag's tables.
 
-    `NoSuchProcess`; `PlatformError` if the kernel does not let us ask.
+    Or in that of the descriptor `namespace`.  `NoSuchProcess`; `PlatformError` if the kernel does not let us ask.
     """
+    kind = socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG
     try:
-        with namespace_socket(pid, socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as diag:
+        with namespace_socket(pid, *kind) if namespace is None else socket_inside(namespace, *kind) as diag:
             found = [s for family, protocol in _INET_QUERIES + _RARE_INET_QUERIES for s in _inet(diag, family, protocol)]
             found += _unix(diag)
             found += _packet(diag)

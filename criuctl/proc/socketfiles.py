@@ -16,7 +16,7 @@ import functools
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Literal
 
@@ -25,6 +25,8 @@ from .procfs import all_pids, open_pidfd
 from .sockdiag import TYPES, Socket, socket_inside, unix_sockets
 from .sockets import outside_holders
 from .syscalls import borrow_socket
+
+_NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})  # there is no such folder
 
 State = Literal["none", "dead", "alive", "other"]
 _SIOCUNIXFILE = 0x89E0
@@ -98,8 +100,8 @@ def at(path: str) -> State:
     """
     try:
         folder = os.open(os.path.dirname(path) or ".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return "none"
+    except OSError as error:
+        return "none" if error.errno in _NOWHERE else "alive"  # nobody knows
     try:
         name = os.path.basename(path)
         try:
@@ -108,9 +110,18 @@ def at(path: str) -> State:
             return "none"
         if not stat.S_ISSOCK(mode):
             return "other"
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
-            # The path may be longer than an address can be.
-            code = probe.connect_ex(os.fsencode(f"/proc/self/fd/{folder}/{name}"))
+        try:
+            file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        except FileNotFoundError:
+            return "none"
+        try:
+            if not stat.S_ISSOCK(os.fstat(file).st_mode):
+                return "other"
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+                # The path, and the name alone, may be longer than what can be written before it leaves room for.
+                code = probe.connect_ex(f"/proc/self/fd/{file}")
+        finally:
+            os.close(file)
         if code == errno.ENOENT:  # it has just been removed
             return "none"
         return "dead" if code == errno.ECONNREFUSED else "alive"
@@ -122,22 +133,30 @@ def at(path: str) -> State:
 
 def owner(path: str) -> tuple[int, int] | None:
     """(PID, descriptor) of a process that has the socket to which the file at this path belongs, in whatever net namespace."""
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return None
-    inode = status.st_ino & 0xFFFFFFFF
+    return owners([path]).get(path)
 
-    def is_it(s: Socket) -> bool:
-        # On overlays and btrfs the kernel knows another device than stat does.
-        return s.file[1] == inode and (s.file[0] == status.st_dev or os.path.basename(s.name) == os.path.basename(path))
 
-    for found in _namespaces():
-        # One that was accepted bears the file of its listener.
-        inodes = [s.inode for s in found if is_it(s) and (s.type == "dgram" or s.state != "established")]
-        if inodes:
-            return next(iter(outside_holders(inodes).values()), None)
-    return None
+def owners(paths: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """The same for each of these paths, where there is one; every descriptor of the host is looked at once."""
+    sought: dict[int, list[tuple[str, int]]] = {}
+    for path in paths:
+        with suppress(OSError):
+            status = os.lstat(path)
+            sought.setdefault(status.st_ino & 0xFFFFFFFF, []).append((path, status.st_dev))
+    sockets: dict[int, str] = {}  # inode -> path
+    left = {path for names in sought.values() for path, _ in names}
+    for found in _namespaces() if left else ():
+        for s in found:
+            if s.type != "dgram" and s.state == "established":
+                continue  # one that was accepted bears the file of its listener
+            for path, device in sought.get(s.file[1], ()):
+                # On overlays and btrfs the kernel knows another device than stat does.
+                if s.file[0] == device or os.path.basename(s.name) == os.path.basename(path):
+                    sockets[s.inode] = path
+                    left.discard(path)
+        if not left:
+            break
+    return {sockets[inode]: holder for inode, holder in outside_holders(sockets).items()}
 
 
 def _namespaces() -> Iterator[list[Socket]]:

@@ -19,6 +19,8 @@ _SYS_PIDFD_GETFD = 438  # the same number on every architecture: it is newer tha
 _SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _SYS_KCMP = {"x86_64": 312, "aarch64": 272}
 _SPLICE_F_NONBLOCK = 2
+_AT_EMPTY_PATH = 0x1000
+_MAX_HANDLE = 128  # bytes
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
@@ -100,6 +102,15 @@ def is_watched(pid: int, epoll: int, number: int, nth: int, fd: int) -> bool:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
     slot = struct.pack("=III", epoll, number, nth)
     return _checked(_c().syscall(kcmp, pid, pid, _KCMP_EPOLL_TFD, ctypes.c_ulong(fd), slot)) == 0
+
+
+def handle_of(fd: int) -> tuple[int, bytes]:
+    """(kind, handle) of an open file, by which `open_by_handle` finds it again under whatever name; EOPNOTSUPP: it has none."""
+    mount = ctypes.c_int()
+    packed = ctypes.create_string_buffer(struct.pack("=Ii", _MAX_HANDLE, 0), 8 + _MAX_HANDLE)
+    _checked(_c().name_to_handle_at(fd, b"", packed, ctypes.byref(mount), _AT_EMPTY_PATH))
+    size, kind = struct.unpack_from("=Ii", packed)
+    return kind, packed.raw[8 : 8 + size]
 
 
 def open_by_handle(mount: int, kind: int, handle: bytes) -> int:

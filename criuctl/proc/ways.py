@@ -13,6 +13,8 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from .syscalls import handle_of, open_by_handle
+
 _LINKS = 40  # on one way; so many the kernel follows, too
 PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -41,6 +43,35 @@ def folder(path: str, root: int | None = None) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def handle(fd: int) -> str:
+    """By which `by_handle` finds an open file again; "" where its file system has none, an overlay say."""
+    try:
+        kind, found = handle_of(fd)
+    except OSError:
+        return ""
+    return f"{kind}:{found.hex()}"
+
+
+@contextmanager
+def by_handle(handle: str, beside: str) -> Iterator[int | None]:
+    """A descriptor (``O_PATH``) of the file, on the file system of the folder `beside`, if it has a name yet, whatever it is."""
+    fd = None
+    kind, _, packed = handle.partition(":")
+    with suppress(OSError):  # ESTALE: it is gone
+        if packed:
+            with folder(beside) as here:
+                mount = os.open(f"/proc/self/fd/{here}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    fd = open_by_handle(mount, int(kind), bytes.fromhex(packed))
+                finally:
+                    os.close(mount)
+    try:
+        yield fd if fd is not None and os.fstat(fd).st_nlink else None
+    finally:
+        if fd is not None:
+            os.close(fd)
 
 
 @contextmanager

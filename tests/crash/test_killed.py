@@ -105,7 +105,7 @@ def test_a_signal_at_every_step_of_a_restore(zoo: Zoo, trip: Trip, criuctl: Criu
 TOO_LATE = """
 import os, sys
 from criuctl.cli.main import program
-from criuctl.ops import netlock
+from criuctl.ops.resources import netlock
 number, remove = int(sys.argv[1]), netlock.ConnectionLock.remove
 
 def interrupted(self, *, failed):
@@ -168,7 +168,7 @@ def test_kill_9_just_before_a_tree_is_ended(zoo: Zoo, criuctl: Criuctl) -> None:
 STAYS_UP = """
 import sys
 from criuctl.cli.main import program
-from criuctl.ops import netlock
+from criuctl.ops.resources import netlock
 remove = netlock.ConnectionLock.remove
 
 def failing(self, *, failed):

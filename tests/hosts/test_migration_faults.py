@@ -300,7 +300,8 @@ IMPATIENT = "import criuctl.ops.moving.delivering as m; m.SETTLE = 2.0; from cri
 SLOW_END = """
 import errno
 from criuctl.cli.main import program
-from criuctl.ops import dumping, moves, remaps
+from criuctl.ops.dumps import dumping
+from criuctl.ops.moving import moves
 wait_ended = dumping.wait_ended
 
 def still_ending(tree, timeout):
@@ -308,10 +309,10 @@ def still_ending(tree, timeout):
     wait_ended(tree, timeout)
     return tree
 
-def read_only(_links):
+def read_only(_work):
     raise OSError(errno.EROFS, "Read-only file system")
 
-dumping.wait_ended, remaps.clean, moves.Outgoing.alive = still_ending, read_only, lambda move: True
+dumping.wait_ended, dumping.Dumping.tidy, moves.Outgoing.alive = still_ending, read_only, lambda move: True
 program()
 """
 
@@ -328,7 +329,8 @@ def test_what_fails_when_it_is_ended_does_not_undo_it_there(moving: Moving, host
 NO_ANSWER = """
 from criuctl.cli.main import program
 from criuctl.criu.driver import CriuFailed, Dumper
-from criuctl.ops import dumping, moves
+from criuctl.ops.dumps import dumping
+from criuctl.ops.moving import moves
 wait_ended, finish = dumping.wait_ended, Dumper.dump
 
 def still_ending(tree, timeout):

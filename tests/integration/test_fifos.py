@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -13,10 +14,13 @@ from support.command import Criuctl, Home
 from support.hooking import HookFolder
 from support.keeper import Keeper, wait_until
 from support.operating import Operators
+from support.pauses import paused
 from support.trip import Trip
 from support.zoo import PROGRAMS, Animal, Zoo
 
 pytestmark = pytest.mark.integration
+
+F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032
 
 
 class Outside:
@@ -131,6 +135,36 @@ def test_somebody_has_opened_it_since(there: bytes, zoo: Zoo, trip: Trip, pipe: 
     restored = trip.restore(told, animal)
     assert warned(restored, "come behind") == bool(there)
     assert restored.ask()["read"] == there.decode() + "BBBB"
+
+
+@pytest.mark.parametrize(("unread", "there"), [(4, 20), (4, 200_000), (60_000, 20_000)])
+def test_the_one_that_somebody_has_opened_since_has_room_for_both(
+    unread: int, there: int, zoo: Zoo, trip: Trip, pipe: Outside
+) -> None:
+    """And is not made smaller than its owner has made it."""
+    animal = reader(zoo, pipe)
+    pipe.write("B" * unread)
+    told = trip.dump(animal)
+    end = pipe.open(os.O_RDWR)
+    if there != 20_000:
+        fcntl.fcntl(end, F_SETPIPE_SZ, 1 << 20)
+    room = fcntl.fcntl(end, F_GETPIPE_SZ)
+    assert os.write(end, b"C" * there) == there
+    restored = trip.restore(told, animal, equal=False)
+    assert fcntl.fcntl(end, F_GETPIPE_SZ) >= room
+    assert restored.ask()["read"] == "C" * there + "B" * unread
+
+
+def test_somebody_opens_it_before_the_tree_has_ended(zoo: Zoo, trip: Trip, criuctl: Criuctl, pipe: Outside) -> None:
+    """The pipe lives on with its bytes."""
+    animal = reader(zoo, pipe)
+    pipe.write("BBBB")
+    with paused(criuctl, "store", "dump", animal.pid, "--name", "web") as held:
+        pipe.open(os.O_RDWR)
+        held.go_on()
+        assert held.command.process.wait(120) == 0
+    restored = trip.zoo.adopt(criuctl("restore", "web")["pid"], animal)
+    assert restored.ask()["read"] == "BBBB"
 
 
 @pytest.mark.parametrize("anew", ["made", "renamed"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.command import Criuctl
+from support.pauses import paused
 from support.trip import Trip
 from support.zoo import Animal, Zoo
 
@@ -110,13 +111,55 @@ def test_a_deleted_name_of_a_file_that_is_put_back(zoo: Zoo, trip: Trip) -> None
     assert set(report["inodes"].values()) == {(animal.folder / "b").stat().st_ino}
 
 
-def test_a_deleted_name_whose_others_are_elsewhere(zoo: Zoo, trip: Trip) -> None:
-    """In another folder nobody looks for them: that it is a file of its own now is told."""
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("other", ["b", "folder/b"])
+def test_a_deleted_name_whose_others_are_elsewhere(other: str, moved: bool, zoo: Zoo, trip: Trip) -> None:
+    """In another folder, or renamed meanwhile: it is one file with them all the same, and what is written comes there."""
+    animal = zoo.launch("hardlinks.py", "-a:write", f"{other}:none")
+    told = trip.dump(animal)
+    path = animal.folder / other
+    if moved:
+        path = path.rename(animal.folder / "moved")
+        (animal.folder / other).write_text("another file")
+    restored = trip.restore(told, animal, equal=False)
+    assert not restored.answer["warnings"]
+    report = restored.ask()
+    assert report["texts"] == {"-a": WAS} and report["inodes"] == {"-a": path.stat().st_ino}
+    assert path.read_text() == WAS + "more\n"
+    assert not [name for name in names(animal) if name.startswith("link_remap")]
+
+
+def test_a_deleted_name_whose_others_are_elsewhere_and_have_changed(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     animal = zoo.launch("hardlinks.py", "-a:write", "folder/b:none")
     told = trip.dump(animal)
+    newer = change(animal.folder / "folder" / "b", "other")
+    refused = criuctl("restore", told["checkpoint"], "--files", "refuse", check=False)
+    assert refused["exit_code"] == 4 and f"{animal.folder / 'a'} (deleted): " in refused["error"]["message"]
     restored = trip.restore(told, animal, equal=False)
-    assert [text for text in restored.answer["warnings"] if f"{animal.folder / 'a'} (deleted)" in text]
+    assert [text for text in restored.answer["warnings"] if "(deleted)" in text and "a file of its own" in text]
     assert restored.ask()["texts"] == {"-a": WAS}
+    assert (animal.folder / "folder" / "b").read_text() == newer
+
+
+def test_a_deleted_name_whose_others_were_deleted_meanwhile(zoo: Zoo, trip: Trip) -> None:
+    animal = zoo.launch("hardlinks.py", "-a:write", "b:none", "folder/c:none")
+    told = trip.dump(animal)
+    (animal.folder / "b").unlink()
+    (animal.folder / "folder" / "c").unlink()
+    restored = trip.restore(told, animal, equal=False)
+    report = restored.ask()
+    assert report["texts"] == {"-a": WAS} and not restored.answer["warnings"] and names(animal) == {"folder"}
+
+
+def test_no_helper_link_is_left_where_the_dump_is_killed_at_its_end(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """It would be in the way of the next dump of that program."""
+    animal = zoo.launch("hardlinks.py", "-a:write", "b:none")
+    with paused(criuctl, "cleanup", "dump", animal.pid, "--name", "web") as held:
+        assert names(animal) == {"b"}
+        held.kill()
+    held.wait_settled(animal)
+    restored = zoo.adopt(criuctl("restore", "web")["pid"], animal)
+    assert restored.ask()["texts"] == {"-a": WAS} and names(animal) == {"b"}
 
 
 def test_what_has_the_name_of_a_helper_link_is_let_be(zoo: Zoo, trip: Trip) -> None:

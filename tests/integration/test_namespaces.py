@@ -108,6 +108,22 @@ def test_a_chroot_that_came_into_a_pid_namespace(zoo: Zoo, trip: Trip) -> None:
         wait_until(lambda before=before: counter.read_text() > before, 60, "it counts on")
 
 
+@pytest.mark.parametrize("name", ["os.unlink('/t')", "os.link('/t', '/u'); os.unlink('/t')"])
+def test_a_deleted_file_of_a_chroot_in_a_mount_namespace(name: str, zoo: Zoo, trip: Trip) -> None:
+    """It is shown only some of the mounts it uses; the file comes back with what is in it."""
+    code = f"import os, time; os.chroot('.'); fd = os.open('/t', os.O_CREAT | os.O_RDWR); os.write(fd, b'precious'); {name}\n"
+    code += "n = os.open('/n', os.O_CREAT | os.O_WRONLY)\n"
+    code += "while True: os.pwrite(n, os.pread(fd, 99, 0) + b' %f' % time.monotonic(), 0); time.sleep(0.02)"
+    animal = zoo.launch([sys.executable, "-S", "-c", code], prefix=["unshare", "--mount", "--"], name="jail", quiet=False)
+    said = animal.folder / "n"
+    wait_until(lambda: said.exists() and said.read_text(), 60, "it runs")
+    for _ in range(2):
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
+        before = said.read_text()
+        wait_until(lambda before=before: said.read_text() > before, 60, "it goes on")
+        assert said.read_text().startswith("precious ")
+
+
 def test_a_session_led_from_outside_the_pid_namespace(zoo: Zoo, criuctl: Criuctl) -> None:
     """It has no number inside that could be saved: said before the freeze, with what to do."""
     animal = zoo.launch("counter.py", prefix=["unshare", "--pid", "--fork", "--mount-proc", "--"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,4 +53,22 @@ def test_a_port_that_a_stranger_has_at_more_or_fewer_addresses_is_told_before(
         refused = criuctl("restore", dumped["checkpoint"], check=False)
         assert (refused["exit_code"], refused["error"]["code"]) == (4, "preflight")
         assert f"{port} is taken" in refused["error"]["message"]
+    trip.restore(dumped, animal).ask()
+
+
+def test_a_port_that_a_stranger_has_in_the_net_namespace_of_the_tree(zoo: Zoo, trip: Trip, criuctl: Runs) -> None:
+    held = zoo.launch(
+        ["sleep", "600"], prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"], name="held"
+    )
+    inside = ["nsenter", f"--net=/proc/{held.pid}/ns/net", "--"]
+    animal = zoo.launch("port.py", "127.0.0.1", prefix=inside)
+    port = animal.ask()["port"]
+    dumped = trip.dump(animal)
+    serve = f"import socket, time; s = socket.socket(); s.bind(('0.0.0.0', {port})); s.listen(); open('up', 'w'); time.sleep(600)"
+    stranger = zoo.launch([sys.executable, "-c", serve], prefix=inside, name="stranger", quiet=False)
+    wait_until((stranger.folder / "up").exists, 60, "the stranger listens")
+    refused = criuctl("restore", dumped["checkpoint"], check=False)
+    assert (refused["exit_code"], refused["error"]["code"]) == (4, "preflight")
+    assert f"{port} is taken" in refused["error"]["message"]
+    stranger.end()
     trip.restore(dumped, animal).ask()

@@ -346,6 +346,14 @@ def test_a_deleted_name_that_somebody_has(zoo: Zoo, trip: Trip) -> None:
     assert [path.name for path in zoo.home.glob("a.sock*")] == ["a.sock"]
 
 
+def test_a_name_as_long_as_can_be(zoo: Zoo, trip: Trip) -> None:
+    """Its file is there yet, of nobody; an address has no room for a way to it before it."""
+    animal = zoo.launch("listening.py", f"stream:{'s' * 107}")
+    for _ in range(2):
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
+        animal.ask()
+
+
 @pytest.mark.parametrize("there", [True, False])
 def test_a_restore_that_fails_leaves_the_path_as_it_was(there: bool, zoo: Zoo, trip: Trip, criuctl: Criuctl, home: Home) -> None:
     """CRIU has bound the socket by then: the file of the one that is gone is there again, or nothing."""

@@ -242,6 +242,7 @@ class Dumping(Struct, eq=False):
         ended = replace(ended, pid=root.pid, start_time=root.start_time)
         self.registry.put(replace(ended, lock_table=self.lock_table(), lock_kept=self.stays_locked))
         self.holder.commit(self.manifest.id)
+        self.links.clean(self.reporter)  # nobody would remove them if we were killed from here on
         self.terminals.drop()
         self.let_go = True
 
@@ -251,6 +252,7 @@ class Dumping(Struct, eq=False):
         self.writer.flush()
         self.hooks.run("post-dump", checkpoint=manifest.id, connections=hooking.about_connections(manifest))
         manifest = replace(self._with_sizes(manifest), hooks=tuple(self.hooks.records()))
+        manifest = replace(manifest, fifos=fifos.seen_again(manifest.fifos, self.tree))
         self.reporter.step("commit")
         summary = self.writer.commit(manifest, self.home.look if self.home is not None else None)
         return replace(manifest, number=summary.number)

@@ -60,6 +60,7 @@ def external_files(tree: Sequence[Process], opened: Mapping[int, Sequence[Descri
         for d in opened[process.pid]:
             if (
                 d.kind in ("file", "dir", "device")
+                and not d.deleted  # no path leads to it; who is in a chroot does not show us all mounts, and CRIU may find it
                 and d.mnt_id not in known[namespace]
                 and not d.target.startswith(("/memfd:", "mnt:"))
             ):

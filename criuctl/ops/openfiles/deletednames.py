@@ -1,7 +1,8 @@
 """Files open under a deleted name that have others (see `remaps`), judged at a restore before anything is touched.
 
-At the dump the deleted name and the others were one file.  What is at the other name is that file if it is the same inode;
-since the host was started anew, or on another one, numbers mean nothing, and the contents decide, as for files with records.
+At the dump the deleted name and the others were one file.  What is at the other name is that file if it is the same inode; if
+that name is another file's by now, or none was known, the file's handle leads to it, whatever its names are.  Since the host was
+started anew, or on another one, numbers mean nothing, and the contents decide, as for files with records.
 `judge` decides what the tree has open under the deleted name now:
 
 - ``same``: what is at the other name: it is that file, with the contents that were recorded;
@@ -18,7 +19,7 @@ import mmap
 import os
 import stat
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Literal
 
 from msgspec import Struct
@@ -46,7 +47,7 @@ class DeletedName(Struct, frozen=True):
     links: tuple[LinkRecord, ...]  # CRIU's helper links to it, one for each time that it was opened
     verdict: Verdict
     name: str  # the deleted one
-    other: str = ""  # that of the file that it is one with; "" if it is a file of its own
+    other: str = ""  # that of the file that it is one with; "" if it is a file of its own, or `there` and no name is known
     there: tuple[int, int] | None = None  # device and inode of that, where it must be this very one
     why: str = ""
     writes: bool = False  # the tree does, elsewhere than at its end
@@ -108,7 +109,7 @@ def both_write(names: Iterable[DeletedName]) -> list[Finding]:
     for name in names:
         if name.there is not None and name.writes:
             sought[name.there] = name
-    writers = writers_to({key: [name.other] for key, name in sought.items()})
+    writers = writers_to({key: [name.other] if name.other else [] for key, name in sought.items()})
     return [shared(f"{sought[key].name} (deleted)", writer, *sought[key].holder) for key, writer in writers.items()]
 
 
@@ -121,19 +122,29 @@ def _place(path: str) -> tuple[int, int] | None:
 
 def _judged(itself: DeletedName, policy: Policy, reader: CheckpointReader, *, same_boot: bool) -> DeletedName:
     link = itself.links[0]
-    fifo = stat.S_ISFIFO(link.mode)
-    if not link.sibling:
-        return itself if fifo else replace(itself, why=f"none of its other names is known; {_TWO_FILES}")
     try:
         now = os.lstat(link.sibling)
+        there = (now.st_dev, now.st_ino)
+        if not (same_boot and there != (link.device, link.inode)) and stat.S_IFMT(now.st_mode) == stat.S_IFMT(link.mode):
+            return _compared(itself, link.sibling, now, policy, reader)
     except OSError:
-        return itself  # that name is deleted by now, too
-    there = (now.st_dev, now.st_ino)
-    if (same_boot and there != (link.device, link.inode)) or stat.S_IFMT(now.st_mode) != stat.S_IFMT(link.mode):
+        pass  # that name is deleted by now, too, or is another one
+    if same_boot:
+        with ways.by_handle(link.handle, os.path.dirname(link.path)) as fd:
+            if fd is not None and os.fstat(fd).st_ino == link.inode:
+                name, now = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd)
+                return _compared(itself, name if _place(name) == (now.st_dev, now.st_ino) else "", now, policy, reader)
+    if link.sibling or link.handle or stat.S_ISFIFO(link.mode):
         return itself  # as if the tree had been running all the time
-    one = replace(itself, verdict="same", other=link.sibling, there=there)
-    what, only_more = ("", False) if fifo else _change(link, now, reader)
-    why = f"{link.sibling}, another name of that file, {what}"
+    return replace(itself, why=f"none of its other names is known; {_TWO_FILES}")
+
+
+def _compared(itself: DeletedName, name: str, now: os.stat_result, policy: Policy, reader: CheckpointReader) -> DeletedName:
+    """What is to become of it where its file, as it is `now`, was found by that name, or under one that nobody knows."""
+    link = itself.links[0]
+    one = replace(itself, verdict="same", other=name, there=(now.st_dev, now.st_ino))
+    what, only_more = ("", False) if stat.S_ISFIFO(link.mode) else _change(link, name, now, reader)
+    why = f"{name}, another name of that file, {what}" if name else f"that file, which has another name, {what}"
     if only_more and not itself.writes:
         return replace(one, verdict="grown", why=f"{why}; it goes on with that")
     if what and policy == "restore":
@@ -147,17 +158,21 @@ def _judged(itself: DeletedName, policy: Policy, reader: CheckpointReader, *, sa
     return replace(one, verdict="moved-on", why=f"{why}; left as it is{', as asked' if what else ''}")
 
 
-def _change(link: LinkRecord, now: os.stat_result, reader: CheckpointReader) -> tuple[str, bool]:
+def _change(link: LinkRecord, name: str, now: os.stat_result, reader: CheckpointReader) -> tuple[str, bool]:
     """How the contents differ from those recorded, "" if not at all, and whether something was appended and that is all."""
     was = link.data.size
     beginning = False
     if now.st_size >= was:
-        with suppress(OSError):
-            fd = ways.regular(link.sibling)
-            try:
-                beginning = digest(fd, was) == (link.digest or _digest(link, reader))
-            finally:
-                os.close(fd)
+        with suppress(OSError), ExitStack() as stack:
+            if name:
+                fd = ways.regular(name)
+            else:
+                folder = os.path.dirname(link.path)
+                fd = os.open(
+                    f"/proc/self/fd/{stack.enter_context(ways.by_handle(link.handle, folder))}", os.O_RDONLY | os.O_CLOEXEC
+                )
+            stack.callback(os.close, fd)
+            beginning = digest(fd, was) == (link.digest or _digest(link, reader))
     if beginning:
         return (f"has grown from {was} to {now.st_size} bytes", True) if now.st_size > was else ("", False)
     if now.st_size < was:

@@ -44,15 +44,14 @@ _MARKED = re.compile(r"link_remap\.\d+\.([0-9a-f]{8})-(\d{1,10})-(\d{1,20})")  #
 _SCAN_LIMIT = 100_000  # names of one folder that are looked through for another link
 
 
-def _other_name(folder: int, inode: int) -> str:
-    """Another name in a folder of the file `inode`, or ""; not of another helper link, which goes, too."""
+def _names(folder: int) -> dict[int, str]:
+    """A name for each inode in a folder; not of helper links, which go, too."""
+    found: dict[int, str] = {}
     with os.scandir(f"/proc/self/fd/{folder}") as entries:
-        for count, entry in enumerate(entries):
-            if count > _SCAN_LIMIT:
-                break
-            if entry.inode() == inode and not entry.name.startswith(_PREFIX) and not entry.is_dir(follow_symlinks=False):
-                return entry.name
-    return ""
+        for entry in islice(entries, _SCAN_LIMIT):
+            if not entry.name.startswith(_PREFIX) and not entry.is_dir(follow_symlinks=False):
+                found.setdefault(entry.inode(), entry.name)
+    return found
 
 
 def _store(writer: CheckpointWriter, path: str, fd: int) -> tuple[str, StreamRef]:
@@ -78,6 +77,7 @@ class DumpedLinks:
         """Record those that it has just made, with their contents; not those in what it saves itself."""
         records = []
         saved = saved_devices(self._root)
+        names: dict[int, dict[int, str]] = {}
         for path in images.link_remaps():
             name = os.path.basename(path)
             try:
@@ -91,9 +91,12 @@ class DumpedLinks:
                 if status.st_dev in saved or not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
                     continue
                 hashed, data = _store(writer, path, fd) if stat.S_ISREG(status.st_mode) else ("", StreamRef())
+                handle = ways.handle(fd)
             finally:
                 os.close(fd)
-            sibling = _other_name(folder, status.st_ino)
+            if folder not in names:
+                names[folder] = _names(folder)
+            sibling = names[folder].get(status.st_ino, "")
             self._links[path] = status
             records.append(
                 LinkRecord(
@@ -106,6 +109,7 @@ class DumpedLinks:
                     gid=status.st_gid,
                     data=data,
                     digest=hashed,
+                    handle=handle,
                 )
             )
         return records
@@ -187,15 +191,22 @@ class _Links:
                     if os.path.dirname(path) not in self._swept:
                         self._swept.add(os.path.dirname(path))
                         _sweep(folder)
-                    if not other or not _linked(other, there, base, folder):
+                    if not self._linked(name, other, there, base, folder):
                         _make(link, base, folder, self._reader)
-                        if other:
+                        if name.other:
                             text = f"{name.name} (deleted): it cannot be one file with its other names here"
                             self._reporter.warning(f"{text}; what has it open gets a file of its own, as it was")
                     self._made[path] = os.stat(base, dir_fd=folder, follow_symlinks=False)
             except OSError as error:
                 raise RestoreFailed(f"{link.path}: the deleted file behind it cannot be provided: {error.strerror}") from error
             other, there = path, None
+
+    @staticmethod
+    def _linked(name: DeletedName, other: str, there: tuple[int, int] | None, base: str, folder: int) -> bool:
+        if other or there is None:
+            return bool(other) and _linked(other, there, base, folder)
+        with ways.by_handle(name.links[0].handle, os.path.dirname(name.links[0].path)) as fd:  # nobody knows its names
+            return fd is not None and _linked(f"/proc/self/fd/{fd}", there, base, folder)
 
     def tell(self, entry: Any) -> None:
         """Have CRIU use them, as they are: edits an entry of files.img."""
@@ -283,12 +294,13 @@ def _sweep(folder: int) -> None:
 def _linked(other: str, there: tuple[int, int] | None, name: str, folder: int) -> bool:
     """Make `name` one of the file at `other`; False if that is gone, is not the one it must be, or is on another file system."""
     try:
-        status = os.lstat(other)
+        opened = other.startswith("/proc/self/fd/")
+        status = os.stat(other, follow_symlinks=opened)
         if there is not None and there != (status.st_dev, status.st_ino):
             return False
         if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
             return False
-        os.link(other, name, dst_dir_fd=folder, follow_symlinks=False)
+        os.link(other, name, dst_dir_fd=folder, follow_symlinks=opened)
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.ENOENT, errno.ENOTDIR, errno.EMLINK):
             raise

@@ -22,7 +22,7 @@ import shlex
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Literal
 
@@ -128,14 +128,15 @@ def taken(images: ImageSet, manifest: Manifest, net: Place, *, copy: bool) -> tu
             return ()
         held = images.holders()
         found = []
+        owners = socketfiles.owners({n.path for n, kind in kinds if kind in ("socket", "deleted")} | set(copys.values()))
         for n, kind in kinds:
             own = _own_name(n, manifest.id[:8]) if kind in ("socket", "deleted") else ""
-            found.append(TakenName(n.path, kind, _by(n, kind, namespace), own, *next(iter(held.get(n.id, ())), ())))
+            found.append(TakenName(n.path, kind, _by(n, kind, namespace, owners), own, *next(iter(held.get(n.id, ())), ())))
         for n, base in copys.items():
             state = socketfiles.at(base)
             if state == "other":
                 continue
-            by = _process(socketfiles.owner(base)) if state == "alive" else ""
+            by = _process(owners.get(base)) if state == "alive" else ""
             pid, fd = next(iter(held.get(n.id, ())), (None, None))
             found.append(TakenName(base, "copys", by, n.path, pid, fd, state != "none"))
         return tuple(found)
@@ -170,7 +171,7 @@ def _own_name(n: BoundName, mark: str) -> str:
         suffix += "x"
 
 
-def _by(n: BoundName, kind: str, namespace: int | None) -> str:
+def _by(n: BoundName, kind: str, namespace: int | None, owners: Mapping[str, tuple[int, int]]) -> str:
     if kind == "abstract":
         return _process(socketfiles.abstract_owner(n.name, n.type, namespace))
     if kind == "other":
@@ -178,7 +179,7 @@ def _by(n: BoundName, kind: str, namespace: int | None) -> str:
             mode = os.lstat(n.path).st_mode
             return next((what for is_it, what in _KINDS if is_it(mode)), "another kind of file")
         return "another kind of file"
-    return _process(socketfiles.owner(n.path))
+    return _process(owners.get(n.path))
 
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (

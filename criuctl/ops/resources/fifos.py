@@ -3,7 +3,8 @@
 CRIU saves what a named pipe holds that the tree could read from, and writes it into whatever is open under that path at the
 restore.  That is right for a pipe that was gone with the tree.  But where somebody else has kept it open, the kernel has kept
 its bytes: the tree finds them there, less what others have read meanwhile, and what was written since behind them.  So a dump
-records who else has such a pipe open, and directly before CRIU opens them, each is looked at that somebody has open by then:
+records who else has such a pipe open, up to its very end, and directly before CRIU opens them, each is looked at that somebody
+has open by then:
 
 - The pipe of the dump lives on: the same inode in the same boot, and it still begins with the bytes that were saved, or one of
   those who had it open then (the tree's original, too) still has it.  Nothing is written into it.  Where it begins with
@@ -20,6 +21,7 @@ A pipe that is read by somebody whom this process cannot see (another PID namesp
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -70,6 +72,19 @@ def with_unread(images: ImageSet, tree: Sequence[Process], opened: Mapping[int, 
         for queue, inode in zip(queues, inodes, strict=True)
         if inode is not None
     ]
+
+
+def seen_again(records: Sequence[FifoRecord], tree: Sequence[Process]) -> tuple[FifoRecord, ...]:
+    """Just before the manifest is written: who has opened one meanwhile keeps it alive, too."""
+    if not records:
+        return ()
+    found = fifos.openers({(r.device, r.inode) for r in records}, but={p.pid for p in tree})
+
+    def again(record: FifoRecord) -> FifoRecord:
+        now = [(other.pid, other.start_time) for other in found.get((record.device, record.inode), ())]
+        return record.with_use(outside=tuple(dict.fromkeys((*record.outside, *now))))
+
+    return tuple(again(record) for record in records)
 
 
 def own_for_copy(images: ImageSet, manifest: Manifest) -> list[Judgement]:
@@ -123,8 +138,14 @@ def settled(images: ImageSet, manifest: Manifest, reporter: Reporter, root: str,
     with ExitStack() as stack:
         look = _Look(manifest, reporter, root, copy, stack)
         found = fifos.openers(queues) if queues else {}
-        left = {queue.number for inode, others in found.items() for queue in queues[inode] if look.leave(queue, inode, others)}
-        if left:
+        opened = {inode: fd for inode in found if (fd := look.open(queues[inode][0], inode)) is not None}
+        # Who has one open before and after we have opened it has kept it alive until then.
+        after = fifos.openers(opened) if opened else {}
+        kept = {inode: [other for other in after.get(inode, ()) if other in found[inode]] for inode in opened}
+        left = {q.number for i, others in kept.items() if others for q in queues[i] if look.leave(q, i, opened[i], others)}
+        if look.sizes:
+            drop_queues(images, left, look.sizes)
+        elif left:
             drop_queues(images, left)
         try:
             yield
@@ -141,19 +162,19 @@ class _Look(Struct, frozen=True):
     root: str
     copy: bool
     stack: ExitStack  # what we open is open for as long
+    sizes: dict[int, int] = field(default_factory=dict)  # of those
     filled: list[tuple[SavedQueue, int, bytes]] = field(default_factory=list)  # by CRIU: with what was in it before
 
-    def leave(self, queue: SavedQueue, inode: Inode, before: list[Opener]) -> bool:
-        """Whether nothing is to be written into this pipe, which all these had open; what is amiss is told."""
-        try:
+    def open(self, queue: SavedQueue, inode: Inode) -> int | None:
+        """A descriptor of this pipe, until the tree runs; None if it is gone meanwhile, or not ours: CRIU will say so."""
+        with suppress(OSError):
             fd = fifos.open_both_ways(self.root + queue.paths[0])
-        except OSError:
-            return False  # gone meanwhile, or not ours to open: CRIU will say so
-        self.stack.callback(os.close, fd)
-        # Who has it open before and after we have opened it has kept it alive until then.
-        others = [other for other in fifos.openers({inode}).get(inode, ()) if other in before]
-        if not others or not _is(fd, inode):
-            return False
+            self.stack.callback(os.close, fd)
+            return fd if _is(fd, inode) else None
+        return None
+
+    def leave(self, queue: SavedQueue, inode: Inode, fd: int, others: list[Opener]) -> bool:
+        """Whether nothing is to be written into this pipe, which all these have open; what is amiss is told."""
         present, unread = fifos.queued(fd), _bytes(queue.data)
         if self.copy and (reader := _reader(others)) is not None:
             kept = f"; the {unread} that were unread at the dump are not written into it" if queue.data else ""
@@ -166,6 +187,10 @@ class _Look(Struct, frozen=True):
             if queue.data and present:
                 behind = f"the {unread} of this named pipe that were unread at the dump come behind the {_bytes(present)}"
                 self._tell(queue, "fifo-behind", f"{behind} that are in it by now; {others[0]} has it open")
+            if queue.data:  # CRIU would make it as large as it was, which may be too small for both, or for its owner
+                needed = (_pages(present) + _pages(queue.data)) * mmap.PAGESIZE
+                if (size := max(fifos.room(fd), queue.size, 1 << (needed - 1).bit_length())) != queue.size:
+                    self.sizes[queue.number] = size
             if queue.data:
                 self.filled.append((queue, fd, present))
             return not queue.data
@@ -180,7 +205,8 @@ class _Look(Struct, frozen=True):
         for queue, fd, before in self.filled:
             with suppress(OSError):
                 now = fifos.queued(fd)
-                if now == before + queue.data and os.read(fd, len(now)) == now:
+                ours = now[len(before) :] if now.startswith(before) else b""
+                if ours and queue.data.startswith(ours) and os.read(fd, len(now)) == now:  # all, or as much as had room
                     fifos.put(fd, before)
                 elif now != before:
                     self._tell(queue, "fifo-left", f"the {_bytes(queue.data)} that were unread at the dump may be left in it")
@@ -225,6 +251,10 @@ def _there(queues: Iterable[SavedQueue], manifest: Manifest, root: str) -> dict[
 
 def _reader(others: Iterable[Opener]) -> Opener | None:
     return next((other for other in others if other.reads), None)
+
+
+def _pages(data: bytes) -> int:
+    return -(-len(data) // mmap.PAGESIZE)
 
 
 def _bytes(data: bytes) -> str:

@@ -123,17 +123,7 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
     from ..host import cpu
 
     net = find_net(manifest, copy=wishes.copy)
-    listening: dict[str, int] = {}
-    pairs: set[tuple[str, str]] = set()
-    if net.mode == "host":
-        here = sockets(None)
-        listening = {f"{s.protocol} {s.local}": s.inode for s in here if s.local and s.listening}
-        bound = [c for c in manifest.connections if c.state == "bound"]  # any of which may be for IPv6 alone
-        listening |= {f"{c.protocol} {c.local}": 0 for c in bound if is_taken(c.local, socket.SOCK_DGRAM, v6only=True)}
-        tcp = [s.local for s in here if s.protocol == "tcp" and s.local and s.listening]
-        near = [c.local for c in manifest.connections if c.state == "listen" and c.protocol == "tcp" and _overlaps(c.local, tcp)]
-        listening |= {f"tcp {local}": 0 for local in near if is_taken(local, socket.SOCK_STREAM, v6only=True)}
-        pairs = {(str(s.local), str(s.peer)) for s in here if s.local and s.peer and s.connected}
+    listening, pairs = _used(manifest, net)
     uids = {p.uid for p in manifest.processes}
     users = frozenset(uid for uid in uids if _known_user(uid))
     files = tuple(judge_all(manifest.files, wishes.files))
@@ -147,10 +137,31 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
         netns=net,
         users=users,
         files=files,
-        open_pairs=frozenset(pairs),
+        open_pairs=pairs,
         missing_peers=_missing_peers(manifest, net),
         missing_folders=_missing_folders(manifest, files),
     )
+
+
+def _used(manifest: Manifest, net: Place) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:
+    """What the network that the tree comes to has already: see `HostFacts.listening` and `HostFacts.open_pairs`."""
+    if net.mode == "private":
+        return {}, frozenset()
+    with ExitStack() as stack:
+        namespace: int | None = None
+        if net.mode != "host":
+            namespace = os.open(net.path, os.O_RDONLY | os.O_CLOEXEC)
+            stack.callback(os.close, namespace)
+        here = sockets(namespace=namespace)
+        listening = {f"{s.protocol} {s.local}": s.inode for s in here if s.local and s.listening}
+        others = [s.local for s in here if s.protocol == "tcp" and s.local and s.listening]
+        for c in manifest.connections:
+            # Of those that are bound to an address of IPv6 any may be for that alone.
+            udp, tcp = c.state == "bound", c.state == "listen" and c.protocol == "tcp" and _overlaps(c.local, others)
+            kind = socket.SOCK_DGRAM if udp else socket.SOCK_STREAM
+            if (udp or tcp) and is_taken(c.local, kind, namespace, v6only=True):
+                listening.setdefault(f"{c.protocol} {c.local}", 0)
+        return listening, frozenset((str(s.local), str(s.peer)) for s in here if s.local and s.peer and s.connected)
 
 
 def _overlaps(local: str, others: Iterable[Address]) -> bool:
@@ -259,7 +270,7 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
         net, source = "private", ""
     net = _abstract_names(facts, wishes, net, findings)
     conflicts = [c for c in manifest.connections if c.waits and f"{c.protocol} {c.local}" in facts.listening]
-    if conflicts and net == "host":
+    if conflicts and net == facts.netns.mode:
         names = ", ".join(c.local for c in conflicts)
         if wishes.copy:
             net = "private"
