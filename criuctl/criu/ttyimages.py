@@ -24,7 +24,7 @@ from msgspec import Struct, field, structs
 
 from .images import REGULAR, ImageSet, read, text, write
 
-_PTY, _EXTERNAL = 1, 5  # TtyType: PTY, EXT_TTY; a slave's info has the id N << 1 (criu/tty.c, tty_gen_id)
+_PTY, _CONSOLE, _EXTERNAL, _SERIAL = 1, 3, 5, 6  # TtyType: PTY, VT, EXT_TTY, SERIAL; a slave's info has the id N << 1 (tty_gen_id)
 _SLAVES = 136  # their major device number
 _NO_DEVICE = 0xFFFFF  # as st_dev of the made-up keys
 _IMAGE = "tty-info.img"
@@ -187,6 +187,14 @@ def renumber(images: ImageSet, changed: Mapping[int, int]) -> None:
             entry.reg.name = f"{found[1]}{changed[int(found[2])]}{found[3] or ''}"
 
     images.edit_files(edit)
+
+
+def led_by_device(images: ImageSet) -> bool:
+    """Whether a virtual console or a serial line controls a session: with ``--shell-job`` CRIU would take it for one that is
+    inherited, and leave that session without (criu/tty.c, tty_setup_slavery).
+    """
+    infos = read(images.folder, _IMAGE, "TTY_INFO") if _IMAGE in images.names() else ()
+    return any(info.sid and info.type in (_CONSOLE, _SERIAL) for info in infos)
 
 
 def groups(images: ImageSet) -> dict[int, int]:

@@ -81,8 +81,11 @@ class Descriptor(NamedTuple):
 
     @property
     def leased(self) -> bool:
-        """Whether there is a write lease on it (fcntl F_SETLEASE), which whoever opens the file breaks."""
-        return any(line.startswith("lock:") and "LEASE" in line and "WRITE" in line for line in self.extra)
+        """Whether there is a write lease on it (fcntl F_SETLEASE), which whoever opens the file breaks.
+
+        Of one that is being broken, the kernel tells what it is to become.  Whoever opens the file then waits for its holder.
+        """
+        return any(line.startswith("lock:") and "LEASE" in line and ("WRITE" in line or "BREAKING" in line) for line in self.extra)
 
 
 def descriptors(pid: int) -> list[Descriptor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from support import groups, oracle
 from support.command import Criuctl
 from support.hooking import HookFolder
+from support.keeper import wait_until
 from support.trip import Trip
 from support.zoo import Animal, Zoo
 
@@ -105,3 +107,40 @@ def test_a_cgroup_namespace(group: tuple[str, Path], zoo: Zoo, trip: Trip) -> No
     namespaces = {os.readlink(f"/proc/{pid}/ns/cgroup") for pid, _ in restored.identities()}
     assert len(namespaces) == 1 and os.readlink("/proc/self/ns/cgroup") not in namespaces
     restored.end()
+
+
+_THREAD = """
+import os, sys, threading, time
+def work():
+    with open(sys.argv[1], 'w') as file: file.write(str(threading.get_native_id()))
+    while True:
+        with open(f'/proc/thread-self/cgroup') as groups, open('said', 'w') as said: said.write(groups.read())
+        os.rename('said', 'groups')
+        time.sleep(0.05)
+threading.Thread(target=work).start()
+"""
+
+
+@pytest.mark.parametrize("pids", ["same", "private"])
+def test_a_thread_that_is_in_another_group_than_its_process(pids: str, zoo: Zoo, trip: Trip) -> None:
+    hierarchy, mounted = next((h, Path(m)) for h, m in sorted(mount_points().items()) if h == "cpu" or "cpu," in h)
+    group = mounted / f"made-by-a-test-{secrets.token_hex(4)}"
+    group.mkdir()
+    try:
+        words = [sys.executable, "-c", _THREAD, str(group / "tasks")]
+        animal = zoo.launch(words, name="threads", quiet=False)
+        groups_of = animal.folder / "groups"
+        inside = f":/{group.name}"
+        wait_until(lambda: groups_of.exists() and inside in groups_of.read_text(), 60, "the thread is in the group")
+        for _ in range(2):
+            animal = trip.restore(trip.dump(animal), animal, "--pids", pids, equal=False)
+            groups_of.unlink()
+            wait_until(groups_of.exists, 60, "the thread goes on")
+            told = any("in other control groups" in warning for warning in animal.answer["warnings"])
+            assert told == (inside not in groups_of.read_text()), hierarchy
+            assert not told if pids == "same" else True
+            if told:
+                break
+        zoo.close()
+    finally:
+        groups.remove(group)

@@ -365,7 +365,7 @@ def _carry(
             record = record.with_use(target=os.readlink("", dir_fd=fd))
         elif stat.S_ISREG(status.st_mode):
             try:
-                contents = _open_contents(itself, leased.get(identity), 0)
+                contents = _open_contents(itself, leased.get(identity), os.O_NONBLOCK | os.O_NOCTTY)
             except OSError as error:
                 raise DumpFailed(f"{path} cannot be taken along: {error.strerror}; the tree runs on") from error
             try:

@@ -11,7 +11,8 @@ in that boot (`cgroups.put_back`).
 A ``kill -9`` of criuctl in the middle leaves what was made, groups without processes, and to the next restore they would seem to
 be somebody's, with whatever settings.  So a file tells which are being made, and the next command removes them (`sweep`).
 
-The same way a tree gets its cgroup namespace back, whose root is the group that its root process was in when it was made.
+The same way a tree gets its cgroup namespace back, whose root is the group that its root process was in when it was made, and
+threads come back into groups that their process is not in: without a yard CRIU would try that all the same, and fail.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from ...config import Config
-from ...criu.images import ImageSet, read, text
+from ...criu.images import ImageSet, read, text, write
 from ...errors import PlatformError
 from ...proc import locks
 from ...proc.scratch import detached_mount
@@ -96,7 +97,7 @@ def remade(config: Config, images: ImageSet, groups: Iterable[Mapping[str, str]]
     gone = cgroups.gone({(hierarchy, path) for held in groups for hierarchy, path in held.items()})
     with ExitStack() as stack:
         yard = GroupYard(images)
-        if not (gone or _has_namespace(images)) or any(map(cgroups.has_owner, gone)) or not yard.lay_out(stack):
+        if not (gone or _has_namespace(images) or threads_apart(images)) or any(map(cgroups.has_owner, gone)) or not yard.lay_out(stack):
             yield None
             return
         if yard.made:
@@ -141,10 +142,41 @@ def _lived_in(group: str) -> bool:
     return any(SessionGroup(folder, 2).pids() for folder, _folders, _files in os.walk(group))
 
 
+def _sets(images: ImageSet) -> Sequence[Any]:
+    """The combinations of groups that tasks of the tree are in, other than that of the CRIU which dumped it."""
+    return read(images.folder, _IMAGE, "CGROUP")[0].sets if _IMAGE in images.names() else ()
+
+
 def _has_namespace(images: ImageSet) -> bool:
     """Whether the tree was in a cgroup namespace of its own."""
-    sets = read(images.folder, _IMAGE, "CGROUP")[0].sets if _IMAGE in images.names() else []
-    return any(member.HasField("cgns_prefix") for held in sets for member in held.ctls)
+    return any(member.HasField("cgns_prefix") for held in _sets(images) for member in held.ctls)
+
+
+def threads_apart(images: ImageSet) -> dict[int, list[int]]:
+    """Of each process the threads that are in other groups than itself; (numbers as the images have them)."""
+    found: dict[int, list[int]] = {}
+    if not _sets(images):
+        return found
+    for entry in read(images.folder, "pstree.img", "PSTREE"):
+        if len(entry.threads) < 2:
+            continue
+        own = read(images.folder, f"core-{entry.pid}.img", "CORE")[0]
+        usual = own.thread_core.cg_set if own.thread_core.HasField("cg_set") else own.tc.cg_set
+        for thread in entry.threads:
+            core = own if thread == entry.pid else read(images.folder, f"core-{thread}.img", "CORE")[0]
+            if core.thread_core.HasField("cg_set") and core.thread_core.cg_set != usual:
+                found.setdefault(entry.pid, []).append(thread)
+    return found
+
+
+def rejoin_threads(images: ImageSet) -> list[int]:
+    """Without a yard: have threads come back into the groups of their process; those for which that is another one."""
+    found = [thread for threads in threads_apart(images).values() for thread in threads]
+    for thread in found:
+        cores = read(images.folder, f"core-{thread}.img", "CORE")
+        cores[0].thread_core.ClearField("cg_set")
+        write(images.folder, f"core-{thread}.img", "CORE", cores)
+    return found
 
 
 def _mount(names: frozenset[str], stack: ExitStack) -> str | None:

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from ...checkpoint.manifest import Manifest
 from ...checkpoint.reader import CheckpointReader
 from ...config import Config
-from ...criu import binary, driver
+from ...criu import binary, driver, ttyimages
 from ...criu.images import ImageSet
 from ...criu.lazy import LazyImage, LazyPages
 from ...criu.options import RestoreOptions
@@ -163,11 +163,13 @@ class Restoring(Struct):
                 on = arrival.mount_point()
                 prefix += [*arrival.PRIVATE_ROOT, on]
             groups = self._groups_anew(stack)
+            if groups is None and (moved := groupyard.rejoin_threads(self.images)):
+                self.reporter.warning(f"threads {sorted(moved)} were in other control groups than their process; they are in its now")
             stack.callback(lambda: arrival.kill_tree(self.placed))
             theirs = f"/proc/{private.init.pid}/root" if private is not None else ""
             inherit = self._open_external(stack) | self.terminals.open(stack, theirs) | semaphores.make(self.images, stack)
             self.reporter.step("restore")
-            options = RestoreOptions(shell_job=True, lazy=bool(self.lazy), groups=groups, inherit=inherit, root=on)
+            options = RestoreOptions(shell_job=not ttyimages.led_by_device(self.images), lazy=bool(self.lazy), groups=groups, inherit=inherit, root=on)
             self.timers = timerfds.arm_timers(self.images)
             mend.unreserve(self.images)
             self.images.order_pairs()
