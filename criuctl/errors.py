@@ -159,6 +159,12 @@ class RestoreFailed(CriuctlError):
     code = "restore-failed"
 
 
+class PidTaken(RestoreFailed):
+    """Somebody has come to use a PID of the tree since it was seen to be free."""
+
+    again = False  # the restore is tried once more, in a PID namespace if that PID is still taken
+
+
 # -- the store ------------------------------------------------------------------------------------
 
 

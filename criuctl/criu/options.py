@@ -16,6 +16,7 @@ from . import schema
 LOG_NAME = "criu.log"
 CONFIG_NAME = "criu.conf"
 LOG_LEVEL = 3  # "info": names the descriptor that an error is about; "debug" would log every page run
+_QUIET = 2  # "warning": of many processes that come back at once, each would wait for the others to write into the one log
 _GHOST_MAXIMUM = (1 << 32) - 1  # the option is an unsigned 32-bit number
 
 
@@ -41,6 +42,7 @@ class RestoreOptions(Struct, frozen=True):
     groups: str | None = None  # folder of control group hierarchies in which CRIU makes the tree's groups, those that are gone
     inherit: Mapping[str, int] = field(default_factory=dict)  # key -> descriptor
     root: str | None = None  # mount point on which CRIU builds a saved mount namespace
+    crowded: bool = False  # many processes come back
 
 
 def _common(images: str) -> Any:
@@ -99,6 +101,8 @@ def restore_options(images: str, options: RestoreOptions) -> Any:
     """The RPC message for a restore from the folder `images`."""
     rpc = schema.rpc()
     opts = _common(images)
+    if options.crowded:
+        opts.log_level = _QUIET
     opts.shell_job = options.shell_job
     opts.lazy_pages = options.lazy
     # Pages are punched out of the tmpfs as they are placed: the peak is one copy of the memory, not two.

@@ -24,7 +24,8 @@ from msgspec import Struct, field, structs
 
 from .images import REGULAR, ImageSet, read, text, write
 
-_PTY, _CONSOLE, _EXTERNAL, _SERIAL = 1, 3, 5, 6  # TtyType: PTY, VT, EXT_TTY, SERIAL; a slave's info has the id N << 1 (tty_gen_id)
+# TtyType: PTY, VT, EXT_TTY, SERIAL; a slave's info has the id N << 1 (criu/tty.c, tty_gen_id)
+_PTY, _CONSOLE, _EXTERNAL, _SERIAL = 1, 3, 5, 6
 _SLAVES = 136  # their major device number
 _NO_DEVICE = 0xFFFFF  # as st_dev of the made-up keys
 _IMAGE = "tty-info.img"

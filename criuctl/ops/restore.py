@@ -16,7 +16,8 @@ import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
@@ -26,7 +27,7 @@ from ..config import Config
 from ..connections import rules
 from ..criu import binary, driver
 from ..criu.images import ImageSet
-from ..errors import RestoreFailed
+from ..errors import PidTaken, RestoreFailed
 from ..hooks.contract import RECONNECT
 from ..hooks.find import executables
 from ..proc.scratch import Scratch
@@ -57,13 +58,33 @@ from .restores.plan import RestorePlan, Wishes, make_plan, observe
 from .restores.restoring import Restoring
 from .supervising.fencing import with_lease
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def _operation(wishes: Mapping[str, Any]) -> str:
     """What this restore is called as an event; a dry run is none, and what is held is received from another host."""
     return "" if wishes.get("dry_run") else "receive" if wishes.get("held") is not None else "restore"
 
 
+def _once_more(operation: Callable[P, R]) -> Callable[P, R]:
+    """Between the look at the tree's PIDs and CRIU's forks somebody else may get one: then all of it is decided anew, once."""
+
+    @wraps(operation)
+    def tried(*args: P.args, **wishes: P.kwargs) -> R:
+        try:
+            return operation(*args, **wishes)
+        except PidTaken as error:
+            if not error.again:
+                raise
+        wishes["again"] = False
+        return operation(*args, **wishes)
+
+    return tried
+
+
 @events.recorded(_operation, about=events.reference)
+@_once_more
 def restore(
     config: Config,
     ref: str,
@@ -85,6 +106,7 @@ def restore(
     repository: Repository | None = None,
     held: Callable[[list[dict[str, Any]]], None] | None = None,
     feeder: Feeder | None = None,
+    again: bool = True,
 ) -> RestoreResult | RestorePlan:
     """Bring the checkpoint that `ref` names back to life here; with `dry_run` only say what would be done.
 
@@ -93,6 +115,7 @@ def restore(
     the tree runs; when it raises, nothing is left.  The checkpoint is in `repository` if that is given, which stays open.
     If memory follows, the `feeder` brings it; with `lazy` None it does so where there is one and it is worth it.
     `instead_of` is a lease that has run out, `ttl` (milliseconds) how long the new one lasts without being renewed: see `leases`.
+    `again`: all of it is tried once more where a PID was taken at the last moment.
     """
     began = time.monotonic()
     registry = Registry(config)
@@ -255,7 +278,11 @@ def restore(
                 else:
                     registry.put(before)
                 if isinstance(error, driver.CriuFailed):
-                    raise arrival.explain(config, error, manifest) from error
+                    told = arrival.explain(config, error, manifest)
+                    if isinstance(told, PidTaken) and again and pids == "auto" and feeder is None:
+                        reporter.step("again", why=told.message)
+                        hooks.done = told.again = True
+                    raise told from error
                 raise
             hooks.done = True
             claim.keep()

@@ -85,7 +85,9 @@ class Descriptor(NamedTuple):
 
         Of one that is being broken, the kernel tells what it is to become.  Whoever opens the file then waits for its holder.
         """
-        return any(line.startswith("lock:") and "LEASE" in line and ("WRITE" in line or "BREAKING" in line) for line in self.extra)
+        return any(
+            line.startswith("lock:") and "LEASE" in line and ("WRITE" in line or "BREAKING" in line) for line in self.extra
+        )
 
 
 def descriptors(pid: int) -> list[Descriptor]:

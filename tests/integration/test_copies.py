@@ -12,6 +12,7 @@ import pytest
 from support import oracle
 from support.command import Criuctl
 from support.keeper import Keeper, start_time, wait_until
+from support.pauses import paused
 from support.trip import Trip
 from support.zoo import Zoo
 
@@ -91,6 +92,27 @@ def _occupy(keeper: Keeper, zoo: Zoo, pid: int) -> int:
             return pid
         got.kill()
     raise AssertionError(f"could not get a process of PID {pid}")
+
+
+@pytest.mark.parametrize("pids", ["auto", "same"])
+def test_somebody_gets_a_pid_of_the_tree_at_the_last_moment(
+    pids: str, zoo: Zoo, trip: Trip, criuctl: Criuctl, keeper: Keeper
+) -> None:
+    """Nobody has asked for that very one: it is tried again, in a PID namespace; who has asked for it is told."""
+    animal = zoo.launch("counter.py", "1")
+    told = trip.dump(animal)
+    with paused(criuctl, "files", "restore", told["checkpoint"], "--pids", pids) as held:
+        squatter = _occupy(keeper, zoo, animal.pid)
+        held.go_on()
+        code = held.command.process.wait(120)
+    answer = held.command.json()
+    ends = [e["exit_code"] for e in criuctl("events") if e["operation"] == "restore"]
+    if pids == "same":
+        assert code == 6 and "a PID of the tree is taken" in answer["error"]["message"] and ends == [6]
+    else:
+        assert (code, answer["pids"], ends) == (0, "private", [0]), held.command.told()
+        zoo.adopt(answer["pid"], animal).ask()
+    os.kill(squatter, 9)
 
 
 def test_a_zombie_of_its_own_is_waited_for(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:

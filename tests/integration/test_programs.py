@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support import oracle
 from support.command import Criuctl
 from support.keeper import wait_until
 from support.trip import Trip
@@ -222,6 +223,36 @@ def test_a_lease_is_not_broken(zoo: Zoo, criuctl: Criuctl) -> None:
     assert told["bytes"]["files"] == (animal.folder / "both").stat().st_size
     (animal.folder / "both").unlink()
     zoo.adopt(criuctl("restore", told["checkpoint"])["pid"], animal).ask()
+
+
+def test_a_lease_that_is_being_broken(zoo: Zoo, trip: Trip) -> None:
+    """Whoever opens the file waits for its holder, who is frozen: criuctl does not."""
+    code = (
+        "import fcntl, os, signal, time; signal.signal(signal.SIGIO, signal.SIG_IGN); fd = os.open('f', os.O_CREAT | os.O_RDWR)\n"
+    )
+    code += "os.write(fd, b'precious'); fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK); open('ready', 'w')\n"
+    code += "while True: time.sleep(1)"
+    animal = zoo.launch([sys.executable, "-S", "-c", code], name="broken", quiet=False)
+    wait_until((animal.folder / "ready").exists, 60, "it has its lease")
+    with pytest.raises(BlockingIOError):
+        os.open(animal.folder / "f", os.O_RDONLY | os.O_NONBLOCK)
+    told = trip.criuctl("dump", animal.pid, "--leave-running", "--with-files", animal.folder / "f")
+    assert told["bytes"]["files"] == len("precious")
+    assert told["frozen_ms"] < int(Path("/proc/sys/fs/lease-break-time").read_text()) * 1000 / 2
+
+
+def test_a_session_that_a_virtual_console_controls(zoo: Zoo, trip: Trip) -> None:
+    console = Path("/dev/tty58")
+    if not console.exists():
+        pytest.skip("this kernel has no virtual consoles (CONFIG_VT)")
+    code = f"import fcntl, os, termios, time; fd = os.open('{console}', os.O_RDWR); fcntl.ioctl(fd, termios.TIOCSCTTY, 0)\n"
+    code += "open('ready', 'w')\nwhile True: time.sleep(1)"
+    animal = zoo.launch([sys.executable, "-S", "-c", code], name="console", quiet=False)
+    wait_until((animal.folder / "ready").exists, 60, "it has its terminal")
+    controlling = oracle.stat_of(animal.pid)[4]
+    assert controlling == str(os.makedev(4, 58))
+    restored = trip.restore(trip.dump(animal), animal, equal=False)
+    assert oracle.stat_of(restored.pid)[4] == controlling
 
 
 def test_shared_memory_that_is_open_as_a_file(zoo: Zoo, trip: Trip) -> None:

@@ -97,7 +97,11 @@ def remade(config: Config, images: ImageSet, groups: Iterable[Mapping[str, str]]
     gone = cgroups.gone({(hierarchy, path) for held in groups for hierarchy, path in held.items()})
     with ExitStack() as stack:
         yard = GroupYard(images)
-        if not (gone or _has_namespace(images) or threads_apart(images)) or any(map(cgroups.has_owner, gone)) or not yard.lay_out(stack):
+        if (
+            not (gone or _has_namespace(images) or threads_apart(images))
+            or any(map(cgroups.has_owner, gone))
+            or not yard.lay_out(stack)
+        ):
             yield None
             return
         if yard.made:

@@ -24,6 +24,7 @@ from ...errors import (
     DataError,
     NoSuchProcess,
     ObjectMissing,
+    PidTaken,
     PreflightRefused,
     RestoreFailed,
     Vetoed,
@@ -193,7 +194,7 @@ def explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> Cri
 
     kept = diagnosis.kept(config, error.log, f"restore-{manifest.session.name}")
     found = diagnosis.diagnose(error.log, str(error))
-    return RestoreFailed(
+    return (PidTaken if found.code == "pid-taken" else RestoreFailed)(
         f"CRIU could not restore {manifest.session.name}: {found.text}; nothing is left of it",
         hint=found.hint,
         pid=found.pid,

@@ -46,6 +46,7 @@ from .feeding import FedPages, Feeder
 from .filling import Filling
 from .plan import RestorePlan
 
+_CROWD = 32  # processes
 _SEVEN_BITS = 0x7F  # what CRIU leaves of an exit code
 
 
@@ -164,12 +165,21 @@ class Restoring(Struct):
                 prefix += [*arrival.PRIVATE_ROOT, on]
             groups = self._groups_anew(stack)
             if groups is None and (moved := groupyard.rejoin_threads(self.images)):
-                self.reporter.warning(f"threads {sorted(moved)} were in other control groups than their process; they are in its now")
+                self.reporter.warning(
+                    f"threads {sorted(moved)} were in other control groups than their process; they are in its now"
+                )
             stack.callback(lambda: arrival.kill_tree(self.placed))
             theirs = f"/proc/{private.init.pid}/root" if private is not None else ""
             inherit = self._open_external(stack) | self.terminals.open(stack, theirs) | semaphores.make(self.images, stack)
             self.reporter.step("restore")
-            options = RestoreOptions(shell_job=not ttyimages.led_by_device(self.images), lazy=bool(self.lazy), groups=groups, inherit=inherit, root=on)
+            options = RestoreOptions(
+                shell_job=not ttyimages.led_by_device(self.images),
+                lazy=bool(self.lazy),
+                groups=groups,
+                inherit=inherit,
+                root=on,
+                crowded=len(manifest.processes) >= _CROWD,
+            )
             self.timers = timerfds.arm_timers(self.images)
             mend.unreserve(self.images)
             self.images.order_pairs()
