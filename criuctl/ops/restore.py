@@ -42,7 +42,7 @@ from .maintenance import check_open
 from .moving import moves
 from .openfiles import deletednames, predicates
 from .openfiles.absent import absent
-from .openfiles.besides import spared
+from .openfiles.besides import left_behind, spared
 from .openfiles.judgement import Policy
 from .preload import RESTORE, preload
 from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
@@ -168,7 +168,9 @@ def restore(
         )
         remains = arrival.remains_of(manifest)
         facts = observe(manifest, images.reserved_ids(), remains, wishes)
-        if wishes.copy:
+        if not wishes.copy:
+            facts = replace(facts, findings=(*facts.findings, *left_behind(facts.files)))
+        else:
             settled, shared = spared(facts.files, images, arrival.living(registry, manifest))
             own_pipes = fifos.own_for_copy(images, manifest)
             facts = replace(facts, files=(*settled, *own_pipes), findings=(*facts.findings, *shared))

@@ -249,7 +249,7 @@ def _as_store_error(error: OSError, where: str) -> StoreError:
             return StoreUnreachable(f"{where} does not answer: {said}", hint="The file system that holds the store is away.")
         case errno.ELOOP | errno.ENOTDIR | errno.EISDIR:
             return StoreError(f"{where} meets something else of its name: {said}", hint="Only criuctl may write into the folder.")
-    return StoreError(f"{where}: {said}")
+    return StoreError(f"{where}: {said}", hint="The store's folder must be on a file system on which files can be made.")
 
 
 def _missing(error: OSError) -> str:

@@ -36,6 +36,21 @@ def test_a_log_that_grew(zoo: Zoo, trip: Trip) -> None:
         assert [copy.read_text() for copy in copies] == ["1\nrotated by cron\n"]
 
 
+def test_who_has_a_file_open_that_is_set_aside_is_named(zoo: Zoo, trip: Trip) -> None:
+    """He goes on in it under another name."""
+    animal = zoo.launch("counter.py")
+    log = animal.folder / "log"
+    animal.ask()
+    told = trip.dump(animal, "--with-files", log)
+    with log.open("r+") as file:
+        file.write("otherwise\n")
+        file.flush()
+        restored = trip.restore(told, animal, equal=False)
+    (copy,) = _newer_copies(animal.folder, "log")
+    assert copy.read_text() == "otherwise\n"
+    assert [w for w in restored.answer["warnings"] if f"{log}: PID {os.getpid()} (" in w and "kept aside" in w]
+
+
 def test_a_file_that_is_read_grew(zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch("files.py")
     told = trip.dump(animal)

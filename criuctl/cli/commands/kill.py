@@ -27,7 +27,7 @@ def kill(app: App, name: str, timeout: float) -> int:
 
     A paused session is resumed to hear the signal. For a session that is checkpointed nobody waits any more; its
     checkpoints stay in the store until `prune` takes them, and any host that shares it may restore them: the session's
-    lease is given back.
+    lease is given back. What has no holder, a dumped PID say, is forgotten then: no exit code is known of it.
     """
     from ...ops.ending import kill as end
 

@@ -1,4 +1,4 @@
-"""Files of a copy to which somebody here writes: the original, which must not notice.
+"""Files to which somebody else here writes: of a copy the original, which must not notice.
 
 To put a file back sets the present one aside, and whoever has that open would go on in it under a name that nobody looks for.
 So the present file stays, and the copy gets one of its own, as it was at the freeze, under a name beside it: ``beside``.
@@ -30,6 +30,7 @@ _REFUSED_HINT = (
 )
 _SHARED_HINT = "What they write may overwrite each other's. `criuctl verify --restore` tries a copy with files of its own."
 
+_NAMED = 8  # files that both write to
 _Inode = tuple[int, int]  # st_dev, st_ino
 
 
@@ -44,7 +45,8 @@ def spared(judged: Iterable[Judgement], images: ImageSet, original: int | None) 
         if _disputed(judgement) and (inode := _present(judgement)) is not None:
             sought.setdefault(inode, []).append(judgement)
     writers = writers_to({inode: [j.record.path for j in names] for inode, names in sought.items()})
-    told = []
+    told: list[Finding] = []
+    both: list[Judgement] = []
     if original is not None:
         left = (names[0] for inode, names in sought.items() if inode not in writers)
         told = [_taken(j, original) for j in left if j.verdict == "put-back"]
@@ -57,8 +59,29 @@ def spared(judged: Iterable[Judgement], images: ImageSet, original: int | None) 
         names = [opened[j.record.path] for j in sought[inode] if j.record.path in opened]
         movable = bool(names) and all(isinstance(name, str) for name in names)  # no other name can be put into an image
         settled |= {j.record.path: _settled(j, writer, movable=movable) for j in sought[inode] if j.verdict == "put-back"}
-        told += [_shared(j, writer) for j in sought[inode] if j.verdict == "same"][:1]
+        both += [j for j in sought[inode] if j.verdict == "same"][:1]
+    told += [_shared(j, writers[inode]) for j in both[:_NAMED] if (inode := _present(j)) in writers]
+    if len(both) > _NAMED:
+        text = f"{len(both) - _NAMED} more files are written to by both, the copy and others, at offsets of their own"
+        told.append(Finding("warning", "file-shared", text, _SHARED_HINT))
     return tuple(settled.get(j.record.path, j) for j in judged), told
+
+
+def left_behind(judged: Iterable[Judgement]) -> list[Finding]:
+    """Of a tree that is no copy: who has files open for writing that are set aside, and so goes on in them elsewhere."""
+    sought: dict[_Inode, list[Judgement]] = {}
+    for judgement in judged:
+        if judgement.verdict == "put-back" and (inode := _present(judgement)) is not None:
+            sought.setdefault(inode, []).append(judgement)
+    writers = writers_to({inode: [j.record.path for j in names] for inode, names in sought.items()})
+    told = []
+    for inode, writer in writers.items():
+        record = sought[inode][0].record
+        pid, fd = record.holders[0] if record.holders else (None, None)
+        who = f"PID {writer} ({_name(writer)})"
+        text = f"{record.path}: {who} has the newer copy open, and goes on writing to it where it is kept aside"
+        told.append(Finding("warning", "file-left-behind", text, "With --files keep the newer one stays, for both.", pid, fd))
+    return told
 
 
 def _disputed(judgement: Judgement) -> bool:
