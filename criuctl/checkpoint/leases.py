@@ -104,20 +104,6 @@ class Claim:
             return  # taken over meanwhile, or still ours: either way nobody is shut out who may come in
 
 
-def check_free(current: Head | None, session: str, *, host: str, take_over: bool = False, instead_of: Head | None = None) -> None:
-    """`Conflict` if `claim`, called so, would not get the session whose newest record is `current`."""
-    if instead_of is not None and (current is None or not current.is_beat_of(instead_of)):
-        who = current.host_name or current.host if current is not None else "nobody"
-        raise Conflict(f"the lease of session {session!r}, which had run out, has changed: {who} has it now", host=who)
-    forced = take_over or instead_of is not None
-    if current is not None and current.state == "held" and current.host != host and not forced:
-        raise Conflict(
-            f"session {session!r} is held by host {current.host_name or current.host} since {current.time}",
-            hint="End it there; restore a copy with --as NEW-NAME; or, if that host is lost for good, use --take-over.",
-            host=current.host_name or current.host,
-        )
-
-
 def claim(
     repository: Repository,
     session: str,
@@ -147,7 +133,16 @@ def claim(
     for _attempt in range(ATTEMPTS):
         current = seen or (standing(repository, ref, over_damage=take_over) if leased else None)
         seen = None
-        check_free(current, session, host=host, take_over=take_over, instead_of=instead_of)
+        if instead_of is not None and (current is None or not current.is_beat_of(instead_of)):
+            who = current.host_name or current.host if current is not None else "nobody"
+            raise Conflict(f"the lease of session {session!r}, which had run out, has changed: {who} has it now", host=who)
+        forced = take_over or instead_of is not None
+        if current is not None and current.state == "held" and current.host != host and not forced:
+            raise Conflict(
+                f"session {session!r} is held by host {current.host_name or current.host} since {current.time}",
+                hint="End it there; restore a copy with --as NEW-NAME; or, if that host is lost for good, use --take-over.",
+                host=current.host_name or current.host,
+            )
         epoch = max(current.epoch if current else 0, above) + 1
         head = _following(current, ref, host, host_name, incarnation, epoch, "held").with_use(ttl=ttl)
         if not leased:
@@ -291,4 +286,4 @@ def _follow(repository: Repository, mine: Head, what: Head) -> None:
     raise Conflict(f"session {mine.session.name!r} was claimed by somebody else meanwhile")
 
 
-__all__ = ["UNLEASED", "Claim", "Head", "check_free", "claim", "end", "pass_on", "put_record", "read_head", "release", "renew"]
+__all__ = ["UNLEASED", "Claim", "Head", "claim", "end", "pass_on", "put_record", "read_head", "release", "renew"]

@@ -4,9 +4,6 @@ Nothing of the tree runs before everything is in place: chunks verified, files p
 back.  Until then every failure unwinds in reverse: CRIU kills what it had restored (it is told no in
 post-restore, or its socket closes), private namespaces end, files put back are undone, firewall tables are
 removed, the plain images vanish with their tmpfs, the lease is released.  Nothing is left of it.
-
-The lease is claimed when memory is already on its way: that takes longest, and is not seen by anybody.  Who cannot have the
-lease is told before.
 """
 
 from __future__ import annotations
@@ -195,21 +192,7 @@ def restore(
             reporter.finding(finding)
 
         session, lease = arrival.next_incarnation(registry, repository, manifest, name, copy=new_name is not None)
-        if lease is not None:  # no memory is loaded for nothing
-            leases.check_free(lease, name, host=host_id(config), take_over=take_over, instead_of=instead_of)
         hooks.run("pre-restore", incarnation=session.incarnation, connections=plan.to_dict()["connections"])
-
-        reporter.step("pages")
-        if lazy is None:
-            lazy = feeder is not None and worthwhile(manifest.memory, reader)
-        pages = materialise.lazy_pages(manifest, reader, folder) if lazy else {}
-        filling = None
-        if not lazy:
-            filling = materialise.write_pages(manifest, reader, folder)
-            stack.callback(filling.stop)
-            filling.begin()
-        if scratch.free_bytes() == 0:
-            raise RestoreFailed("memory for the images ran out", hint="The host has too little free memory for this checkpoint.")
 
         reporter.step("claim", session=name)
         claim = leases.claim(
@@ -230,8 +213,20 @@ def restore(
             reporter.step("unleased", why=claim.warning)
         if claim.refused:
             reporter.warning(claim.refused)
+
+        reporter.step("pages")
+        if lazy is None:
+            lazy = feeder is not None and worthwhile(manifest.memory, reader)
+        pages = materialise.lazy_pages(manifest, reader, folder) if lazy else {}
+        filling = None
+        if not lazy:
+            filling = materialise.write_pages(manifest, reader, folder)
+            stack.callback(filling.stop)
+            filling.begin()
         if lazy and feeder is not None:
             feeder.load(manifest, folder)
+        if scratch.free_bytes() == 0:
+            raise RestoreFailed("memory for the images ran out", hint="The host has too little free memory for this checkpoint.")
 
         before = registry.get(name)
         here = replace(session, state="checkpointed", boot_id=boot_id(), store=config.store, checkpoint=manifest.id)

@@ -154,10 +154,10 @@ def test_of_two_homes_that_restore_at_once_one_wins(homes: Homes, zoo: Zoo) -> N
     a, b, c = homes("a"), homes("b"), homes("c")
     original = zoo.launch("counter.py", "1")
     a("dump", original.pid, "--name", "web")  # it lives nowhere now
-    with paused(b, "files", "restore", "web") as held:  # it has the lease, and nothing else yet
+    with paused(b, "pages", "restore", "web") as held:  # it has the lease, and nothing else yet
         loser = c("restore", "web", check=False)
         assert (loser["exit_code"], loser["error"]["code"]) == (9, "conflict")
-        with paused(c, "files", "restore", "web", "--take-over") as forced:  # a take-over that comes to nothing is undone
+        with paused(c, "pages", "restore", "web", "--take-over") as forced:  # a take-over that comes to nothing is undone
             forced.kill(signal.SIGTERM)
             forced.go_on()
             assert forced.command.process.wait(120) == 128 + signal.SIGTERM
@@ -168,7 +168,7 @@ def test_of_two_homes_that_restore_at_once_one_wins(homes: Homes, zoo: Zoo) -> N
     winner.ask()
     # And who is overtaken while it restores does not let its copy run.
     b("dump", "web")
-    with paused(b, "files", "restore", "web", "--pids", "private") as held:
+    with paused(b, "pages", "restore", "web", "--pids", "private") as held:
         forced_copy = zoo.adopt(c("restore", "web", "--take-over")["pid"], original)
         held.go_on()
         assert held.command.process.wait(120) == 9, held.command.told()

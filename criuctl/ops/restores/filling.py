@@ -1,7 +1,7 @@
 """Memory on its way from the store straight into processes that CRIU has restored and that have not run yet.
 
-What goes this way is decided by `criuctl.criu.direct`.  The first chunks are fetched and opened while the lease is claimed and
-CRIU is at work; from `finish` on they are written, by several threads, and so is all that follows.
+What goes this way is decided by `criuctl.criu.direct`.  The first chunks are fetched and opened while CRIU is started and at
+work; from `finish` on they are written, by several threads, and so is all that follows.
 
 Invariants: nothing is written to a process that has run; no byte is written that was not verified by its chunk's id; when
 `finish` returns all of it is in place, when it raises the tree must not run.
