@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from msgspec.structs import replace
 
@@ -69,11 +69,14 @@ def _once_more(operation: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(operation)
     def tried(*args: P.args, **wishes: P.kwargs) -> R:
+        reporter = cast("Reporter", wishes["reporter"])
+        warnings, codes = len(reporter.warnings), len(reporter.codes)
         try:
             return operation(*args, **wishes)
         except PidTaken as error:
             if not error.again:
                 raise
+        del reporter.warnings[warnings:], reporter.codes[codes:]  # they are told again, as far as they are still true
         wishes["again"] = False
         return operation(*args, **wishes)
 
