@@ -101,6 +101,7 @@ def test_a_copy_that_goes_and_comes_back(zoo: Zoo, trip: Trip) -> None:
     copy = trip.restore(trip.snapshot(original, "--name", "first"), original, "--as", "second", equal=False)
     (own,) = (f["own_copy"] for f in copy.answer["files"])
     told = trip.dump(copy, "--name", "second")
+    assert told["warnings"] == []  # what shows its names at their paths is made again
     copy = trip.restore(told, copy, equal=False)
     assert any(f"{name} leads to" in text and own in text for text in copy.answer["warnings"])
     say("copy", own)

@@ -24,6 +24,7 @@ from ...proc.tree import Process
 from ...report import Finding
 from ...session import names
 from ..openfiles.overlays import SOURCE
+from ..resources import boundnames
 from ..resources.namespaces import saved_devices
 from .files import mount_of
 from .scene import Scene
@@ -64,7 +65,9 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
     if not own:
         return
     yield from _used(scene, own)
-    points = sorted({mount.point for mount in own.values()})
+    points = sorted({mount.point for mount in own.values() if not boundnames.is_shown(mount.root, mount.point)})
+    if not points:
+        return
     more = f" and {len(points) - _SHOWN} more" if len(points) > _SHOWN else ""
     yield Finding(
         "warning",

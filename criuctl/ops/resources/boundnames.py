@@ -157,6 +157,12 @@ def _copy_of(n: BoundName) -> str:
     return own[1] if own is not None else ""
 
 
+def is_shown(root: str, point: str) -> bool:
+    """Whether a mount is of a copy's own name, shown at the path that its socket is known by: so it will be again."""
+    own = _OWN.fullmatch(os.path.basename(root))
+    return own is not None and own[1] == os.path.basename(point)
+
+
 def _own_name(n: BoundName, mark: str) -> str:
     """Another path in the same folder, which nobody has; "" if it would be too long to be bound."""
     folder, base = os.path.split(os.fsdecode(n.name))
