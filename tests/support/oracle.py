@@ -238,7 +238,10 @@ def _process(pid: int, names: _Names, memory: bool) -> dict[str, Any]:
         "loginuid": read(f"/proc/{pid}/loginuid").strip(),
         "cgroup": read(f"/proc/{pid}/cgroup").splitlines(),
         "namespaces": {kind: os.stat(f"/proc/{pid}/ns/{kind}").st_ino for kind in NAMESPACES},
-        "threads": [thread for task in listdir(f"/proc/{pid}/task") if (thread := _thread(pid, int(task)))],
+        # By their own numbers: outside, one may be before its process, where numbers have begun anew.
+        "threads": sorted(
+            (thread for task in listdir(f"/proc/{pid}/task") if (thread := _thread(pid, int(task)))), key=lambda t: int(t["tid"])
+        ),
         "timers": _timers(pid, names),
         "descriptors": keys,
         "mappings": _mappings(pid),

@@ -64,8 +64,12 @@ class Heartbeat:
                 self._fence.check()
 
     def hurry(self) -> None:
-        """Make the next beat now."""
-        self._now.set()
+        """Make the next beat now; the first is waited for: a lease that was claimed and never renewed does not run out."""
+        if self.beaten is not None:
+            self._now.set()
+            return
+        with self._lock:
+            self._beat(self._ttl)
 
     def rest(self) -> None:
         """This host has it no more: no beat is made until the next `start`."""
