@@ -24,7 +24,6 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -46,7 +45,7 @@ from ..errors import (
     StoreUnreachable,
     UnsupportedFormat,
 )
-from ..proc.threads import in_parallel
+from ..proc.threads import side_by_side
 from ..report import Reporter
 from ..store import Capabilities, Store
 from . import keys, objects
@@ -212,7 +211,7 @@ class Repository:
 
     def preflight_write(self) -> None:
         """See that a dump can be written: the store takes objects, and its index is known here."""
-        in_parallel(lambda part: part(), (self._learn, self.store.check_writable), 2, "criuctl-preflight")
+        side_by_side("criuctl-preflight", self._learn, self.store.check_writable)
 
     def writer(self, reporter: Reporter, *, patient: bool = False) -> CheckpointWriter:
         """A writer of one checkpoint; use it as a context manager.
@@ -277,12 +276,10 @@ class Repository:
         """The whole manifest; `AmbiguousRef`, `Damaged`, `UnsupportedFormat`, `NoSuchCheckpoint`."""
         if isinstance(ref, str):
             (name,) = self.catalog.locate(ref)
-            looks: tuple[Callable[[], Any], ...] = (
-                lambda: self.manifest_at(name),
-                lambda: self.catalog.is_pinned(parse_name(name)[2]),
-            )
             made: Manifest
-            made, pinned = in_parallel(lambda look: look(), looks, 2, "criuctl-manifest")
+            made, pinned = side_by_side(
+                "criuctl-manifest", lambda: self.manifest_at(name), lambda: self.catalog.is_pinned(parse_name(name)[2])
+            )
         else:
             made, pinned = self.manifest_at(ref.object), ref.pinned
         return made.with_use(pinned=True) if pinned and not made.pinned else made
@@ -349,8 +346,7 @@ class Repository:
             self.index.inspect_packs()
 
         self.sealer.prepare()
-        looks: tuple[Callable[[], Any], ...] = (read_index, lambda: gclists.avoided(self.store, self.sealer))
-        _, avoided = in_parallel(lambda look: look(), looks, 2, "criuctl-learn")
+        _, avoided = side_by_side("criuctl-learn", read_index, lambda: gclists.avoided(self.store, self.sealer))
         self.index.avoid(avoided)
         self._learned = time.monotonic()
 

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from ..config import Config
 from ..errors import CriuctlError, Damaged, StoreUnreachable
-from ..proc.threads import in_parallel
+from ..proc.threads import side_by_side
 from .buffers import BUFFER_SIZE, PageBuffer
 from .chunks import ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, PAGE, WINDOW, StreamRef
 from .effort import fitting
@@ -281,12 +281,12 @@ class CheckpointWriter:
         self._intent = intent = Intent(self._repository.store, self._repository.sealer, packs)
         intent.begin()
         threads = max(self._repository.config.uploads, _CHECKERS)
-        looks: tuple[Callable[[], Any], ...] = (
+        missing, number, _ = side_by_side(
+            "criuctl-commit",
             lambda: index.check_packs(packs, threads, listings=self._repository.capabilities.conditional_create),
             lambda: self._repository.next_number(manifest),
             allowed or (lambda: None),
         )
-        missing, number, _ = in_parallel(lambda look: look(), looks, len(looks), "criuctl-commit")
         if missing:
             raise Damaged(
                 f"packs of this checkpoint, or of older ones, are missing or cut off in the store: {', '.join(missing[:4])}",

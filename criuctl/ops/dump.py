@@ -31,7 +31,7 @@ from ..criu import binary, driver
 from ..errors import CommandFailed, CriuctlError, DumpFailed, NoSuchProcess, PreflightRefused
 from ..proc.procfs import reading
 from ..proc.scratch import Scratch
-from ..proc.threads import in_parallel
+from ..proc.threads import side_by_side
 from ..report import Reporter
 from ..store import open_store
 from . import hooking, insidereport
@@ -138,7 +138,7 @@ def dump(
         home: Home | None = None
         if delivery is None:  # who has a session that moves is settled between the two hosts
             home = Home(config, repository, registry, session, root, reporter, lives_on=leave_running)
-            in_parallel(lambda look: look(), (repository.preflight_write, home.look), 2, "criuctl-preflight")
+            side_by_side("criuctl-preflight", repository.preflight_write, home.look)
             session = stack.enter_context(home).session
         else:
             repository.preflight_write()
