@@ -189,11 +189,12 @@ def renew(repository: Repository, session: SessionRef, *, host: str, ttl: int) -
 def release(repository: Repository, session: str, *, host: str, seen: Head | None = None) -> bool:
     """The session does not live on `host` any more (its tree was dumped and ended); False when it was not held by it.
 
-    `seen` is the newest record as of just now, which then is not asked for again.
+    `seen` is the newest record as of just now, which then is not asked for again; but where a supervisor renews it, its next
+    numbers may be used, and cleared, by now.
     """
     if not repository.capabilities.conditional_create:
         return False
-    current = seen or read_head(repository, session)
+    current = seen if seen is not None and not seen.ttl else read_head(repository, session)
     if current is None or current.state != "held" or current.host != host:
         return False
     _release(repository, current)

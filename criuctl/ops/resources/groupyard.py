@@ -157,7 +157,7 @@ def _has_namespace(images: ImageSet) -> bool:
 
 
 def threads_apart(images: ImageSet) -> dict[int, list[int]]:
-    """Of each process the threads that are in other groups than itself; (numbers as the images have them)."""
+    """Of each process the threads that are in other groups than itself, by the numbers of the images."""
     found: dict[int, list[int]] = {}
     if not _sets(images):
         return found

@@ -320,6 +320,20 @@ def test_who_slept_since_it_looked_has_not_won(tmp_path: Path, monkeypatch: pyte
     assert all(int(info.name[-20:]) > stale[0].sequence for info in repo.store.list("sessions/"))
 
 
+def test_what_was_seen_of_a_lease_that_is_renewed_is_too_old_to_release_it(tmp_path: Path) -> None:
+    """The number that would follow was used meanwhile, and cleared."""
+    repo = kit.repository(tmp_path)
+    claim(repo, A).keep()
+    session = SessionRef("web", SESSION)
+    leases.renew(repo, session, host=A, ttl=9000)
+    seen = held(repo)
+    for _beat in range(9):
+        leases.renew(repo, session, host=A, ttl=9000)
+    assert leases.release(repo, "web", host=A, seen=seen)
+    newest = leases.read_head(repo, "web")
+    assert newest is not None and newest.state == "released"
+
+
 def test_the_end_of_a_session_outlives_a_restore_that_comes_to_nothing(tmp_path: Path) -> None:
     """Else its newest checkpoint would be kept for ever, as one that it might come back from."""
     repo = kit.repository(tmp_path)
