@@ -134,7 +134,7 @@ def _judged(itself: DeletedName, policy: Policy, reader: CheckpointReader, *, sa
             if fd is not None and os.fstat(fd).st_ino == link.inode:
                 name, now = os.readlink(f"/proc/self/fd/{fd}"), os.fstat(fd)
                 return _compared(itself, name if _place(name) == (now.st_dev, now.st_ino) else "", now, policy, reader)
-    if link.sibling or link.handle or stat.S_ISFIFO(link.mode):
+    if link.sibling or (same_boot and link.handle) or stat.S_ISFIFO(link.mode):
         return itself  # as if the tree had been running all the time
     return replace(itself, why=f"none of its other names is known; {_TWO_FILES}")
 

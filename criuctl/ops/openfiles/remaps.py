@@ -191,7 +191,7 @@ class _Links:
                     if os.path.dirname(path) not in self._swept:
                         self._swept.add(os.path.dirname(path))
                         _sweep(folder)
-                    if not self._linked(name, other, there, base, folder):
+                    if not self._is_one(name, other, there, base, folder):
                         _make(link, base, folder, self._reader)
                         if name.other:
                             text = f"{name.name} (deleted): it cannot be one file with its other names here"
@@ -202,7 +202,8 @@ class _Links:
             other, there = path, None
 
     @staticmethod
-    def _linked(name: DeletedName, other: str, there: tuple[int, int] | None, base: str, folder: int) -> bool:
+    def _is_one(name: DeletedName, other: str, there: tuple[int, int] | None, base: str, folder: int) -> bool:
+        """Make the helper link `base` one of the file of the other names, if there is one."""
         if other or there is None:
             return bool(other) and _linked(other, there, base, folder)
         with ways.by_handle(name.links[0].handle, os.path.dirname(name.links[0].path)) as fd:  # nobody knows its names

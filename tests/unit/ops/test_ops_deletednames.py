@@ -18,6 +18,7 @@ from criuctl.criu.images import ImageSet
 from criuctl.ops.openfiles.deletednames import DeletedName, judge
 from criuctl.ops.openfiles.judgement import Judgement, Policy
 from criuctl.ops.registry import boot_id
+from criuctl.proc import ways
 from criuctl.report import Reporter
 from criuctl.store import open_store
 
@@ -166,3 +167,27 @@ def test_one_that_has_a_record_goes_where_that_goes(checkpoint: tuple[Manifest, 
     found = judged(checkpoint, files=(Judgement(twin, "same"), Judgement(record, "put-back"), Judgement(twin, "grown")))
     assert (found.verdict, found.other, found.finding()) == ("follows", "/elsewhere", None)
     assert judged(checkpoint, files=(Judgement(record.with_use(digest=""), "moved-on"),)).verdict == "same"
+
+
+@pytest.mark.parametrize(
+    ("same_boot", "known", "verdict", "told"),
+    [
+        (True, True, "same", ""),  # renamed: the handle leads to it
+        (True, False, "same", ""),
+        (False, True, "apart", ""),
+        (False, False, "apart", "none of its other names is known"),
+    ],
+)
+def test_a_handle_holds_until_the_next_boot(
+    same_boot: bool, known: bool, verdict: str, told: str, checkpoint: tuple[Manifest, CheckpointReader], tmp_path: Path
+) -> None:
+    manifest, reader = checkpoint
+    with (tmp_path / "data").open("rb") as file:
+        handle = ways.handle(file.fileno())
+    assert handle, "this file system has no handles (name_to_handle_at)"
+    moved = (tmp_path / "data").rename(tmp_path / "moved")
+    link = replace(manifest.links[0], handle=handle, sibling=manifest.links[0].sibling if known else "")
+    host = HostInfo(boot_id=boot_id() if same_boot else "another")
+    found = judged((replace(manifest, links=(link,), host=host), reader))
+    assert (found.verdict, found.why.partition(";")[0]) == (verdict, told)
+    assert (found.there is not None) == (verdict == "same") and found.other in ("", str(moved))
