@@ -24,7 +24,7 @@ from msgspec import Struct
 from ..config import Config
 from ..errors import PlatformError, TimedOut
 from ..proc import command
-from . import stall
+from . import features, stall
 from .rpc import Swrk
 
 MINIMUM = (4, 2)
@@ -63,15 +63,16 @@ class CriuBinary(Struct, frozen=True):
         try:
             with theirs:
                 argv = [*_ALL_DESCRIPTORS, *enter, *self.argv, "--no-default-config", "swrk", str(theirs.fileno())]
-                fds = [theirs.fileno(), *pass_fds]
                 # A session of its own: a ^C at the terminal is ours to handle, never CRIU's.
                 wait: Callable[[float | None], object]
-                if start is None:
-                    child = command.spawn(argv, pass_fds=fds, stderr=stderr, new_session=True)
-                    pid, wait = child.pid, child.wait
-                else:
-                    pid = start(argv, fds)
-                    wait = command.waiter(pid)
+                with features.lent(self.argv) as features_fds:
+                    fds = [theirs.fileno(), *pass_fds, *features_fds]
+                    if start is None:
+                        child = command.spawn(argv, pass_fds=fds, stderr=stderr, new_session=True)
+                        pid, wait = child.pid, child.wait
+                    else:
+                        pid = start(argv, fds)
+                        wait = command.waiter(pid)
             swrk = Swrk(ours, pid)
             try:
                 yield swrk

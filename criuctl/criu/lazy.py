@@ -29,6 +29,7 @@ from ..errors import RestoreFailed
 from ..proc import command, deathwatch
 from ..proc.child import Child, InterruptsDeferred
 from ..proc.tree import ProcessIdentity
+from . import features
 from .binary import CriuBinary
 from .driver import folder_path
 from .pages import ADD_F, CLOSE, FORCE_CLOSE, GET, HEADER, PAGE, PE_LAZY, PE_PRESENT, PagemapEntry, socket_pair
@@ -97,14 +98,16 @@ class LazyPages:
         self._daemon: Child | None = None
         self._sock, self._theirs = socket_pair()
         arguments = ["--no-default-config", "lazy-pages", "-D", folder_path(folder), "--page-server", "-v1", "-o", "lazy.log"]
+        self._criu = criu.argv
         self._argv = [*enter, *criu.argv, *arguments, "--ps-socket", str(self._theirs.fileno())]
         self._thread = threading.Thread(target=self._run, name="criuctl-lazy", daemon=True)
 
     def __enter__(self) -> LazyPages:
         """Start the daemon, and wait until it listens."""
         try:
-            with self._theirs, InterruptsDeferred():
-                self._daemon = command.spawn(self._argv, pass_fds=[self._folder, self._theirs.fileno()], new_session=True)
+            with features.lent(self._criu) as features_fds, self._theirs, InterruptsDeferred():
+                fds = [self._folder, self._theirs.fileno(), *features_fds]
+                self._daemon = command.spawn(self._argv, pass_fds=fds, new_session=True)
             self._thread.start()
             self._start_watcher()
             deadline = time.monotonic() + _START_TIMEOUT

@@ -60,6 +60,7 @@ def test_a_port_that_a_stranger_has_in_the_net_namespace_of_the_tree(zoo: Zoo, t
     held = zoo.launch(
         ["sleep", "600"], prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"], name="held"
     )
+    wait_until(lambda: Path(f"/proc/{held.pid}/comm").read_text() == "sleep\n", 60, "its network is there")
     inside = ["nsenter", f"--net=/proc/{held.pid}/ns/net", "--"]
     animal = zoo.launch("port.py", "127.0.0.1", prefix=inside)
     port = animal.ask()["port"]

@@ -18,7 +18,7 @@ from support import groups
 from support.obstacles import DUMPABLE, REFUSED, Case, running
 
 from criuctl.config import Config
-from criuctl.criu import binary
+from criuctl.criu import binary, features
 from criuctl.errors import NoSuchProcess
 from criuctl.ops.checks import scene
 from criuctl.ops.preflight import check_tree
@@ -77,15 +77,18 @@ def _ask_criu(pid: int, found: list[Finding], folder: Path) -> tuple[bool, str]:
         options += [f"--external=file[{d.mnt_id:x}:{d.inode:x}]" for d in descriptors(holder) if (holder, d.fd) in outside]
     images = folder / "images"
     images.mkdir()
+    criu = binary.find(Config()).argv
     argv = [
-        *binary.find(Config()).argv,
+        *criu,
         "--no-default-config",
         "dump",
         f"--tree={inner}",
         f"--images-dir={images}",
         "--leave-running",
     ]
-    done = command.run([*entry_prefix(pid, entered), *argv, "-v3", "--log-file=log", *options], timeout=120, check=False)
+    argv = [*entry_prefix(pid, entered), *argv, "-v3", "--log-file=log", *options]
+    with features.lent(criu) as fds:
+        done = command.run(argv, timeout=120, check=False, pass_fds=fds)
     log = images / "log"
     told = log.read_text(errors="replace") if log.exists() else done.error_text
     for run_id in re.findall(r"CRIU run id = ([0-9a-f-]{36})", told):  # one that ends by its own BUG() leaves its firewall table

@@ -28,9 +28,9 @@ from .oracle import listdir, read, status_of
 TEMPORARY = ("/tmp", "/dev/shm", "/run", "/run/criuctl", "/run/netns", "/var/tmp", "/var/lib/criuctl", "/var/cache/criuctl")
 TOKEN = re.compile(rb"czoo[0-9a-f]{10}")  # of any test
 OURS = re.compile(r"criu|cr-", re.IGNORECASE)
-# CRIU's cache of what the kernel can do, and the folder of the locks of this host, meant to stay; and what other programs of this
+# What is kept of what the kernel can do, and the folder of the locks of this host, meant to stay; and what other programs of this
 # project make at the same time.
-IGNORED = re.compile(r"criu\.kdat|^/run/criuctl(/locks)?$|criuctl-(bench|setup|quickstart)")
+IGNORED = re.compile(r"criu\.kdat|^/run/criuctl(/locks|/features)?$|criuctl-(bench|setup|quickstart)")
 SETTLE_SECONDS = 30.0
 OTHERS_SECONDS = 30.0  # what does not bear our token may belong to a dump of somebody else, and go with it
 

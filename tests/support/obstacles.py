@@ -434,6 +434,7 @@ DUMPABLE = [
         also=("datagrams-lost",),
     ),
     case("net-namespace-of-its-own", "again(0x40000000); loopback_up(); s = socket.create_server(('127.0.0.1', 0))"),
+    case("loopback-down", "again(0x40000000)"),
     case("mount-namespace-of-its-own", "again(0x20000); f = open(TMP + '/f', 'w')", also=("foreign-mount",)),
     case(
         "shared-memory-in-a-namespace",
@@ -845,7 +846,12 @@ REFUSED = [
     ),
     case("leader-gone", "threading.Thread(target=sleep).start(); ready(); libc.syscall(60, 0)", "leader-gone"),
     case("sigtrap-pending", "signal.pthread_sigmask(signal.SIG_BLOCK, [5]); os.kill(os.getpid(), 5)", "pending-sigtrap"),
-    case("loopback-down", "again(0x40000000)", "loopback-down"),
+    case(
+        "loopback-down-and-another-run",
+        "again(0x40020000); libc.mount(b'none', b'/run', b'tmpfs', 0, None)",
+        "loopback-down",
+        also=("foreign-mount",),
+    ),
     case(
         "terminal-outside",
         "m, s = outside(os.openpty); os.close(m); fcntl.ioctl(s, 0x540E, 0)",

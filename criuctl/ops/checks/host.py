@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import socket
 import struct
 from collections.abc import Iterator
 
+from ...criu import binary, features
 from ...proc.sockdiag import namespace_socket
 from ...report import Finding
 from .scene import Scene
@@ -20,7 +20,6 @@ _CAPABILITIES = {
 }
 _SIOCGIFFLAGS = 0x8913
 _IFF_UP = 1
-_FEATURE_CACHE = "/run/criu.kdat"  # CRIU asks the kernel for its features once a boot, if /run is a tmpfs
 
 
 def check_host(scene: Scene) -> Iterator[Finding]:
@@ -28,7 +27,7 @@ def check_host(scene: Scene) -> Iterator[Finding]:
     missing = [text for number, text in _CAPABILITIES.items() if not scene.own_capabilities >> number & 1]
     if missing:
         yield Finding("error", "capabilities", f"criuctl lacks {', '.join(missing)}", "Run criuctl as root.")
-    if scene.entered("net") and not os.path.exists(_FEATURE_CACHE) and not _loopback_is_up(scene.root.pid):
+    if scene.entered("net") and not _loopback_is_up(scene.root.pid) and not _knows_the_kernel(scene):
         yield Finding(
             "error",
             "loopback-down",
@@ -36,6 +35,12 @@ def check_host(scene: Scene) -> Iterator[Finding]:
             f"`nsenter --target {scene.root.pid} --net ip link set lo up`.",
             pid=scene.root.pid,
         )
+
+
+def _knows_the_kernel(scene: Scene) -> bool:
+    """Whether CRIU, where it will run, knows what the kernel can do from before, so that it tries nothing."""
+    root = f"/proc/{scene.root.pid}/root" if scene.entered("mnt") else "/"
+    return features.known(binary.find(scene.config).argv, root)
 
 
 def _loopback_is_up(pid: int) -> bool:

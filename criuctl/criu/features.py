@@ -1,0 +1,141 @@
+"""What CRIU has found out about this kernel, kept where CRIU itself does not keep it.
+
+CRIU tries the kernel's features out whenever it starts, for some 30 ms in which it mounts file systems in ``/tmp`` and starts
+iptables.  It keeps what it found for the rest of the boot in ``/run/criu.kdat``, but only if ``/run`` is a tmpfs (criu/kerndat.c,
+``kerndat_save_cache``), which it is not in most containers.  There, one CRIU is once started under a tmpfs of its own at
+``/run``, and what it has written is kept in `FOLDER`, by boot, CRIU and capabilities.
+
+``/run/criu.kdat`` then becomes a link to ``/proc/self/fd/N/criu.kdat``, which leads a CRIU there that got this folder from us as
+its descriptor N, and nobody else anywhere: a CRIU that others start does not find it, nor does one after a reboot, nor one
+that lives in another mount namespace.  Without it CRIU tries for itself, so nothing here fails.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from zlib import crc32
+
+from ..errors import CriuctlError
+from ..proc import command
+from ..proc.mounts import read_mounts
+from ..proc.procfs import read_lines
+
+FOLDER = Path("/run/criuctl/features")
+_CACHE = Path("/run/criu.kdat")
+_NUMBER = 500  # the descriptor, or the next that is free: nobody else's, so that the link need not change
+_TIMEOUT = 20.0
+_FIND_OUT = """
+cache=$1 && shift
+mount -t tmpfs -o mode=700 criuctl "${cache%/*}" || exit
+"$@" --no-default-config check --feature uffd-noncoop >/dev/null 2>&1
+exec cat "$cache"
+"""
+
+
+@contextmanager
+def lent(argv: Sequence[str]) -> Iterator[list[int]]:
+    """The descriptors that the CRIU which `argv` starts is to be given for it: one, or none."""
+    fd: int | None = None
+    try:
+        with suppress(OSError, CriuctlError):
+            fd = _lend(argv)
+        yield [] if fd is None else [fd]
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
+def known(argv: Sequence[str], root: str = "/") -> bool:
+    """Whether that CRIU will have to try nothing out; `root` is the root folder where it will run, as a path of ours."""
+    there = Path(f"{root}{_CACHE}")
+    if _kept_by_criu(there):
+        return True
+    with suppress(OSError), lent(argv) as fds:
+        return os.readlink(there) in map(_way, fds)
+    return False
+
+
+def _kept_by_criu(cache: Path) -> bool:
+    return cache.is_file() and not cache.is_symlink()
+
+
+def _way(fd: int) -> str:
+    """The path that leads who has `fd` to what is kept."""
+    return f"/proc/self/fd/{fd}/{_CACHE.name}"
+
+
+def _lend(argv: Sequence[str]) -> int | None:
+    kept = FOLDER / _name(argv)
+    if not kept.exists():
+        run = os.stat(_CACHE.parent).st_dev
+        if _kept_by_criu(_CACHE) or any(mount.kind == "tmpfs" and mount.device == run for mount in read_mounts()):
+            return None
+        _keep(kept, _found_out(argv))
+    if not (kept / _CACHE.name).exists():
+        return None
+    folder = os.open(kept, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fd = fcntl.fcntl(folder, fcntl.F_DUPFD_CLOEXEC, _NUMBER)
+    finally:
+        os.close(folder)
+    try:
+        _link(_way(fd))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _name(argv: Sequence[str]) -> str:
+    """One for each boot; for whatever makes CRIU find out something else within it."""
+    seen = [line for line in read_lines(os.getpid(), "status") if line.startswith("CapEff")]
+    for word in argv:
+        with suppress(OSError):  # an option
+            found = os.stat(word)
+            seen.append(f"{word} {found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns}")
+    return f"{_boot()}-{crc32(repr(seen).encode()):08x}"
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _found_out(argv: Sequence[str]) -> bytes:
+    """What a CRIU of its own writes; nothing if it cannot be started so."""
+    tried = command.run(["unshare", "--mount", "--", "sh", "-c", _FIND_OUT, "sh", _CACHE, *argv], timeout=_TIMEOUT, check=False)
+    return tried.stdout if tried.returncode == 0 else b""
+
+
+def _keep(kept: Path, found: bytes) -> None:
+    """Whole or not at all; an empty folder says that there is nothing to be had.  What is of another boot goes."""
+    FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = FOLDER / f"{kept.name}.{os.getpid()}"
+    fresh.mkdir(mode=0o700)
+    try:
+        if found:
+            (fresh / _CACHE.name).write_bytes(found)
+        fresh.rename(kept)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)  # if another criuctl was faster
+    for name in os.listdir(FOLDER):
+        if not name.startswith(_boot()):
+            shutil.rmtree(FOLDER / name, ignore_errors=True)
+
+
+def _link(target: str) -> None:
+    """Make CRIU's cache a link to `target`, unless it is; CRIU removes it now and then."""
+    with suppress(OSError):
+        if os.readlink(_CACHE) == target:
+            return
+    fresh = _CACHE.with_name(f"{_CACHE.name}.{os.getpid()}")
+    try:
+        fresh.symlink_to(target)
+        if not _kept_by_criu(_CACHE):
+            fresh.rename(_CACHE)
+    finally:
+        fresh.unlink(missing_ok=True)
