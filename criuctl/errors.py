@@ -380,7 +380,7 @@ def _is_nowhere() -> bool:
     return False
 
 
-def of_the_host(error: OSError) -> PlatformError | None:
+def of_the_host(error: OSError) -> CriuctlError | None:
     """What this host does not let criuctl do with its own files, None for what else is a bug: rights, room, descriptors."""
     if error.errno == errno.ENOSPC and error.filename == "/dev/ptmx":
         hint = "End programs that hold many terminals, or raise the sysctl kernel.pty.max."
@@ -395,7 +395,7 @@ def of_the_host(error: OSError) -> PlatformError | None:
     elif error.errno in _NOT_ALLOWED and error.filename is not None:
         hint = "Run criuctl as root." if os.geteuid() else "Check owner, mode and mount options."
     elif error.errno == errno.ENOENT and error.filename is None and _is_nowhere():
-        return PlatformError("the current folder is gone", hint="Go to one that is there, or write whole paths.")
+        return UsageError("the current folder is gone", hint="Go to one that is there, or write whole paths.")
     elif error.errno == errno.ENOTDIR and error.filename is not None:
         hint = "A file is where a folder should be: see state_dir, run_dir, cache_dir and key_dir in the configuration."
     else:

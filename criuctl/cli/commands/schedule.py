@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from ...errors import CriuctlError
+from ...errors import CriuctlError, UsageError
 from ...ops.journal.severity import worst
 from .. import complete
 from ..app import DEGRADED, App, pass_app
@@ -130,6 +130,8 @@ def add(
     from ...ops.storing.retention import patience
     from ...store import from_anywhere
 
+    if every and not patience(every):  # which is none at all to a `Schedule`
+        raise UsageError(f"a period must be between 1m and 366d, not {every}")
     wanted = schedules.Schedule(
         name=name,
         every=patience(every),
