@@ -209,6 +209,21 @@ def test_a_net_namespace_in_which_somebody_else_still_lives(left_running: bool, 
     restored.ask()
 
 
+def test_an_ipc_namespace_in_which_somebody_else_lives(zoo: Zoo, criuctl: Criuctl) -> None:
+    """As the other programs of a pod; not one who has only made it and waits."""
+
+    def warned() -> list[str]:
+        return [f["text"] for f in criuctl("check", animal.pid)["findings"] if f["code"] == "shared-ipc"]
+
+    animal = zoo.launch("counter.py", prefix=["unshare", "--ipc", "--fork"])
+    assert warned() == []
+    other = zoo.launch(["sleep", "600"], prefix=["nsenter", "-t", str(animal.pid), "-i"], name="other")
+    ipc = os.readlink(f"/proc/{animal.pid}/ns/ipc")
+    wait_until(lambda: os.readlink(f"/proc/{other.pid}/ns/ipc") == ipc, 60, "it has come")
+    (told,) = warned()
+    assert str(other.pid) in told
+
+
 def test_a_net_namespace_that_was_given_a_name_after_the_dump(home: Home, zoo: Zoo, trip: Trip) -> None:
     animal = zoo.launch("sockets.py", prefix=["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"])
     old, told = _net(animal.pid), trip.snapshot(animal)

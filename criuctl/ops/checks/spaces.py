@@ -12,6 +12,7 @@ from ...proc.procfs import all_pids, read_lines
 from ...proc.tree import Process
 from ...report import Finding
 from ...session.sessions import all_states
+from ..target import ancestors
 from .scene import Scene
 
 _WORDS = {
@@ -152,11 +153,29 @@ def _used_devices(pid: int) -> set[str]:
     return devices - {"lo"}
 
 
-def _lives_in(pid: int, net: int) -> bool:
+def _lives_in(pid: int, inode: int, kind: str = "net") -> bool:
     try:
-        return os.stat(f"/proc/{pid}/ns/net").st_ino == net
+        return os.stat(f"/proc/{pid}/ns/{kind}").st_ino == inode
     except OSError:
         return False
+
+
+def check_ipc(scene: Scene) -> Iterator[Finding]:
+    """An IPC namespace that others live in, too: CRIU saves all that is in it, and a restore makes another one of it."""
+    inode = scene.namespaces.get(scene.root.pid, {}).get("ipc")
+    if inode is None or not scene.foreign("ipc"):
+        return
+    above = ancestors(scene.root.pid)  # who has made it (`unshare --fork`), and waits
+    others = sorted(pid for pid in all_pids() if _lives_in(pid, inode, "ipc") and pid not in above and scene.outside(pid))
+    if others:
+        yield Finding(
+            "warning",
+            "shared-ipc",
+            f"{scene.command_of(others[0])}{' and others' if others[1:] else ''} outside the tree lives in the IPC namespace of "
+            f"{scene.root}; after a restore the tree has one of its own, with a copy of the System V objects and message queues",
+            "Dump what uses them as one tree.",
+            pid=scene.root.pid,
+        )
 
 
 def check_freezer(scene: Scene) -> Iterator[Finding]:
