@@ -3,19 +3,25 @@
 A namespace is known by its kind and inode.  Two PIDs matter for a tree in another PID namespace: the one
 criuctl sees and the one the tree sees itself; the kernel tells both (NSpid in ``/proc/PID/status``).
 
-Entering is left to util-linux's ``nsenter``: joining a mount or user namespace is refused to a program that
-has threads, which criuctl has.  It changes the working directory and, for the mount namespace, what every
-path means: the command is looked up *inside*.
+Entering is left to util-linux's ``nsenter``, for commands: joining a user namespace is refused to a program that has threads,
+which criuctl has.  It changes the working directory and, for the mount namespace, what every path means: the command is looked
+up *inside*.  A few system calls in a mount namespace a thread can do (`in_mount_namespace`).
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from ..errors import NoSuchProcess, PreflightRefused
 from .procfs import all_pids, read_text, reading
+from .syscalls import CLONE_FS, CLONE_NEWNS, setns, unshare
+from .threads import Later
+
+R = TypeVar("R")
 
 # kind -> nsenter's option.  The kinds are the names under /proc/PID/ns.
 KINDS: dict[str, str] = {
@@ -72,6 +78,25 @@ def entry_prefix(pid: int, kinds: Iterable[str]) -> list[str]:
     if not wanted:
         return []
     return ["nsenter", f"--target={pid}", *(option for kind, option in KINDS.items() if kind in wanted), "--"]
+
+
+def in_mount_namespace(pid: int, work: Callable[[], R]) -> R:
+    """The result of `work` in the mount namespace of `pid`, at its root folder; `OSError`, and what `work` raises."""
+    namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+
+    def enter() -> R:
+        unshare(CLONE_FS)  # a root and a current folder of this thread's own, which setns sets
+        setns(namespace, CLONE_NEWNS)
+        return work()
+
+    try:
+        later = Later(enter)
+        thread = threading.Thread(target=later.run, name="enter-mntns")  # and with its end all others are where they were
+        thread.start()
+        thread.join()
+        return later.result()
+    finally:
+        os.close(namespace)
 
 
 def ns_pids(pid: int) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ _SYS_PIDFD_GETFD = 438  # the same number on every architecture: it is newer tha
 _SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _SYS_KCMP = {"x86_64": 312, "aarch64": 272}
 _SPLICE_F_NONBLOCK = 2
+_MS_BIND = 0x1000
 _AT_EMPTY_PATH = 0x1000
 _MAX_HANDLE = 128  # bytes
 _PR_SET_PDEATHSIG = 1
@@ -29,6 +30,7 @@ KCMP_VM, KCMP_FILES, KCMP_FS, KCMP_SIGHAND = 1, 2, 3, 4
 _KCMP_FILE, _KCMP_EPOLL_TFD = 0, 7
 
 CLONE_NEWTIME = 0x00000080
+CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
 CLONE_NEWUTS = 0x04000000
@@ -127,6 +129,14 @@ def setns(fd: int, nstype: int = 0) -> None:
 def unshare(flags: int) -> None:
     """Give the calling thread namespaces of its own (CLONE_NEW... flags)."""
     _checked(_c().unshare(flags))
+
+
+def bind_mount(source: str, target: str) -> None:
+    """Show the file or folder `source` at `target`, in the mount namespace of the calling thread."""
+    try:
+        _checked(_c().mount(os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(_MS_BIND), None))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, source, None, target) from None
 
 
 def set_child_subreaper(on: bool) -> None:

@@ -23,26 +23,26 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any, Literal
 
 from msgspec import Struct
 
 from ...checkpoint.manifest import FileRecord, Manifest
 from ...criu.images import TCP_ESTABLISHED, ImageSet, read, text
-from ...errors import CriuctlError, NoSuchProcess, RestoreFailed
-from ...proc import command, socketfiles, ways
-from ...proc.namespaces import entry_prefix
+from ...errors import NoSuchProcess, RestoreFailed
+from ...proc import socketfiles, ways
+from ...proc.namespaces import in_mount_namespace
 from ...proc.procfs import read_text
+from ...proc.syscalls import bind_mount
 from ...report import Finding
 from ..openfiles.putback import dress
-from .netplace import Place
+from .netplace import Place, opened
 
 _EXTERN = 1  # of a socket's uflags: the name is its peer's, outside of the tree
 _LONGEST = 107  # bytes of a path that bind(2) takes, without the NUL
 _OWN = re.compile(r"(.+)\.copy-[0-9a-f]{8}x*", re.DOTALL)
 _PATIENCE, _PAUSE = 1.0, 0.05  # seconds in which who is just ending lets go of a name
-_MOUNT_TIMEOUT = 20.0
 _END_IT = "End that process first"
 
 
@@ -112,11 +112,7 @@ def _own_mounts(images: ImageSet) -> set[int]:
 
 def taken(images: ImageSet, manifest: Manifest, net: Place, *, copy: bool) -> tuple[TakenName, ...]:
     """The names of the images that somebody has here; `net` is how, and from where, the tree's net namespace can be had."""
-    with ExitStack() as stack:
-        namespace: int | None = None
-        if net.mode in ("named", "existing"):
-            namespace = os.open(net.path, os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, namespace)
+    with opened(net) as namespace:
         names = bound(images)
         asked = [n for n in names if not n.abstract or net.mode != "private"]
         deadline = time.monotonic() + (0 if copy else _PATIENCE)  # the original does not end
@@ -296,12 +292,17 @@ class Bindings:
 
     def show(self, pid: int) -> None:
         """Show the tree's own at the paths that it knows, in the mount namespace of `pid` alone."""
-        for n in covering(self._names):
-            try:
-                argv = [*entry_prefix(pid, {"mnt"}), "mount", "--bind", "--", n.own, n.path]
-                command.run(argv, timeout=_MOUNT_TIMEOUT)
-            except CriuctlError as error:
-                raise RestoreFailed(f"the unix socket {n.own} cannot be shown at {n.path}: {error.message}") from error
+        names = covering(self._names)
+
+        def mount() -> None:
+            for n in names:
+                bind_mount(n.own, n.path)
+
+        try:
+            if names:
+                in_mount_namespace(pid, mount)
+        except OSError as error:
+            raise RestoreFailed(f"the tree's unix sockets cannot be shown where it knows them: {error}") from error
 
     def undo(self) -> None:
         """Nothing was restored: at the paths be again what was there, the files of sockets that are gone, or nothing."""

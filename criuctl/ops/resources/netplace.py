@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 
 from ...checkpoint.manifest import Manifest
@@ -83,15 +83,36 @@ def _known(namespace: int, net: dict[str, Any]) -> bool | None:
 
 def enter(manifest: Manifest, mode: NetMode, path: str) -> tuple[int, str]:
     """A descriptor of the namespace that was found there, and a path of it for as long as that is open; `RestoreFailed`."""
-    again = "Restore again: it gets a network of its own then." if mode == "existing" else "`ip netns` tells which there are."
-    try:
-        namespace = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise RestoreFailed(f"{path}: the net namespace of the tree has just ended: {error.strerror}", hint=again) from error
+    namespace = _open(mode, path)
     if mode == "named":
         return namespace, path
     # A process that has ended since may have left its PID, and the namespace its inode, to somebody else.
     if not _known(namespace, manifest.namespaces.get("net", {})):
         os.close(namespace)
-        raise RestoreFailed(f"{path}: the net namespace of the tree has just ended", hint=again)
+        raise _ended(mode, path)
     return namespace, f"/proc/{os.getpid()}/fd/{namespace}"
+
+
+@contextmanager
+def opened(place: Place) -> Iterator[int | None]:
+    """A descriptor of the namespace, None where it is ours or not made yet; `RestoreFailed`."""
+    if place.mode in ("host", "private"):
+        yield None
+        return
+    namespace = _open(place.mode, place.path)
+    try:
+        yield namespace
+    finally:
+        os.close(namespace)
+
+
+def _open(mode: NetMode, path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _ended(mode, f"{path}: {error.strerror}") from error
+
+
+def _ended(mode: NetMode, what: str) -> RestoreFailed:
+    again = "Restore again: it gets a network of its own then." if mode == "existing" else "`ip netns` tells which there are."
+    return RestoreFailed(f"the net namespace of the tree has just ended: {what}", hint=again)

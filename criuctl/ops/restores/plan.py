@@ -14,7 +14,6 @@ import pwd
 import shlex
 import socket
 from collections.abc import Iterable
-from contextlib import ExitStack
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -28,7 +27,7 @@ from ...report import Finding
 from ..openfiles.deletednames import DeletedName
 from ..openfiles.judgement import Judgement, Policy, judge_all
 from ..resources.boundnames import TakenName, covering, settle
-from ..resources.netplace import NetMode, Place
+from ..resources.netplace import NetMode, Place, opened
 from ..resources.netplace import find as find_net
 from .connectionplan import ConnectionPlan, plan_connections
 
@@ -147,11 +146,7 @@ def _used(manifest: Manifest, net: Place) -> tuple[dict[str, int], frozenset[tup
     """What the network that the tree comes to has already: see `HostFacts.listening` and `HostFacts.open_pairs`."""
     if net.mode == "private":
         return {}, frozenset()
-    with ExitStack() as stack:
-        namespace: int | None = None
-        if net.mode != "host":
-            namespace = os.open(net.path, os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, namespace)
+    with opened(net) as namespace:
         here = sockets(namespace=namespace)
         listening = {f"{s.protocol} {s.local}": s.inode for s in here if s.local and s.listening}
         others = [s.local for s in here if s.protocol == "tcp" and s.local and s.listening]
@@ -220,11 +215,7 @@ def _missing_peers(manifest: Manifest, net: Place) -> frozenset[str]:
 
 def _local_addresses(manifest: Manifest, net: Place) -> frozenset[str]:
     """The external connections' local ends that can be bound to in the network that the tree comes to."""
-    with ExitStack() as stack:
-        namespace: int | None = None
-        if net.mode in ("named", "existing"):
-            namespace = os.open(net.path, os.O_RDONLY | os.O_CLOEXEC)
-            stack.callback(os.close, namespace)
+    with opened(net) as namespace:
         hosts = {c.local: endpoint(c.local)[0] for c in manifest.connections if c.external}
         here = {host for host in set(hosts.values()) if host and is_local(host, namespace)}
     return frozenset(local for local, host in hosts.items() if host in here)

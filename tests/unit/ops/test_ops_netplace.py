@@ -99,3 +99,13 @@ def test_it_is_entered_as_what_it_was_found_as(pid: int, known: dict[str, object
             netplace.enter(_manifest(known | wrong), "existing", path)
     with pytest.raises(RestoreFailed, match="No such file"):
         netplace.enter(_manifest(known), "existing", "/proc/0/ns/net")
+
+
+def test_it_is_looked_into_while_it_is_there(pid: int, known: dict[str, object]) -> None:
+    with netplace.opened(Place("existing", f"/proc/{pid}/ns/net")) as namespace:
+        assert namespace is not None and os.fstat(namespace).st_ino == known["inode"]
+    for mode in ("host", "private"):
+        with netplace.opened(Place(mode)) as namespace:
+            assert namespace is None
+    with pytest.raises(RestoreFailed, match="has just ended"), netplace.opened(Place("existing", "/proc/0/ns/net")):
+        pass

@@ -17,6 +17,7 @@ from criuctl.proc.namespaces import (
     entry_prefix,
     for_children,
     foreign,
+    in_mount_namespace,
     is_namespace_init,
     named_netns,
     namespaces,
@@ -61,6 +62,26 @@ def test_command_runs_inside(tmp_path: Path) -> None:
         assert foreign(os.getpid()) == set()
         code = command.run([*entry_prefix(program.pid, {"net"}), "sh", "-c", "exit 7"], timeout=60, check=False).returncode
         assert code == 7
+
+
+def test_system_calls_in_a_mount_namespace(tmp_path: Path) -> None:
+    """What is mounted there is not here, and only the thread that did it was there."""
+    own, known, here = tmp_path / "own", tmp_path / "known", tmp_path / "folder"
+    own.write_text("own")
+    known.write_text("known")
+    here.mkdir()
+    before = os.getcwd()
+    os.chdir(here)
+    try:
+        with running("again(0x20000)", tmp_path) as program:
+            in_mount_namespace(program.pid, lambda: syscalls.bind_mount(str(own), str(known)))
+            assert (known.read_text(), Path(f"/proc/{program.pid}/root{known}").read_text()) == ("known", "own")
+            assert in_mount_namespace(program.pid, known.read_text) == "own"
+            with pytest.raises(FileNotFoundError, match=r"nothing.*known"):
+                in_mount_namespace(program.pid, lambda: syscalls.bind_mount(str(tmp_path / "nothing"), str(known)))
+        assert os.getcwd() == str(here)
+    finally:
+        os.chdir(before)
 
 
 def test_prefix_for_nothing_and_for_nonsense() -> None:
