@@ -19,6 +19,7 @@ from .checks.folders import check_folders
 from .checks.host import check_host
 from .checks.memory import check_mappings, check_programs
 from .checks.mounts import check_mounts
+from .checks.pipes import check_pipes
 from .checks.processes import check_processes
 from .checks.scene import Scene, collect
 from .checks.services import check_service
@@ -40,6 +41,7 @@ CHECKS: tuple[Check, ...] = (
     check_mounts,
     check_folders,
     check_descriptors,
+    check_pipes,
     check_watches,
     check_sockets,
     check_terminals,

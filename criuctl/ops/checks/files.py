@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import resource
 import stat
-import struct
-import termios
 from collections.abc import Iterator
 from pathlib import Path
 
 from ...config import Config
 from ...criu import binary
-from ...criu.fifoimages import taken_for_one
 from ...errors import PlatformError
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
-from ...proc.procfs import all_pids, read_raw, reading
-from ...proc.syscalls import borrowed
+from ...proc.procfs import read_raw, reading
 from ...proc.tree import Process
 from ...report import Finding
 from .scene import Scene
@@ -35,8 +30,6 @@ _PTS_MAJOR, _USB_SERIAL, _LOW_DENSE_SERIAL = 136, 188, 204
 _PTM_MAJORS = range(128, 136)
 _PIDFD_THREAD = os.O_EXCL
 _GHOST_MAXIMUM = (1 << 32) - 1  # CRIU's limit is an unsigned 32-bit number
-_PIPES = 1024  # CRIU's NR_PIPES_WITH_DATA
-_PIPE_ID = (1 << 32) - 1  # what CRIU's pipe_id has of an inode's number, which each file system gives by itself
 _BLOCK = 512
 _MIB = 1 << 20
 
@@ -68,103 +61,6 @@ def check_descriptors(scene: Scene) -> Iterator[Finding]:
             continue
         told.add(key)
         yield from _descriptor(scene, process, d)
-    yield from _many_pipes(scene)
-    yield from _taken_for_one(scene)
-    yield from _half_pipes(scene)
-
-
-def _half_pipes(scene: Scene) -> Iterator[Finding]:
-    """Pipes of which somebody outside holds the other end.
-
-    A restored pipe without a name is another one, and he is not at it.  At a FIFO he is again, but not while the tree is away.
-    """
-    ends: dict[str, dict[int, tuple[Process, Descriptor]]] = {}
-    for process, d in scene.descriptors():
-        if d.kind == "pipe" and not d.deleted:
-            mode = d.flags & os.O_ACCMODE
-            for end in (os.O_RDONLY, os.O_WRONLY) if mode == os.O_RDWR else (mode,):
-                ends.setdefault(d.target, {}).setdefault(end, (process, d))
-    halves = {target: next(iter(found.items())) for target, found in ends.items() if len(found) == 1}
-    for target, pid in _other_ends({target: end for target, (end, _held) in halves.items()}, scene).items():
-        end, (process, d) = halves[target]
-        does = "reads" if end == os.O_WRONLY else "writes to"
-        if not target.startswith("pipe:"):
-            then = "reads the end" if end == os.O_WRONLY else "is ended by SIGPIPE, or fails,"
-            yield Finding(
-                "warning",
-                "fifo-outside",
-                f"{scene.command_of(pid)}, outside the tree, {does} the named pipe {target}; it {then} while the tree is away",
-                "Dump a tree that holds both ends, or use `--leave-running`.",
-                pid=process.pid,
-                fd=d.fd,
-            )
-            continue
-        then = "writing to it ends the program (SIGPIPE), or fails" if end == os.O_WRONLY else "it reads the end"
-        yield Finding(
-            "warning",
-            "pipe-outside",
-            f"{scene.command_of(pid)}, outside the tree, {does} the pipe; after a restore {then}",
-            "Dump a tree that holds both ends, or start the program with a file instead, or as a session (`criuctl run`).",
-            pid=process.pid,
-            fd=d.fd,
-        )
-
-
-def _other_ends(halves: dict[str, int], scene: Scene) -> dict[str, int]:
-    """Which of these pipes have their other end open in a process outside, and in which.  Looks at the whole host, if at all."""
-    found: dict[str, int] = {}
-    for pid in all_pids() if halves else ():
-        if pid in scene.by_pid:
-            continue
-        try:
-            for name in os.listdir(f"/proc/{pid}/fd"):
-                link = f"/proc/{pid}/fd/{name}"
-                end = halves.get(target := os.readlink(link))
-                mode = stat.S_IWUSR if end == os.O_RDONLY else stat.S_IRUSR
-                if end is not None and os.lstat(link).st_mode & mode and scene.outside(pid):
-                    found.setdefault(target, pid)
-        except OSError:
-            continue  # gone meanwhile, or not ours to look at
-    return found
-
-
-def _many_pipes(scene: Scene) -> Iterator[Finding]:
-    """CRIU keeps account of so many pipes that somebody could read from, and of so many FIFOs."""
-    pipes: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
-    for _process, d in scene.descriptors():
-        if d.kind == "pipe" and d.flags & os.O_ACCMODE != os.O_WRONLY:
-            pipes[d.target.startswith("pipe:")].add((d.device, d.inode))
-    for unnamed, found in pipes.items():
-        if len(found) > _PIPES:
-            yield Finding(
-                "error",
-                "many-pipes",
-                f"the tree has {len(found)} {'pipes' if unnamed else 'FIFOs'} open for reading; CRIU can save {_PIPES}",
-                "Have the program use fewer (sockets are not limited), or end some of its workers before the dump.",
-                pid=scene.root.pid,
-            )
-
-
-def _taken_for_one(scene: Scene) -> Iterator[Finding]:
-    """FIFOs that CRIU takes for one, where that matters: something is unread."""
-    fifos: dict[int, dict[tuple[int, int], list[tuple[Process, Descriptor]]]] = {}
-    for process, d in scene.descriptors():
-        if d.kind == "pipe" and not d.target.startswith("pipe:") and not d.flags & os.O_PATH:
-            fifos.setdefault(d.inode & _PIPE_ID, {}).setdefault((d.device, d.inode), []).append((process, d))
-    for number, same in sorted(fifos.items()):
-        if len(same) > 1 and any(_unread(process, d) for held in same.values() for process, d in held):
-            (_, one), *others = (held[0] for held in same.values())
-            for process, d in others:
-                text, hint = taken_for_one(one.target, d.target, number)
-                yield _error(process, d, "fifo-number", text, hint)
-
-
-def _unread(process: Process, d: Descriptor) -> bool:
-    try:
-        with reading(process.pid), borrowed(process.pid, d.fd) as fifo:
-            return bool(struct.unpack("i", fcntl.ioctl(fifo, termios.FIONREAD, bytes(4)))[0])
-    except OSError:
-        return True  # nobody knows
 
 
 def _error(process: Process, d: Descriptor, code: str, text: str, hint: str) -> Finding:
