@@ -205,13 +205,13 @@ def explain(
     config: Config, error: driver.CriuFailed, session: str, root: int, tree: Sequence[Process], tries: int = 1
 ) -> CriuctlError:
     """CRIU's failure in words, by the state the tree is in now; the last one of so many `tries`."""
-    if not tree and not os.path.exists(f"/proc/{root}"):  # CRIU, as a guest in its PID namespace, has ended with it
+    if not tree and _ended(root):  # CRIU, as a guest in its PID namespace, has ended with it, or met a zombie
         return NoSuchProcess(f"PID {root} has ended before it was frozen")
     from ..failures import diagnosis
 
     kept = diagnosis.kept(config, error.log, f"dump-{session}")
     found = diagnosis.diagnose(error.log, str(error))
-    alive = tree[0].identity.alive() if tree else os.path.exists(f"/proc/{root}")
+    alive = tree[0].identity.alive() if tree else not _ended(root)
     fate = "the tree runs on" if alive else "the tree is gone"
     often = f" in {tries} tries" if tries > 1 else ""
     return DumpFailed(
@@ -221,6 +221,14 @@ def explain(
         fd=found.fd,
         **kept,
     )
+
+
+def _ended(pid: int) -> bool:
+    """Whether there is no such process, or one that runs no more, if only nobody has reaped it yet."""
+    try:
+        return ProcessIdentity.of(pid).doomed()
+    except NoSuchProcess:
+        return True
 
 
 def remember(

@@ -61,6 +61,21 @@ def test_a_tree_that_ends_before_it_is_frozen_is_no_failed_dump(tmp_path: Path) 
     assert arounddump.explain(config, silent, "web", child, [frozen]).exit_code == 5
 
 
+def test_what_ended_and_is_not_reaped_yet_does_not_run_on(tmp_path: Path) -> None:
+    """CRIU may not interrupt it, as if somebody traced it."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    try:
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        config = Config(state_dir=str(tmp_path), run_dir=str(tmp_path / "run"))
+        log = f"(00.01) Error (compel/src/lib/infect.c:150): Unable to interrupt task: {child} (Operation not permitted)\n"
+        gone = arounddump.explain(config, driver.CriuFailed("", log, undone=True), "web", child, [])
+        assert (gone.exit_code, gone.message) == (3, f"PID {child} has ended before it was frozen")
+    finally:
+        os.waitpid(child, 0)
+
+
 @pytest.mark.parametrize(("undone", "more", "passes"), [(True, "", True), (False, "", False), (True, "not cured", False)])
 def test_only_what_left_the_tree_as_it_was_is_tried_again(undone: bool, more: str, passes: bool) -> None:
     """A CRIU that was killed, or left something of its own in a process, has not said how the tree is now."""
