@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,29 @@ def test_a_port_that_a_stranger_has_at_more_or_fewer_addresses_is_told_before(
         assert (refused["exit_code"], refused["error"]["code"]) == (4, "preflight")
         assert f"{port} is taken" in refused["error"]["message"]
     trip.restore(dumped, animal).ask()
+
+
+@pytest.fixture(params=["203.0.113.77", "2001:db8::77"])
+def own_address(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An address of this host that no other one and no new network has."""
+    address = [f"{request.param}/{128 if ':' in request.param else 32}", "dev", "lo"]
+    subprocess.run(["ip", "address", "replace", *address], check=True)
+    yield request.param
+    subprocess.run(["ip", "address", "del", *address], check=True)
+
+
+def test_a_copy_in_a_network_of_its_own_has_the_addresses_that_it_listens_at(
+    own_address: str, zoo: Zoo, trip: Trip, criuctl: Runs
+) -> None:
+    animal = zoo.launch("port.py", own_address)
+    port = animal.ask()["port"]
+    told = trip.snapshot(animal)
+    copy = trip.restore(told, animal, "--as", "copy", equal=False)
+    assert any("network of its own" in text for text in copy.answer["warnings"])
+    copy.ask()
+    listed = ["nsenter", "-t", str(copy.pid), "-n", "ss", "-Hltn", f"src [{own_address}]"]
+    assert str(port) in subprocess.run(listed, check=True, capture_output=True, text=True).stdout
+    assert criuctl("verify", told["checkpoint"], "--restore")["restored"]
 
 
 def test_a_port_that_a_stranger_has_in_the_net_namespace_of_the_tree(zoo: Zoo, trip: Trip, criuctl: Runs) -> None:

@@ -7,12 +7,15 @@ and connections ended.  So its cookie must be that of the dump as well, which no
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 
 from ...checkpoint.manifest import Manifest
+from ...connections.rules import endpoint
 from ...errors import RestoreFailed
 from ...proc.sockdiag import net_cookie
 from ..registry import boot_id
@@ -49,6 +52,44 @@ def find(manifest: Manifest, *, copy: bool) -> Place:
                 return Place("existing", path)
             unsure |= same is None
     return Place("private", unsure=unsure)
+
+
+def addresses(manifest: Manifest) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+    """Of a host's own addresses those that the tree waits for clients at, or is connected to itself through."""
+    found = set()
+    for record in manifest.connections:
+        if record.family not in ("inet", "inet6") or not (record.waits or not record.external):
+            continue
+        with suppress(ValueError):
+            ip = ipaddress.ip_address(endpoint(record.local)[0])
+            ip = getattr(ip, "ipv4_mapped", None) or ip
+            if not (ip.is_loopback or ip.is_unspecified or ip.is_multicast or (ip.version == 6 and ip.is_link_local)):
+                found.add(ip)
+    return found
+
+
+def lend_addresses(manifest: Manifest, pid: int) -> None:
+    """Give the new net namespace of `pid` the addresses that the tree's sockets are bound to, on its loopback interface.
+
+    CRIU binds them again, and in there nobody else has them.
+    """
+    wanted = addresses(manifest)
+    if not wanted:
+        return
+    from ...proc import rtnetlink  # few trees need it
+
+    namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with rtnetlink.Rtnetlink(namespace) as net:
+            loopback = next(link.index for link in net.links() if link.flags & rtnetlink.IFF_LOOPBACK)
+            for ip in wanted:
+                family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
+                attributes = ((rtnetlink.IFA_LOCAL, ip.packed), (rtnetlink.IFA_ADDRESS, ip.packed))
+                address = rtnetlink.Address(family, ip.max_prefixlen, rtnetlink.F_NODAD, 0, loopback, attributes)
+                with suppress(OSError):  # no IPv6 here, say: CRIU tells which socket misses it
+                    net.add_address(address)
+    finally:
+        os.close(namespace)
 
 
 def _with_inode(inode: Any) -> Iterator[str]:

@@ -150,6 +150,8 @@ class Restoring(Struct):
                 )
                 fresh = self.fresh = stack.enter_context(spaces)
                 stack.callback(lambda: None if self.root else fresh.discard())
+                if fresh.net:
+                    netplace.lend_addresses(manifest, fresh.init.pid)
                 # A tree that is PID 1 makes its own PID namespace: CRIU must stay outside of any other.
                 private = None if plan.pids == "init" else fresh
                 network = [*prefix, *(fresh.net_entry if fresh.net else [])]

@@ -11,7 +11,7 @@ from support.command import Home
 from support.keeper import wait_until
 from support.zoo import Zoo
 
-from criuctl.checkpoint.manifest import HostInfo, Manifest, SessionRef
+from criuctl.checkpoint.manifest import ConnectionRecord, HostInfo, Manifest, SessionRef
 from criuctl.errors import RestoreFailed
 from criuctl.ops.registry import boot_id
 from criuctl.ops.resources import netplace
@@ -109,3 +109,24 @@ def test_it_is_looked_into_while_it_is_there(pid: int, known: dict[str, object])
             assert namespace is None
     with pytest.raises(RestoreFailed, match="has just ended"), netplace.opened(Place("existing", "/proc/0/ns/net")):
         pass
+
+
+def test_the_addresses_that_a_new_network_has_to_have() -> None:
+    """Those that sockets of the tree will be bound to, and that are not everywhere."""
+    ends = {"192.0.2.1:1": "listen", "192.0.2.2:1": "bound", "[2001:db8::1]:1": "listen", "[::ffff:192.0.2.3]:1": "listen"}
+    ends |= {
+        "0.0.0.0:1": "listen",
+        "127.0.0.2:1": "listen",
+        "[::1]:1": "bound",
+        "224.0.0.5:1": "bound",
+        "[fe80::1%2]:1": "listen",
+    }
+    found = [ConnectionRecord(1, 3, family="inet", local=local, state=state) for local, state in ends.items()]
+    found += [
+        ConnectionRecord(1, 4, family="inet", local="192.0.2.4:1", peer="192.0.2.4:2", state="established"),
+        ConnectionRecord(1, 5, family="inet", local="192.0.2.5:1", peer="192.0.2.9:2", state="established", external=True),
+        ConnectionRecord(1, 6, family="unix", local="/run/192.0.2.6:1", state="listen"),
+    ]
+    manifest = Manifest(id="0" * 32, session=SessionRef("crunch", "1" * 32), connections=tuple(found))
+    addresses = netplace.addresses(manifest)
+    assert {str(ip) for ip in addresses} == {"192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4", "2001:db8::1"}
