@@ -3,8 +3,14 @@
 Some state can only be set by the process itself: whether it adopts orphans, its POSIX file locks, what it watches.  CRIU loses
 a few of these; while a restored tree waits at a stage of CRIU's, each of its threads sits in a system call
 (a futex wait), so the instruction just before its program counter is a ``syscall``: that one is run again with
-our number and arguments, and everything is put back.  CRIU retries the interrupted wait.  The registers of a thread can
+our number and arguments, and everything is put back.  CRIU retries the interrupted wait.  A thread that has been interrupted
+is out of its wait for a moment, about to enter it again: then the ``syscall`` is what its program counter points to; whoever
+is further off is let go on and met again (`stopped`).  The registers of a thread can
 only be set by who traces it: when that is CRIU, waiting for us in a system call, CRIU is made to (`set_traced`).
+
+A thread is taken from the entry of the call to its exit, never by single steps: a step ends with a SIGTRAP that the kernel
+forces on it, which, blocked as all signals are while CRIU restores or ignored, loses its handler.  Other signals are blocked
+meanwhile, and come afterwards.
 
 Only x86-64 is known here; elsewhere `call` raises `PlatformError` and the caller reports what is lost.
 """
@@ -19,33 +25,32 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import PlatformError
 
-_SEIZE, _INTERRUPT, _DETACH, _CONT, _SINGLESTEP, _TO_SYSCALL = 0x4206, 0x4207, 17, 7, 9, 24
+_SEIZE, _INTERRUPT, _DETACH, _CONT, _TO_SYSCALL = 0x4206, 0x4207, 17, 7, 24
 _TRACE_SYSGOOD, _TRACE_FORKS = 0x1, 0x2 | 0x4 | 0x8  # forks, vforks and clones
-_GETREGS, _SETREGS, _PEEKTEXT = 12, 13, 1
+_GETREGS, _SETREGS = 12, 13
+_GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
 _SYSCALL = b"\x0f\x05"
 _MINUS_EINTR = (1 << 64) - errno.EINTR
 _WALL = WALL = 0x40000000
 WNOTHREAD = 0x20000000  # only who is traced by this very thread
 SYSCALL_STOP = 5 | 0x80  # the stop signal at the entry and the exit of a system call
-_MAX_STEPS = 64  # group stops and signals that may come between
+EVENT_STOP = 128  # the event of a stop that was asked for
 
 _PEEKSIGINFO, _OF_PROCESS = 0x4209, 1
 _PEEK = struct.Struct("=QIi")  # struct ptrace_peeksiginfo_args: from which on, whose, how many
 SIGINFO = 128  # bytes of a siginfo
 _MOST = 1024  # signals of a queue that are looked at
-_TRIES, _PAUSE = 100, 0.002  # to meet CRIU in a system call, where it waits for us
+_TRIES, _PAUSE = 100, 0.002  # to meet who waits for us in the system call in which it does
 
 _PTRACE, _BELOW_STACK = 101, 4096  # far below the red zone, well inside the stack's mapping
 PRCTL, FCNTL, OPEN, CLOSE, IOCTL, EPOLL_CTL = 157, 72, 2, 3, 16, 233
 _EXIT_GROUP = 231
 TIOCSCTTY = 0x540E
 PR_SET_CHILD_SUBREAPER = 36
-
-T = TypeVar("T")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.restype = ctypes.c_long
@@ -74,28 +79,51 @@ def _ptrace(request: int, pid: int, address: int = 0, data: object = None) -> in
     return result
 
 
-def _wait_stop(pid: int) -> None:
-    for _ in range(_MAX_STEPS):
-        _, status = os.waitpid(pid, _WALL)
-        if os.WIFSTOPPED(status):
-            return
-        if os.WIFEXITED(status) or os.WIFSIGNALED(status):
-            raise OSError(3, f"PID {pid} ended while it was stopped")
-    raise OSError(110, f"PID {pid} does not stop")
+class _Mask(ctypes.Structure):
+    """The kernel's sigset_t."""
+
+    _fields_ = [("signals", ctypes.c_uint64)]
+
+
+def _wait_stop(pid: int) -> int:
+    """Wait for its next stop: the signal, and from bit 8 on the event."""
+    _, status = os.waitpid(pid, _WALL)
+    if not os.WIFSTOPPED(status):
+        raise OSError(errno.ESRCH, f"PID {pid} ended while it was stopped")
+    return status >> 8
 
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """`pid`'s main thread is stopped under our trace; the very thread that enters must do everything inside."""
+    """`pid`'s main thread is stopped under our trace; the very thread that enters must do everything inside.
+
+    That is in the system call in which it waits for us, if it is to be met there at all.
+    """
     if platform.machine() != "x86_64":
         raise PlatformError("running a system call in another process is only known for x86-64")
-    _ptrace(_SEIZE, pid)
-    try:
+    for left in reversed(range(_TRIES)):
+        _ptrace(_SEIZE, pid, 0, _TRACE_SYSGOOD)
+        try:
+            _stop(pid)
+            if not left or _call_site(pid, _registers(pid)) is not None:
+                yield
+                return
+        finally:
+            _ptrace(_DETACH, pid)
+        time.sleep(_PAUSE)  # it is about to wait
+
+
+def _stop(pid: int, *, standing: bool = False) -> None:
+    """Have it stop for us; `standing`: it does already, elsewhere.  A signal that comes first it gets, and is asked again."""
+    number = 0
+    while True:
         _ptrace(_INTERRUPT, pid)
-        _wait_stop(pid)
-        yield
-    finally:
-        _ptrace(_DETACH, pid)
+        if standing:
+            _ptrace(_CONT, pid, 0, number)
+        stop = _wait_stop(pid)
+        if stop >> 8 == EVENT_STOP:
+            return
+        standing, number = True, stop & 0xFF
 
 
 def seize(pid: int, *, forks: bool = False) -> None:
@@ -122,15 +150,12 @@ def let_go(pid: int, number: int = 0) -> None:
 
 def result(pid: int) -> int:
     """What the stopped process's register for results holds: -ENOSYS at the entry of a system call."""
-    registers = _Registers()
-    _ptrace(_GETREGS, pid, 0, registers)
-    return ctypes.c_longlong(registers.rax).value
+    return ctypes.c_longlong(_registers(pid).rax).value
 
 
 def end_with(pid: int, code: int) -> bool:
     """Have the process, stopped at a system call, end with this code if that call is its end; whether it is."""
-    registers = _Registers()
-    _ptrace(_GETREGS, pid, 0, registers)
+    registers = _registers(pid)
     entered = ctypes.c_longlong(registers.rax).value == -errno.ENOSYS
     if not entered or registers.orig_rax != _EXIT_GROUP:
         return False
@@ -148,11 +173,9 @@ def call(pid: int, number: int, *arguments: int) -> int:
 @contextmanager
 def calling(pid: int) -> Iterator[Callable[..., int]]:
     """The same for several calls; the registers are put back at the end.  `BlockingIOError`: it is in no system call."""
-    saved = _Registers()
-    _ptrace(_GETREGS, pid, 0, saved)
-    site = saved.rip - 2
-    word = _ptrace(_PEEKTEXT, pid, site) & 0xFFFF
-    if word.to_bytes(2, "little") != _SYSCALL:
+    saved, mask = _registers(pid), _Mask()
+    site = _call_site(pid, saved)
+    if site is None:
         raise OSError(errno.EAGAIN, f"PID {pid} is not in a system call")
     registers = _Registers.from_buffer_copy(saved)
 
@@ -161,15 +184,45 @@ def calling(pid: int) -> Iterator[Callable[..., int]]:
         for name, value in zip(("rdi", "rsi", "rdx", "r10", "r8", "r9"), arguments, strict=False):
             setattr(registers, name, value & 0xFFFFFFFFFFFFFFFF)
         _ptrace(_SETREGS, pid, 0, registers)
-        _ptrace(_SINGLESTEP, pid)
-        _wait_stop(pid)
+        _to_syscall(pid)
+        _to_syscall(pid)
         _ptrace(_GETREGS, pid, 0, registers)
         return ctypes.c_longlong(registers.rax).value
 
+    _ptrace(_GETSIGMASK, pid, ctypes.sizeof(mask), mask)
+    _ptrace(_SETSIGMASK, pid, ctypes.sizeof(mask), _Mask(ctypes.c_uint64(-1).value))
     try:
         yield run
     finally:
+        _stop(pid, standing=True)  # from there, not from the exit of a call, the kernel enters an interrupted one again
         _ptrace(_SETREGS, pid, 0, saved)
+        _ptrace(_SETSIGMASK, pid, ctypes.sizeof(mask), mask)
+
+
+def _registers(pid: int) -> _Registers:
+    registers = _Registers()
+    _ptrace(_GETREGS, pid, 0, registers)
+    return registers
+
+
+def _call_site(pid: int, registers: _Registers) -> int | None:
+    """Where the ``syscall`` is that the stopped process has just left or is about to enter; None: it is at no such place."""
+    before = registers.rip - len(_SYSCALL)
+    code = read_memory(pid, before, 2 * len(_SYSCALL))
+    if code.startswith(_SYSCALL):
+        return int(before)
+    return int(registers.rip) if code.endswith(_SYSCALL) else None
+
+
+def _to_syscall(pid: int) -> None:
+    """Let the stopped process run to the entry of its next system call, or from there to its exit."""
+    number = 0
+    while True:
+        _ptrace(_TO_SYSCALL, pid, 0, number)
+        stop = _wait_stop(pid)
+        if stop == SYSCALL_STOP:
+            return
+        number = 0 if stop >> 8 else stop  # SIGSTOP, which cannot be blocked
 
 
 def set_traced(tracer: int, threads: Mapping[int, Any]) -> None:
@@ -228,19 +281,6 @@ def queued_signals(tracer: int, tid: int, *, shared: bool) -> list[bytes]:
     return found
 
 
-def of_waiting(tracer: int, work: Callable[[], T]) -> T:
-    """Have it done while a CRIU that waits for our word is stopped in the system call in which it does."""
-    for left in reversed(range(_TRIES)):
-        try:
-            with stopped(tracer):
-                return work()
-        except BlockingIOError:  # it is about to wait
-            if not left:
-                raise
-        time.sleep(_PAUSE)
-    raise AssertionError
-
-
 def _there(result: int, tid: int) -> bool:
     """Whether the thread is still there to be asked; somebody may have killed it."""
     if result < 0 and result != -errno.ESRCH:
@@ -268,6 +308,4 @@ def read_memory(pid: int, address: int, length: int) -> bytes:
 
 def stack_pointer(pid: int) -> int:
     """The stack pointer of a stopped process; below it (and its red zone) is room for arguments."""
-    registers = _Registers()
-    _ptrace(_GETREGS, pid, 0, registers)
-    return int(registers.rsp)
+    return int(_registers(pid).rsp)

@@ -17,7 +17,6 @@ import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -108,7 +107,8 @@ def _told(queue: _Queue) -> list[bytes]:
     tracer = int(status["TracerPid"])
     depth = len(read_status(tracer)["NSpid"].split()) if tracer else 1  # how many PID namespaces see it
     number = int(status["NSpid"].split()[depth - 1])
-    return inject.of_waiting(tracer, partial(inject.queued_signals, tracer, number, shared=queue.shared))
+    with inject.stopped(tracer):
+        return inject.queued_signals(tracer, number, shared=queue.shared)
 
 
 def _running(timers: Any) -> set[tuple[int, int]]:

@@ -25,7 +25,6 @@ import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -170,7 +169,8 @@ def _put_back(calls: dict[int, Any], pids: Iterable[int], *, handled: bool = Fal
             depth = depths.get(tracer) or depths.setdefault(tracer, len(read_status(tracer)["NSpid"].split()))
             found.setdefault(tracer, {})[int(numbers[depth - 1])] = call
     for tracer, threads in found.items():
-        inject.of_waiting(tracer, partial(inject.set_traced, tracer, threads))
+        with inject.stopped(tracer):
+            inject.set_traced(tracer, threads)
 
 
 def _threads(pid: int) -> list[int]:

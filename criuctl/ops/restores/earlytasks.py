@@ -33,7 +33,6 @@ from ...proc.tree import children
 
 _PAUSE = 0.0001  # seconds between looks for who has stopped
 _BELOW_STACK = 4096  # far below the red zone, well inside the stack's mapping
-_EVENT_STOP = 128
 _NO_SUCH_CALL = -errno.ENOSYS  # what rax holds while a call is entered
 _JOIN = 10.0
 _STOPPING = 1.0  # seconds that an interrupted process may take to stop
@@ -124,7 +123,7 @@ class EarlyTasks(Struct):
             del self.codes[inner], self._tracees[pid]
             inject.let_go(pid)  # who ends under our trace waits for us to be told
             return
-        if event == _EVENT_STOP or (number == inject.SYSCALL_STOP and inject.result(pid) != _NO_SUCH_CALL):
+        if event == inject.EVENT_STOP or (number == inject.SYSCALL_STOP and inject.result(pid) != _NO_SUCH_CALL):
             self._act(pid, inner)
         stepping = inner in self._wanted or inner in self.codes or (self.subreaper and inner == self.root)
         inject.go_on(pid, 0 if event or number == inject.SYSCALL_STOP else number, to_syscall=stepping)
