@@ -20,6 +20,8 @@ from support.keeper import wait_until
 from support.trip import Trip
 from support.zoo import Animal, Zoo
 
+from criuctl.proc.syscalls import borrowed
+
 pytestmark = pytest.mark.integration
 
 # program -> arguments; ticker and server are never quiet and have tests of their own
@@ -158,6 +160,33 @@ def test_a_big_deleted_file(zoo: Zoo, trip: Trip) -> None:
 
 def test_system_v_ipc_in_a_namespace_of_its_own(zoo: Zoo, trip: Trip) -> None:
     trip.round(zoo.launch("sysv.py", prefix=["unshare", "--ipc", "--"], ignore=["*/namespaces/ipc"]))
+
+
+def test_a_signal_for_somebody_outside(zoo: Zoo, trip: Trip) -> None:
+    """Who is asked to be told of input has it so after the restore, too, while it lives; who has ended is told by us."""
+    lives, ends = (zoo.launch(["sleep", "1000"], name=name, quiet=False) for name in ("lives", "ends"))
+    code = "import fcntl, os, signal, sys\nfor who in sys.argv[1:]: fcntl.fcntl(os.pipe()[0], fcntl.F_SETOWN, int(who))\n"
+    code += "os.mkdir('up')\nsignal.pause()"
+    whom = [str(lives.pid), str(ends.pid), str(-ends.pid)]
+    original = zoo.launch([sys.executable, "-S", "-c", code, *whom], name="owners")
+    wait_until((original.folder / "up").exists, 60, "it is up")
+    told = trip.dump(original)
+    ends.end()
+    restored = trip.restore(told, original)
+    warnings = [w for w in restored.answer["warnings"] if "F_SETOWN" in w]
+    assert len(warnings) == 2
+    assert f"PID {ends.pid}, outside" in warnings[0]
+    assert f"process group {ends.pid}, outside" in warnings[1]
+    assert _owners(restored.pid) == [lives.pid]
+
+
+def _owners(pid: int) -> list[int]:
+    """Whom signals tell of what comes to its descriptors."""
+    found = []
+    for fd in oracle.listdir(f"/proc/{pid}/fd"):
+        with borrowed(pid, int(fd)) as copy:
+            found.append(fcntl.fcntl(copy, fcntl.F_GETOWN))
+    return [owner for owner in found if owner]
 
 
 def test_a_tree_that_is_never_still(zoo: Zoo, trip: Trip) -> None:

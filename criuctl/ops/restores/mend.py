@@ -16,11 +16,14 @@ word of complaint:
 - An epoll that a process shares with its children is made by whichever of them has the lowest PID, which may not have (or have
   something else under the number of) a descriptor that is watched: the restore fails, or it watches something else.  Mended
   by taking such watches out of the images; in post-restore the process that CRIU had read them from adds them itself.
-- An inotify descriptor with more flags than inotify_init1 takes (``O_ASYNC``) fails the restore.  What CRIU opens by
+- An inotify descriptor or pidfd with more flags than it can be made with (``O_ASYNC``) fails the restore.  What CRIU opens by
   a path (a terminal, a named pipe) has ``O_ASYNC`` afterwards, but no signal is ever sent: open(2) does not see to that, nor can
   the flag be taken off again.  Elsewhere the signal tells the number of the descriptor that CRIU had made first (``si_fd``).
   Mended in the images, without those flags; in post-restore the process sets them itself.  So it does with the signal and its
   owner (``F_SETOWN``) where the descriptor is inherited from criuctl, as a terminal from outside: CRIU forgets them.
+- A thread that a signal tells of a descriptor (``F_SETOWN_EX``) fails the restore: CRIU makes descriptors before threads.  So
+  does a process outside of the tree that has ended.  Mended in the images: without that owner.  In post-restore the process
+  sets a thread itself; who is outside, and not the very one it was, is told.
 - A root that wants a signal when its parent ends (``PR_SET_PDEATHSIG``, often SIGKILL) gets it at once: its parent is CRIU,
   which ends.  Mended in the images: without that wish, and told.
 - Limits, and the OOM score, that only CAP_SYS_RESOURCE may raise stay as they are for criuctl.  Not mended but told.
@@ -39,7 +42,8 @@ import resource
 import signal
 import socket
 import struct
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -49,16 +53,18 @@ from ...proc import inject
 from ...proc.limits import CAP_SYS_RESOURCE, effective_capabilities
 from ...proc.procfs import memory_info, read_text
 from ...proc.syscalls import borrow_socket
+from ...proc.tree import ProcessIdentity
 from ...report import Reporter
 
 _FL_POSIX = 1
 _F_SETLK = 6
 _F_SETSIG, _F_SETOWN_EX = 10, 15
+_OWNER_THREAD, _OWNER_GROUP = 0, 2  # F_OWNER_TID, F_OWNER_PGRP
 _FLOCK = struct.Struct("=hhxxxxqqixxxx")  # l_type, l_whence, l_start, l_len, l_pid on 64-bit Linux
 _EPOLL_EVENT = struct.Struct("=IQ")  # events, data; packed on x86-64
 _EPOLL_CTL_ADD = 1
 _BELOW_STACK = 4096  # far below the red zone, well inside the stack's mapping
-_INOTIFY_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # that inotify_init1 takes
+_MADE_WITH = {"ify": os.O_NONBLOCK | os.O_CLOEXEC, "pidfd": os.O_NONBLOCK}  # kind -> the flags that it can be made with
 _REALTIME = 32  # signals from here on have no names
 _LIMITS = {getattr(resource, name): name for name in dir(resource) if name.startswith("RLIMIT_")}
 _MAP_PRIVATE, _MAP_NORESERVE = 0x2, 0x4000
@@ -101,20 +107,25 @@ def part_flags(images: ImageSet) -> dict[tuple[int, int], int]:
     """
     if not any(_unopenable(e) for e in images.files()):
         return {}
-    holders = images.holders()
-    files = images.files()
-    opened_by = {f.regf_id: e.id for e in files for f in (e.fifo, e.tty) if f.HasField("regf_id")}  # by a path of its own
+    holder = _holder(images)
     parted: dict[tuple[int, int], int] = {}
 
     def edit(entry: Any) -> None:
-        lost = _unopenable(entry)
-        held = holders.get(opened_by.get(entry.id, entry.id), ())
+        lost, held = _unopenable(entry), holder(entry)
         if lost and held:
-            parted[held[0]] = _file(entry).flags
+            parted[held] = _file(entry).flags
             _file(entry).flags &= ~lost
 
     images.edit_files(edit)
     return parted
+
+
+def _holder(images: ImageSet) -> Callable[[Any], tuple[int, int] | None]:
+    """Tells of an entry the (PID, descriptor) that CRIU has read it from."""
+    holders = images.holders()
+    # What is opened by a path of its own.
+    opened_by = {f.regf_id: e.id for e in images.files() for f in (e.fifo, e.tty) if f.HasField("regf_id")}
+    return lambda entry: next(iter(holders.get(opened_by.get(entry.id, entry.id), ())), None)
 
 
 def _file(entry: Any) -> Any:
@@ -125,7 +136,7 @@ def _unopenable(entry: Any) -> int:
     file = _file(entry)
     if file is None:
         return 0
-    flags: int = file.flags & (~_INOTIFY_FLAGS if entry.HasField("ify") else os.O_ASYNC)
+    flags: int = file.flags & next((~taken for kind, taken in _MADE_WITH.items() if entry.HasField(kind)), os.O_ASYNC)
     return flags
 
 
@@ -139,6 +150,56 @@ def set_flags(parted: Mapping[tuple[int, int], int], pids: Mapping[int, int], re
                 raise OSError(-result, os.strerror(-result))
         except (OSError, KeyError, CriuctlError) as error:
             reporter.warning(f"PID {inner}: descriptor {fd} has not all of its flags (O_ASYNC, O_APPEND): {error}")
+
+
+def part_owners(images: ImageSet, age: float | None, reporter: Reporter) -> dict[tuple[int, int], Any]:
+    """Take out of the images the owners of descriptors that are not there, or not yet, when CRIU gives them back.
+
+    `age`: of the checkpoint, in seconds, where its tree comes back to whoever was around it.  Returns (PID, descriptor) ->
+    CRIU's fown_entry of those that are there in post-restore.
+    """
+    tree = read(images.folder, "pstree.img", "PSTREE")
+    processes, threads = {entry.pid for entry in tree}, {thread for entry in tree for thread in entry.threads}
+    groups = processes | {entry.pgid for entry in tree} - {tree[0].pgid}  # the root's may be one of outside
+
+    def there(owner: Any) -> bool:
+        if owner.pid in (groups if owner.pid_type == _OWNER_GROUP else processes):
+            return True
+        return owner.pid not in threads and age is not None and _older(owner.pid, age)
+
+    if all(there(owner) for entry in images.files() if (owner := _owner(entry)) is not None):
+        return {}
+    holder = _holder(images)
+    parted: dict[tuple[int, int], Any] = {}
+
+    def edit(entry: Any) -> None:
+        owner, held = _owner(entry), holder(entry)
+        if owner is not None and not there(owner):
+            if held:
+                parted[held] = type(owner).FromString(owner.SerializeToString())
+            owner.pid = 0
+
+    images.edit_files(edit)
+    for (pid, fd), owner in list(parted.items()):
+        if owner.pid_type != _OWNER_THREAD or owner.pid not in threads:
+            what = "process group" if owner.pid_type == _OWNER_GROUP else "PID"
+            reporter.warning(f"PID {pid}: {what} {owner.pid}, outside, no longer gets a signal for descriptor {fd} (F_SETOWN)")
+            del parted[pid, fd]
+    return parted
+
+
+def _owner(entry: Any) -> Any:
+    owners = (value.fown for _, value in entry.ListFields() if hasattr(value, "fown"))
+    return next((owner for owner in owners if owner.pid), None)
+
+
+def _older(pid: int, seconds: float) -> bool:
+    """Whether the process has been there for so long: then it is the one that had this PID that long ago."""
+    try:
+        started = ProcessIdentity.of(pid).start_time / os.sysconf("SC_CLK_TCK")
+    except NoSuchProcess:
+        return False
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started > seconds
 
 
 def set_owners(owners: Mapping[tuple[int, int], Any], pids: Mapping[int, int], reporter: Reporter) -> None:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from datetime import datetime
 from typing import Any
 
 from msgspec import Struct, field
@@ -80,6 +81,7 @@ class Restoring(Struct):
     calls: dict[int, Any] = field(default_factory=dict)  # the registers of threads that are in system calls
     watches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # of epolls, that CRIU cannot set
     flags: dict[tuple[int, int], int] = field(default_factory=dict)  # of descriptors, that CRIU cannot set
+    owners: dict[tuple[int, int], Any] = field(default_factory=dict)  # likewise
     timers: set[int] = field(default_factory=set)  # file ids of those that CRIU would let expire
     pipes: ExitStack = field(default_factory=ExitStack)  # named ones that we have open until the tree has
     early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
@@ -187,6 +189,7 @@ class Restoring(Struct):
             self.images.order_pairs()
             self.watches = mend.part_watches(self.images)
             self.flags = mend.part_flags(self.images)
+            self.owners = mend.part_owners(self.images, self._age(), self.reporter)
             if not self.holder.needed:
                 mend.drop_parent_signal(self.images, self.reporter)
             self.calls = interrupted.restart_saved(self.images)
@@ -255,7 +258,7 @@ class Restoring(Struct):
             self.names.show(private.init.pid)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         mend.set_watches(self.watches, pids)
-        mend.set_owners(self.terminals.owners, pids, self.reporter)
+        mend.set_owners(self.owners | self.terminals.owners, pids, self.reporter)
         mend.set_flags(self.flags, pids, self.reporter)
         mend.acknowledge(self.images, pids)
         mend.tell_limits(self.images, pids, self.reporter)
@@ -314,6 +317,12 @@ class Restoring(Struct):
     def _at_home(self) -> bool:
         """Whether the tree comes back as itself, to the host from which it went and that has not been started anew since."""
         return self.manifest.host.boot_id == boot_id() and not self.copy
+
+    def _age(self) -> float | None:
+        """Seconds since the dump, if the processes around the tree may still be those of then, under the same PIDs."""
+        if not self._at_home or self.plan.pids != "same":
+            return None
+        return time.time() - datetime.fromisoformat(self.manifest.created).timestamp()
 
     def _rejoin_groups(self, pids: dict[int, int], private: PrivateNamespaces | None) -> None:
         """Back into the control groups that the processes were in, if this is still the same host; not left in our own unit."""

@@ -9,12 +9,14 @@ import pty
 import signal
 import socket
 import struct
+import threading
 import tty
 from collections.abc import Callable
 
 from animal import Check, libc, path, serve
 
-F_SETSIG, F_GETSIG = 10, 11
+F_SETSIG, F_GETSIG, F_SETOWN_EX, F_GETOWN_EX = 10, 11, 15, 16
+F_OWNER_TID = struct.pack("i", 0)
 
 kinds: dict[str, tuple[int, int]] = {}  # descriptor, signal
 trigger: dict[str, Callable[[], object]] = {}
@@ -63,9 +65,25 @@ arm("terminal", slave, lambda: os.write(master, b"x"))
 second, second_slave = terminal()
 arm("master", second, lambda: os.write(second_slave, b"x"))
 os.mkdir(path("watched"))
+appending = os.pidfd_open(os.getpid())
+fcntl.fcntl(appending, fcntl.F_SETFL, os.O_APPEND | os.O_NONBLOCK)
 watcher = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
 libc.inotify_add_watch(watcher, path("watched").encode(), 0x100)  # IN_CREATE
 arm("inotify", watcher, lambda: open(path("watched/new"), "w").close(), os.O_APPEND)
+
+
+def waits() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    libc.pause()
+
+
+thread = threading.Thread(target=waits, daemon=True)
+thread.start()
+owner = F_OWNER_TID + struct.pack("i", thread.native_id or 0)
+thread_read, thread_write = os.pipe()
+arm("thread", thread_read, lambda: os.write(thread_write, b"x"))
+fcntl.fcntl(thread_read, F_SETOWN_EX, owner)
+thread_signal = kinds.pop("thread")[1]
 
 
 def told(number: int) -> int | None:
@@ -95,6 +113,12 @@ def check(found: Check) -> None:
             found.true("inotify: its event", os.read(fd, 4096))
         else:
             found.equal(f"{name}: data", os.read(fd, 100), b"x")
+    found.equal("thread: owner", fcntl.fcntl(thread_read, F_GETOWN_EX, bytes(8)), owner)
+    trigger["thread"]()
+    with open(f"/proc/self/task/{thread.native_id}/status") as file:
+        pending = next(int(line.split()[1], 16) for line in file if line.startswith("SigPnd"))
+    found.true("thread: has its signal", pending >> thread_signal - 1 & 1)
+    found.equal("thread: data", os.read(thread_read, 100), b"x")
     found.true("inotify appends", fcntl.fcntl(watcher, fcntl.F_GETFL) & os.O_APPEND)
 
 
