@@ -216,6 +216,11 @@ DUMPABLE = [
         "i = libc.inotify_init(); libc.inotify_add_watch(i, TMP.encode(), 0x100); open(TMP + '/f', 'w').close()",
         also=("events-lost",),
     ),
+    case(
+        "dnotify",
+        "os.mkdir(TMP + '/d'); f = os.open(TMP + '/d', 0); fcntl.fcntl(f, fcntl.F_NOTIFY, fcntl.DN_CREATE)",
+        also=("dnotify",),
+    ),
     case("zombie", "os.fork() or os._exit(0)\nwhile open('/proc/self/task/%d/children' % os.getpid()).read() == '': pass"),
     case("descriptors-shared-with-a-child", "if call(56, 0x400 | 17, None, None, None, None) == 0:\n sleep()"),
     case("stopped-child", "pid = child(lambda: None); os.kill(pid, signal.SIGSTOP); os.waitpid(pid, os.WUNTRACED)"),

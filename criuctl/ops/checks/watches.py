@@ -1,4 +1,4 @@
-"""Descriptors that watch something: inotify, fanotify, epoll.
+"""Descriptors that watch something: inotify, fanotify, epoll, folders (dnotify).
 
 The kernel tells files that are watched by handles, and what an epoll watches by numbers of descriptors that may be closed.
 CRIU looks for what they mean (criu/fsnotify.c, check_open_handle; criu/eventpoll.c), and refuses what it does not find.
@@ -19,7 +19,7 @@ from functools import cache
 
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
-from ...proc.syscalls import is_watched, open_by_handle, pidfd_getfd, same_file
+from ...proc.syscalls import borrowed, is_watched, open_by_handle, same_file
 from ...proc.tree import Process
 from ...report import Finding
 from .files import mount_of
@@ -43,6 +43,15 @@ def check_watches(scene: Scene) -> Iterator[Finding]:
     for process, d in scene.descriptors():
         if d.kind in ("inotify", "fanotify"):
             yield from _notify(scene, process, d, searched)
+        elif d.kind == "dir" and not d.flags & os.O_PATH and _asked(process, d, lambda own: fcntl.fcntl(own, fcntl.F_GETOWN)):
+            yield Finding(
+                "warning",
+                "dnotify",
+                f"changes in {d.target} are told by a signal (F_NOTIFY); they no longer are after a restore",
+                "Have the program use inotify, or ask for it again.",
+                pid=process.pid,
+                fd=d.fd,
+            )
         elif d.kind == "epoll" and not any(
             d.extra == other.extra and same_file((holder.pid, other.fd), (process.pid, d.fd)) for holder, other in epolls
         ):
@@ -80,18 +89,16 @@ def _notify(scene: Scene, process: Process, d: Descriptor, searched: Searched) -
 
 
 def _unread(process: Process, d: Descriptor) -> int:
-    """Bytes that a read would give; asked of a duplicate, nothing is taken."""
+    """Bytes that a read would give; nothing is taken."""
+    return _asked(process, d, lambda own: int.from_bytes(fcntl.ioctl(own, termios.FIONREAD, bytes(4)), sys.byteorder))
+
+
+def _asked(process: Process, d: Descriptor, question: Callable[[int], int]) -> int:
+    """What is said to that of a duplicate of our own; 0 if it has ended, or closed it."""
     try:
-        pidfd = os.pidfd_open(process.pid)
-        try:
-            borrowed = pidfd_getfd(pidfd, d.fd)
-        finally:
-            os.close(pidfd)
-        try:
-            return int.from_bytes(fcntl.ioctl(borrowed, termios.FIONREAD, bytes(4)), sys.byteorder)
-        finally:
-            os.close(borrowed)
-    except OSError:  # it has ended, or closed it
+        with borrowed(process.pid, d.fd) as own:
+            return question(own)
+    except OSError:
         return 0
 
 
