@@ -40,7 +40,7 @@ from .. import doctor
 from ..openfiles.judgement import Policy
 from ..registry import Registry
 from ..restores.arrival import check_not_running
-from ..restores.plan import HostFacts, RestorePlan, Wishes, is_local, make_plan, observe
+from ..restores.plan import ADD_ADDRESS, HostFacts, RestorePlan, Wishes, is_local, make_plan, observe
 from .needed import Needs, read
 from .targetfiles import judge_files
 
@@ -75,8 +75,9 @@ class Arrival(Struct, dict=True):
         manifest, wishes = self.manifest, self.wishes
         facts = observe(manifest, needs.ids, (), wishes)
         moved = {c.local for c in needs.connections if endpoint(c.local)[0] in self.kept}
-        # Files and folders are judged by what travels, in `targetfiles`.
-        return replace(facts, local_addresses=facts.local_addresses | moved, missing_folders=frozenset())
+        # Files and folders are judged by what travels, in `targetfiles`; addresses to wait at in `_addresses`.
+        found = replace(facts, local_addresses=facts.local_addresses | moved)
+        return replace(found, missing_folders=frozenset(), missing_addresses=frozenset())
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -268,7 +269,8 @@ def _addresses(coming: Arrival) -> Iterator[Finding]:
         host = endpoint(record.local)[0]
         if record.family not in ("inet", "inet6") or not record.waits or host in (*_ANY, *coming.kept, *told):
             continue
-        if ipaddress.ip_address(host).is_loopback or record.local in coming.needs.free_binds:
+        free = record.local in coming.needs.free_binds
+        if ipaddress.ip_address(host).is_loopback or (free and record.family == "inet6"):  # of IPv4 CRIU leaves that out
             continue
         if coming.plan.net == "private" or not _is_here(host, coming.plan):
             told.add(host)
@@ -276,7 +278,9 @@ def _addresses(coming: Arrival) -> Iterator[Finding]:
                 "error",
                 "address-missing",
                 f"{record.protocol} {record.local} waits for clients, but {host} is no address that it will have here",
-                f"Take the address along with --keep-address {host}, or have the program listen on all addresses.",
+                ADD_ADDRESS
+                if free
+                else f"Take the address along with --keep-address {host}, or have the program listen on all addresses.",
                 record.pid,
                 record.fd,
             )

@@ -48,6 +48,9 @@ class Wishes(Struct, frozen=True):
     alone: bool = False  # in a network of its own, whatever is free here
 
 
+ADD_ADDRESS = "Add it (`ip address add`), or allow foreign ones until the tree is here: `sysctl net.ipv4.ip_nonlocal_bind=1`."
+
+
 class HostFacts(Struct, frozen=True):
     """What this host is like, as far as this checkpoint is concerned."""
 
@@ -66,6 +69,7 @@ class HostFacts(Struct, frozen=True):
     missing_peers: frozenset[str] = frozenset()  # paths of unix datagram sockets, and of journals, that are not there
     missing_folders: frozenset[str] = frozenset()  # working folders that are not here and are not put back
     names: tuple[TakenName, ...] = ()  # of unix sockets, that somebody has here
+    missing_addresses: frozenset[str] = frozenset()  # local ends, of sockets that wait, that cannot be bound to here
 
 
 class RestorePlan(Struct, frozen=True):
@@ -139,6 +143,7 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
         open_pairs=pairs,
         missing_peers=_missing_peers(manifest, net),
         missing_folders=_missing_folders(manifest, files),
+        missing_addresses=_missing_addresses(manifest, net),
     )
 
 
@@ -215,10 +220,25 @@ def _missing_peers(manifest: Manifest, net: Place) -> frozenset[str]:
 
 def _local_addresses(manifest: Manifest, net: Place) -> frozenset[str]:
     """The external connections' local ends that can be bound to in the network that the tree comes to."""
-    with opened(net) as namespace:
-        hosts = {c.local: endpoint(c.local)[0] for c in manifest.connections if c.external}
-        here = {host for host in set(hosts.values()) if host and is_local(host, namespace)}
+    hosts = {c.local: endpoint(c.local)[0] for c in manifest.connections if c.external}
+    here = _local({host for host in hosts.values() if host}, net)
     return frozenset(local for local, host in hosts.items() if host in here)
+
+
+def _missing_addresses(manifest: Manifest, net: Place) -> frozenset[str]:
+    """Local ends at which CRIU could not have sockets wait there; those of IPv6 it binds to whatever they were bound to."""
+    if net.mode == "private":
+        return frozenset()
+    waiting = (c for c in manifest.connections if c.waits and c.family == "inet")
+    hosts = {c.local: host for c in waiting if (host := endpoint(c.local)[0])}
+    here = _local(set(hosts.values()), net)
+    return frozenset(local for local, host in hosts.items() if host not in here)
+
+
+def _local(hosts: Iterable[str], net: Place) -> set[str]:
+    """Those of these addresses that can be bound to in that network."""
+    with opened(net) as namespace:
+        return {host for host in hosts if is_local(host, namespace)}
 
 
 def is_local(host: str, namespace: int | None) -> bool:
@@ -262,15 +282,20 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     net = _abstract_names(facts, wishes, net, findings)
     conflicts = [c for c in manifest.connections if c.waits and f"{c.protocol} {c.local}" in facts.listening]
     if conflicts and net == facts.netns.mode:
-        names = ", ".join(c.local for c in conflicts)
+        names = sorted({c.local for c in conflicts})
         if wishes.copy:
             net = "private"
-            verb = "is" if len(conflicts) == 1 else "are"
-            text = f"{names} {verb} taken, so the copy gets a network of its own (loopback only)"
+            verb = "is" if len(names) == 1 else "are"
+            text = f"{', '.join(names)} {verb} taken, so the copy gets a network of its own (loopback only)"
             findings.append(Finding("warning", "port-taken", text))
         else:
             hint = "End what listens there, or restore a copy with --as NAME, which gets a network of its own."
             findings += [Finding("error", "port-taken", f"{c.local} is taken on this host", hint, c.pid, c.fd) for c in conflicts]
+    if net != "private":
+        for c in manifest.connections:
+            if c.waits and c.local in facts.missing_addresses:
+                text = f"{c.protocol} {c.local} is bound to {endpoint(c.local)[0]}, which is no address of this host"
+                findings.append(Finding("error", "address-missing", text, ADD_ADDRESS, c.pid, c.fd))
     if net == "private" and facts.netns.mode == "private" and not wishes.alone:
         text, hint = "the network namespace of the dump is gone; a new one with only a loopback interface is made", ""
         if wishes.copy:

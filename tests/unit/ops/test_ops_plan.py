@@ -20,6 +20,7 @@ CONNECTION = ConnectionRecord(
     pid=100, fd=5, family="inet", protocol="tcp", state="established", local="10.0.0.1:40000", peer="10.0.0.9:80", external=True
 )
 LISTENER = ConnectionRecord(pid=100, fd=3, family="inet", protocol="tcp", state="listen", local="0.0.0.0:80")
+FOREIGN, FOREIGN6 = "192.0.2.251:80", "[2001:db8::251]:80"
 BOUND = ConnectionRecord(pid=100, fd=3, family="inet", type="dgram", protocol="udp", state="bound", local="0.0.0.0:80")
 
 
@@ -242,6 +243,23 @@ def test_names_of_unix_sockets_that_are_taken(
     found = next(f for f in plan.findings if f.code.startswith("socket-"))
     assert name.path in found.text and (found.hint or not errors)
     assert ("ln -s" in found.hint) is not name.exists
+
+
+def test_an_address_that_is_not_here_is_told_unless_the_network_is_made_with_it() -> None:
+    lacking = facts(missing_addresses=frozenset({LISTENER.local}))
+    plan = make_plan(manifest(connections=(LISTENER,)), lacking, Wishes())
+    assert codes(plan, "error") == ["address-missing"]
+    assert (plan.findings[0].pid, plan.findings[0].fd) == (100, 3)
+    assert make_plan(manifest(connections=(LISTENER,)), lacking, Wishes(alone=True)).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("local", "family", "missing"), [(FOREIGN, "inet", True), ("127.0.0.1:80", "inet", False), (FOREIGN6, "inet6", False)]
+)
+def test_which_addresses_are_missing(local: str, family: str, missing: bool) -> None:
+    """CRIU binds sockets of IPv6 to whatever they were bound to."""
+    made = manifest(connections=(LISTENER.with_use(local=local, family=family),))
+    assert observe(made, (), (), Wishes()).missing_addresses == (frozenset({local}) if missing else frozenset())
 
 
 def test_a_name_that_is_shown_takes_namespaces_of_its_own() -> None:

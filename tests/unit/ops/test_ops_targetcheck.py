@@ -165,7 +165,11 @@ def test_listeners_need_their_address(config: Config) -> None:
     (found,) = ask(needs(connections=(LISTENER,)), config)
     assert (found.level, found.code, found.fd) == ("error", "address-missing", 3)
     assert "--keep-address 192.0.2.1" in found.hint
-    assert ask(needs(connections=(LISTENER,), free_binds=("192.0.2.1:80",)), config) == []
+    (found,) = ask(needs(connections=(LISTENER,), free_binds=("192.0.2.1:80",)), config)
+    assert found.code == "address-missing" and "ip_nonlocal_bind" in found.hint
+    free = LISTENER.with_use(family="inet6", local="[2001:db8::1]:80")
+    assert codes(ask(needs(connections=(free,)), config), "error") == ["address-missing"]
+    assert ask(needs(connections=(free,), free_binds=(free.local,)), config) == []
     assert ask(needs(connections=(LISTENER.with_use(local="0.0.0.0:4"), LISTENER.with_use(local="127.0.0.1:4"))), config) == []
 
 
