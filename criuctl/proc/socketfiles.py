@@ -1,8 +1,9 @@
 """The files of unix sockets: where they are now, whatever the names were that the sockets were bound to.
 
-A file may be renamed after bind(2), as programs do that publish a socket all at once; the socket's name stays what it was.
-SIOCUNIXFILE opens the file itself.  Its path is told as the root of its mount namespace has it, which is where CRIU binds
-names again: it makes the sockets of a process before it puts it into its chroot.
+A file may be renamed after bind(2), as programs do that publish a socket all at once, or be given another name and lose the first
+one, where another socket's must not be replaced; the socket's name stays what it was.  SIOCUNIXFILE opens the file itself.  Its
+path is told as the root of its mount namespace has it, which is where CRIU binds names again: it makes the sockets of a process
+before it puts it into its chroot.
 
 Whose socket has a name now is asked of the kernel by `at` and `abstract_taken`, and nobody notices; who that is, for a message,
 by `owner` and `abstract_owner`.
@@ -50,15 +51,37 @@ def bound_file(pid: int, fd: int, *, deleted: bool = False) -> str | None:
 def renamed(pid: int, fd: int, name: str) -> str | None:
     """The path of the file of this socket, which was bound to the path `name`, if that leads there no more.
 
-    None is also the answer for one whose file is deleted.
+    Of a file that has lost that name, another one is told that it has in the same folder.  None is also the answer for one
+    that has none any more.
     """
     found = _look(pid, fd)
     if found is None:
         return None
     path, status = found
-    if path == name or _is_deleted(path, status) or _leads_to(pid, name, status):
+    if _is_deleted(path, status):
+        path = _other_name(pid, path.removesuffix(_DELETED), status)
+    if path in ("", name) or _leads_to(pid, name, status):
         return None
     return path
+
+
+def _other_name(pid: int, path: str, status: os.stat_result) -> str:
+    """Another name, beside `path`, of a file that is not called so any more; "" if none is found."""
+    if not status.st_nlink:
+        return ""
+    folder = os.path.dirname(path)
+    try:
+        there = ""
+        if not os.path.samestat(os.stat(f"/proc/{pid}/ns/mnt"), os.stat("/proc/self/ns/mnt")):
+            there = f"/proc/{pid}/root"
+            if os.readlink(there) != "/":
+                return ""  # a chroot in a mount namespace of its own: the folder cannot be reached by its path
+        with os.scandir(there + folder) as entries:
+            odd = (e for e in entries if not (e.is_symlink() or e.is_dir() or e.is_file()))
+            names = [e.name for e in odd if os.path.samestat(e.stat(follow_symlinks=False), status)]
+    except OSError:
+        return ""
+    return os.path.join(folder, min(names)) if names else ""
 
 
 def _is_deleted(path: str, status: os.stat_result) -> bool:

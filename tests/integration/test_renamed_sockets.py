@@ -41,7 +41,7 @@ def test_clients_from_outside(zoo: Zoo, trip: Trip) -> None:
     original = _launch(zoo)
     restored = trip.restore(trip.dump(original), original)
     restored.ask()
-    for name in ("admin.sock", "link/s", "real/t", "after/s", "log"):
+    for name in ("admin.sock", "link/s", "real/t", "after/s", "log", "linked"):
         _send(original.folder, name)
 
 

@@ -1,8 +1,9 @@
-"""Unix sockets whose file was renamed after they were bound.
+"""Unix sockets whose file was renamed after they were bound, or has another name instead.
 
 CRIU saves the name that bind(2) was given, and binds that again.  Who publishes a socket by a rename (haproxy binds
-``X.PID.tmp`` and calls it ``X``) would come back where no client looks, while the old file at ``X`` refuses them.  So the
-images get the name of now.  A restore then also removes the old file there, which CRIU does for every name that it binds.
+``X.PID.tmp`` and calls it ``X``), or by a link, after which the first name goes (supervisord), would come back where no client
+looks, while the old file at ``X`` refuses them.  So the images get the name of now.  A restore then also removes the old file
+there, which CRIU does for every name that it binds.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def follow_renamed(images: ImageSet, tree: Sequence[Process], reporter: Reporter
         if entry.id in names and entry.HasField("usk"):
             old = entry.usk.name
             entry.usk.name = names[entry.id] + old[len(old.rstrip(b"\0")) :]  # the kernel counts a NUL, as a rule
+            entry.usk.ClearField("deleted")  # that was its old name, and CRIU would remove what it has bound
 
     images.edit_files(edit)
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 
 from animal import Check, path, serve
 
 
-def bound(kind: socket.SocketKind, name: str, then: str = "") -> socket.socket:
+def bound(kind: socket.SocketKind, name: str, then: str = "", how: Callable[[str, str], None] = os.rename) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, kind)
     sock.bind(path(name))
     if kind != socket.SOCK_DGRAM:
         sock.listen(8)
     if then:
-        os.rename(path(name), path(then))
+        how(path(name), path(then))
     return sock
+
+
+def moved(name: str, then: str) -> None:
+    """As a rename, but for what is there already."""
+    os.link(name, then)
+    os.unlink(name)
 
 
 for folder in ("real", "before"):
@@ -28,6 +35,7 @@ listeners = {
     "link/s": bound(socket.SOCK_STREAM, "link/s"),
     "real/t": bound(socket.SOCK_STREAM, "link/t.tmp", "real/t"),
     "after/s": bound(socket.SOCK_STREAM, "before/s"),
+    "linked": bound(socket.SOCK_STREAM, "linked.tmp", "linked", moved),
     "s" * 40: bound(socket.SOCK_STREAM, "short", "s" * 40),
     "s": bound(socket.SOCK_STREAM, "l" * 40, "s"),
 }
@@ -72,7 +80,7 @@ def check(found: Check) -> None:
     found.equal("mode", os.stat(path("admin.sock")).st_mode & 0o777, 0o640)
     name = listeners["link/s"].getsockname().partition(".copy-")[0]  # beside the original it is another one
     found.equal("the name of one that was not renamed", name, path("link/s"))
-    for name in ("admin.0.tmp", "admin.1.tmp", "seq.tmp", "real/t.tmp", "before", "short", "l" * 40, "log.tmp"):
+    for name in ("admin.0.tmp", "admin.1.tmp", "seq.tmp", "real/t.tmp", "before", "short", "l" * 40, "log.tmp", "linked.tmp"):
         found.true(f"there is no {name}", not os.path.lexists(path(name)))
 
 

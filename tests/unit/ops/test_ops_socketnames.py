@@ -18,6 +18,8 @@ from criuctl.proc.descriptors import descriptors
 from criuctl.proc.tree import read_tree
 from criuctl.report import Reporter
 
+ELSEWHERE = "os.mkdir(TMP + '/d'); os.link(TMP + '/a', TMP + '/d/a'); os.unlink(TMP + '/a')"  # nobody looks for it there
+
 
 class _Images(ImageSet):
     """Images of one process, whose sockets have their descriptors as file ids."""
@@ -64,7 +66,16 @@ def test_the_new_name_is_followed(new: str, tmp_path: Path) -> None:
     assert _followed(text, name, tmp_path) == ([f"{tmp_path}/{new}\0"], [])
 
 
-@pytest.mark.parametrize("text", ["", "os.unlink(TMP + '/a')", "os.rename(TMP + '/a', TMP + '/b'); os.unlink(TMP + '/b')"])
+def test_another_name_of_a_file_that_has_lost_the_first_one_is_followed(tmp_path: Path) -> None:
+    name = f"{tmp_path}/a"
+    beside = "other = socket.socket(socket.AF_UNIX); other.bind(TMP + '/b')"
+    text = f"{beside}; os.close(other.detach()); os.link({name!r}, TMP + '/c'); os.unlink({name!r})"
+    assert _followed(text, name, tmp_path) == ([f"{tmp_path}/c\0"], [])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "os.unlink(TMP + '/a')", "os.rename(TMP + '/a', TMP + '/b'); os.unlink(TMP + '/b')", ELSEWHERE]
+)
 def test_one_that_is_in_its_place_or_deleted_keeps_its_name(text: str, tmp_path: Path) -> None:
     name = f"{tmp_path}/a"
     assert _followed(text, name, tmp_path) == ([name + "\0"], [])
