@@ -24,8 +24,10 @@ def check_mappings(scene: Scene) -> Iterator[Finding]:
     suspicious: set[int] = set()
     for process, mapping in scene.mappings():
         for finding in _mapping(scene, process, mapping):
-            if (process.pid, finding.text) not in told:
-                told.add((process.pid, finding.text))
+            # What all the workers of a server have attached is told of one of them.
+            what = (0, f"shmid {mapping.inode}") if finding.code == "sysv-shm" else (process.pid, finding.text)
+            if what not in told:
+                told.add(what)
                 yield finding
         # Ranges without pages (VM_IO, VM_PFNMAP) are made by drivers: such a mapping shows a file or a name.
         if mapping.path and mapping.path not in _SPECIAL and mapping.path.startswith(("[", "/dev/", "anon_inode:", "/dmabuf")):

@@ -135,6 +135,15 @@ def test_a_file_that_is_called_like_shared_memory_is_none(tmp_path: Path) -> Non
         assert [finding.code for finding in memory.check_mappings(seen)] == ["sysv-shm"] * deleted
 
 
+def test_shared_memory_that_many_have_attached_is_told_once(tmp_path: Path) -> None:
+    with running("child(lambda: None)", tmp_path) as program:
+        seen = scene.collect(program.pid, Config())
+        assert len(seen.tree) == 2
+    for process in seen.tree:
+        seen.mapped[process.pid] = [Mapping(n << 12, n + 1 << 12, "rw-s", 0, 0, 1, n, "/SYSV00000000", True) for n in (7, 8)]
+    assert [f.text.partition("shmid ")[2][0] for f in memory.check_mappings(seen)] == ["7", "8"]
+
+
 def test_who_goes_to_another_folder_meanwhile_has_not_lost_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running("os.chdir(TMP)", tmp_path) as program:
         seen = scene.collect(program.pid, Config())
