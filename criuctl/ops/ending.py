@@ -6,6 +6,7 @@ processes are found and ended from here.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import Any
 
 from ..config import Config
 from ..errors import NoSuchProcess, SessionGone, TimedOut
-from ..proc import netfilter
+from ..proc import netfilter, socketfiles
 from ..proc.tree import ProcessIdentity
 from ..session.sessions import leftovers, state_of
 from .journal import events
@@ -27,7 +28,25 @@ _KILL_PATIENCE = 20.0  # seconds that processes may take to end of SIGKILL
 
 @events.recorded("kill", events.killed, about=events.of_session)
 def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
-    """End every process of a session and make sure of it; whatever knows it here forgets that it runs."""
+    """End every process of a session and make sure of it; whatever knows it here forgets that it runs.
+
+    With a copy go the files of its unix sockets, under names of its own beside its original's: nobody else knows them.
+    """
+    record = Registry(config).get(name)
+    own: set[str] = set()
+    if record is not None and record.alive():
+        from .resources import boundnames  # slow to import
+
+        own = boundnames.copys_files(record.pid)
+    body = _kill(config, name, grace)
+    for path in own:
+        if socketfiles.at(path) == "dead":
+            with suppress(OSError):
+                os.unlink(path)
+    return body
+
+
+def _kill(config: Config, name: str, grace: float) -> dict[str, Any]:
     try:
         session = connect(config, name, role="admin")
     except SessionGone:

@@ -124,6 +124,20 @@ def test_a_copy_that_goes_and_comes_back(zoo: Zoo, trip: Trip) -> None:
     assert copy.ask()["heard"] == {name: []}
 
 
+def test_what_only_a_copy_has_goes_when_it_is_killed(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    name = str(zoo.home / "stream.sock")
+    original = zoo.launch("listening.py", f"stream:{name}")
+    told = trip.snapshot(original, "--name", "first")
+    copy = trip.restore(told, original, "--as", "second", equal=False)
+    (own,) = (f["own_copy"] for f in copy.answer["files"])
+    before = inode(name)
+    assert os.path.lexists(own)
+    criuctl("kill", "second")
+    assert not os.path.lexists(own) and inode(name) == before
+    say("original", name)
+    assert original.ask()["heard"] == {name: ["original"]}
+
+
 def test_a_relative_name(zoo: Zoo, trip: Trip) -> None:
     """It is one of the folder in which it was bound."""
     original = zoo.launch("listening.py", "stream:a.sock", "dgram:./b.sock")

@@ -32,9 +32,11 @@ from ...checkpoint.manifest import FileRecord, Manifest
 from ...criu.images import TCP_ESTABLISHED, ImageSet, read, text
 from ...errors import NoSuchProcess, RestoreFailed
 from ...proc import socketfiles, ways
+from ...proc.descriptors import descriptors
 from ...proc.namespaces import in_mount_namespace
 from ...proc.procfs import read_text
 from ...proc.syscalls import bind_mount
+from ...proc.tree import read_tree
 from ...report import Finding
 from ..openfiles.putback import dress
 from .netplace import Place, opened
@@ -151,6 +153,18 @@ def _copy_of(n: BoundName) -> str:
     """The path that the programs know of a socket that has a copy's own name; "" for any other."""
     own = None if n.abstract or n.deleted else _OWN.fullmatch(n.path)
     return own[1] if own is not None else ""
+
+
+def copys_files(root: int) -> set[str]:
+    """The files of unix sockets of this tree that have a copy's own names."""
+    found: set[str] = set()
+    with suppress(NoSuchProcess):
+        for process in read_tree(root):
+            with suppress(NoSuchProcess):
+                fds = [d.fd for d in descriptors(process.pid) if d.kind == "socket"]
+                paths = {socketfiles.bound_file(process.pid, fd) for fd in fds}
+                found |= {path for path in paths if path and _OWN.fullmatch(path)}
+    return found
 
 
 def is_shown(root: str, point: str) -> bool:
