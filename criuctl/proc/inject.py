@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ..errors import PlatformError
+from .child import InterruptsDeferred
 
 _SEIZE, _INTERRUPT, _DETACH, _CONT, _TO_SYSCALL = 0x4206, 0x4207, 17, 7, 24
 _TRACE_SYSGOOD, _TRACE_FORKS = 0x1, 0x2 | 0x4 | 0x8  # forks, vforks and clones
@@ -97,19 +98,21 @@ def _wait_stop(pid: int) -> int:
 def stopped(pid: int) -> Iterator[None]:
     """`pid`'s main thread is stopped under our trace; the very thread that enters must do everything inside.
 
-    That is in the system call in which it waits for us, if it is to be met there at all.
+    That is in the system call in which it waits for us, if it is to be met there at all.  Signals of ours that raise come
+    afterwards: who is not stopped yet can neither be let go of nor given its registers back, and would stay so.
     """
     if platform.machine() != "x86_64":
         raise PlatformError("running a system call in another process is only known for x86-64")
     for left in reversed(range(_TRIES)):
-        _ptrace(_SEIZE, pid, 0, _TRACE_SYSGOOD)
-        try:
-            _stop(pid)
-            if not left or _call_site(pid, _registers(pid)) is not None:
-                yield
-                return
-        finally:
-            _ptrace(_DETACH, pid)
+        with InterruptsDeferred():
+            _ptrace(_SEIZE, pid, 0, _TRACE_SYSGOOD)
+            try:
+                _stop(pid)
+                if not left or _call_site(pid, _registers(pid)) is not None:
+                    yield
+                    return
+            finally:
+                _ptrace(_DETACH, pid)
         time.sleep(_PAUSE)  # it is about to wait
 
 

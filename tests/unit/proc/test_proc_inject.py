@@ -91,6 +91,17 @@ def test_a_signal_that_comes_meanwhile(start: Start) -> None:
     assert said(waiting) == "came"
 
 
+def test_a_signal_of_ours_waits_until_the_process_is_let_go(start: Start) -> None:
+    """``^C``: raised while it is about to stop it would leave it so, or with our registers."""
+    waiting = start("say('up'); time.sleep(1000)")
+    found = 0
+    with pytest.raises(KeyboardInterrupt), inject.stopped(waiting.pid):
+        os.kill(os.getpid(), signal.SIGINT)
+        found = inject.call(waiting.pid, GETPID)
+    assert found == waiting.pid
+    assert int(read_status(waiting.pid)["TracerPid"]) == 0
+
+
 @pytest.mark.parametrize("handler", ["signal.SIG_IGN", "lambda *_: say('came')"])
 def test_what_a_program_does_about_traps(start: Start, handler: str) -> None:
     """As while CRIU restores it: all signals are blocked."""
