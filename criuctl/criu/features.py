@@ -27,7 +27,9 @@ from ..proc.procfs import read_lines
 
 FOLDER = Path("/run/criuctl/features")
 _CACHE = Path("/run/criu.kdat")
-_NUMBER = 500  # the descriptor, or the next that is free: nobody else's, so that the link need not change
+# The descriptor, or the next that is free: nobody else's, so that the link need not change, and one that also a session's
+# holder with a low limit, which starts CRIU for it, can have.
+_NUMBER = 200
 _TIMEOUT = 20.0
 _FIND_OUT = """
 cache=$1 && shift
@@ -75,7 +77,7 @@ def _lend(argv: Sequence[str]) -> int | None:
         run = os.stat(_CACHE.parent).st_dev
         if _kept_by_criu(_CACHE) or any(mount.kind == "tmpfs" and mount.device == run for mount in read_mounts()):
             return None
-        _keep(kept, _found_out(argv))
+        _keep(kept, argv)
     if not (kept / _CACHE.name).exists():
         return None
     folder = os.open(kept, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -111,13 +113,13 @@ def _found_out(argv: Sequence[str]) -> bytes:
     return tried.stdout if tried.returncode == 0 else b""
 
 
-def _keep(kept: Path, found: bytes) -> None:
+def _keep(kept: Path, argv: Sequence[str]) -> None:
     """Whole or not at all; an empty folder says that there is nothing to be had.  What is of another boot goes."""
     FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = FOLDER / f"{kept.name}.{os.getpid()}"
-    fresh.mkdir(mode=0o700)
+    fresh.mkdir(mode=0o700, exist_ok=True)  # before CRIU is asked: not again and again where nothing can be kept
     try:
-        if found:
+        if found := _found_out(argv):
             (fresh / _CACHE.name).write_bytes(found)
         fresh.rename(kept)
     finally:
