@@ -165,6 +165,7 @@ def restore(
             connections_deadline,
             frozenset(hook.name for hook in executables(config, RECONNECT)),
             alone,
+            bool(executables(config, "pre-restore")),
         )
         remains = arrival.remains_of(manifest)
         facts = observe(manifest, images.reserved_ids(), remains, wishes)

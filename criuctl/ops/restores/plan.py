@@ -46,6 +46,7 @@ class Wishes(Struct, frozen=True):
     deadline: float | None = None  # seconds for connections to be back, instead of what the rules say
     hooks: frozenset[str] | None = None  # the names of this host's reconnect hooks; None if nobody has looked
     alone: bool = False  # in a network of its own, whatever is free here
+    prepared: bool = False  # this host has pre-restore hooks, which may add addresses
 
 
 ADD_ADDRESS = "Add it (`ip address add`), or allow foreign ones until the tree is here: `sysctl net.ipv4.ip_nonlocal_bind=1`."
@@ -295,7 +296,10 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
         for c in manifest.connections:
             if c.waits and c.local in facts.missing_addresses:
                 text = f"{c.protocol} {c.local} is bound to {endpoint(c.local)[0]}, which is no address of this host"
-                findings.append(Finding("error", "address-missing", text, ADD_ADDRESS, c.pid, c.fd))
+                if wishes.prepared:
+                    findings.append(Finding("warning", "address-missing", f"{text}, unless a hook adds it", "", c.pid, c.fd))
+                else:
+                    findings.append(Finding("error", "address-missing", text, ADD_ADDRESS, c.pid, c.fd))
     if net == "private" and facts.netns.mode == "private" and not wishes.alone:
         text, hint = "the network namespace of the dump is gone; a new one with only a loopback interface is made", ""
         if wishes.copy:
