@@ -31,6 +31,7 @@ _CACHE = Path("/run/criu.kdat")
 # holder with a low limit, which starts CRIU for it, can have.
 _NUMBER = 200
 _TIMEOUT = 20.0
+_KEPT = 8  # CRIUs, and sets of capabilities
 _FIND_OUT = """
 cache=$1 && shift
 mount -t tmpfs -o mode=700 criuctl "${cache%/*}" || exit
@@ -114,7 +115,7 @@ def _found_out(argv: Sequence[str]) -> bytes:
 
 
 def _keep(kept: Path, argv: Sequence[str]) -> None:
-    """Whole or not at all; an empty folder says that there is nothing to be had.  What is of another boot goes."""
+    """Whole or not at all; an empty folder says that there is nothing to be had.  Those of another boot go, and the oldest."""
     FOLDER.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = FOLDER / f"{kept.name}.{os.getpid()}"
     fresh.mkdir(mode=0o700, exist_ok=True)  # before CRIU is asked: not again and again where nothing can be kept
@@ -124,9 +125,11 @@ def _keep(kept: Path, argv: Sequence[str]) -> None:
         fresh.rename(kept)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)  # if another criuctl was faster
-    for name in os.listdir(FOLDER):
-        if not name.startswith(_boot()):
-            shutil.rmtree(FOLDER / name, ignore_errors=True)
+    known = sorted(os.scandir(FOLDER), key=lambda entry: entry.stat().st_mtime_ns, reverse=True)
+    of_this_boot = [entry for entry in known if entry.name.startswith(_boot())]
+    for entry in known:
+        if entry not in of_this_boot[:_KEPT]:
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _link(target: str) -> None:

@@ -10,7 +10,7 @@ only be set by who traces it: when that is CRIU, waiting for us in a system call
 
 A thread is taken from the entry of the call to its exit, never by single steps: a step ends with a SIGTRAP that the kernel
 forces on it, which, blocked as all signals are while CRIU restores or ignored, loses its handler.  Other signals are blocked
-meanwhile, and come afterwards.
+meanwhile, and come afterwards.  No other thread may poll a child of ours that is stopped so (`Child.poll`).
 
 Only x86-64 is known here; elsewhere `call` raises `PlatformError` and the caller reports what is lost.
 """

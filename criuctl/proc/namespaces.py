@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ..errors import NoSuchProcess, PreflightRefused
+from .child import InterruptsDeferred
 from .procfs import all_pids, read_text, reading
 from .syscalls import CLONE_FS, CLONE_NEWNS, setns, unshare
 from .threads import Later
@@ -91,9 +92,10 @@ def in_mount_namespace(pid: int, work: Callable[[], R]) -> R:
 
     try:
         later = Later(enter)
-        thread = threading.Thread(target=later.run, name="enter-mntns")  # and with its end all others are where they were
-        thread.start()
-        thread.join()
+        with InterruptsDeferred():  # the descriptor is the thread's as long as it runs
+            thread = threading.Thread(target=later.run, name="enter-mntns")  # and with its end all others are where they were
+            thread.start()
+            thread.join()
         return later.result()
     finally:
         os.close(namespace)

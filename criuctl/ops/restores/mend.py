@@ -156,7 +156,7 @@ def part_owners(images: ImageSet, age: float | None, reporter: Reporter) -> dict
     """Take out of the images the owners of descriptors that are not there, or not yet, when CRIU gives them back.
 
     `age`: of the checkpoint, in seconds, where its tree comes back to whoever was around it.  Returns (PID, descriptor) ->
-    CRIU's fown_entry of those that are there in post-restore.
+    CRIU's fown_entry; those that are there in post-restore have a PID, the others, which are told, have none.
     """
     tree = read(images.folder, "pstree.img", "PSTREE")
     processes, threads = {entry.pid for entry in tree}, {thread for entry in tree for thread in entry.threads}
@@ -180,11 +180,15 @@ def part_owners(images: ImageSet, age: float | None, reporter: Reporter) -> dict
             owner.pid = 0
 
     images.edit_files(edit)
-    for (pid, fd), owner in list(parted.items()):
+    gone: dict[str, list[tuple[int, int]]] = {}
+    for held, owner in parted.items():
         if owner.pid_type != _OWNER_THREAD or owner.pid not in threads:
             what = "process group" if owner.pid_type == _OWNER_GROUP else "PID"
-            reporter.warning(f"PID {pid}: {what} {owner.pid}, outside, no longer gets a signal for descriptor {fd} (F_SETOWN)")
-            del parted[pid, fd]
+            gone.setdefault(f"{what} {owner.pid}", []).append(held)
+            owner.pid = 0
+    for who, ((pid, fd), *others) in gone.items():
+        more = f" and {len(others)} more" if others else ""
+        reporter.warning(f"PID {pid}: {who}, outside, no longer gets a signal for descriptor {fd}{more} (F_SETOWN)")
     return parted
 
 

@@ -258,7 +258,9 @@ class Restoring(Struct):
             self.names.show(private.init.pid)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         mend.set_watches(self.watches, pids)
-        mend.set_owners(self.owners | self.terminals.owners, pids, self.reporter)
+        inherited = self.terminals.owners
+        owners = {key: owner for key, owner in self.owners.items() if owner.pid or key in inherited}
+        mend.set_owners(inherited | owners, pids, self.reporter)
         mend.set_flags(self.flags, pids, self.reporter)
         mend.acknowledge(self.images, pids)
         mend.tell_limits(self.images, pids, self.reporter)

@@ -76,6 +76,11 @@ script.write_text(script.read_text() + "# another one")
 with features.lent(argv) as fds:
     assert loads(fds)
 assert len(kept()) == 2 and set(first) < set(kept())
+for number in range(10):  # as many wrappers: the oldest go
+    script.write_text(f"#!/bin/sh\\n# {number}")
+    with features.lent(argv) as fds:
+        assert fds == []
+assert len(kept()) == 8 and not set(first) & set(kept())
 """
     _with("ramfs", code, tmp_path)
 

@@ -94,11 +94,16 @@ def test_a_signal_that_comes_meanwhile(start: Start) -> None:
 def test_a_signal_of_ours_waits_until_the_process_is_let_go(start: Start) -> None:
     """``^C``: raised while it is about to stop it would leave it so, or with our registers."""
     waiting = start("say('up'); time.sleep(1000)")
-    found = 0
-    with pytest.raises(KeyboardInterrupt), inject.stopped(waiting.pid):
-        os.kill(os.getpid(), signal.SIGINT)
-        found = inject.call(waiting.pid, GETPID)
-    assert found == waiting.pid
+    found = []
+
+    def interrupted() -> None:
+        with inject.stopped(waiting.pid):
+            os.kill(os.getpid(), signal.SIGINT)
+            found.append(inject.call(waiting.pid, GETPID))
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert found == [waiting.pid]
     assert int(read_status(waiting.pid)["TracerPid"]) == 0
 
 
