@@ -51,7 +51,7 @@ from .restores import arrival, materialise
 from .restores.arrival import RestoreResult
 from .restores.feeding import Feeder
 from .restores.lazymemory import worthwhile
-from .restores.plan import RestorePlan, Wishes, make_plan, observe
+from .restores.plan import ADD_ADDRESS, RestorePlan, Wishes, make_plan, missing_addresses, observe
 from .restores.restoring import Restoring
 from .supervising.fencing import with_lease
 
@@ -197,6 +197,9 @@ def restore(
 
         session, lease = arrival.next_incarnation(registry, repository, manifest, name, copy=new_name is not None)
         hooks.run("pre-restore", incarnation=session.incarnation, connections=plan.to_dict()["connections"])
+        if facts.missing_addresses and plan.net != "private" and (still := missing_addresses(manifest, facts.netns)):
+            text = f"{', '.join(sorted(still))}: no address of this host, nor has a hook made it one; the tree listens there"
+            raise RestoreFailed(text, hint=ADD_ADDRESS)
 
         reporter.step("claim", session=name)
         claim = leases.claim(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,28 @@ def runs_on(animal: Animal) -> None:
     assert animal.differences(animal) == []
     animal.ask()
     animal.remember()
+
+
+def test_an_address_that_a_hook_is_to_add(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """As of a service that takes its address along; only then is it known whether it is there."""
+    address = ["203.0.113.78/32", "dev", "lo"]
+    run = partial(subprocess.run, check=True)
+    run(["ip", "address", "replace", *address])
+    try:
+        animal = zoo.launch("port.py", "203.0.113.78")
+        animal.ask()
+        told = trip.dump(animal)
+        run(["ip", "address", "del", *address])
+        hooks.noting("pre-restore")
+        failed = criuctl("restore", told["checkpoint"], check=False)
+        assert failed["exit_code"] == 6 and "nor has a hook made it one" in failed["error"]["message"]
+        hooks.sh("pre-restore", "10-address", f"ip address replace {' '.join(address)}")
+        restored = trip.restore(told, animal)
+        assert restored.answer["warnings"] == []
+        restored.ask()
+    finally:
+        run(["ip", "address", "replace", *address])
+        run(["ip", "address", "del", *address])
 
 
 def test_what_hooks_are_told(hooks: HookFolder, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:

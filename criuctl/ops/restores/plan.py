@@ -144,7 +144,7 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
         open_pairs=pairs,
         missing_peers=_missing_peers(manifest, net),
         missing_folders=_missing_folders(manifest, files),
-        missing_addresses=_missing_addresses(manifest, net),
+        missing_addresses=missing_addresses(manifest, net),
     )
 
 
@@ -226,7 +226,7 @@ def _local_addresses(manifest: Manifest, net: Place) -> frozenset[str]:
     return frozenset(local for local, host in hosts.items() if host in here)
 
 
-def _missing_addresses(manifest: Manifest, net: Place) -> frozenset[str]:
+def missing_addresses(manifest: Manifest, net: Place) -> frozenset[str]:
     """Local ends at which CRIU could not have sockets wait there; those of IPv6 it binds to whatever they were bound to."""
     if net.mode == "private":
         return frozenset()
@@ -297,7 +297,7 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
             if c.waits and c.local in facts.missing_addresses:
                 text = f"{c.protocol} {c.local} is bound to {endpoint(c.local)[0]}, which is no address of this host"
                 if wishes.prepared:
-                    findings.append(Finding("warning", "address-missing", f"{text}, unless a hook adds it", "", c.pid, c.fd))
+                    findings.append(Finding("info", "address-missing", f"{text}, unless a hook adds it", "", c.pid, c.fd))
                 else:
                     findings.append(Finding("error", "address-missing", text, ADD_ADDRESS, c.pid, c.fd))
     if net == "private" and facts.netns.mode == "private" and not wishes.alone:
