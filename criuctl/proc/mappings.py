@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import NamedTuple
 
 from .procfs import read_text
@@ -51,24 +52,26 @@ def mappings(pid: int) -> list[Mapping]:
 
 def each_mapping(pid: int) -> Iterator[Mapping]:
     """`mappings`, one after the other, for those who need only the first ones."""
-    for line in read_text(pid, "maps").split("\n"):
-        if not line:
-            continue
-        f = line.split(maxsplit=5)
-        start, _, end = f[0].partition("-")
-        major, _, minor = f[3].partition(":")
-        path = f[5] if len(f) > 5 else ""
-        yield Mapping(
-            start=int(start, 16),
-            end=int(end, 16),
-            perms=f[1],
-            offset=int(f[2], 16),
-            major=int(major, 16),
-            minor=int(minor, 16),
-            inode=int(f[4]),
-            path=path.removesuffix(_DELETED),
-            deleted=path.endswith(_DELETED),
-        )
+    return map(_parsed, filter(None, read_text(pid, "maps").split("\n")))
+
+
+@lru_cache(maxsize=8192)  # what a process has forked has most of its mappings at the same places
+def _parsed(line: str) -> Mapping:
+    f = line.split(maxsplit=5)
+    start, _, end = f[0].partition("-")
+    major, _, minor = f[3].partition(":")
+    path = f[5] if len(f) > 5 else ""
+    return Mapping(
+        start=int(start, 16),
+        end=int(end, 16),
+        perms=f[1],
+        offset=int(f[2], 16),
+        major=int(major, 16),
+        minor=int(minor, 16),
+        inode=int(f[4]),
+        path=path.removesuffix(_DELETED),
+        deleted=path.endswith(_DELETED),
+    )
 
 
 def vm_flags(pid: int) -> dict[int, frozenset[str]]:

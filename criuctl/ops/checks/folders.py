@@ -7,7 +7,7 @@ another namespace nobody can tell it another way.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 from ...errors import NoSuchProcess
 from ...proc.procfs import read_link
@@ -22,11 +22,12 @@ _FOLDERS = {"cwd": "working folder", "root": "root folder"}
 
 def check_folders(scene: Scene) -> Iterator[Finding]:
     """Folders, programs and mapped files to which no path leads."""
+    devices = {mount.device for mount in scene.mounts.values()}
     for process in scene.living:
         for name, words in _FOLDERS.items():
             yield from _folder(scene, process, name, words)
         if scene.knows_mounts_of(process.pid):
-            yield from _program(scene, process)
+            yield from _program(scene, process, devices)
 
 
 def _error(process: Process, code: str, text: str, hint: str) -> Finding:
@@ -81,7 +82,7 @@ def _stays(process: Process, name: str, path: str) -> bool:
         return False
 
 
-def _program(scene: Scene, process: Process) -> Iterator[Finding]:
+def _program(scene: Scene, process: Process, devices: Set[int]) -> Iterator[Finding]:
     """Programs and mapped files on a mount that their process's namespace does not have (``unshare --mount``, ``umount -l``)."""
     mnt_id = mount_of(f"/proc/{process.pid}/exe")
     if mnt_id is not None and mnt_id not in scene.mounts:
@@ -93,7 +94,6 @@ def _program(scene: Scene, process: Process) -> Iterator[Finding]:
             "Start the program inside the namespace: `unshare --mount program`, or nsenter.",
         )
         return
-    devices = {mount.device for mount in scene.mounts.values()}
     told: set[str] = set()
     for m in scene.mapped[process.pid]:
         # What is shown as deleted may be of a mount of the kernel's own, which CRIU knows.

@@ -23,6 +23,7 @@ _HELPER = 64 << 10  # bytes that it maps there for that, at least
 _SERVICE, _PAD, _ALIGNMENT = 16, 16, 128  # CRIU: criu/servicefd.c, choose_service_fd_base()
 _SHARED = {KCMP_VM: "its memory", KCMP_FS: "its working folder, root and umask", KCMP_SIGHAND: "its signal handlers"}
 _THREADS_OWN = ("net", "mnt", "uts", "ipc")  # namespaces that a thread may enter alone
+_ASKED = ("TracerPid:\t", "SigPnd:\t", "ShdPnd:\t")
 _EXITING = 0x4  # PF_EXITING, among the flags of /proc/PID/stat
 _LOOKS, _LOOK = 10, 0.01  # how often, and seconds between, to look whether a process wakes up
 
@@ -117,7 +118,7 @@ def _threads(scene: Scene, process: Process) -> Iterator[Finding]:
         yield from _own(process, threads)
     for tid in threads:
         try:
-            status = dict(line.split(":\t", 1) for line in read_lines(pid, f"task/{tid}/status") if ":\t" in line)
+            status = dict(line.split(":\t", 1) for line in read_lines(pid, f"task/{tid}/status") if line.startswith(_ASKED))
         except NoSuchProcess:
             continue
         tracer = int(status.get("TracerPid", "0"))

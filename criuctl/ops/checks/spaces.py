@@ -181,12 +181,16 @@ def check_ipc(scene: Scene) -> Iterator[Finding]:
 def check_freezer(scene: Scene) -> Iterator[Finding]:
     """Control groups that are frozen already: a tree in one never answers CRIU, but if it knows the group: a paused session's."""
     told: set[str] = set()
+    asked: set[str] = set()
     for process in scene.tree:
         try:
             lines = read_lines(process.pid, "cgroup")
         except NoSuchProcess:
             continue
         for line in lines:
+            if line in asked:
+                continue
+            asked.add(line)
             _number, controllers, path = line.split(":", 2)
             if controllers and "freezer" not in controllers.split(","):
                 continue
