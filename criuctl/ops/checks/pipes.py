@@ -43,26 +43,17 @@ def _half_pipes(scene: Scene) -> Iterator[Finding]:
     for target, pid in _other_ends({target: end for target, (end, _held) in halves.items()}, scene).items():
         end, (process, d) = halves[target]
         does = "reads" if end == os.O_WRONLY else "writes to"
-        if not target.startswith("pipe:"):
+        if target.startswith("pipe:"):
+            code = "pipe-outside"
+            then = "writing to it ends the program (SIGPIPE), or fails" if end == os.O_WRONLY else "it reads the end"
+            text = f"{does} the pipe; after a restore {then}"
+            hint = "Dump a tree that holds both ends, or start the program with a file instead, or as a session (`criuctl run`)."
+        else:
+            code = "fifo-outside"
             then = "reads the end" if end == os.O_WRONLY else "is ended by SIGPIPE, or fails,"
-            yield Finding(
-                "warning",
-                "fifo-outside",
-                f"{scene.command_of(pid)}, outside the tree, {does} the named pipe {target}; it {then} while the tree is away",
-                "Dump a tree that holds both ends, or use `--leave-running`.",
-                pid=process.pid,
-                fd=d.fd,
-            )
-            continue
-        then = "writing to it ends the program (SIGPIPE), or fails" if end == os.O_WRONLY else "it reads the end"
-        yield Finding(
-            "warning",
-            "pipe-outside",
-            f"{scene.command_of(pid)}, outside the tree, {does} the pipe; after a restore {then}",
-            "Dump a tree that holds both ends, or start the program with a file instead, or as a session (`criuctl run`).",
-            pid=process.pid,
-            fd=d.fd,
-        )
+            text = f"{does} the named pipe {target}; it {then} while the tree is away"
+            hint = "Dump a tree that holds both ends, or use `--leave-running`."
+        yield Finding("warning", code, f"{scene.command_of(pid)}, outside the tree, {text}", hint, pid=process.pid, fd=d.fd)
 
 
 def _other_ends(halves: dict[str, int], scene: Scene) -> dict[str, int]:

@@ -30,7 +30,7 @@ from msgspec import Struct
 
 from ...checkpoint.manifest import FileRecord, Manifest
 from ...criu.images import TCP_ESTABLISHED, ImageSet, read, text
-from ...errors import NoSuchProcess, RestoreFailed
+from ...errors import CriuctlError, NoSuchProcess, RestoreFailed
 from ...proc import socketfiles, ways
 from ...proc.descriptors import descriptors
 from ...proc.namespaces import in_mount_namespace
@@ -156,11 +156,11 @@ def _copy_of(n: BoundName) -> str:
 
 
 def copys_files(root: int) -> set[str]:
-    """The files of unix sockets of this tree that have a copy's own names."""
+    """The files of unix sockets of this tree that have a copy's own names, as far as it may be looked at."""
     found: set[str] = set()
-    with suppress(NoSuchProcess):
+    with suppress(CriuctlError):
         for process in read_tree(root):
-            with suppress(NoSuchProcess):
+            with suppress(CriuctlError):
                 fds = [d.fd for d in descriptors(process.pid) if d.kind == "socket"]
                 paths = {socketfiles.bound_file(process.pid, fd) for fd in fds}
                 found |= {path for path in paths if path and _OWN.fullmatch(path)}
