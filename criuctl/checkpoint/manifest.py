@@ -83,6 +83,7 @@ class ProcessRecord(Record, frozen=True):
     threads: int = 1
     cgroups: dict[str, str] = field(default_factory=dict)  # hierarchy -> path
     processors: dict[str, str] = field(default_factory=dict)  # thread, by its own number -> those it may run on: "0,3"
+    manners: dict[str, dict[str, int]] = field(default_factory=dict)  # thread, by its own number -> what is not as usual
 
     def check(self, where: str) -> None:
         for name in ("pid", "ns_pid", "ppid", "pgid", "sid"):

@@ -27,6 +27,7 @@ DUMP = (
     "criuctl.ops.resources.semaphores",
     "criuctl.ops.resources.socketnames",
     "criuctl.ops.resources.processors",
+    "criuctl.ops.resources.manners",
     "criuctl.ops.resources.cgroups",
     "criuctl.ops.openfiles.remaps",
     "criuctl.ops.resources.fifos",

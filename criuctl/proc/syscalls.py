@@ -12,12 +12,14 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 _SYS_PIDFD_GETFD = 438  # the same number on every architecture: it is newer than their unification
 _SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _SYS_KCMP = {"x86_64": 312, "aarch64": 272}
+_SYS_IOPRIO_SET, _SYS_IOPRIO_GET = {"x86_64": 251, "aarch64": 30}, {"x86_64": 252, "aarch64": 31}
+_IOPRIO_WHO_PROCESS = 1
 _SPLICE_F_NONBLOCK = 2
 _MS_BIND = 0x1000
 _AT_EMPTY_PATH = 0x1000
@@ -64,6 +66,24 @@ def pidfd_getfd(pidfd: int, fd: int) -> int:
     Needs the right to ptrace that process.  EBADF: it has no such descriptor.
     """
     return _checked(_c().syscall(_SYS_PIDFD_GETFD, pidfd, fd, 0))
+
+
+def io_priority(tid: int) -> int:
+    """The priority of a thread's input and output: its class, shifted by 13 bits, and the level within; 0 if it has none."""
+    return _checked(_c().syscall(_known(_SYS_IOPRIO_GET), _IOPRIO_WHO_PROCESS, tid))
+
+
+def set_io_priority(tid: int, priority: int) -> None:
+    """Give a thread another one; the class for real time needs CAP_SYS_ADMIN or CAP_SYS_NICE."""
+    _checked(_c().syscall(_known(_SYS_IOPRIO_SET), _IOPRIO_WHO_PROCESS, tid, priority))
+
+
+def _known(numbers: Mapping[str, int]) -> int:
+    """The number of a system call on this machine; ENOSYS if none is known."""
+    number = numbers.get(os.uname().machine)
+    if number is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    return number
 
 
 def has_userfaultfd() -> bool:

@@ -34,6 +34,7 @@ QUIET = {
     "files.py": (),
     "followed.py": (),
     "locks.py": (),
+    "manners.py": (),
     "masters.py": (),
     "memory.py": (),
     "nowhere.py": (),
@@ -54,6 +55,14 @@ QUIET = {
 @pytest.mark.parametrize("program", QUIET)
 def test_there_and_back(program: str, zoo: Zoo, trip: Trip) -> None:
     trip.round(zoo.launch(program, *QUIET[program]))
+
+
+def test_how_criuctl_is_served_is_not_handed_on(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """A restore by a cron job with ionice, say."""
+    original = zoo.launch("manners.py")
+    told = trip.dump(original)
+    criuctl.prefix = ["ionice", "-c", "2", "-n", "7", "setarch", "-R"]
+    trip.restore(told, original).ask()
 
 
 @pytest.mark.parametrize(

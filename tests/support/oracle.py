@@ -233,7 +233,7 @@ def _process(pid: int, names: _Names, memory: bool) -> dict[str, Any]:
         "layout": fields[23:26] + fields[42:49],  # code, stack, data, heap, arguments, environment
         "status": {key: status.get(key, "") for key in STATUS_KEYS} | {"ShdPnd": _pending(status, state)},
         "limits": read(f"/proc/{pid}/limits").splitlines()[1:],
-        "personality": read(f"/proc/{pid}/personality").strip(),
+        "core_filter": read(f"/proc/{pid}/coredump_filter").strip(),
         "oom_score_adj": read(f"/proc/{pid}/oom_score_adj").strip(),
         "loginuid": read(f"/proc/{pid}/loginuid").strip(),
         "cgroup": read(f"/proc/{pid}/cgroup").splitlines(),
@@ -286,8 +286,18 @@ def _thread(pid: int, task: int) -> dict[str, Any] | None:
         "nice": fields[16],
         "policy": policy,
         "rt_priority": fields[37],
+        "io_priority": _io_priority(task),
+        "timer_slack": read(f"/proc/{task}/timerslack_ns").strip(),
+        "personality": read(f"/proc/{task}/personality").strip(),
         "status": {key: status[key] for key in THREAD_KEYS},
     }
+
+
+def _io_priority(task: int) -> int:
+    """Class and level; those without a class have none."""
+    number = {"x86_64": 252, "aarch64": 31}[os.uname().machine]
+    priority = int(ctypes.CDLL(None).syscall(number, 1, task))
+    return priority if priority >> 13 else 0
 
 
 def _timers(pid: int, names: _Names) -> list[str]:

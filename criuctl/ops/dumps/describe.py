@@ -33,7 +33,7 @@ from ...proc.tree import Process
 from ..host import host_info
 from ..openfiles import overlays
 from ..registry import SessionRecord
-from ..resources import cgroups, processors
+from ..resources import cgroups, manners, processors
 from ..resources.namespaces import NamespacePlan
 from . import surroundings
 
@@ -180,4 +180,5 @@ def _process(p: Process, everywhere: set[int]) -> ProcessRecord:
         threads=p.threads,
         cgroups={} if p.zombie else cgroups.of_process(p.pid),
         processors={} if p.zombie else processors.bound(p.pid, p.threads, everywhere),
+        manners={} if p.zombie else manners.unusual(p.pid, p.threads),
     )

@@ -32,7 +32,7 @@ def bound(pid: int, threads: int, default: set[int]) -> dict[str, str]:
         for tid in [pid] if threads == 1 else map(int, os.listdir(f"/proc/{pid}/task")):
             allowed = os.sched_getaffinity(tid)
             if allowed != default:
-                found[_inner(pid, tid)] = ",".join(map(str, sorted(allowed)))
+                found[inner_thread(pid, tid)] = ",".join(map(str, sorted(allowed)))
     return found
 
 
@@ -47,7 +47,7 @@ def bind_processors(records: Iterable[ProcessRecord], pids: Mapping[int, int], r
         lost: set[int] = set()
         with suppress(OSError):
             for tid in map(int, os.listdir(f"/proc/{pid}/task")):
-                text = record.processors.get(_inner(pid, tid), "")
+                text = record.processors.get(inner_thread(pid, tid), "")
                 wanted = {int(number) for number in text.split(",") if number.isdecimal()}
                 lost |= wanted - default
                 os.sched_setaffinity(tid, wanted & default or default)
@@ -56,7 +56,7 @@ def bind_processors(records: Iterable[ProcessRecord], pids: Mapping[int, int], r
             reporter.warning(f"PID {record.ns_pid} was bound to processors that this host has not: {names}")
 
 
-def _inner(pid: int, tid: int) -> str:
+def inner_thread(pid: int, tid: int) -> str:
     """The thread's number in its own PID namespace."""
     with suppress(CriuctlError):
         for line in read_lines(pid, f"task/{tid}/status"):

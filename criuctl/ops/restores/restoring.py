@@ -36,6 +36,7 @@ from ..openfiles.putback import Applied
 from ..registry import boot_id
 from ..resources import cgroups, fifos, groupyard, interrupted, netplace, semaphores, timerfds
 from ..resources.boundnames import Bindings
+from ..resources.manners import set_manners
 from ..resources.namespaces import last_pid
 from ..resources.netlock import ConnectionLock
 from ..resources.ports import free_ports
@@ -265,6 +266,7 @@ class Restoring(Struct):
         mend.acknowledge(self.images, pids)
         mend.tell_limits(self.images, pids, self.reporter)
         bind_processors(self.manifest.processes, pids, self.reporter)
+        set_manners(self.manifest.processes, pids, self.reporter)
         if self.plan.connections:
             self.reporter.step("connections")
         self.connections = handback.HandBack(self.config, self.plan.connections, pids, self.hooks.facts | {"pid": root}).run()
