@@ -71,7 +71,10 @@ class Inside:
 
 
 def spawn_session(request: SpawnRequest) -> Spawned:
-    """Start the command as the module's text says; options: ``host_pids``, ``run_dir``, ``umask``.  Called in the holder."""
+    """Start the command as the module's text says; called in the holder.
+
+    Options: ``host_pids``, ``io_uring``, ``run_dir``, ``umask``.
+    """
     # Not by shutil.which: that module is large, and stays in the holder.
     tini = next((path for folder in _FOLDERS if os.access(path := f"{folder}/tini", os.X_OK)), None)
     if tini is None:
@@ -93,7 +96,8 @@ def spawn_session(request: SpawnRequest) -> Spawned:
         report = f"criuctl/spawn/{os.urandom(16).hex()}"
         listener.bind(f"\0{report}")
         listener.listen(1)
-        python = [sys.executable, "-I", "-S", "-E", sessionchild.__file__, pty.path, report, request.cwd]
+        rings = "yes" if request.options.get("io_uring", True) else "no"
+        python = [sys.executable, "-I", "-S", "-E", sessionchild.__file__, pty.path, report, request.cwd, rings]
         argv = [tini, "-s", "--", *python, *request.argv]
         umask = int(request.options.get("umask", 0o022))
         if private:

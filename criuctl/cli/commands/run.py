@@ -41,6 +41,11 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tu
     help="Share the host's PIDs, System V and POSIX IPC.  [default: PID and IPC namespaces of its own]",
 )
 @click.option(
+    "--no-io-uring",
+    is_flag=True,
+    help="Refuse it io_uring, which cannot be dumped; programs do without, as in most containers.  [default: it may be had]",
+)
+@click.option(
     "--label",
     "labels",
     metavar="KEY=VALUE",
@@ -65,6 +70,7 @@ def run(
     name: str | None,
     detach: bool,
     host_pids: bool,
+    no_io_uring: bool,
     labels: Mapping[str, str],
     workspace: str | None,
     size: tuple[int, int] | None,
@@ -93,6 +99,7 @@ def run(
         name=name,
         size=size or (here[:2] if here is not None else (24, 80)),
         host_pids=host_pids,
+        io_uring=not no_io_uring,
         labels=labels,
         workspace=workspace,
     )

@@ -36,7 +36,7 @@ _MIB = 1 << 20
 IO_URING_HINT = (
     "Have the program do without: io_uring off in its configuration, for Node.js UV_USE_IO_URING=0, for MariaDB "
     "innodb_use_native_aio=OFF. What asks for one whatever it is told (newer libuv: uvloop, Node.js) does without where the "
-    "kernel gives none: `sysctl kernel.io_uring_disabled=2` before it starts."
+    "kernel gives none: start it by `criuctl run --no-io-uring`, or set `sysctl kernel.io_uring_disabled=2` before."
 )
 
 _WHY = {

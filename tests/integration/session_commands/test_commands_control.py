@@ -86,6 +86,35 @@ def test_what_cannot_be_started_says_why(operators: Operators) -> None:
     assert names == ["sleep", "sleep-2"]
 
 
+RING = """\
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+parameters = ctypes.create_string_buffer(120)
+for number, _ in enumerate(sys.stdin):
+    ring = libc.syscall(425, 4, parameters)
+    print("answer", number, "ring" if ring >= 0 else os.strerror(ctypes.get_errno()), flush=True)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--host-pids",)], ids=["private", "host-pids"])
+def test_who_takes_io_uring_where_it_can_does_without(operators: Operators, options: tuple[str, ...]) -> None:
+    """As newer Node.js and uvloop do, whatever they are told.  A restored one is refused it, too."""
+
+    def asked(name: str) -> str:
+        operators("send", name, "--text", "ask", "--enter")
+        return str(operators("wait", name, "--match", r"answer \d .+", "--timeout", TIMEOUT)["match"])
+
+    operators("run", "-d", "--name", "takes", *options, "--", sys.executable, "-c", RING)
+    assert asked("takes").strip() == "answer 0 ring"
+    refused = operators("dump", "takes", check=False)
+    assert refused["exit_code"] == 4 and "--no-io-uring" in refused["error"]["hint"]
+    operators("run", "-d", "--name", "without", "--no-io-uring", *options, "--", sys.executable, "-c", RING)
+    for number in range(3):
+        assert asked("without").strip() == f"answer {number} Function not implemented"
+        operators("dump", "without")
+        operators("restore", "without")
+
+
 @pytest.mark.parametrize(("closing", "said"), [(">&-", "standard output is closed"), (">/dev/full", "No space left")])
 def test_output_that_goes_nowhere_is_told(operators: Operators, closing: str, said: str) -> None:
     operators.shell("work")
