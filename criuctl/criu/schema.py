@@ -28,6 +28,7 @@ _MESSAGES = {
     "FS": ("fs_pb2", "fs_entry"),
     "IDS": ("core_pb2", "task_kobj_ids_entry"),
     "INVENTORY": ("inventory_pb2", "inventory_entry"),
+    "IPCNS_SHM": ("ipc_shm_pb2", "ipc_shm_entry"),
     "MM": ("mm_pb2", "mm_entry"),
     "MNTS": ("mnt_pb2", "mnt_entry"),
     "PAGEMAP": ("pagemap_pb2", "pagemap_entry"),

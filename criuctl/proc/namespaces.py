@@ -19,7 +19,7 @@ from typing import TypeVar
 from ..errors import NoSuchProcess, PreflightRefused
 from .child import InterruptsDeferred
 from .procfs import all_pids, read_text, reading
-from .syscalls import CLONE_FS, CLONE_NEWNS, setns, unshare
+from .syscalls import CLONE_FS, CLONE_NEWIPC, CLONE_NEWNS, setns, unshare
 from .threads import Later
 
 R = TypeVar("R")
@@ -83,17 +83,30 @@ def entry_prefix(pid: int, kinds: Iterable[str]) -> list[str]:
 
 def in_mount_namespace(pid: int, work: Callable[[], R]) -> R:
     """The result of `work` in the mount namespace of `pid`, at its root folder; `OSError`, and what `work` raises."""
-    namespace = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+
+    def alone() -> None:
+        unshare(CLONE_FS)  # a root and a current folder of this thread's own, which setns sets
+
+    return _within(pid, "mnt", CLONE_NEWNS, work, alone)
+
+
+def in_ipc_namespace(pid: int, work: Callable[[], R]) -> R:
+    """The result of `work` in the IPC namespace of `pid`; `OSError`, and what `work` raises."""
+    return _within(pid, "ipc", CLONE_NEWIPC, work)
+
+
+def _within(pid: int, kind: str, flag: int, work: Callable[[], R], first: Callable[[], None] = lambda: None) -> R:
+    namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
 
     def enter() -> R:
-        unshare(CLONE_FS)  # a root and a current folder of this thread's own, which setns sets
-        setns(namespace, CLONE_NEWNS)
+        first()
+        setns(namespace, flag)
         return work()
 
     try:
         later = Later(enter)
         with InterruptsDeferred():  # the descriptor is the thread's as long as it runs
-            thread = threading.Thread(target=later.run, name="enter-mntns")  # and with its end all others are where they were
+            thread = threading.Thread(target=later.run, name=f"enter-{kind}")  # and with its end all others are where they were
             thread.start()
             thread.join()
         return later.result()

@@ -20,6 +20,7 @@ _SYS_USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _SYS_KCMP = {"x86_64": 312, "aarch64": 272}
 _SYS_IOPRIO_SET, _SYS_IOPRIO_GET = {"x86_64": 251, "aarch64": 30}, {"x86_64": 252, "aarch64": 31}
 _IOPRIO_WHO_PROCESS = 1
+_IPC_RMID = 0
 _SPLICE_F_NONBLOCK = 2
 _MS_BIND = 0x1000
 _AT_EMPTY_PATH = 0x1000
@@ -149,6 +150,12 @@ def setns(fd: int, nstype: int = 0) -> None:
 def unshare(flags: int) -> None:
     """Give the calling thread namespaces of its own (CLONE_NEW... flags)."""
     _checked(_c().unshare(flags))
+
+
+def remove_shared_memory(*numbers: int) -> None:
+    """Have System V shared memory segments end with their last user, in the IPC namespace of the calling thread."""
+    for number in numbers:
+        _checked(_c().shmctl(number, _IPC_RMID, None))
 
 
 def bind_mount(source: str, target: str) -> None:

@@ -26,6 +26,8 @@ word of complaint:
   sets a thread itself; who is outside, and not the very one it was, is told.
 - A root that wants a signal when its parent ends (``PR_SET_PDEATHSIG``, often SIGKILL) gets it at once: its parent is CRIU,
   which ends.  Mended in the images: without that wish, and told.
+- A System V shared memory segment that was removed, to end with its last user (IPC_RMID), stays for ever.  Mended in
+  post-restore: removed again, in the tree's IPC namespace.
 - Limits, and the OOM score, that only CAP_SYS_RESOURCE may raise stay as they are for criuctl.  Not mended but told.
 
 For locks, orphans, flags and epolls a system call is run inside the process (`criuctl.proc.inject`).  What could not be mended
@@ -51,8 +53,9 @@ from ...criu.images import ImageSet, read, write
 from ...errors import CriuctlError, NoSuchProcess, RestoreFailed
 from ...proc import inject
 from ...proc.limits import CAP_SYS_RESOURCE, effective_capabilities
+from ...proc.namespaces import in_ipc_namespace
 from ...proc.procfs import memory_info, read_text
-from ...proc.syscalls import borrow_socket
+from ...proc.syscalls import borrow_socket, remove_shared_memory
 from ...proc.tree import ProcessIdentity
 from ...report import Reporter
 
@@ -60,6 +63,7 @@ _FL_POSIX = 1
 _F_SETLK = 6
 _F_SETSIG, _F_SETOWN_EX = 10, 15
 _OWNER_THREAD, _OWNER_GROUP = 0, 2  # F_OWNER_TID, F_OWNER_PGRP
+_SHM_DEST = 0o1000
 _FLOCK = struct.Struct("=hhxxxxqqixxxx")  # l_type, l_whence, l_start, l_len, l_pid on 64-bit Linux
 _EPOLL_EVENT = struct.Struct("=IQ")  # events, data; packed on x86-64
 _EPOLL_CTL_ADD = 1
@@ -238,6 +242,18 @@ def acknowledge(images: ImageSet, pids: Mapping[int, int]) -> None:
                     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
             finally:
                 os.close(pidfd)
+
+
+def remove_segments(images: ImageSet, root: int, reporter: Reporter) -> None:
+    """Have shared memory that was to end with its last user do so; `root` is in the tree's IPC namespace."""
+    names = [name for name in images.names() if name.startswith("ipcns-shm-")]
+    removed = [e.desc.id for name in names for e in read(images.folder, name, "IPCNS_SHM") if e.desc.mode & _SHM_DEST]
+    if removed:
+        try:
+            in_ipc_namespace(root, lambda: remove_shared_memory(*removed))
+        except OSError as error:
+            numbers = ", ".join(map(str, removed))
+            reporter.warning(f"System V shared memory (shmid {numbers}) does not end with its users: {error}")
 
 
 def set_locks(locks: list[Any], pids: Mapping[int, int], reporter: Reporter) -> None:

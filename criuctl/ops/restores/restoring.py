@@ -263,6 +263,7 @@ class Restoring(Struct):
         owners = {key: owner for key, owner in self.owners.items() if owner.pid or key in inherited}
         mend.set_owners(inherited | owners, pids, self.reporter)
         mend.set_flags(self.flags, pids, self.reporter)
+        mend.remove_segments(self.images, root, self.reporter)
         mend.acknowledge(self.images, pids)
         mend.tell_limits(self.images, pids, self.reporter)
         bind_processors(self.manifest.processes, pids, self.reporter)
