@@ -4,7 +4,8 @@ Putting a process into a group that exists is one write.  Groups that are gone a
 those of systemd, for whom a group without a unit is nothing.
 
 Where systemd runs, whoever restores is in a unit, a login's or a service's, and whatever is in it may end with it.  A session
-does not: its holder has a scope of its own.  What comes back without a holder is let out of the unit by `leave_unit`.
+does not: its holder has a scope of its own.  What comes back without a holder is let out of the unit by `leave_unit`.  A service
+is no service any more then, but keeps the name of one in its group: journald goes by that, so `journalctl -u` goes on as well.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from ...proc.mounts import read_mounts
 from ...proc.procfs import read_lines
 
 _SYSTEMD = "/run/systemd/system"
+_TREES = "criuctl/trees"  # the group of what comes back without a holder
+_SERVICES = "criuctl-trees.slice"  # and that of the groups of former services, see cg_path_get_unit() of systemd
 _KEEPERS = ("", "name=systemd")  # hierarchies in which systemd keeps its units
 
 
@@ -67,7 +70,7 @@ def put_back(wanted: Mapping[int, Mapping[str, str]]) -> list[str]:
     missing: set[str] = set()
     for pid, groups in wanted.items():
         for hierarchy, path in groups.items():
-            if ours.get(hierarchy) == path or hierarchy not in mounted:
+            if ours.get(hierarchy) == path or hierarchy not in mounted or path.startswith(f"/{_SERVICES}/"):
                 continue
             try:
                 with open(os.path.join(mounted[hierarchy], path.lstrip("/"), "cgroup.procs"), "w") as file:
@@ -77,17 +80,48 @@ def put_back(wanted: Mapping[int, Mapping[str, str]]) -> list[str]:
     return sorted(missing)
 
 
-def leave_unit(pids: Iterable[int]) -> None:
-    """Let those of these processes that are in our own systemd unit leave it; elsewhere nothing is done."""
+def service_of(groups: Mapping[str, str]) -> str:
+    """The service of the system that a process in these groups belongs to, by systemd's rules; "" if to none."""
+    for hierarchy in _KEEPERS:
+        parts = [part for part in groups.get(hierarchy, "").split("/") if part and not part.endswith(".slice")]
+        if parts and parts[0].endswith(".service") and not parts[0].startswith("user@"):
+            return parts[0]
+    return ""
+
+
+def leave_unit(pids: Mapping[int, str]) -> None:
+    """Let those of these processes that are in our own systemd unit leave it; elsewhere nothing is done.
+
+    Each process comes with the service that it was once part of, or "".
+    """
     if not os.path.isdir(_SYSTEMD):
         return
     ours, mounted = of_process(os.getpid()), mount_points()
-    wanted = [(h, ours[h], os.path.join(mounted[h], "criuctl", "trees")) for h in _KEEPERS if h in ours and h in mounted]
-    for hierarchy, unit, folder in wanted:
-        with suppress(OSError):  # not ours to write: then it ends with the unit
-            os.makedirs(folder, 0o755, exist_ok=True)
-        for pid in pids:
-            with suppress(OSError, NoSuchProcess):
-                if of_process(pid).get(hierarchy) == unit:
-                    with open(os.path.join(folder, "cgroup.procs"), "w") as file:
-                        file.write(str(pid))
+    for hierarchy in (h for h in _KEEPERS if h in ours and h in mounted):
+        _drop_empty(os.path.join(mounted[hierarchy], _SERVICES))
+        for pid, service in pids.items():
+            folder = os.path.join(mounted[hierarchy], os.path.join(_SERVICES, service) if service else _TREES)
+            with suppress(OSError, NoSuchProcess):  # not ours to write: then it ends with the unit
+                if of_process(pid).get(hierarchy) == ours[hierarchy]:
+                    _enter(folder, pid)
+
+
+def _enter(folder: str, pid: int) -> None:
+    for last in (False, True):
+        os.makedirs(folder, 0o755, exist_ok=True)
+        try:
+            with open(os.path.join(folder, "cgroup.procs"), "w") as file:
+                file.write(str(pid))
+            return
+        except FileNotFoundError:  # another restore has removed it, as nobody was in it yet
+            if last:
+                raise
+
+
+def _drop_empty(folder: str) -> None:
+    """Remove the groups in a group of ours, as far as nobody is in them."""
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.is_dir(follow_symlinks=False):
+                with suppress(OSError):
+                    os.rmdir(entry.path)

@@ -333,7 +333,8 @@ class Restoring(Struct):
         """Back into the control groups that the processes were in, if this is still the same host; not left in our own unit."""
         self._rejoin(pids)
         if not self.holder.needed:
-            cgroups.leave_unit([*([private.init.pid] if private is not None else []), *pids.values()])
+            services = {pids[p.ns_pid]: cgroups.service_of(p.cgroups) for p in self.manifest.processes if p.ns_pid in pids}
+            cgroups.leave_unit(services | ({private.init.pid: ""} if private is not None else {}))
 
     def _rejoin(self, pids: dict[int, int]) -> None:
         if not self._at_home:

@@ -60,6 +60,11 @@ class Service:
         told = self.booted.run("journalctl", "--no-pager", "-o", "json", "-u", "web", "_TRANSPORT=stdout", check=False)
         return [json.loads(line) for line in told.splitlines() if line.startswith("{")]
 
+    def group(self) -> bool:
+        """Whether the service has a control group."""
+        found = self.booted.run("find", "/sys/fs/cgroup/system.slice", "-name", "web.service")
+        return bool(found.strip())
+
     def prints(self, pid: int) -> list[dict[str, Any]]:
         """The lines since now, when there are some of both streams."""
         before = len(self.lines())
@@ -85,11 +90,15 @@ def _numbers(lines: list[dict[str, Any]], stream: str) -> list[int]:
     return [int(line["MESSAGE"][4:]) for line in lines if line["MESSAGE"].startswith(stream)]
 
 
-@pytest.mark.parametrize("options", [[], ["--connections", "keep"]])
-def test_it_goes_on_where_it_was(options: list[str], service: Service) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "late"])
+@pytest.mark.parametrize("options", [[], ["--connections", "keep"]], ids=["plain", "keep"])
+def test_it_goes_on_where_it_was(options: list[str], late: bool, service: Service) -> None:
+    """Also once systemd has removed the group of the ended service, by which journald tells whose lines they are."""
     before = service.prints(service.pid)[0]
     told = service.operators("dump", str(service.pid), "--name", "web", *options)
     assert told["warnings"] == []
+    if late:
+        wait_until(lambda: not service.group(), TIMEOUT, "systemd has removed the service's group")
     restored = service.operators("restore", "web")
     (report,) = [c for c in restored["connections"] if c["application"] == "journal"]
     assert (report["policy"], report["outcome"], report["reason"]) == ("reconnect", "reconnected", ""), report
