@@ -179,6 +179,7 @@ def dump(
             home=home,
         )
         stack.callback(work.farewell.drop)
+        stack.callback(work.repairs.rest)
         stack.enter_context(arounddump.handlers_restored())
         hooks.run("pre-dump")
         work.required = predicates.note(config, required)
@@ -196,6 +197,7 @@ def dump(
             ended = work.ended()
             if not ended:
                 work.terminals.back()
+                work.mend()
             if isinstance(error, NoSuchProcess | CommandFailed) and work.tree:  # somebody killed CRIU, or a helper of ours
                 raise DumpFailed(f"{error.message} while it was dumped{work.fate()}", hint=error.hint) from error
             if not isinstance(error, driver.CriuFailed):

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support import oracle
+from support import leaks, oracle
 from support.aftermath import Aftermath, stopped
 from support.command import Criuctl
 from support.keeper import wait_until
@@ -39,6 +39,22 @@ def test_kill_9_of_criu_at_every_step_of_a_dump(zoo: Zoo, criuctl: Criuctl, afte
         held.wait_settled(animal)
         wait_until(lambda animal=animal: not stopped(animal), 60, f"{animal!r} runs on")
         aftermath.of_dump(animal, again=step == "collect")
+
+
+@pytest.mark.parametrize("step", ["collect", "commit"])
+def test_connections_of_a_tree_whose_criu_was_killed(step: str, zoo: Zoo, criuctl: Criuctl, trip: Trip) -> None:
+    """CRIU had its TCP sockets in repair mode, in which no call of the program works: they are as before."""
+    animal = zoo.launch("sockets.py")
+    animal.remember()
+    before = leaks.nft_tables()
+    with paused(criuctl, step, "dump", animal.pid) as held:
+        held.kill_criu()
+    assert held.command.process.wait(120) == 5, held.command.told()
+    wait_until(lambda: not stopped(animal), 60, f"{animal!r} runs on")
+    assert animal.differences(animal) == []
+    assert leaks.nft_tables() == before
+    animal.ask()
+    trip.restore(trip.dump(animal), animal, equal=False).ask()
 
 
 def test_kill_9_of_criu_at_every_step_of_a_restore(zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath) -> None:

@@ -20,6 +20,7 @@ from ...checkpoint.writer import CheckpointWriter
 from ...config import Config
 from ...connections.farewell import Farewell
 from ...connections.record import untaken
+from ...connections.repairs import Repairs
 from ...connections.survey import FreezeAgain, Survey
 from ...criu import driver
 from ...criu.images import ImageSet
@@ -105,6 +106,7 @@ class Dumping(Struct, eq=False):
     manifest: Manifest | None = None
     waits: Waits = field(default_factory=Waits)
     farewell: Farewell = field(default_factory=Farewell)
+    repairs: Repairs = field(default_factory=Repairs)
     kept: bool = False  # an external connection is to be kept: the firewall lock stays
 
     def net_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
@@ -155,6 +157,7 @@ class Dumping(Struct, eq=False):
             )
         self.terminals.back()
         self.forget_lock()
+        self.repairs.rest()
         self.farewell.drop()
         self.holder.unprepare()
         self.hooks.forget("frozen")
@@ -192,6 +195,7 @@ class Dumping(Struct, eq=False):
         timerfds.count_expiries(self.opened)
         # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
         looked = self.survey.frozen(self.tree, self.opened)
+        self.repairs.watch(self.dumper.conversation, looked.connections)
         heard = Reporter()
         for finding in untaken(c.held for c in looked.connections):
             heard.finding(finding)
@@ -244,6 +248,7 @@ class Dumping(Struct, eq=False):
         self.holder.commit(self.manifest.id)
         self.links.clean(self.reporter)  # nobody would remove them if we were killed from here on
         self.terminals.drop()
+        self.repairs.rest()
         self.let_go = True
 
     def _store(self, manifest: Manifest) -> Manifest:
@@ -297,6 +302,16 @@ class Dumping(Struct, eq=False):
     def fate(self) -> str:
         """What has become of the tree, for a message."""
         return "; the tree runs on" if self.tree and self.tree[0].identity.alive() else "; the tree is gone"
+
+    def mend(self) -> None:
+        """The tree goes on: so do its connections, if CRIU could not see to that."""
+        self.repairs.rest()
+        self.repairs.mend()
+        if self.repairs.mended:
+            self.reporter.warning(
+                f"CRIU was killed while it held {self.repairs.mended} TCP sockets of the tree; they work again",
+                "A program that waited in a call on one of them may have got EPERM from it.",
+            )
 
     def ended(self) -> bool:
         """Whether the checkpoint is committed and the tree is gone, or killed and about to be, whatever CRIU had to say."""

@@ -1,0 +1,87 @@
+"""TCP connections of a tree whose CRIU was killed are taken out of repair mode, in which every call of the program on them fails.
+
+CRIU puts the connections into repair mode while it looks at them, and takes them out again before it lets the tree go on.  When
+it is killed meanwhile the kernel lets the tree go on at once, and the connections stay as they are, for good.  So a thread waits
+for CRIU's end for as long as it may not end the tree, and mends them without waiting for whatever else the dump is busy with: a
+program that waits for events notices nothing; one that waits in a call, which is entered again first, gets EPERM from it.
+
+Of a CRIU that ends as it should nothing is left to mend.  The thread is gone before CRIU may end the tree: the connections of a
+tree that has ended must not say a word.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+
+from ..proc.syscalls import borrow_socket
+from .record import Connection
+
+_TCP_REPAIR = 19
+
+
+class Repairs:
+    """The connections of one dump that CRIU may leave in repair mode; `mended` is how many it has."""
+
+    def __init__(self) -> None:
+        self.mended = 0
+        self._known: list[tuple[Connection, int]] = []  # and SO_REUSEADDR, which repair mode overwrites
+        self._thread: threading.Thread | None = None
+        self._wake = -1
+
+    def watch(self, conversation: int, connections: Iterable[Connection]) -> None:
+        """The tree is frozen, and CRIU, spoken to over that socket, is about to look at its connections."""
+        self.rest()
+        self._known = []
+        for c in connections:
+            if c.held.socket.protocol == "tcp" and c.held.socket.connected:
+                with suppress(OSError), _borrowed(c) as sock:
+                    self._known.append((c, sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)))
+        if not self._known:
+            return
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._wait, args=(os.dup(conversation),), name="criuctl-repairs", daemon=True)
+        self._thread.start()
+
+    def rest(self) -> None:
+        """CRIU is about to be told that it may end the tree, or has ended."""
+        if self._thread is not None:
+            os.eventfd_write(self._wake, 1)
+            self._thread.join()
+            os.close(self._wake)
+            self._thread = None
+
+    def mend(self) -> None:
+        """CRIU has ended, and the tree has not."""
+        for c, reused in self._known:
+            with suppress(OSError), _borrowed(c) as sock:
+                if sock.getsockopt(socket.IPPROTO_TCP, _TCP_REPAIR):
+                    sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reused)
+                    self.mended += 1
+
+    def _wait(self, conversation: int) -> None:
+        poller = select.poll()
+        poller.register(self._wake, select.POLLIN)
+        poller.register(conversation, 0)  # POLLHUP is always told
+        ended = {fd for fd, _events in poller.poll()} == {conversation}
+        os.close(conversation)
+        if ended:
+            self.mend()
+
+
+def _borrowed(connection: Connection) -> socket.socket:
+    """A duplicate of the tree's socket; `OSError` when it is not there any more."""
+    pidfd = os.pidfd_open(connection.held.pid)
+    try:
+        sock = borrow_socket(pidfd, connection.held.fd)
+    finally:
+        os.close(pidfd)
+    if os.fstat(sock.fileno()).st_ino != connection.held.socket.inode:
+        sock.close()
+        raise FileNotFoundError(f"descriptor {connection.held.fd} is another socket by now")
+    return sock
