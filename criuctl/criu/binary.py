@@ -33,7 +33,10 @@ MINIMUM = (4, 2)
 SETUP_PREFIXES = (Path(sys.prefix).parent, Path("/opt/criuctl"))  # our own environment lies in the prefix
 # CRIU needs more descriptors than any process of the tree, and asks how many it may have when it starts.  It raises the limit
 # by itself only with CAP_SYS_RESOURCE; the usual 1024 is too few for many a server.
-_ALL_DESCRIPTORS = ("sh", "-c", 'ulimit -Sn "$(ulimit -Hn)"; exec "$@"', "sh")
+_ALL_DESCRIPTORS = 'ulimit -Sn "$(ulimit -Hn)"; exec "$@"'
+# One that is ended while it dumps leaves the tree's processes and connections as they are just then.  What stops a unit sends
+# SIGTERM to all of its processes, and a memory limit may kill any: CRIU sees us end, and lets go of the tree in order.
+_TO_THE_END = 'trap "" HUP INT TERM; { echo -1000 >/proc/self/oom_score_adj; } 2>/dev/null; ' + _ALL_DESCRIPTORS
 HOST_CONFIGS = ("/etc/criu/default.conf", "~/.criu/default.conf")
 
 
@@ -52,9 +55,11 @@ class CriuBinary(Struct, frozen=True):
         pass_fds: Sequence[int] = (),
         stderr: int | None = None,
         start: command.Starter | None = None,
+        to_the_end: bool = False,
     ) -> Iterator[Swrk]:
         """A running ``criu swrk``; `enter` is an argv prefix that puts it into other namespaces.
 
+        `to_the_end`: no signal ends it that can be ignored.
         `start` starts it as somebody else's child, who then is the parent of what it restores.
         On leaving, our end is closed and CRIU is waited for: it ends by itself, having rolled back what it
         had not finished; if it hangs and is expendable, it is ended with all that it has made.
@@ -62,7 +67,8 @@ class CriuBinary(Struct, frozen=True):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                argv = [*_ALL_DESCRIPTORS, *enter, *self.argv, "--no-default-config", "swrk", str(theirs.fileno())]
+                shell = ["sh", "-c", _TO_THE_END if to_the_end else _ALL_DESCRIPTORS, "sh"]
+                argv = [*shell, *enter, *self.argv, "--no-default-config", "swrk", str(theirs.fileno())]
                 # A session of its own: a ^C at the terminal is ours to handle, never CRIU's.
                 wait: Callable[[float | None], object]
                 with features.lent(self.argv) as features_fds:

@@ -123,7 +123,7 @@ class Dumper:
                 with open(os.open(CONFIG_NAME, _NEW, 0o600, dir_fd=self._folder), "w") as file:
                     file.write(config_text(options))
             with theirs:  # CRIU holds its own copy; the stream must end when CRIU does
-                self._swrk = stack.enter_context(self._criu.swrk(enter=self._enter, pass_fds=fds))
+                self._swrk = stack.enter_context(self._criu.swrk(enter=self._enter, pass_fds=fds, to_the_end=True))
                 self._swrk.ask("DUMP", dump_options(folder_path(self._folder), theirs.fileno(), options))
             self._running = stack.pop_all()
         self._asked = options

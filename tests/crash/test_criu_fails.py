@@ -57,6 +57,21 @@ def test_connections_of_a_tree_whose_criu_was_killed(step: str, zoo: Zoo, criuct
     trip.restore(trip.dump(animal), animal, equal=False).ask()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_what_may_be_ignored_does_not_end_a_criu_that_dumps(
+    number: signal.Signals, zoo: Zoo, criuctl: Criuctl, trip: Trip
+) -> None:
+    """As when its unit is stopped: the tree would be left as it was just then, its connections in repair mode."""
+    animal = zoo.launch("sockets.py")
+    animal.remember()
+    with paused(criuctl, "frozen", "dump", animal.pid) as held:
+        held.kill_criu(number)
+    assert held.command.process.wait(120) == 0, held.command.told()
+    restored = trip.restore(held.command.json(), animal, equal=False)
+    assert animal.differences(restored) == []
+    restored.ask()
+
+
 def test_kill_9_of_criu_at_every_step_of_a_restore(zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath) -> None:
     """Nothing half-restored stays."""
     animal = zoo.launch("counter.py", "1")
