@@ -39,6 +39,7 @@ from .dumps import arounddump, surroundings
 from .dumps.delivery import Delivery
 from .dumps.describe import DumpResult
 from .dumps.dumping import Dumping
+from .failures.helpers import told_as
 from .holders import DumpedHolder
 from .host import host_id
 from .journal import events
@@ -86,6 +87,7 @@ def dump(
     root = resolved.root
     busy = f"PID {root.pid} is being dumped by another criuctl"
     with ExitStack() as stack:
+        stack.enter_context(told_as(DumpFailed, lambda: "the tree runs on" if root.alive() else ""))
         stack.enter_context(stopping(config, reporter))
         stack.enter_context(exclusive(config, f"tree/{boot_id()}/{root.pid}/{root.start_time}", busy))
         session = arounddump.session_for(registry, resolved, name)

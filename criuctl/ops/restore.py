@@ -32,6 +32,7 @@ from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..store import open_store
 from . import hooking, insidereport
+from .failures.helpers import told_as
 from .holders import RestoredHolder
 from .host import host_id
 from .journal import events
@@ -122,7 +123,7 @@ def restore(
     check_outside(config, begins=not (dry_run or alone))
     if new_name is not None:
         check_name(new_name)
-    with ExitStack() as stack:
+    with told_as(RestoreFailed, lambda: "nothing is left of it"), ExitStack() as stack:
         reporter.step("resolve", ref=ref)
         forget_stale_locks(config)
         insidereport.sweep(config)
