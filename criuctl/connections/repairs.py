@@ -17,6 +17,7 @@ import socket
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 from ..proc.syscalls import borrow_socket
 from .record import Connection
@@ -24,24 +25,34 @@ from .record import Connection
 _TCP_REPAIR = 19
 
 
+class Mendable(NamedTuple):
+    """One of them, and how it was."""
+
+    pid: int
+    fd: int
+    inode: int
+    reused: int  # SO_REUSEADDR, which repair mode overwrites
+
+
 class Repairs:
     """The connections of one dump that CRIU may leave in repair mode; `mended` is how many it has."""
 
     def __init__(self) -> None:
+        self.known: list[Mendable] = []
         self.mended = 0
-        self._known: list[tuple[Connection, int]] = []  # and SO_REUSEADDR, which repair mode overwrites
         self._thread: threading.Thread | None = None
         self._wake = -1
 
     def watch(self, conversation: int, connections: Iterable[Connection]) -> None:
         """The tree is frozen, and CRIU, spoken to over that socket, is about to look at its connections."""
         self.rest()
-        self._known = []
+        self.known = []
         for c in connections:
             if c.held.socket.protocol == "tcp" and c.held.socket.connected:
-                with suppress(OSError), _borrowed(c) as sock:
-                    self._known.append((c, sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)))
-        if not self._known:
+                one = Mendable(c.held.pid, c.held.fd, c.held.socket.inode, 0)
+                with suppress(OSError), _borrowed(one) as sock:
+                    self.known.append(one._replace(reused=sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)))
+        if not self.known:
             return
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._wait, args=(os.dup(conversation),), name="criuctl-repairs", daemon=True)
@@ -57,12 +68,7 @@ class Repairs:
 
     def mend(self) -> None:
         """CRIU has ended, and the tree has not."""
-        for c, reused in self._known:
-            with suppress(OSError), _borrowed(c) as sock:
-                if sock.getsockopt(socket.IPPROTO_TCP, _TCP_REPAIR):
-                    sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
-                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reused)
-                    self.mended += 1
+        self.mended += mend(self.known)
 
     def _wait(self, conversation: int) -> None:
         poller = select.poll()
@@ -74,14 +80,26 @@ class Repairs:
             self.mend()
 
 
-def _borrowed(connection: Connection) -> socket.socket:
+def mend(connections: Iterable[Mendable]) -> int:
+    """Take those that are in repair mode out of it; how many were."""
+    mended = 0
+    for one in connections:
+        with suppress(OSError), _borrowed(one) as sock:
+            if sock.getsockopt(socket.IPPROTO_TCP, _TCP_REPAIR):
+                sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, one.reused)
+                mended += 1
+    return mended
+
+
+def _borrowed(one: Mendable) -> socket.socket:
     """A duplicate of the tree's socket; `OSError` when it is not there any more."""
-    pidfd = os.pidfd_open(connection.held.pid)
+    pidfd = os.pidfd_open(one.pid)
     try:
-        sock = borrow_socket(pidfd, connection.held.fd)
+        sock = borrow_socket(pidfd, one.fd)
     finally:
         os.close(pidfd)
-    if os.fstat(sock.fileno()).st_ino != connection.held.socket.inode:
+    if os.fstat(sock.fileno()).st_ino != one.inode:
         sock.close()
-        raise FileNotFoundError(f"descriptor {connection.held.fd} is another socket by now")
+        raise FileNotFoundError(f"descriptor {one.fd} is another socket by now")
     return sock

@@ -3,8 +3,9 @@
 Who may end the tree: only CRIU, only after `Dumping.commit` has returned, which for a dump that ends the tree
 is after the manifest is in the store.  Every failure before that, of whatever part, is a veto: CRIU lets the
 tree go on and the packs already written stay unreferenced.  ``kill -9`` of criuctl closes CRIU's socket, which
-is a veto too.  A dump that leaves the tree running thaws it as soon as everything is in memory of ours, and
-uploads afterwards: the tree is never in danger.
+is a veto too.  Of a CRIU that is killed itself what it has done to connections can be undone (`criuctl.connections.repairs`), but
+nobody can undo what it was just doing inside a process, so it ignores the signals that may be ignored.  A dump that leaves the
+tree running thaws it as soon as everything is in memory of ours, and uploads afterwards: the tree is never in danger.
 
 CRIU is started while the store is being opened.  It gets ready and waits, the tree untouched, for our word; at the freeze
 it is told to go on, or started anew if something else has to be asked of it by then.  A tree that it refuses for what passes by
@@ -181,6 +182,7 @@ def dump(
             home=home,
         )
         stack.callback(work.farewell.drop)
+        stack.callback(work.shielded.close)
         stack.callback(work.repairs.rest)
         stack.enter_context(arounddump.handlers_restored())
         hooks.run("pre-dump")

@@ -32,10 +32,11 @@ from ..session.names import DEFAULT_RUN_DIR, check_name, valid_name
 
 _NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 _INSTEAD = Path("/dev/shm/criuctl")  # of /run
-_LOCKS = "locks"
+_LOCKS, SHIELDS = "locks", "shields"
 _LONGEST = 200  # bytes of the name of a lock's file
 
 __all__ = [
+    "SHIELDS",
     "Registry",
     "SessionRecord",
     "boot_id",
@@ -267,6 +268,10 @@ def exclusive(config: Config, what: str, busy: str) -> Iterator[None]:
 def forget_stale_locks(config: Config) -> None:
     """Take down the firewall tables of dumps whose criuctl was killed before it could, and remove the files of its locks."""
     locks.sweep(run_folder(config, _LOCKS))
+    if any(True for _ in locks.left(run_folder(config, SHIELDS))):
+        from .dumps import shields  # seldom
+
+        shields.sweep(config)
     registry = Registry(config)
     for name in [record.name for record in registry.locked() if not record.lock_kept]:
         try:

@@ -248,3 +248,22 @@ def test_the_firewall_lock_goes_too(zoo: Zoo, criuctl: Criuctl, aftermath: After
         assert animal.alive()
         assert animal.differences(animal) == []
         animal.ask()
+
+
+@pytest.mark.parametrize("step", ["collect", "commit"])
+def test_criuctl_and_criu_are_killed_together(step: str, zoo: Zoo, criuctl: Criuctl, trip: Trip) -> None:
+    """As when their control group is: nobody is left to unlock the tree's connections, and the next command does."""
+    animal = zoo.launch("sockets.py")
+    animal.remember()
+    before = leaks.nft_tables()
+    with paused(criuctl, step, "dump", animal.pid) as held:
+        held.kill(signal.SIGSTOP)
+        held.kill_criu()
+        held.kill()
+    held.wait_settled(animal)
+    assert len(leaks.nft_tables() - before) == 1
+    criuctl("snapshot", animal.pid)
+    assert leaks.nft_tables() == before
+    assert animal.differences(animal) == []
+    animal.ask()
+    trip.restore(trip.dump(animal), animal, equal=False).ask()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Collection, Hashable
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -44,7 +45,7 @@ from ..resources.interrupted import restart_living, restart_seized  # here now, 
 from ..resources.namespaces import NamespacePlan
 from ..resources.terminals import DumpedTerminals
 from ..supervising.fencing import Home
-from . import arounddump, latesignals, ownmemory, surroundings
+from . import arounddump, latesignals, ownmemory, shields, surroundings
 from .delivery import Delivery
 from .describe import Taken, describe
 from .waits import Waits
@@ -107,6 +108,7 @@ class Dumping(Struct, eq=False):
     waits: Waits = field(default_factory=Waits)
     farewell: Farewell = field(default_factory=Farewell)
     repairs: Repairs = field(default_factory=Repairs)
+    shielded: ExitStack = field(default_factory=ExitStack)
     kept: bool = False  # an external connection is to be kept: the firewall lock stays
 
     def net_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
@@ -158,6 +160,7 @@ class Dumping(Struct, eq=False):
         self.terminals.back()
         self.forget_lock()
         self.repairs.rest()
+        self.shielded.close()
         self.farewell.drop()
         self.holder.unprepare()
         self.hooks.forget("frozen")
@@ -196,6 +199,8 @@ class Dumping(Struct, eq=False):
         # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
         looked = self.survey.frozen(self.tree, self.opened)
         self.repairs.watch(self.dumper.conversation, looked.connections)
+        if table := self.lock_table():
+            self.shielded.enter_context(shields.noted(self.config, self.identity, table, self.repairs.known))
         heard = Reporter()
         for finding in untaken(c.held for c in looked.connections):
             heard.finding(finding)
@@ -249,6 +254,7 @@ class Dumping(Struct, eq=False):
         self.links.clean(self.reporter)  # nobody would remove them if we were killed from here on
         self.terminals.drop()
         self.repairs.rest()
+        self.shielded.close()
         self.let_go = True
 
     def _store(self, manifest: Manifest) -> Manifest:
