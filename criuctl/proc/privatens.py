@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from ..errors import NoSuchProcess, PlatformError
+from ..errors import CommandFailed, NoSuchProcess, PlatformError
 from . import command
 from .namespaces import entry_prefix, namespaces
 from .tree import ProcessIdentity, wait_gone
@@ -87,7 +87,9 @@ class PrivateNamespaces:
                 *lines, pending = pending.split(b"\n")
                 words.update((line.decode() + " ").split(" ", 1) for line in lines)  # type: ignore[misc]  # pairs by construction
                 if "error" in words or not received:
-                    raise PlatformError(f"private namespaces cannot be made: {words.get('error', 'the helper died').strip()}")
+                    if "error" not in words:
+                        raise CommandFailed("private namespaces cannot be made: what makes them has ended without a word")
+                    raise PlatformError(f"private namespaces cannot be made: {words['error'].strip()}")
             if helper is not None:
                 helper.wait(_TIMEOUT)
             self.init = ProcessIdentity.of(int(words["pid"]))
