@@ -35,8 +35,10 @@ SETUP_PREFIXES = (Path(sys.prefix).parent, Path("/opt/criuctl"))  # our own envi
 # by itself only with CAP_SYS_RESOURCE; the usual 1024 is too few for many a server.
 _ALL_DESCRIPTORS = 'ulimit -Sn "$(ulimit -Hn)"; exec "$@"'
 # One that is ended while it dumps leaves the tree's processes and connections as they are just then.  What stops a unit sends
-# SIGTERM to all of its processes, and a memory limit may kill any: CRIU sees us end, and lets go of the tree in order.
-_TO_THE_END = 'trap "" HUP INT TERM; { echo -1000 >/proc/self/oom_score_adj; } 2>/dev/null; ' + _ALL_DESCRIPTORS
+# SIGTERM to all of its processes, a memory limit may kill any, `ulimit -f` and our own death send signals that we have not got:
+# CRIU sees a call fail, or our end, and lets go of the tree in order.
+_IGNORED = "HUP INT QUIT USR1 USR2 PIPE TERM XCPU XFSZ"
+_TO_THE_END = f'trap "" {_IGNORED}; {{ echo -1000 >/proc/self/oom_score_adj; }} 2>/dev/null; {_ALL_DESCRIPTORS}'
 HOST_CONFIGS = ("/etc/criu/default.conf", "~/.criu/default.conf")
 
 

@@ -57,7 +57,7 @@ def test_connections_of_a_tree_whose_criu_was_killed(step: str, zoo: Zoo, criuct
     trip.restore(trip.dump(animal), animal, equal=False).ask()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGXFSZ], ids=lambda number: number.name)
 def test_what_may_be_ignored_does_not_end_a_criu_that_dumps(
     number: signal.Signals, zoo: Zoo, criuctl: Criuctl, trip: Trip
 ) -> None:
