@@ -37,6 +37,7 @@ from ..report import Reporter
 from ..session.names import DEFAULT_RUN_DIR
 from ..store import Capabilities, open_store
 from ..transport.frames import decode_error, encode_error
+from .failures.helpers import told_as
 from .restores.arrival import RestoreResult
 
 _TAIL = 4096  # characters of a probe's output that are told
@@ -89,7 +90,8 @@ def trial(config: Config, ref: str, *, probe: str | None = None, timeout: float 
         except CriuctlError as error:
             return {"error": encode_error(error)}
 
-    told = shadow.run(work, timeout=timeout)
+    with told_as(RestoreFailed, lambda: "nothing is left of it"):
+        told = shadow.run(work, timeout=timeout)
     if "error" in told:
         raise decode_error(told["error"], "a shadow of this host")
     if "done" not in told:

@@ -30,7 +30,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ..errors import PlatformError, TimedOut
+from ..errors import CommandFailed, PlatformError, TimedOut
 from .mounts import read_mounts
 from .syscalls import unshare
 
@@ -76,7 +76,7 @@ def run(work: Work, *, timeout: float) -> dict[str, Any]:
     """Do `work` in a shadow of this host; its answer, or ``{"bug": traceback}``.
 
     When this returns or raises, everything that ran in there is gone.  `PlatformError` when there can be no shadow,
-    `TimedOut` after `timeout` seconds.
+    `CommandFailed` when it was killed, `TimedOut` after `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     answer = os.memfd_create("answer", os.MFD_CLOEXEC)
@@ -106,7 +106,7 @@ def run(work: Work, *, timeout: float) -> dict[str, Any]:
                 os.waitpid(helper, 0)  # it ends after PID 1 has, which is after all that was in there
         size = os.fstat(answer).st_size
         if not size:
-            raise PlatformError("what ran in namespaces of its own was killed", hint="The kernel's log may tell why: `dmesg`.")
+            raise CommandFailed("what ran in namespaces of its own was killed", hint="The kernel's log may tell why: `dmesg`.")
         told: dict[str, Any] = json.loads(os.pread(answer, size, 0))
         if "cannot" in told:
             raise PlatformError(told["cannot"], hint="It takes root (CAP_SYS_ADMIN).")

@@ -80,6 +80,21 @@ def test_whatever_ends_it_nothing_stays(number: signal.Signals, zoo: Zoo, trip: 
     assert animal.ask()["counter"] == 1
 
 
+def test_what_holds_it_is_killed(zoo: Zoo, trip: Trip, criuctl: Criuctl, home: Home) -> None:
+    """It has failed, and nothing stays."""
+    animal = zoo.launch("counter.py")
+    trip.snapshot(animal, "--name", "web")
+    seconds = f"{90000 + os.getpid()}.5"
+    tree = running(animal.folder)
+    command = criuctl.start("verify", "web", "--restore", "--probe", f"exec sleep {seconds}")
+    wait_until(lambda: len(running(f"sleep {seconds}")) == 2, 60, "the probe runs")
+    for child in Path(f"/proc/{command.process.pid}/task/{command.process.pid}/children").read_text().split():
+        os.kill(int(child), signal.SIGKILL)
+    assert command.process.wait(60) == 6, command.told()
+    assert command.json()["error"]["message"].endswith("was killed; nothing is left of it")
+    wait_until(lambda: not running(f"sleep {seconds}") and running(animal.folder) == tree, 60, "all of it is gone")
+
+
 def running(words: object) -> set[int]:
     """Who has these words in a row on its command line."""
     found = set()
