@@ -202,6 +202,7 @@ def dump(
             if not ended:
                 work.terminals.back()
                 work.mend()
+                work.holder.failed()
             if isinstance(error, NoSuchProcess | CommandFailed) and work.tree:  # somebody killed CRIU, or a helper of ours
                 raise DumpFailed(f"{error.message} while it was dumped{work.fate()}", hint=error.hint) from error
             if not isinstance(error, driver.CriuFailed):

@@ -139,6 +139,12 @@ class DumpedHolder:
         if self._session is not None:
             self._session.request("checkpoint-commit", checkpoint=checkpoint)
 
+    def failed(self) -> None:
+        """The tree goes on, and nothing comes of the dump, even if its checkpoint exists."""
+        if self._session is not None and self._begun:
+            with suppress(CriuctlError):  # it finds that out by itself
+                self._session.request("checkpoint-abort")
+
     def thawed(self) -> None:
         """The tree goes on, though its checkpoint is not stored yet: input reaches it again."""
         if self._session is not None and self._begun:

@@ -3,7 +3,7 @@
 Between `begin` and its end input is kept, output that was printed before the freeze is read to the last byte, and the
 end of the tree is not the session's end: a dump ends the tree by SIGKILL, and only afterwards says ``done``.  A connection
 that is lost in between means that the dump was not completed, unless it had already said that the checkpoint is
-``committed``: then a tree that is killed within moments was checkpointed, and one that lives on was not.
+``committed``: then a tree that is killed within moments was checkpointed, and one that CRIU has let go of was not.
 
 A tree that goes on while its checkpoint is still stored (``thawed``), which may take minutes, is a session as any other: it may
 be paused, signalled and killed, and its end is the session's.
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CriuctlError
+from ..proc.procfs import read_status
 from ..proc.tree import ProcessIdentity
 from .connection import Connection
 from .lease import Operator, Refused
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _SIGKILL = 9
 _UNCERTAIN_SECONDS = 10.0
+_LOOK = 0.1  # seconds between two looks at whether the tree is still in CRIU's hands
 _RESTORED_KEYS = ("host", "checkpoint", "created", "dropped", "text")
 
 
@@ -193,7 +195,7 @@ class Checkpointing:
             return
         self._connection = None
         if self._committed and self._end is None:
-            self._uncertain = self._holder.loop.after(_UNCERTAIN_SECONDS, self._survived)
+            self._look(time.monotonic() + _UNCERTAIN_SECONDS)
         elif self._committed and self._end is not None and self._end[1] == _SIGKILL:
             self._let_go(self._committed)
         else:
@@ -243,7 +245,12 @@ class Checkpointing:
         if self._holder.state == "paused":
             self._holder.tree.freeze()
 
-    def _survived(self) -> None:
+    def _look(self, until: float) -> None:
+        """Its maker is gone and CRIU may end the tree yet, which it never lets go of before."""
+        root = self._holder.tree.root
+        if time.monotonic() < until and (root is None or _in_hands(root)):
+            self._uncertain = self._holder.loop.after(_LOOK, lambda: self._look(until))
+            return
         self._uncertain = None
         self._holder.emit("checkpoint-aborted")
         self._go_on()
@@ -326,6 +333,14 @@ class Checkpointing:
         if self._uncertain is not None:
             self._uncertain.cancel()
             self._uncertain = None
+
+
+def _in_hands(root: ProcessIdentity) -> bool:
+    """Whether somebody traces this process, or it is about to end."""
+    try:
+        return int(read_status(root.pid)["TracerPid"]) != 0 or root.doomed()
+    except CriuctlError:
+        return True
 
 
 def _identity(message: dict[str, Any]) -> ProcessIdentity:

@@ -72,6 +72,20 @@ def test_what_may_be_ignored_does_not_end_a_criu_that_dumps(
     restored.ask()
 
 
+@pytest.mark.parametrize("who", ["criu", "criuctl"])
+def test_a_session_of_which_somebody_is_killed_when_it_is_to_end(who: str, criuctl: Criuctl) -> None:
+    """Its checkpoint exists, and it runs on: its holder serves it at once, as ever."""
+    run = criuctl.start("run", "-d", "--name", "web", "--", "sleep", "1000", json_output=False)
+    assert run.process.wait(120) == 0, run.told()
+    with paused(criuctl, "kill", "dump", "web") as held:
+        held.kill_criu() if who == "criu" else held.kill()
+    assert held.command.process.wait(120) == {"criu": 5, "criuctl": -signal.SIGKILL}[who]
+    held.wait_settled()
+    assert criuctl("status", "web")["state"] == "running"
+    criuctl("snapshot", "web")
+    assert criuctl("kill", "web")["killed"] > 0
+
+
 def test_kill_9_of_criu_at_every_step_of_a_restore(zoo: Zoo, trip: Trip, criuctl: Criuctl, aftermath: Aftermath) -> None:
     """Nothing half-restored stays."""
     animal = zoo.launch("counter.py", "1")
