@@ -87,8 +87,10 @@ def mend(connections: Iterable[Mendable]) -> int:
         with suppress(OSError), _borrowed(one) as sock:
             if sock.getsockopt(socket.IPPROTO_TCP, _TCP_REPAIR):
                 sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 0)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, one.reused)
                 mended += 1
+            # Not only then: whoever was mending it may have been killed before this.
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) != one.reused:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, one.reused)
     return mended
 
 
