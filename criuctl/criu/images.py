@@ -43,7 +43,7 @@ _IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 TCP_ESTABLISHED, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 7, 8, 10
 _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM = 2, 10, 1, 2
 _SHUTDOWN_NONE, _SHUTDOWN_BOTH = 0, 3
-_REMAP_LINKED = 0
+_REMAP_LINKED, _REMAP_GHOST = 0, 1
 _DEAD, _STOPPED = 2, 3  # a task's state
 REGULAR = 1  # of CRIU's FD_TYPES
 _SLAVES = range(0, 2001, 2)  # tty_info_id of /dev/pts/N is N << 1, beyond are consoles (criu/tty.c, MAX_PTY_INDEX)
@@ -406,6 +406,14 @@ class ImageSet:
                 path = path_of(files[remap.remap_id].reg)
                 found.setdefault(path, []).append((remap.remap_id, files[remap.orig_id]))
         return found
+
+    def ghosts(self) -> list[str]:
+        """Where CRIU has deleted files for a moment while it restores, until all who had them open have."""
+        if "remap-fpath.img" not in os.listdir(self.folder):
+            return []
+        remaps = {e.orig_id: e for e in read(self.folder, "remap-fpath.img", "REMAP_FPATH") if e.remap_type == _REMAP_GHOST}
+        regular = [e for e in self.files() if e.id in remaps and e.HasField("reg")] if remaps else []
+        return [f"{path_of(e.reg)}.cr.{remaps[e.id].remap_id:x}.ghost" for e in regular]
 
     def frozen_us(self) -> int | None:
         """How long the tree was frozen, in microseconds, by CRIU's own statistics."""

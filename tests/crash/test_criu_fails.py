@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,39 @@ def test_kill_9_of_criu_at_every_step_of_a_restore(zoo: Zoo, trip: Trip, criuctl
         assert aftermath.of_restore(animal, checkpoint) == "nothing"
         for running in zoo.animals:
             running.end()
+
+
+# A deleted file that takes CRIU a moment to write.
+DELETED = """
+import os, sys, time
+file = open(sys.argv[1], "wb")
+file.write(b"xyz" * (20 << 20))
+file.flush()
+os.unlink(sys.argv[1])
+while True:
+    time.sleep(1)
+"""
+
+
+def test_kill_9_of_criu_while_it_makes_a_deleted_file(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """What it has made of it goes, and neither that nor another one's stands in the way of the next restore."""
+    folder = zoo.home / "deleted"
+    folder.mkdir()
+    animal = zoo.launch([sys.executable, "-S", "-c", DELETED, str(folder / "file")], name="deletes")
+    links = Path(f"/proc/{animal.pid}/fd")
+    wait_until(lambda: any("deleted/file (deleted)" in os.readlink(fd) for fd in links.iterdir()), 60, "it is deleted")
+    told = trip.dump(animal)
+    restore = criuctl.start("restore", told["checkpoint"])
+    wait_until(lambda: os.listdir(folder) or restore.process.poll() is not None, 60, "CRIU makes the file")
+    for pid in oracle.tree(restore.process.pid)[1:]:
+        if "criu" in (line := oracle.read(f"/proc/{pid}/cmdline")) and ".py" not in line:
+            os.kill(pid, signal.SIGKILL)
+    assert restore.process.wait(120) == 6, restore.told()
+    assert os.listdir(folder) == []
+    (folder / "file.cr.1.ghost").write_text("of a CRIU that was killed together with its criuctl")
+    restored = criuctl("restore", told["checkpoint"])
+    zoo.adopt(restored["pid"], animal)
+    assert os.listdir(folder) == []
 
 
 @pytest.mark.parametrize("step", ["restore", "post-restore"])

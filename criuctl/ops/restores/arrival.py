@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -186,6 +186,13 @@ def kill_tree(root: ProcessIdentity | None, patience: float = _GONE_TIMEOUT) -> 
         finally:
             os.close(pidfd)
     wait_ended(tree, patience)
+
+
+def remove_ghosts(paths: Iterable[str]) -> None:
+    """Deleted files that a CRIU which was killed has left under names of its own; the next one would stumble over them."""
+    for path in paths:
+        with suppress(OSError):
+            os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
 
 
 def explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> CriuctlError:

@@ -210,6 +210,9 @@ class Restoring(Struct):
             names.begin()
             stack.enter_context(self.pipes)
             self.pipes.enter_context(fifos.settled(self.images, manifest, self.reporter, theirs, copy=self.copy))
+            ghosts = self.images.ghosts()
+            arrival.remove_ghosts(ghosts)  # of a CRIU that was killed together with its criuctl
+            stack.callback(lambda: None if self.root else arrival.remove_ghosts(ghosts))
             driver.restore(
                 criu,
                 self.folder,
