@@ -145,6 +145,7 @@ def restore(
             check_open(config)
         if new_name is None and held is None:
             moves.check_at_home(config, name, take_over=take_over)
+            arrival.check_not_moved(registry, repository, manifest, take_over=take_over)
         hooks = hooking.of_restore(config, reporter, manifest, name)
         if not dry_run:
             stack.enter_context(hooks.telling("restore-failed"))

@@ -122,6 +122,23 @@ def check_not_running(registry: Registry, name: str, *, copy: bool) -> None:
     )
 
 
+def check_not_moved(registry: Registry, repository: Repository, manifest: Manifest, *, take_over: bool) -> None:
+    """A session that has left for another host runs there, as far as is known here; where the store keeps leases, they tell.
+
+    What it was dumped as over there afterwards, it comes back from.
+    """
+    record = registry.get(manifest.session.name)
+    if record is None or not record.moved_to or take_over or repository.capabilities.conditional_create:
+        return
+    if record.id == manifest.session.id and manifest.incarnation < record.incarnation:
+        raise Conflict(
+            f"session {record.name!r} has left for {record.home or record.moved_to} since, and this store cannot tell whether it"
+            " runs there",
+            hint="End it there, or dump it there into this store; --take-over if that host is lost for good; or --as NEW-NAME.",
+            host=record.home,
+        )
+
+
 def refusal(errors: Sequence[Finding]) -> CriuctlError:
     """The plan's errors as one: nothing was touched.  Only policies in the way is a veto."""
     kind = Vetoed if all(f.code == "connection-refuse" for f in errors) else PreflightRefused

@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support import checkpoints as kit
 
+from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Conflict, Damaged, ObjectMissing
-from criuctl.ops.restores.arrival import offering_another
+from criuctl.ops.registry import Registry, SessionRecord
+from criuctl.ops.restores.arrival import check_not_moved, offering_another
+from criuctl.store.base import Capabilities
 
 
 def test_another_checkpoint_is_offered_for_what_is_damaged_or_missing(tmp_path: Path) -> None:
@@ -29,3 +33,30 @@ def test_another_checkpoint_is_offered_for_what_is_damaged_or_missing(tmp_path: 
     with pytest.raises(Conflict) as other, offering_another(repository, "web@2", second):
         raise Conflict("taken", hint="Wait.")
     assert other.value.hint == "Wait."
+
+
+@pytest.mark.parametrize("leases", [False, True])
+def test_what_has_left_is_not_brought_back_from_before_where_no_lease_tells(
+    leases: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = kit.repository(tmp_path)
+    kit.write(repository)
+    manifest = replace(repository.manifest("web"), incarnation=3)
+    capabilities = replace(repository.capabilities, conditional_create=leases)
+    monkeypatch.setattr(Repository, "capabilities", property(lambda _self: capabilities))
+    assert isinstance(capabilities, Capabilities)
+    registry = Registry(kit.config(tmp_path, state_dir=str(tmp_path / "state")))
+    check_not_moved(registry, repository, manifest, take_over=False)  # nothing is known of it
+    moved = SessionRecord(
+        "web", manifest.session.id, incarnation=4, state="checkpointed", moved_to="ssh://there/web", home="there"
+    )
+    registry.put(moved)
+    if leases:
+        check_not_moved(registry, repository, manifest, take_over=False)
+        return
+    with pytest.raises(Conflict, match="has left for there"):
+        check_not_moved(registry, repository, manifest, take_over=False)
+    check_not_moved(registry, repository, manifest, take_over=True)
+    check_not_moved(registry, repository, replace(manifest, incarnation=4), take_over=False)  # dumped there since
+    registry.put(replace(moved, moved_to=""))
+    check_not_moved(registry, repository, manifest, take_over=False)
