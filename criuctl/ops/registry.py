@@ -218,6 +218,10 @@ def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(folder / f"{name}.json")
+    except OSError as error:
+        if error.filename is None:  # a full disk: the call was about a descriptor
+            error.filename = str(folder)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
