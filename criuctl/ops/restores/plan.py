@@ -311,6 +311,9 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
         findings.append(Finding("warning", "netns-new", text, hint))
     if net == "private" and pids == "same":
         pids = "private"  # both namespaces are kept alive by the same PID 1
+        if wishes.pids == "same":
+            text = "it gets a network of its own, with which goes a PID namespace of its own"
+            findings.append(Finding("error", "pids", text, "Restore with --pids auto."))
     commands = {p.ns_pid: p.command for p in manifest.processes}
     connections = plan_connections(manifest.connections, facts, wishes, commands, net, findings)
     findings += [f for j in facts.files if (f := j.finding()) is not None]

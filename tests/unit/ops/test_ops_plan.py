@@ -81,6 +81,14 @@ def test_a_root_that_was_pid_1(wish: str, error: list[str]) -> None:
     assert codes(plan, "error") == error
 
 
+@pytest.mark.parametrize(("wish", "error"), [("auto", []), ("private", []), ("same", ["pids"])])
+def test_a_tree_whose_network_is_made_anew(wish: str, error: list[str]) -> None:
+    """Who wants the old PIDs or nothing is not given others because of the network."""
+    plan = make_plan(manifest(), facts(netns=Place("private")), Wishes(pids=wish))
+    assert plan.pids == "private"
+    assert codes(plan, "error") == error
+
+
 @pytest.mark.parametrize("waiting", [LISTENER, BOUND])
 def test_a_taken_port_is_an_error_and_gives_a_copy_a_network_of_its_own(waiting: ConnectionRecord) -> None:
     taken = facts(listening={f"{waiting.protocol} 0.0.0.0:80": 1})
