@@ -298,8 +298,8 @@ class ImageSet:
         ends = {(s.local, s.peer) for s in sockets}
         return [s for s in sockets if (s.peer, s.local) not in ends]
 
-    def give_up(self, endings: Mapping[tuple[int, int], bool]) -> None:
-        """Take the peers from these sockets, named by any (PID, descriptor) that holds them.
+    def give_up(self, endings: Mapping[tuple[int, int], bool], no_interfaces: Container[str] = ()) -> None:
+        """Take the peers from these sockets, named by any (PID, descriptor) that holds them, and interfaces that are not here.
 
         They come back with the same descriptors, options and epoll entries.  True: it is over, and a unix stream reads
         its end; False, and every internet socket: unconnected, for somebody to connect it again or hang it up.
@@ -316,6 +316,8 @@ class ImageSet:
                 entry.isk.state = TCP_CLOSE
                 entry.isk.src_port = entry.isk.dst_port = 0
                 entry.isk.ClearField("shutdown")
+                if entry.isk.opts.so_bound_dev.rstrip("\0") in no_interfaces:
+                    entry.isk.opts.ClearField("so_bound_dev")
             elif entry.HasField("usk"):
                 _give_up_unix(entry.usk, ends[entry.id])
 

@@ -44,7 +44,7 @@ from .openfiles.besides import left_behind, spared
 from .openfiles.judgement import Policy
 from .preload import RESTORE, preload
 from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
-from .resources import boundnames, fifos, groupyard
+from .resources import boundnames, fifos, groupyard, interfaces
 from .resources.filelocks import locked_elsewhere
 from .resources.netlock import table_of
 from .resources.restoredterminals import RestoredTerminals
@@ -189,6 +189,7 @@ def restore(
             gone = absent(images, manifest, facts.files, facts.missing_folders)
             names = boundnames.taken(images, manifest, facts.netns, copy=wishes.copy)
             facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone), names=names)
+        facts = replace(facts, bound=interfaces.bound(images, facts.netns))
         plan = make_plan(manifest, facts, wishes)
         if dry_run:
             return plan

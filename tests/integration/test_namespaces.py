@@ -246,6 +246,50 @@ def test_a_ping_socket_in_a_net_namespace_without_a_name(zoo: Zoo, trip: Trip) -
     trip.restore(trip.dump(animal), animal, ignore=("*/namespaces/net", *oracle.NEW_NAMESPACE, *OUTPUT)).ask()
 
 
+_BOUND = """import os, socket, sys
+udp, tcp, own = socket.socket(10, 2), socket.socket(), socket.socket(2, 2)
+for sock in (tcp, own): sock.setsockopt(1, 25, b"v0")
+for sock in (udp, tcp, own): sock.set_inheritable(True)
+if sys.argv[1] == "waits":
+    udp.bind(("fe80:4567::1", 7990, 0, socket.if_nametoindex("v0"))); tcp.bind(("", 7991)); tcp.listen()
+else:
+    tcp.close(); own.connect(("10.9.9.2", 7992))
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+_V0 = "link add v0 type veth peer name v1", "addr add fe80:4567::1/64 nodad dev v0", "link set v0 up"
+
+
+def test_an_interface_that_sockets_are_bound_to_is_gone(network: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """CRIU would fail at them half-way."""
+
+    def make() -> None:
+        for words in _V0:
+            subprocess.run(["ip", "-n", network, *words.split()], check=True)
+
+    make()
+    prefix = ["nsenter", f"--net=/run/netns/{network}", "--", sys.executable, "-c", _BOUND, "waits"]
+    animal = zoo.launch("counter.py", prefix=prefix)
+    told = trip.dump(animal)
+    subprocess.run(["ip", "-n", network, "link", "del", "v0"], check=True)
+    plan = criuctl("restore", told["checkpoint"], "--dry-run", check=False)
+    missing = [f for f in plan["findings"] if f["code"] == "interface-missing"]
+    assert not plan["ok"] and {(f["level"], f["pid"]) for f in missing} == {("error", animal.pid)}
+    assert len(missing) == 3 and all("interface v0" in f["text"] for f in missing)
+    assert criuctl("restore", told["checkpoint"], check=False)["error"]["exit_code"] == 4
+    make()
+    trip.restore(told, animal, equal=False).ask()  # the interface has another number now
+
+
+def test_a_connection_by_an_interface_that_is_gone_is_hung_up(zoo: Zoo, trip: Trip) -> None:
+    """With all others: it comes without the interface."""
+    links = f"ip link set lo up; {'; '.join(f'ip {words}' for words in _V0)}; ip addr add 10.9.9.1/24 dev v0"
+    prefix = ["unshare", "--net", "sh", "-c", f'{links}; exec "$@"', "sh", sys.executable, "-c", _BOUND, "calls"]
+    animal = zoo.launch("counter.py", prefix=prefix)
+    restored = trip.restore(trip.dump(animal), animal, equal=False)
+    assert [c["outcome"] for c in restored.answer["connections"]] == ["hangup"]
+    restored.ask()
+
+
 def test_interfaces_that_would_end_with_the_tree(home: Home, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """Told before the dump, with what keeps them: the name that the remedy gives to the namespace."""
     links = "ip link set lo up; ip link add v0 type veth peer name v1; ip addr add 10.9.9.1/24 dev v0; ip link set v0 up"

@@ -387,6 +387,12 @@ _RESTORE = (
         "Add it, or remove it.",
     ),
     _r(
+        "interface-missing",
+        r"couldn't find ifindex for|Can't set 1:25 \(.*No such device",
+        "a network interface that a socket of the tree is bound to is not there",
+        "Add one of that name (`ip link`).",
+    ),
+    _r(
         "unix-path-taken",
         r"Can't bind id \S+ ino \d+ addr (?P<path>.*): Address already in use",
         "a unix socket's name is taken: {path}",

@@ -13,7 +13,7 @@ import platform
 import pwd
 import shlex
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -26,7 +26,9 @@ from ...proc.tree import ProcessIdentity, members, wait_gone
 from ...report import Finding
 from ..openfiles.deletednames import DeletedName
 from ..openfiles.judgement import Judgement, Policy, judge_all
+from ..resources import interfaces
 from ..resources.boundnames import TakenName, covering, settle
+from ..resources.interfaces import BoundSocket
 from ..resources.netplace import NetMode, Place, opened
 from ..resources.netplace import find as find_net
 from .connectionplan import ConnectionPlan, plan_connections
@@ -71,6 +73,7 @@ class HostFacts(Struct, frozen=True):
     missing_folders: frozenset[str] = frozenset()  # working folders that are not here and are not put back
     names: tuple[TakenName, ...] = ()  # of unix sockets, that somebody has here
     missing_addresses: frozenset[str] = frozenset()  # local ends, of sockets that wait, that cannot be bound to here
+    bound: tuple[BoundSocket, ...] = ()  # sockets that are bound to a network interface
 
 
 class RestorePlan(Struct, frozen=True):
@@ -84,6 +87,7 @@ class RestorePlan(Struct, frozen=True):
     findings: tuple[Finding, ...] = field(default=())
     deleted: tuple[DeletedName, ...] = ()
     names: tuple[TakenName, ...] = ()  # of unix sockets, that come under names of their own
+    no_interfaces: frozenset[str] = frozenset()  # that sockets are bound to, and that are not where the tree comes to
 
     @property
     def policies(self) -> dict[tuple[int, int], str]:
@@ -316,13 +320,29 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
             findings.append(Finding("error", "pids", text, "Restore with --pids auto."))
     commands = {p.ns_pid: p.command for p in manifest.processes}
     connections = plan_connections(manifest.connections, facts, wishes, commands, net, findings)
+    absent = interfaces.missing(facts.bound, net)
+    findings += _interfaces(absent, connections, prepared=wishes.prepared and net != "private")
     findings += [f for j in facts.files if (f := j.finding()) is not None]
     findings += [f for name in facts.deleted if (f := name.finding()) is not None]
     for folder in sorted(facts.missing_folders):
         pid = next(p.pid for p in manifest.processes if p.cwd == folder)
         hint = f"Bring it here, or make it: `mkdir -p {shlex.quote(folder)}`; next time dump with --with-files."
         findings.append(Finding("error", "folder-missing", f"{folder}: is a working folder and no folder is here", hint, pid))
-    return RestorePlan(pids, net, source, connections, facts.files, tuple(findings), facts.deleted, own_names)
+    gone = interfaces.names(absent)
+    return RestorePlan(pids, net, source, connections, facts.files, tuple(findings), facts.deleted, own_names, gone)
+
+
+def _interfaces(absent: Iterable[BoundSocket], connections: Iterable[ConnectionPlan], *, prepared: bool) -> Iterator[Finding]:
+    """What CRIU would fail at; a connection that is given up comes without its interface."""
+    given_up = {holder for c in connections if c.policy in ("hangup", "reconnect") for holder in c.record.holders}
+    for s in absent:
+        if given_up.isdisjoint(s.holders):
+            pid, fd = next(iter(s.holders), (None, None))
+            text = f"a socket is bound to the network interface {s.interface}, which is not where the tree comes to"
+            if prepared:
+                yield Finding("info", "interface-missing", f"{text}, unless a hook adds it", "", pid, fd)
+            else:
+                yield Finding("error", "interface-missing", text, "Add one of that name (`ip link`).", pid, fd)
 
 
 def _abstract_names(facts: HostFacts, wishes: Wishes, net: NetMode, findings: list[Finding]) -> NetMode:

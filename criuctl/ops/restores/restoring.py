@@ -110,7 +110,7 @@ class Restoring(Struct):
     def _run(self, criu: binary.CriuBinary, running: ExitStack) -> None:
         manifest, plan = self.manifest, self.plan
         self.inner_root = self.images.pids()[0]
-        self.images.give_up(handback.endings(plan.connections))
+        self.images.give_up(handback.endings(plan.connections), plan.no_interfaces)
         # What came along is as it was read, and somebody may have made it shorter just then: CRIU may know another size.  To what
         # a copy shares with its original that may write at any moment.
         judged = {

@@ -252,6 +252,16 @@ def test_what_stays() -> None:
             "port",
         ),
         (
+            "(00.1)  1234: Error (criu/sk-inet.c:1030): inet: couldn't find ifindex for v0",
+            "interface-missing",
+            "interface",
+        ),
+        (
+            "(00.1)  1234: Error (criu/sockets.c:656): Can't set 1:25 (len 2): No such device",
+            "interface-missing",
+            "interface",
+        ),
+        (
             "(00.1)  1234: Error (criu/sk-unix.c:1651): unix: Can't bind id 0x5 ino 77 addr /run/x: Address already in use",
             "unix-path-taken",
             "/run/x",

@@ -12,6 +12,7 @@ from criuctl.checkpoint.manifest import ConnectionRecord, FileRecord, HostInfo, 
 from criuctl.config import Config
 from criuctl.connections.rules import parse
 from criuctl.ops.resources.boundnames import TakenName
+from criuctl.ops.resources.interfaces import BoundSocket
 from criuctl.ops.resources.netplace import Place
 from criuctl.ops.restores.plan import HostFacts, RestorePlan, Wishes, make_plan, observe
 
@@ -270,6 +271,21 @@ def test_which_addresses_are_missing(local: str, family: str, missing: bool) -> 
     """CRIU binds sockets of IPv6 to whatever they were bound to."""
     made = manifest(connections=(LISTENER.with_use(local=local, family=family),))
     assert observe(made, (), (), Wishes()).missing_addresses == (frozenset({local}) if missing else frozenset())
+
+
+def test_an_interface_that_is_not_here_is_told_unless_the_connection_is_given_up() -> None:
+    given_up = replace(CONNECTION, holders=((100, 5),))
+    sockets = (BoundSocket("eth7", ((100, 3),), here=False), BoundSocket("eth0", ((100, 4),)), BoundSocket("lo", ((100, 6),)))
+    bound = (*sockets, BoundSocket("eth7", given_up.holders, here=False))
+    made = manifest(connections=(given_up,))
+    for net, prepared, level, told in (
+        (Place("host"), False, "error", [3]),
+        (Place("host"), True, "info", [3]),
+        (Place("private"), True, "error", [3, 4]),
+    ):
+        plan = make_plan(made, facts(bound=bound, netns=net), Wishes(prepared=prepared))
+        assert [(f.level, f.fd) for f in plan.findings if f.code == "interface-missing"] == [(level, fd) for fd in told]
+        assert plan.no_interfaces == ({"eth7"} if net.mode == "host" else {"eth7", "eth0"})
 
 
 def test_a_name_that_is_shown_takes_namespaces_of_its_own() -> None:
