@@ -391,6 +391,13 @@ DUMPABLE = [
         "os.mkdir(TMP + '/d'); i = libc.inotify_init(); libc.inotify_add_watch(i, (TMP + '/d').encode(), 2)\n"
         "os.rmdir(TMP + '/d')",
     ),
+    case(
+        "watch-of-deleted-and-open",
+        "open(TMP + '/f', 'w').close(); open(TMP + '/g', 'w').write('g' * 4096); i = libc.inotify_init()\n"
+        "assert all(libc.inotify_add_watch(i, (TMP + n).encode(), 2) > 0 for n in ('/f', '/g'))\n"
+        "f = os.open(TMP + '/f', 2); g = os.open(TMP + '/g', 2); map_fd(g); os.close(g)\n"
+        "os.unlink(TMP + '/f'); os.unlink(TMP + '/g')",
+    ),
     case("fanotify", "f = call(300, 0, 0); assert libc.fanotify_mark(f, 1, ctypes.c_ulong(2), -100, TMP.encode()) == 0"),
     case("epoll-of-closed", "import select\ne = select.epoll(); r, w = os.pipe(); d = os.dup(r); e.register(r, 1); os.close(r)"),
     case(
@@ -641,6 +648,21 @@ REFUSED = [
         "d = f'/dev/shm/criuctl-{os.getpid()}'; os.mkdir(d); i = libc.inotify_init(); libc.inotify_add_watch(i, d.encode(), 2)\n"
         "f = os.open(d, 0); os.rmdir(d)",
         "watch-of-deleted",
+    ),
+    case(
+        "watch-of-link",
+        "os.symlink('x', TMP + '/l'); i = libc.inotify_init()\n"
+        "assert libc.inotify_add_watch(i, (TMP + '/l').encode(), 0x2000002) > 0",
+        "watch-of-link",
+        criu=True,  # it cannot restore it
+    ),
+    case(
+        "watch-of-what-others-keep",
+        "f = outside(lambda: os.open(TMP + '/f', os.O_CREAT)); i = libc.inotify_init()\n"
+        "assert libc.inotify_add_watch(i, (TMP + '/f').encode(), 2) > 0\n"
+        "os.unlink(TMP + '/f'); os.close(f)",
+        "watch-of-deleted",
+        criu=True,  # as before
     ),
     case(
         "watch-of-hidden-in-memory",

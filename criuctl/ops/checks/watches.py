@@ -10,6 +10,7 @@ import errno
 import fcntl
 import os
 import re
+import stat
 import sys
 import termios
 from collections import Counter
@@ -19,6 +20,7 @@ from functools import cache
 
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
+from ...proc.namespaces import is_namespace_init
 from ...proc.syscalls import borrowed, is_watched, open_by_handle, same_file
 from ...proc.tree import Process
 from ...report import Finding
@@ -123,6 +125,7 @@ def _unreachable(scene: Scene, top: str, mark: dict[str, str], searched: Searche
     """A code, and why CRIU does not come to what is watched; None: it does, or that cannot be told."""
     device, inode = _device(mark["sdev"]), int(mark["ino"], 16)
     found: Mount | None = None
+    is_link = False
     for mount in scene.mounts.values():
         if mount.device != device:
             continue
@@ -134,10 +137,18 @@ def _unreachable(scene: Scene, top: str, mark: dict[str, str], searched: Searche
             continue
         found = mount
         with suppress(OSError):
+            status = os.lstat(top + path)
+            is_link |= stat.S_ISLNK(status.st_mode) and status.st_ino == inode
             if os.stat(top + path).st_ino == inode:
                 return None
     if found is not None:
-        return ("watch-of-deleted", f"on a deleted or hidden file of a {found.kind}") if found.kind in _IN_MEMORY else None
+        # Of others CRIU has the handle, which it can open in a restore only where it makes all mounts anew.
+        lost = not (_mounts_are_saved(scene) or (device, inode) in _kept(scene))
+        if is_link and (lost or found.kind in _IN_MEMORY):
+            return "watch-of-link", "on a symbolic link itself (IN_DONT_FOLLOW)"
+        if found.kind in _IN_MEMORY:
+            return "watch-of-deleted", f"on a deleted or hidden file of a {found.kind}"
+        return ("watch-of-deleted", "on a deleted or hidden file that nobody of the tree has open") if lost else None
     if (device, inode) in searched(top):
         return None
     kinds = {mount.kind for mount in scene.mounts.values() if mount.device == device}
@@ -147,6 +158,22 @@ def _unreachable(scene: Scene, top: str, mark: dict[str, str], searched: Searche
         else "a file system that is not mounted (any more)"
     )
     return "watch-without-path", f"on {where}"
+
+
+def _mounts_are_saved(scene: Scene) -> bool:
+    return scene.foreign("mnt") and scene.foreign("pid") and is_namespace_init(scene.root.pid)
+
+
+def _kept(scene: Scene) -> set[tuple[int, int]]:
+    """Device and inode of all that is of the tree: a deleted file of it comes back, and what watches it with it."""
+    kept = {(d.device, d.inode) for _, d in scene.descriptors()}
+    kept |= {(os.makedev(m.major, m.minor), m.inode) for _, m in scene.mappings()}
+    for process in scene.living:
+        for name in ("cwd", "root", "exe"):
+            with suppress(OSError):
+                status = os.stat(f"/proc/{process.pid}/{name}")
+                kept.add((status.st_dev, status.st_ino))
+    return kept
 
 
 def _path(point: str, mount: Mount, mark: dict[str, str]) -> str:
