@@ -43,6 +43,7 @@ class RestoreOptions(Struct, frozen=True):
     inherit: Mapping[str, int] = field(default_factory=dict)  # key -> descriptor
     root: str | None = None  # mount point on which CRIU builds a saved mount namespace
     crowded: bool = False  # many processes come back
+    mounted_terminals: bool = False  # terminals are bind mounted in a saved mount namespace
 
 
 def _common(images: str) -> Any:
@@ -115,4 +116,6 @@ def restore_options(images: str, options: RestoreOptions) -> Any:
     if options.root is not None:
         opts.root = options.root
         _external_mounts(opts, True)
+        # Else CRIU opens their masters on a mount that only itself has, and they cannot be dumped again.
+        opts.mntns_compat_mode = options.mounted_terminals
     return opts

@@ -7,8 +7,9 @@ restore each such file gets a key of its own (a device number that no device has
 group that criuctl found at the dump.
 
 Terminals whose master is in the tree are made by CRIU, under the very numbers they had.  A number that is taken here is
-changed in the images to a free one.  ``/dev/tty`` CRIU can save only in some processes that have it open; so it is dumped
-as if it were external, and of a terminal inside the tree, or one that has hung up, becomes a description of its slave.
+changed in the images to a free one, unless it is one of a devpts of the tree's own.  ``/dev/tty`` CRIU can save only in some
+processes that have it open; so it is dumped as if it were external, and of a terminal inside the tree, or one that has hung up,
+becomes a description of its slave.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import count
 from typing import Any
 
@@ -27,6 +28,7 @@ from .images import REGULAR, ImageSet, read, text, write
 # TtyType: PTY, VT, EXT_TTY, SERIAL; a slave's info has the id N << 1 (criu/tty.c, tty_gen_id)
 _PTY, _CONSOLE, _EXTERNAL, _SERIAL = 1, 3, 5, 6
 _SLAVES = 136  # their major device number
+_DEVPTS = 6  # of CRIU's file systems
 _NO_DEVICE = 0xFFFFF  # as st_dev of the made-up keys
 _IMAGE = "tty-info.img"
 _PTS = re.compile(r"(/?dev/pts/)(\d+)( \(deleted\))?")
@@ -172,6 +174,23 @@ def numbers(images: ImageSet) -> set[int]:
     if _IMAGE not in images.names():
         return set()
     return {entry.pty.index for entry in read(images.folder, _IMAGE, "TTY_INFO") if entry.HasField("pty")}
+
+
+def own_devices(images: ImageSet) -> set[int]:
+    """The devices (st_dev) of the devpts that the tree has of its own: CRIU makes them anew, and every number is free there."""
+    own = [m.root_dev for m in _devpts(images) if "newinstance" in m.options.split(",")]
+    return {os.makedev(number >> 20, number & 0xFFFFF) for number in own}
+
+
+def are_mounted(images: ImageSet) -> bool:
+    """Whether a terminal is bind mounted somewhere, as a container's console is."""
+    return any(m.root[1:].isdigit() for m in _devpts(images))
+
+
+def _devpts(images: ImageSet) -> Iterator[Any]:
+    for name in images.names():
+        if name.startswith("mountpoints-"):
+            yield from (mount for mount in read(images.folder, name, "MNTS") if mount.fstype == _DEVPTS)
 
 
 def renumber(images: ImageSet, changed: Mapping[int, int]) -> None:

@@ -87,6 +87,34 @@ def test_a_deleted_name_in_a_tmpfs_of_its_own(zoo: Zoo, trip: Trip) -> None:
         assert list((animal.folder / "own").iterdir()) == []
 
 
+_OWN_DEVPTS = "mount -t devpts -o newinstance,ptmxmode=666 x /dev/pts; mount --bind /dev/pts/ptmx /dev/ptmx; "
+_CONSOLE = """import os, pty, subprocess, sys
+master, slave = pty.openpty()
+open("console", "w").close()
+subprocess.run(["mount", "--bind", os.ttyname(slave), "console"], check=True)
+for fd in (master, slave): os.set_inheritable(fd, True)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+_AS_PID_1 = ("unshare", "--pid", "--fork", "--mount-proc", "sh", "-c")
+
+
+def test_terminals_of_a_devpts_of_its_own(zoo: Zoo, trip: Trip) -> None:
+    """Their numbers are free there, whatever the host has; one that is mounted, as a console, comes back time and again."""
+    taken = [os.openpty() for _ in range(3)]
+    try:
+        prefix = [*_AS_PID_1, f'{_OWN_DEVPTS} exec setsid "$@"', "sh", sys.executable, "-c", _CONSOLE]
+        animal = zoo.launch("counter.py", prefix=prefix)
+        for _ in range(2):
+            animal = trip.restore(trip.dump(animal), animal, equal=False)
+            assert not any("terminals" in text for text in animal.answer["warnings"])
+            inside = Path(f"/proc/{animal.pid}/root")
+            assert (inside / "dev/pts/0").samefile(inside / str(animal.folder / "console").lstrip("/"))
+            animal.ask()
+    finally:
+        for fd in (fd for pair in taken for fd in pair):
+            os.close(fd)
+
+
 def test_a_mount_that_hides_criu(zoo: Zoo, criuctl: Criuctl) -> None:
     folder = os.path.dirname(binary.find(Config()).argv[0])
     animal = zoo.launch("counter.py", prefix=["unshare", "--mount", "sh", "-c", f'mount -t tmpfs t {folder}; exec "$@"', "sh"])

@@ -114,7 +114,9 @@ class RestoredTerminals:
         stack.callback(self._inherited.close)
         if reserved or self._files or self._released:
             self._making.enter_context(making())
-        renumbered = _free_numbers(reserved, set(self._released))
+        devices = ttyimages.own_devices(self._images)
+        apart = {pts_index(r.rdev) for r in self._inside if r.dev in devices}
+        renumbered = _free_numbers(reserved - apart, set(self._released))
         if renumbered:
             ttyimages.renumber(self._images, renumbered)
             self._renumbered |= renumbered

@@ -184,6 +184,7 @@ class Restoring(Struct):
                 inherit=inherit,
                 root=on,
                 crowded=len(manifest.processes) >= _CROWD,
+                mounted_terminals=ttyimages.are_mounted(self.images),
             )
             self.timers = timerfds.arm_timers(self.images)
             mend.unreserve(self.images)
