@@ -115,6 +115,13 @@ def test_terminals_of_a_devpts_of_its_own(zoo: Zoo, trip: Trip) -> None:
             os.close(fd)
 
 
+def test_a_terminal_of_the_host_that_is_mounted(zoo: Zoo, criuctl: Criuctl) -> None:
+    animal = zoo.launch("counter.py", prefix=[*_AS_PID_1, 'exec setsid "$@"', "sh", sys.executable, "-c", _CONSOLE])
+    answer = criuctl("dump", animal.pid, check=False)
+    assert [f["code"] for f in answer["error"]["findings"]] == ["terminal-mounted"]
+    animal.ask()
+
+
 def test_a_mount_that_hides_criu(zoo: Zoo, criuctl: Criuctl) -> None:
     folder = os.path.dirname(binary.find(Config()).argv[0])
     animal = zoo.launch("counter.py", prefix=["unshare", "--mount", "sh", "-c", f'mount -t tmpfs t {folder}; exec "$@"', "sh"])

@@ -55,6 +55,7 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
         return
     own = {mount.id: mount for mount in _own(scene, inside, ours)}
     if scene.foreign("pid") and is_namespace_init(root.pid):
+        yield from _mounted_terminals(scene, inside)
         saved = saved_devices(root.pid)
         yield from _used(scene, {number: m for number, m in own.items() if m.device not in saved}, made_again=True)
         return
@@ -77,6 +78,18 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
         f"Mount them on the host, too, before the program is started, or start it {_AS_FIRST}.",
         pid=root.pid,
     )
+
+
+def _mounted_terminals(scene: Scene, inside: Iterable[Mount]) -> Iterator[Finding]:
+    """The tree's own terminals of the host's devpts: CRIU mounts before it makes terminals."""
+    here = _stat("/dev/pts")
+    own = {str(t.number): t for t in scene.terminals if t.master_inside and here is not None and t.dev == here.st_dev}
+    for mount in inside:
+        if mount.kind == "devpts" and here is not None and mount.device == here.st_dev and mount.root[1:] in own:
+            pid, fd = own[mount.root[1:]].masters[0]
+            text = f"a terminal of the tree is mounted at {mount.point}; a restore could not do that without a devpts of its own"
+            hint = "Unmount it, or have the tree mount a devpts (`mount -t devpts devpts /dev/pts`) before it makes terminals."
+            yield Finding("error", "terminal-mounted", text, hint, pid=pid, fd=fd)
 
 
 def _criu(scene: Scene) -> Iterable[str]:
