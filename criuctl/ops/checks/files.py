@@ -13,7 +13,7 @@ from ...criu import binary
 from ...errors import PlatformError
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
-from ...proc.procfs import read_raw, reading
+from ...proc.procfs import read_raw, reading, target_of
 from ...proc.tree import Process
 from ...report import Finding
 from .scene import Scene
@@ -274,7 +274,7 @@ def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
             )
         return
     there = _in_root_namespace(scene, d.target, follow=d.kind != "symlink")
-    if there is not None and (there.st_ino, there.st_dev) != (d.inode, d.device):
+    if there is not None and (there.st_ino, there.st_dev) != (d.inode, d.device) and _keeps(process, d):
         over = _mounted_over(scene, mount, d.target)
         yield _error(
             process,
@@ -283,6 +283,16 @@ def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
             f"{d.target} is another file now than the one that is open" + (f": {over.point} was mounted over it" if over else ""),
             "Unmount what hides it, or have the program open the file anew." if over else "Have the program open the file anew.",
         )
+
+
+def _keeps(process: Process, d: Descriptor) -> bool:
+    """Whether it is open by that name still: a program may delete and write a file anew, or close it, while it is looked at."""
+    link = f"/proc/{process.pid}/fd/{d.fd}"
+    try:
+        status = os.stat(link)
+        return (status.st_ino, status.st_dev) == (d.inode, d.device) and target_of(link) == d.target
+    except OSError:
+        return False
 
 
 def _foreign_mount(process: Process, d: Descriptor) -> Iterator[Finding]:

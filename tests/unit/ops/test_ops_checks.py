@@ -178,3 +178,22 @@ def test_processes_that_are_gone_have_no_terminal_open() -> None:
     """A build has hundreds that end meanwhile."""
     holders = tuple((2**22 + number, 0) for number in range(100))  # no PID is as large
     assert list(terminals._many_outside(holders)) == []
+
+
+ANEW = """
+kept, closed = open(TMP + '/kept', 'w'), open(TMP + '/closed', 'w')
+def anew(*_):
+    for file in kept, closed:
+        os.unlink(file.name); open(file.name, 'w').close()
+    closed.close(); open(TMP + '/done', 'w').close()
+signal.signal(signal.SIGUSR1, anew)
+"""
+
+
+def test_who_writes_a_file_anew_meanwhile_is_not_refused(tmp_path: Path) -> None:
+    """The one that it has still is a deleted file by then, not one that something hides."""
+    with running(ANEW, tmp_path) as program:
+        seen = scene.collect(program.pid, Config())
+        os.kill(program.pid, signal.SIGUSR1)
+        wait_until((tmp_path / "done").exists, 60, "the files are others")
+        assert list(check_descriptors(seen)) == []
