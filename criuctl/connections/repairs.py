@@ -43,8 +43,12 @@ class Repairs:
         self._thread: threading.Thread | None = None
         self._wake = -1
 
-    def watch(self, conversation: int, connections: Iterable[Connection]) -> None:
-        """The tree is frozen, and CRIU, spoken to over that socket, is about to look at its connections."""
+    def watch(self, conversation: int, criu: int, connections: Iterable[Connection]) -> None:
+        """The tree is frozen, and CRIU, spoken to over that socket, is about to look at its connections.
+
+        `criu` is its PID or its parent's.  Where its parent ends first, CRIU has ended when it has hung up as well; when we hang
+        up on it, it lets go of the tree by itself, and has ended when there is no such process any more.
+        """
         self.rest()
         self.known = []
         for c in connections:
@@ -55,7 +59,8 @@ class Repairs:
         if not self.known:
             return
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        self._thread = threading.Thread(target=self._wait, args=(os.dup(conversation),), name="criuctl-repairs", daemon=True)
+        ends = os.dup(conversation), os.pidfd_open(criu)
+        self._thread = threading.Thread(target=self._wait, args=ends, name="criuctl-repairs", daemon=True)
         self._thread.start()
 
     def rest(self) -> None:
@@ -70,13 +75,19 @@ class Repairs:
         """CRIU has ended, and the tree has not."""
         self.mended += mend(self.known)
 
-    def _wait(self, conversation: int) -> None:
+    def _wait(self, conversation: int, criu: int) -> None:
         poller = select.poll()
         poller.register(self._wake, select.POLLIN)
         poller.register(conversation, 0)  # POLLHUP is always told
-        ended = {fd for fd, _events in poller.poll()} == {conversation}
+        poller.register(criu, select.POLLIN)
+        lasting = {conversation, criu}
+        while lasting and self._wake not in (told := {fd for fd, _events in poller.poll()}):
+            for fd in told:
+                poller.unregister(fd)
+            lasting -= told
         os.close(conversation)
-        if ended:
+        os.close(criu)
+        if not lasting:
             self.mend()
 
 

@@ -133,6 +133,11 @@ class Dumper:
         """Our end of what CRIU is spoken to over.  While others have it open too, CRIU waits for an answer if we are killed."""
         return self._swrk.sock.fileno()
 
+    @property
+    def pid(self) -> int:
+        """CRIU's PID, or that of its parent."""
+        return self._swrk.pid
+
     def close(self) -> None:
         """Let go of a CRIU that waits; what it had begun, which is nothing or rolled back by now, ends with it."""
         self._asked = None

@@ -198,7 +198,7 @@ class Dumping(Struct, eq=False):
         timerfds.count_expiries(self.opened)
         # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
         looked = self.survey.frozen(self.tree, self.opened)
-        self.repairs.watch(self.dumper.conversation, looked.connections)
+        self.repairs.watch(self.dumper.conversation, self.dumper.pid, looked.connections)
         if table := self.lock_table():
             self.shielded.enter_context(shields.noted(self.config, self.identity, table, self.repairs.known))
         heard = Reporter()
