@@ -31,6 +31,7 @@ import os
 import re
 import stat
 import struct
+import zlib
 from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
@@ -44,6 +45,7 @@ TCP_ESTABLISHED, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 7, 8, 10
 _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM = 2, 10, 1, 2
 _SHUTDOWN_NONE, _SHUTDOWN_BOTH = 0, 3
 _REMAP_LINKED, _REMAP_GHOST = 0, 1
+_OWN_GHOSTS = 1 << 31  # numbers from here on CRIU does not come to
 _DEAD, _STOPPED = 2, 3  # a task's state
 REGULAR = 1  # of CRIU's FD_TYPES
 _SLAVES = range(0, 2001, 2)  # tty_info_id of /dev/pts/N is N << 1, beyond are consoles (criu/tty.c, MAX_PTY_INDEX)
@@ -409,13 +411,25 @@ class ImageSet:
                 found.setdefault(path, []).append((remap.remap_id, files[remap.orig_id]))
         return found
 
-    def ghosts(self) -> list[str]:
-        """Where CRIU has deleted files for a moment while it restores, until all who had them open have."""
+    def number_ghosts(self, name: str) -> list[str]:
+        """Number deleted files after this name, so that restores that go on beside it have others; CRIU numbers them from 1.
+
+        Returns the paths at which CRIU has them for a moment while it restores, until all who had them open have.
+        """
         if "remap-fpath.img" not in os.listdir(self.folder):
             return []
-        remaps = {e.orig_id: e for e in read(self.folder, "remap-fpath.img", "REMAP_FPATH") if e.remap_type == _REMAP_GHOST}
-        regular = [e for e in self.files() if e.id in remaps and e.HasField("reg")] if remaps else []
-        return [f"{path_of(e.reg)}.cr.{remaps[e.id].remap_id:x}.ghost" for e in regular]
+        remaps = list(read(self.folder, "remap-fpath.img", "REMAP_FPATH"))
+        ghosts = {e.orig_id: e for e in remaps if e.remap_type == _REMAP_GHOST}
+        first = _OWN_GHOSTS | zlib.crc32(os.fsencode(name)) & (_OWN_GHOSTS >> 1) - 1
+        own = {old: first + n for n, old in enumerate(sorted({e.remap_id for e in ghosts.values()}))}
+        for old, new in own.items():
+            os.rename(f"ghost-file-{old:x}.img", f"ghost-file-{new:x}.img", src_dir_fd=self.folder, dst_dir_fd=self.folder)
+        for entry in ghosts.values():
+            entry.remap_id = own[entry.remap_id]
+        if ghosts:
+            write(self.folder, "remap-fpath.img", "REMAP_FPATH", remaps)
+        regular = [e for e in self.files() if e.id in ghosts and e.HasField("reg")] if ghosts else []
+        return [f"{path_of(e.reg)}.cr.{ghosts[e.id].remap_id:x}.ghost" for e in regular]
 
     def frozen_us(self) -> int | None:
         """How long the tree was frozen, in microseconds, by CRIU's own statistics."""

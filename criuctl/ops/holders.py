@@ -168,6 +168,11 @@ class RestoredHolder:
         self._started = self._adopted = False
 
     @property
+    def session(self) -> str:
+        """The session's name."""
+        return self._record.name
+
+    @property
     def needed(self) -> bool:
         """Whether the tree comes back under a holder."""
         m = self._manifest

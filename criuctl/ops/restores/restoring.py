@@ -211,8 +211,8 @@ class Restoring(Struct):
             names.begin()
             stack.enter_context(self.pipes)
             self.pipes.enter_context(fifos.settled(self.images, manifest, self.reporter, theirs, copy=self.copy))
-            ghosts = self.images.ghosts()
-            arrival.remove_ghosts(ghosts)  # of a CRIU that was killed together with its criuctl
+            ghosts = self.images.number_ghosts(self.holder.session)
+            arrival.remove_ghosts(ghosts)  # of a CRIU that was killed together with its criuctl, restoring this session
             stack.callback(lambda: None if self.root else arrival.remove_ghosts(ghosts))
             driver.restore(
                 criu,
