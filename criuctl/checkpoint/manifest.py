@@ -88,6 +88,8 @@ class ProcessRecord(Record, frozen=True):
     def check(self, where: str) -> None:
         for name in ("pid", "ns_pid", "ppid", "pgid", "sid"):
             check_range(getattr(self, name), 0, 1 << 31, f"{where}.{name}")
+        for path in self.cgroups.values():
+            check_text_of_kernel(path, f"{where}.cgroups")
 
 
 class ImageFile(Record, frozen=True):

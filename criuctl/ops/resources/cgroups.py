@@ -73,6 +73,8 @@ def put_back(wanted: Mapping[int, Mapping[str, str]]) -> list[str]:
             if ours.get(hierarchy) == path or hierarchy not in mounted or path.startswith(f"/{_SERVICES}/"):
                 continue
             try:
+                if ".." in path.split("/"):  # outside of the root of the cgroup namespace that it was seen from, or anywhere
+                    raise FileNotFoundError(path)
                 with open(os.path.join(mounted[hierarchy], path.lstrip("/"), "cgroup.procs"), "w") as file:
                     file.write(str(pid))
             except OSError:

@@ -171,6 +171,7 @@ def nested(depth: int) -> Any:
         (("links", 0, "path"), "link_remap.1"),
         (("external", 0, "path"), "../x"),
         (("processes", 0, "pid"), 1 << 40),
+        (("processes", 0, "cgroups"), {"": "/system.slice/a\0.service"}),
         (("memory", 0, "data"), {"size": 1 << 50, "chunks": [["00" * 32, 1 << 50]]}),
         (("memory", 0, "data"), {"size": 0, "chunks": [["00" * 32, 0]]}),
         (("memory", 0, "data"), {"size": 65, "chunks": [["00" * 32, 1]] * 65}),

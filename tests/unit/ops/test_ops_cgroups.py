@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
-from criuctl.ops.resources.cgroups import service_of
+from criuctl.ops.resources.cgroups import mount_points, put_back, service_of
 
 
 @pytest.mark.parametrize(
@@ -23,3 +26,11 @@ from criuctl.ops.resources.cgroups import service_of
 )
 def test_services(groups: dict[str, str], service: str) -> None:
     assert service_of(groups) == service
+
+
+def test_nothing_is_written_beside_the_groups(tmp_path: Path) -> None:
+    """Whatever a manifest says."""
+    hierarchy, point = next(iter(mount_points().items()))
+    path = f"/{os.path.relpath(tmp_path, point)}"
+    assert put_back({os.getpid(): {hierarchy: path}}) == [f"{hierarchy or 'unified'}:{path}"]
+    assert os.listdir(tmp_path) == []
