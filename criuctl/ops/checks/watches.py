@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 
+from ...errors import CriuctlError
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
 from ...proc.namespaces import is_namespace_init
+from ...proc.procfs import read_lines
 from ...proc.syscalls import borrowed, is_watched, open_by_handle, same_file
 from ...proc.tree import Process
 from ...report import Finding
@@ -85,8 +87,14 @@ def _notify(scene: Scene, process: Process, d: Descriptor, searched: Searched) -
         )
     marks = [mark for mark in map(_fields, d.extra) if "ino" in mark]
     top = _top(scene) if marks else None
-    reasons = Counter(why for mark in marks if top is not None and (why := _unreachable(scene, top, mark, searched)))
-    for (code, where), number in reasons.items():
+    if top is None:
+        return
+    reasons: Counter[tuple[str, str]] = Counter()
+    for mark in marks:
+        # Once more: it may be given another name while it is looked for.
+        if _unreachable(scene, top, mark, searched) and (why := _unreachable(scene, top, mark, searched)):
+            reasons[why] += _watches(process, d, mark)
+    for (code, where), number in (+reasons).items():
         yield _error(process, d, code, f"{number} watch(es) ({d.kind}) {where}; CRIU cannot save that", _DROP)
 
 
@@ -102,6 +110,15 @@ def _asked(process: Process, d: Descriptor, question: Callable[[int], int]) -> i
             return question(own)
     except OSError:
         return 0
+
+
+def _watches(process: Process, d: Descriptor, mark: dict[str, str]) -> bool:
+    """Whether it does so still: a watch goes with its file, which may be written anew while it is looked for."""
+    try:
+        now = map(_fields, read_lines(process.pid, f"fdinfo/{d.fd}"))
+    except CriuctlError:
+        return False
+    return any(all(other.get(name) == mark.get(name) for name in ("wd", "sdev", "ino")) for other in now)
 
 
 def _fields(line: str) -> dict[str, str]:

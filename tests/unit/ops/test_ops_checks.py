@@ -197,3 +197,22 @@ def test_who_writes_a_file_anew_meanwhile_is_not_refused(tmp_path: Path) -> None
         os.kill(program.pid, signal.SIGUSR1)
         wait_until((tmp_path / "done").exists, 60, "the files are others")
         assert list(check_descriptors(seen)) == []
+
+
+WATCHES = """
+i = libc.inotify_init(); path = TMP + '/watched'
+open(path, 'w').close(); assert libc.inotify_add_watch(i, path.encode(), 2) > 0
+def anew(*_):
+    os.unlink(path); open(path, 'w').close(); assert libc.inotify_add_watch(i, path.encode(), 2) > 0
+    os.read(i, 4096); open(TMP + '/done', 'w').close()
+signal.signal(signal.SIGUSR1, anew)
+"""
+
+
+def test_who_watches_a_file_that_is_written_anew_meanwhile_is_not_refused(tmp_path: Path) -> None:
+    """The watch of the one that was there before has gone with it."""
+    with running(WATCHES, tmp_path) as program:
+        seen = scene.collect(program.pid, Config())
+        os.kill(program.pid, signal.SIGUSR1)
+        wait_until((tmp_path / "done").exists, 60, "it watches another file")
+        assert list(watches.check_watches(seen)) == []
