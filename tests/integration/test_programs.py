@@ -62,7 +62,9 @@ def test_how_criuctl_is_served_is_not_handed_on(zoo: Zoo, trip: Trip, criuctl: C
     original = zoo.launch("manners.py")
     told = trip.dump(original)
     criuctl.prefix = ["ionice", "-c", "2", "-n", "7", "setarch", "-R"]
-    trip.restore(told, original).ask()
+    restored = trip.restore(told, original)
+    assert restored.answer["warnings"] == []
+    restored.ask()
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def set_manners(records: Iterable[ProcessRecord], pids: Mapping[int, int], repor
     inherited = any(ours[name] != USUAL[name] for name in ours)
     for record in records:
         pid = pids.get(record.ns_pid)
-        if pid is None or not (record.manners or inherited):
+        if pid is None or record.state == "Z" or not (record.manners or inherited):  # nothing serves who has ended
             continue
         failed: dict[str, str] = {}
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended

@@ -52,6 +52,8 @@ if os.fork() == 0:  # one of whom nothing is unusual, beside its parent
     while os.read(question[0], 1):
         os.write(answer[1], repr(have()).encode())
     os._exit(0)
+if os.fork() == 0:  # one that has ended, and is not waited for
+    os._exit(0)
 take(IDLE, 123_456, ADDR_NO_RANDOMIZE)
 Path("/proc/self/coredump_filter").write_text("0x7f")
 
