@@ -6,6 +6,7 @@ kills one criuctl at each of them. One test goes through all steps of one comman
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -267,3 +268,14 @@ def test_criuctl_and_criu_are_killed_together(step: str, zoo: Zoo, criuctl: Criu
     assert animal.differences(animal) == []
     animal.ask()
     trip.restore(trip.dump(animal), animal, equal=False).ask()
+
+
+@pytest.mark.parametrize(("step", "number"), [("collect", 1), ("store", 0)])
+def test_a_tree_that_goes_on_already_is_not_put_right(step: str, number: int, zoo: Zoo, criuctl: Criuctl) -> None:
+    """What the next command would do for a killed one ends with the freeze, not with the storing, which may take minutes."""
+    animal = zoo.launch("sockets.py")
+    with paused(criuctl, step, "snapshot", animal.pid) as held:
+        assert len(os.listdir(criuctl.home.run / "shields")) == number
+        held.go_on()
+        assert held.command.process.wait(120) == 0, held.command.told()
+    animal.ask()

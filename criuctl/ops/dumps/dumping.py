@@ -138,6 +138,8 @@ class Dumping(Struct, eq=False):
                 self._outwait(error, ahead)
         assert self.manifest is not None  # commit ran, or the driver raised
         if self.leave_running:
+            self.repairs.rest()
+            self.shielded.close()  # its connections are its own again, and whatever it does to them
             self.holder.thawed()
             exact = None if self.holder.held_since else ImageSet(self.folder).frozen_us()
             timings = dict(self.manifest.timings, frozen_ms=round((exact or self.frozen_ms * 1000) / 1000, 1))
