@@ -93,6 +93,7 @@ def dump(
         stack.enter_context(exclusive(config, f"tree/{boot_id()}/{root.pid}/{root.start_time}", busy))
         session = arounddump.session_for(registry, resolved, name)
         former = session if name is not None and session.state == "checkpointed" else None  # and another tree
+        session = replace(session, moved_to="", home="")  # which is here
         stack.enter_context(exclusive_session(config, session.name))
         hooks = hooking.of_dump(config, reporter, session, root.pid, labels=labels or {}, leave_running=leave_running)
         stack.enter_context(hooks.telling("dump-failed"))

@@ -11,6 +11,9 @@ from support.keeper import wait_until
 from support.trip import Trip
 from support.zoo import Zoo
 
+from criuctl.config import Config
+from criuctl.ops.registry import Registry, SessionRecord
+
 pytestmark = pytest.mark.integration
 
 
@@ -106,6 +109,17 @@ def test_a_name_whose_session_is_stored(zoo: Zoo, criuctl: Criuctl) -> None:
     back = criuctl("restore", "mine")
     assert criuctl("dump", back["pid"], "--name", "mine")["warnings"] == []
     assert [entry["number"] for entry in criuctl("list", "mine")] == [1, 2, 3, 4]
+
+
+def test_a_name_whose_session_has_moved_away(zoo: Zoo, criuctl: Criuctl) -> None:
+    """Another tree that takes it has moved nowhere."""
+    registry = Registry(Config(state_dir=str(criuctl.home.path / "state"), run_dir=str(criuctl.home.run)))
+    registry.put(SessionRecord("mine", state="checkpointed", moved_to="ssh://there/mine", home="there"))
+    animal = zoo.launch("counter.py", "1")
+    (warning,) = criuctl("dump", animal.pid, "--name", "mine")["warnings"]
+    assert "has moved to there, and this is another tree" in warning
+    assert (told := criuctl("status", "mine"))["state"] == "checkpointed"
+    assert told["moved_to"] is None and told["home"] != "there"
 
 
 def test_no_criu(zoo: Zoo, criuctl: Criuctl) -> None:
