@@ -1,4 +1,4 @@
-"""How a dump holds the connections of its tree, noted for the next command, should criuctl and CRIU be killed together.
+"""How a dump holds the connections of its tree, noted for the next dump or restore, should criuctl and CRIU be killed together.
 
 CRIU locks them in the firewall and puts them into repair mode, and undoes that when criuctl is killed; criuctl does when CRIU is.
 When both are (what is killed is a control group, or a unit that does not stop), the tree runs on and nobody can reach it.  So for
@@ -58,11 +58,11 @@ def sweep(config: Config) -> None:
             try:
                 _undo(shield)
             except CriuctlError:
-                continue  # the next command tries again
+                continue  # the next one tries again
         path.unlink()
 
 
 def _undo(shield: _Shield) -> None:
     lives = ProcessIdentity(shield.pid, shield.start_time).alive()
+    mend(shield.sockets)  # even if the table stays
     netfilter.delete_table(shield.table, partial(namespace_socket, shield.pid if lives else None))
-    mend(shield.sockets)
