@@ -134,7 +134,7 @@ def check_not_moved(registry: Registry, repository: Repository, manifest: Manife
         raise Conflict(
             f"session {record.name!r} has left for {record.home or record.moved_to} since, and this store cannot tell whether it"
             " runs there",
-            hint="End it there, or dump it there into this store; --take-over if that host is lost for good; or --as NEW-NAME.",
+            hint="Dump it there into this store; --take-over once it has ended there, or that host is lost; or --as NEW-NAME.",
             host=record.home,
         )
 

@@ -54,8 +54,9 @@ def test_what_has_left_is_not_brought_back_from_before_where_no_lease_tells(
     if leases:
         check_not_moved(registry, repository, manifest, take_over=False)
         return
-    with pytest.raises(Conflict, match="has left for there"):
+    with pytest.raises(Conflict, match="has left for there") as refused:
         check_not_moved(registry, repository, manifest, take_over=False)
+    assert "--take-over once it has ended there" in refused.value.hint  # of which nothing is known here
     check_not_moved(registry, repository, manifest, take_over=True)
     check_not_moved(registry, repository, replace(manifest, incarnation=4), take_over=False)  # dumped there since
     registry.put(replace(moved, moved_to=""))
