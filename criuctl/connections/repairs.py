@@ -58,10 +58,15 @@ class Repairs:
                     self.known.append(one._replace(reused=sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)))
         if not self.known:
             return
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
-        ends = os.dup(conversation), os.pidfd_open(criu)
-        self._thread = threading.Thread(target=self._wait, args=ends, name="criuctl-repairs", daemon=True)
-        self._thread.start()
+        fds = os.eventfd(0, os.EFD_CLOEXEC), os.dup(conversation), os.pidfd_open(criu)
+        thread = threading.Thread(target=self._wait, args=fds, name="criuctl-repairs", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there can be no more
+            for fd in fds:
+                os.close(fd)
+            raise
+        self._wake, self._thread = fds[0], thread
 
     def rest(self) -> None:
         """CRIU is about to be told that it may end the tree, or has ended."""
@@ -75,13 +80,13 @@ class Repairs:
         """CRIU has ended, and the tree has not."""
         self.mended += mend(self.known)
 
-    def _wait(self, conversation: int, criu: int) -> None:
+    def _wait(self, wake: int, conversation: int, criu: int) -> None:
         poller = select.poll()
-        poller.register(self._wake, select.POLLIN)
+        poller.register(wake, select.POLLIN)
         poller.register(conversation, 0)  # POLLHUP is always told
         poller.register(criu, select.POLLIN)
         lasting = {conversation, criu}
-        while lasting and self._wake not in (told := {fd for fd, _events in poller.poll()}):
+        while lasting and wake not in (told := {fd for fd, _events in poller.poll()}):
             for fd in told:
                 poller.unregister(fd)
             lasting -= told

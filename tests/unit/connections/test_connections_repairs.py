@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import threading
 import time
 
+import pytest
 from support.keeper import wait_until
 
 from criuctl.checkpoint.manifest import ConnectionRecord
@@ -37,6 +39,24 @@ def test_they_are_left_alone_for_as_long_as_criu_lives() -> None:
         repairs.rest()
         assert repairs.mended == 1
         criu.wait()
+
+
+def test_no_thread_is_left_to_wait_for_where_there_can_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dump fails for that, and not for something else when it is over."""
+    repairs, before = Repairs(), os.listdir("/proc/self/fd")
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener = socket.create_server(("127.0.0.1", 0))
+    sock = socket.create_connection(listener.getsockname())
+    with listener, sock, ours, theirs, monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", _cannot_start)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            repairs.watch(ours.fileno(), os.getpid(), [_connection(sock)])
+    repairs.rest()
+    assert os.listdir("/proc/self/fd") == before
+
+
+def _cannot_start(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def _connection(sock: socket.socket) -> Connection:
