@@ -141,8 +141,8 @@ def _plan(plan: Mapping[str, Any]) -> str:
 @click.option(
     "--take-over",
     is_flag=True,
-    help="Restore the session here although another host holds its lease. Only when that host is lost for good: if it"
-    " is not, the session runs twice.",
+    help="Restore the session here although another host holds its lease, or it has left for one and no lease can tell. Only"
+    " when it has ended there, or that host is lost for good: else the session runs twice.",
 )
 @click.option(
     "--force",
