@@ -120,8 +120,11 @@ def descriptors(pid: int) -> list[Descriptor]:
 def _read(name: str, fds: int, infos: int, root: str) -> Descriptor:
     for _ in range(_LOOKS):
         lines = os.fsdecode(read_raw(name, dir_fd=infos)).splitlines()
-        target = target_of(name, fds)
-        status = os.stat(name, dir_fd=fds)
+        handle = os.open(name, os.O_PATH | os.O_CLOEXEC, dir_fd=fds)  # of one file, whatever the program does meanwhile
+        try:
+            target, status = target_of(f"/proc/self/fd/{handle}"), os.fstat(handle)
+        finally:
+            os.close(handle)
         common = {"pos": "0", "flags": "0", "mnt_id": "-1", "ino": str(status.st_ino)}  # older kernels do not tell the inode
         extra = []
         for line in lines:
