@@ -16,7 +16,7 @@ from .errors import BenchFailed
 from .places import Folder, Place
 from .program import Tree
 from .report import SUBJECT, Bound, Section
-from .ways import PROJECT, ByHand, Criu, Criuctl, Dumped, PlainCriu, Restored, Way
+from .ways import PROJECT, ByHand, Criu, Criuctl, Dumped, Least, PlainCriu, Restored, Way
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -63,6 +63,11 @@ class Bench:
         if isinstance(place, Folder):
             ways.append(ByHand(self.criu, self.commands, self.disk, place, without_copy=True))
         return ways
+
+    def all_ways(self, place: Place) -> list[Way]:
+        """criuctl, its peers, and in a folder the least that can be done, too."""
+        least: list[Way] = [Least(self.criu, self.commands, self.tmpfs, place)] if isinstance(place, Folder) else []
+        return [self.criuctl(place), *self.peers(place), *least]
 
     def plain(self) -> list[Way]:
         return [PlainCriu(DISK, self.criu, self.disk), PlainCriu(TMPFS, self.criu, self.tmpfs)]
@@ -133,7 +138,7 @@ def warm_up(bench: Bench) -> None:
     bench.say("warming up")
     section = Section("warm-up", {})
     with _subject(bench, 50 * MIB, 1) as subject:
-        for way in [*bench.plain(), *(w for p in bench.places for w in (bench.criuctl(p), *bench.peers(p)))]:
+        for way in [*bench.plain(), *(w for p in bench.places for w in bench.all_ways(p))]:
             with subject.turn(way, section) as tree:
                 _there_and_back(tree, way)
             way.clean()
@@ -158,7 +163,7 @@ def _dump_restore(bench: Bench, subject: Subject, shown: Sequence[str]) -> Itera
     }
     turns: list[tuple[Way, list[Place]]] = []
     for place in bench.places:
-        turns += [(bench.criuctl(place), [place]), *((way, [place]) for way in bench.peers(place))]
+        turns += [(way, [place]) for way in bench.all_ways(place)]
     turns[1:1] = [(way, list(bench.places)) for way in plain]
     try:
         for number in range(bench.runs):

@@ -3,7 +3,8 @@
 Every way gets the same chances.  CRIU is the one that criuctl uses, with no option that the program does not need.
 By hand, images and the archive go to disk and the archive is copied into the store, and back, without an fsync (criuctl
 makes its packs durable); S3 is reached by a command of its own with boto3's transfer manager.  Beside it stands, for a
-folder, the way without the copies: the archive is written straight into the store, and read from there.
+folder, the way without the copies: the archive is written straight into the store, and read from there.  And the least that
+any program in Python could do there (`bench.least`): no peer, but what tells whether a bound can be kept at all.
 """
 
 from __future__ import annotations
@@ -84,23 +85,28 @@ class Criu:
 
     def dump(self, tree: Tree, images: Path, *, leave_running: bool) -> tuple[float, float]:
         """Seconds in all, and frozen."""
-        options = ["--leave-running"] if leave_running else []
-        argv = [*self.argv, "dump", "--no-default-config", "-t", str(tree.pid), "-D", str(images), "-o", "dump.log", *options]
-        done = self._commands.run(argv)
-        return done.seconds, _stats(images)["frozen_time"] / 1e6
+        done = self._commands.run([*self.to_dump(tree, images), *(["--leave-running"] if leave_running else [])])
+        return done.seconds, frozen_seconds(images)
 
     def restore(self, images: Path) -> float:
         """Seconds until the command has ended."""
-        argv = [*self.argv, "restore", "--no-default-config", "-d", "-D", str(images), "-o", "restore.log"]
-        return self._commands.run(argv).seconds
+        return self._commands.run(self.to_restore(images)).seconds
+
+    def to_dump(self, tree: Tree, images: Path) -> list[str]:
+        """The command that dumps."""
+        return [*self.argv, "dump", "--no-default-config", "-t", str(tree.pid), "-D", str(images), "-o", "dump.log"]
+
+    def to_restore(self, images: Path) -> list[str]:
+        """The command that restores."""
+        return [*self.argv, "restore", "--no-default-config", "-d", "-D", str(images), "-o", "restore.log"]
 
 
-def _stats(images: Path) -> Mapping[str, int]:
-    """CRIU's own account of a dump: microseconds and pages."""
+def frozen_seconds(images: Path) -> float:
+    """How long the tree stood still, by CRIU's own account of a dump."""
     from pycriu import images as formats
 
     with (images / "stats-dump").open("rb") as file:
-        return dict(formats.load(file)["entries"][0]["dump"])
+        return int(formats.load(file)["entries"][0]["dump"]["frozen_time"]) / 1e6
 
 
 class PlainCriu(Way):
@@ -192,6 +198,50 @@ class ByHand(Way):
         shutil.rmtree(self._images, ignore_errors=True)
         if self._copied:
             self._archive.unlink(missing_ok=True)
+
+
+class Least(Way):
+    """`bench.least` into a folder: neither its CRIU nor its images go to disk."""
+
+    name = "least"
+
+    def __init__(self, criu: Criu, commands: Commands, tmpfs: Path, place: Folder) -> None:
+        self._criu = criu
+        self._commands = commands
+        self._images = tmpfs / "least"
+        self._place = place
+        self._file = place.path("least") / "images"
+
+    def _run(self, verb: str, command: Sequence[str]) -> float:
+        program = [sys.executable, "-I", str(Path(__file__).with_name("least.py"))]
+        return self._commands.run([*program, verb, str(self._images), str(self._file), *command]).seconds
+
+    def dump(self, tree: Tree, *, leave_running: bool = False, memory: bool = False) -> Dumped:
+        self.clean()
+        self._images.mkdir()
+        self._file.parent.mkdir(parents=True)
+        os.sync()
+        seconds = self._run("dump", self._criu.to_dump(tree, self._images))
+        frozen = frozen_seconds(self._images)
+        shutil.rmtree(self._images)
+        return Dumped(seconds, frozen, _size(self._file.parent))
+
+    def restore(self, tree: Tree, *, memory: bool = False) -> Restored:
+        self._images.mkdir()
+        os.sync()
+        tree.arm()
+        began = time.time()
+        ended = self._run("restore", self._criu.to_restore(self._images))
+        restored = Restored(tree.resumed_at() - began, ended)
+        shutil.rmtree(self._images)
+        return restored
+
+    def cool(self) -> None:
+        self._place.cool("least")
+
+    def clean(self) -> None:
+        shutil.rmtree(self._images, ignore_errors=True)
+        self._place.empty("least")
 
 
 def _size(folder: Path) -> int:
