@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import socket
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec import Struct
 
@@ -37,9 +38,9 @@ def bound(images: ImageSet, net: Place) -> tuple[BoundSocket, ...]:
     return tuple(BoundSocket(name, tuple(held.get(number, ())), name in here) for number, name in found.items())
 
 
-def _interface(isk: object) -> str:
+def _interface(isk: Any) -> str:
     """CRIU's images have it up to the NUL, or with it."""
-    name: str = isk.opts.so_bound_dev or isk.ifname  # type: ignore[attr-defined]
+    name: str = isk.opts.so_bound_dev or isk.ifname
     return name.rstrip("\0")
 
 
