@@ -10,10 +10,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 from ...checkpoint.manifest import ProcessRecord
 from ...errors import CriuctlError
 from ...proc import inject
+from ...proc.procfs import read_raw
 from ...proc.syscalls import io_priority, set_io_priority
 from ...report import Reporter
 from .processors import inner_thread
@@ -86,16 +88,8 @@ def _set(tid: int, name: str, value: int) -> None:
 
 
 def _read(tid: int, name: str, base: int = 10) -> int:
-    fd = os.open(f"/proc/{tid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return int(os.read(fd, 64), base)
-    finally:
-        os.close(fd)
+    return int(read_raw(f"/proc/{tid}/{name}"), base)
 
 
 def _write(tid: int, name: str, value: int) -> None:
-    fd = os.open(f"/proc/{tid}/{name}", os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, b"%d" % value)
-    finally:
-        os.close(fd)
+    Path(f"/proc/{tid}/{name}").write_text(str(value))
