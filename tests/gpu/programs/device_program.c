@@ -1,19 +1,21 @@
 /* Programs that use a device: device_program MODE FOLDER [ARGUMENT].
  *
  *   counter MIB   one context, a buffer of MIB with a pattern and a counter in it
- *   forked MIB    a counter with two children forked after cuInit, which inherit descriptors and a mapping
+ *   forked MIB    a counter with two children forked after cuInit, which inherit descriptors and
+ *                 a mapping
  *   two MIB       a parent without a device and two children, each a counter
- *   threads MIB   a counter with threads that touch the device's mapping as soon as they run in a restored process,
- *                 and so die there when it does not exist yet
+ *   threads MIB   a counter with threads that touch the device's mapping as soon as they run in a
+ *                 restored process, and so die there when it does not exist yet
  *   managed MIB   a counter in managed memory
  *   exported MIB  a counter whose buffer others may map (IPC memory)
  *   kernel MS     kernels of MS milliseconds, one after the other
  *   idle NODE     opens a device node, and has no context
  *   initialised   calls cuInit, and has no context
- *   controller    no program to dump: calls the driver for a test, one command in a line of stdin each
+ *   controller    no program to dump: calls the driver for a test; commands on stdin
  *
- * FOLDER/out says how far it is, in 64 bytes: "COUNT ok" or "COUNT wrong WHAT", after which it ends; children and
- * threads write out.0, out.1.  The process that writes `out` makes FOLDER/ready with its PID when all is set up.
+ * FOLDER/out says how far it is, in 64 bytes: "COUNT ok" or "COUNT wrong WHAT", after which it
+ * ends; children and threads write out.0 and out.1.  The process that writes `out` makes
+ * FOLDER/ready with its PID when all is set up.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -116,7 +118,7 @@ static void context(int fd) {
     must(cuCtxCreate_v2(&made, 0, 0), fd, 0);
 }
 
-/* Count in a word of the device, and look at a slice of the buffer each time; word 0 is the counter. */
+/* Count in word 0 of the buffer, and compare a slice of it with the pattern each time. */
 static void count(int fd, uint64_t mib, int managed, int exported, void (*prepared)(void)) {
     uint64_t words = mib << 17, i = 0;
     static uint64_t slice[SLICE];
@@ -218,12 +220,13 @@ static void start_threads(void) {
     all_ready();
 }
 
-/* -- the controller ---------------------------------------------------------------------------------------- */
+/* -- the controller ---------------------------------------------------------------------------- */
 
 static int restore(int pid, char *pairs) {
     struct pair list[8];
     struct restore_arguments arguments = {list, 0, {0}, 0};
-    for (char *pair = strtok(pairs, " \n"); pair; pair = strtok(NULL, " \n")) { /* OLD=NEW, digits of UUIDs */
+    /* OLD=NEW, digits of UUIDs */
+    for (char *pair = strtok(pairs, " \n"); pair; pair = strtok(NULL, " \n")) {
         for (int i = 0; i < 16; i++) {
             sscanf(pair + 2 * i, "%2hhx", &list[arguments.count].from[i]);
             sscanf(pair + 33 + 2 * i, "%2hhx", &list[arguments.count].to[i]);
@@ -306,6 +309,10 @@ int main(int argc, char **argv) {
             say(fd, i, "ok", "");
         }
     }
-    count(fd, mib, !strcmp(mode, "managed"), !strcmp(mode, "exported"),
-          !strcmp(mode, "forked") ? fork_workers : !strcmp(mode, "threads") ? start_threads : ready);
+    void (*prepared)(void) = ready;
+    if (!strcmp(mode, "forked"))
+        prepared = fork_workers;
+    if (!strcmp(mode, "threads"))
+        prepared = start_threads;
+    count(fd, mib, !strcmp(mode, "managed"), !strcmp(mode, "exported"), prepared);
 }

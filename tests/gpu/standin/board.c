@@ -37,8 +37,8 @@ int board_read(struct board *board) {
         sscanf(line, "control %63s", board->control_node);
         sscanf(line, "memory %63s", board->memory_node);
         if (board->count < MAX_DEVICES &&
-            sscanf(line, "device %32s %d.%d %lu %d %63s %95[^\n]", uuid, &d->major, &d->minor, &d->total, &d->mig,
-                   d->node, d->name) == 7) {
+            sscanf(line, "device %32s %d.%d %lu %d %63s %95[^\n]", uuid, &d->major, &d->minor,
+                   &d->total, &d->mig, d->node, d->name) == 7) {
             uuid_parse(uuid, &d->uuid);
             board->count++;
         }
@@ -66,9 +66,11 @@ pid_t control_find(pid_t pid, struct control *control, uintptr_t *address) {
         if (!file)
             continue;
         if (fgets(comm, sizeof comm, file) && sscanf(comm, "cuda-%9lx", &page) == 1) {
-            struct iovec ours = {control, sizeof *control}, theirs = {(void *)(page * PAGE), sizeof *control};
+            struct iovec ours = {control, sizeof *control},
+                         theirs = {(void *)(page * PAGE), sizeof *control};
             *address = page * PAGE;
-            if (process_vm_readv(pid, &ours, 1, &theirs, 1, 0) == sizeof *control && control->magic == MAGIC)
+            if (process_vm_readv(pid, &ours, 1, &theirs, 1, 0) == sizeof *control &&
+                control->magic == MAGIC)
                 found = atoi(task->d_name);
         }
         fclose(file);

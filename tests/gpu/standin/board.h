@@ -1,12 +1,13 @@
 /* The stand-in's board: what plays the devices, and what each process publishes of its use of them.
  *
- * The board is a folder, $CRIUCTL_STANDIN_DEVICE.  Its file `board` describes driver and devices, its file
- * `faults` says which calls go wrong, and each device has a folder, named by its UUID, with one file per buffer.
- * Both files are read again by every call, so that a test may change them between a dump and a restore.
+ * The board is a folder, $CRIUCTL_STANDIN_DEVICE.  Its file `board` describes driver and devices,
+ * its file `faults` says which calls go wrong, and each device has a folder, named by its UUID,
+ * with one file per buffer.  `board` is read again by a restore, `faults` by every call on another
+ * process.
  *
- * A process that has called cuInit has a thread named cuda-ADDRESS, the driver thread.  ADDRESS is the page
- * number of its `struct control`.  That is all by which others find the process, so it holds after a
- * restore by CRIU, under another PID and in another PID namespace.
+ * A process that has called cuInit has a thread named cuda-ADDRESS, the driver thread.  ADDRESS is
+ * the page number of its `struct control`.  Others find the process by that alone, so they also
+ * find it after a restore by CRIU, under another PID and in another PID namespace.
  */
 #ifndef BOARD_H
 #define BOARD_H
@@ -48,7 +49,7 @@ struct pair {
     Uuid from, to;
 };
 
-/* Written by the process; `request` and the arguments before it by the process that gives a command. */
+/* `command` to `request` are written by the process that calls, all else by the process itself. */
 struct control {
     uint32_t magic;
     int32_t state;

@@ -1,7 +1,8 @@
-/* The calls on other processes: what cuda-checkpoint and its like use.  A driver older than 570 has none of them.
+/* The calls on other processes, cuCheckpointProcess*.  A driver older than 570 has none of them.
  *
- * A command is written to the `struct control` of the other process, its driver thread gets a signal, and the answer is
- * read there.  State and restore thread are only read: a stopped process answers, too.
+ * A command is written to the `struct control` of the other process, its driver thread gets a
+ * signal, and the result is read there.  State and restore thread are only read: this also works
+ * on a process that is stopped.
  */
 #define _GNU_SOURCE
 #include "board.h"
@@ -41,7 +42,8 @@ static CUresult find(int pid, struct control *found, uintptr_t *address, pid_t *
     return *tid < 0 ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
 }
 
-static CUresult order(int pid, int command, unsigned timeout_ms, const struct pair *pairs, unsigned count) {
+static CUresult order(int pid, int command, unsigned timeout_ms, const struct pair *pairs,
+                      unsigned count) {
     struct control theirs;
     uintptr_t at;
     pid_t tid;
@@ -75,8 +77,8 @@ static CUresult order(int pid, int command, unsigned timeout_ms, const struct pa
             return CUDA_ERROR_OPERATING_SYSTEM; /* it has ended */
     } while (done != request);
     return peek(pid, at + offsetof(struct control, result), &theirs.result, sizeof theirs.result)
-               ? CUDA_ERROR_OPERATING_SYSTEM
-               : theirs.result;
+        ? CUDA_ERROR_OPERATING_SYSTEM
+        : theirs.result;
 }
 
 static int zero(const void *memory, size_t size) {
@@ -105,7 +107,8 @@ CUresult cuCheckpointProcessLock(int pid, struct lock_arguments *arguments) {
 }
 
 CUresult cuCheckpointProcessCheckpoint(int pid, uint64_t *reserved) {
-    return reserved && !zero(reserved, 64) ? CUDA_ERROR_INVALID_VALUE : order(pid, CHECKPOINT, 0, NULL, 0);
+    return reserved && !zero(reserved, 64) ? CUDA_ERROR_INVALID_VALUE
+                                           : order(pid, CHECKPOINT, 0, NULL, 0);
 }
 
 CUresult cuCheckpointProcessRestore(int pid, struct restore_arguments *arguments) {
@@ -117,7 +120,8 @@ CUresult cuCheckpointProcessRestore(int pid, struct restore_arguments *arguments
 }
 
 CUresult cuCheckpointProcessUnlock(int pid, uint64_t *reserved) {
-    return reserved && !zero(reserved, 64) ? CUDA_ERROR_INVALID_VALUE : order(pid, UNLOCK, 0, NULL, 0);
+    return reserved && !zero(reserved, 64) ? CUDA_ERROR_INVALID_VALUE
+                                           : order(pid, UNLOCK, 0, NULL, 0);
 }
 
 CUresult cuCheckpointProcessGetState(int pid, int *state) {
@@ -139,4 +143,3 @@ CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid) {
         *tid = found;
     return result;
 }
-

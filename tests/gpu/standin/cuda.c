@@ -1,10 +1,10 @@
 /* libcuda.so.1 for machines without a device: as much of the driver as checkpoints of it need.
  *
- * The application's side.  Device memory is a file on the board, not memory of the process.  While it runs, the
- * process holds descriptors of character devices and a mapping of one.  Each call of the application passes a
- * gate; the driver thread closes it for a lock, and waits for calls and kernels that are under way.  To checkpoint
- * is to move all buffers to private anonymous memory and to let go of descriptors and mappings, so that CRIU can
- * dump the process.  The driver thread then waits in sigwaitinfo.
+ * Device memory is a file on the board, not memory of the process.  While it runs, the process
+ * holds descriptors of character devices and a mapping of one.  Each call of the application
+ * passes a gate. The driver thread closes it for a lock, and waits for calls and kernels that are
+ * under way.  A checkpoint moves all buffers to private anonymous memory and closes descriptors
+ * and mappings, so that CRIU can dump the process.  The driver thread then waits in sigwaitinfo.
  *
  * A child made by fork has descriptors and mappings, but no driver thread: it is not initialised.
  */
@@ -74,7 +74,7 @@ static void pause_ms(unsigned ms) {
         ;
 }
 
-/* -- buffers and devices ------------------------------------------------------------------------------- */
+/* -- buffers and devices ----------------------------------------------------------------------- */
 
 static void buffer_path(const struct buffer *buffer, char path[320]) {
     char uuid[33];
@@ -90,7 +90,8 @@ static struct buffer *buffer_at(CUdeviceptr address, uint64_t size) {
 }
 
 /* Move all of `memory` to or from a buffer's file. */
-static int transfer(const struct buffer *buffer, uint64_t offset, void *memory, uint64_t size, int out, int flags) {
+static int transfer(const struct buffer *buffer, uint64_t offset, void *memory, uint64_t size,
+                    int out, int flags) {
     char path[320];
     buffer_path(buffer, path);
     int fd = open(path, (out ? O_WRONLY : O_RDONLY) | O_CLOEXEC | flags, 0600);
@@ -162,7 +163,8 @@ static CUresult context_open(struct context *context) {
     char zero[80]; /* the node next to it that can be mapped, see the README */
     snprintf(zero, sizeof zero, "%s-map", device->node);
     int fd = open(zero, O_RDWR | O_CLOEXEC);
-    void *got = mmap(mapping_of(context->ordinal), DEVICE_SPACE, PROT_READ | PROT_WRITE, flags, fd, 0);
+    void *got =
+        mmap(mapping_of(context->ordinal), DEVICE_SPACE, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (fd >= 0)
         close(fd);
     return got == mapping_of(context->ordinal) ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
@@ -192,7 +194,7 @@ static CUresult devices_open(void) {
     return result;
 }
 
-/* -- the driver thread --------------------------------------------------------------------------------- */
+/* -- the driver thread ------------------------------------------------------------------------- */
 
 static const char *const verbs[COMMANDS] = {"", "lock", "checkpoint", "restore", "unlock"};
 
@@ -206,7 +208,8 @@ static void fault_of(int command, char fault[32]) {
         if (sscanf(line, "%31s %31s", verb, said) != 2 || strcmp(verb, verbs[command]))
             continue;
         char *pid = strstr(line, " pid="), *n = strstr(line, " n=");
-        if ((!pid || atoi(pid + 5) == getpid()) && (!n || (unsigned)atoi(n + 3) == calls[command])) {
+        if ((!pid || atoi(pid + 5) == getpid()) &&
+            (!n || (unsigned)atoi(n + 3) == calls[command])) {
             strcpy(fault, said);
             break;
         }
@@ -265,13 +268,13 @@ static CUresult checkpoint(int half) {
         unlink(path);
         if (bad) {
             devices_close();
-            open_gate(FAILED);
+            control.state = FAILED;
             return CUDA_ERROR_UNKNOWN;
         }
     }
     devices_close();
     if (half) {
-        open_gate(FAILED);
+        control.state = FAILED;
         return CUDA_ERROR_UNKNOWN;
     }
     control.state = CHECKPOINTED;
@@ -295,7 +298,8 @@ static CUresult choose(Uuid wanted[MAX_DEVICES], const struct board *then) {
             continue;
         if (!now)
             return CUDA_ERROR_INVALID_VALUE;
-        if (old && (old->major != now->major || old->minor != now->minor || strcmp(old->name, now->name)))
+        if (old &&
+            (old->major != now->major || old->minor != now->minor || strcmp(old->name, now->name)))
             return CUDA_ERROR_NOT_SUPPORTED; /* another chip */
     }
     return CUDA_SUCCESS;
@@ -326,7 +330,7 @@ static CUresult restore(int half) {
     }
     if (half) {
         devices_close();
-        open_gate(FAILED);
+        control.state = FAILED;
         return CUDA_ERROR_UNKNOWN;
     }
     if (result != CUDA_SUCCESS) {
@@ -400,13 +404,19 @@ static void *drive(void *started) {
         uint32_t request = __atomic_load_n(&control.request, __ATOMIC_ACQUIRE);
         if (request == control.done)
             continue;
-        control.result = control.command < COMMANDS ? obey(control.command) : CUDA_ERROR_INVALID_VALUE;
+        control.result =
+            control.command < COMMANDS ? obey(control.command) : CUDA_ERROR_INVALID_VALUE;
         __atomic_store_n(&control.done, request, __ATOMIC_RELEASE);
+        if (control.state == FAILED) {
+            pause_ms(
+                200); /* the caller reads the result before the application ends by its errors */
+            open_gate(FAILED);
+        }
     }
     return NULL;
 }
 
-/* -- the application's side ---------------------------------------------------------------------------- */
+/* -- the application's calls ------------------------------------------------------------------- */
 
 static void child_of_fork(void) {
     initialised = 0;
@@ -534,14 +544,16 @@ static CUresult allocate(CUdeviceptr *address, size_t size, int managed) {
         b++;
     if (!size)
         result = CUDA_ERROR_INVALID_VALUE;
-    else if (device && b < buffers + MAX_BUFFERS && device_used(&device->uuid) + size <= device->total) {
+    else if (device && b < buffers + MAX_BUFFERS &&
+             device_used(&device->uuid) + size <= device->total) {
         *b = (struct buffer){next_address, size, 0, current->ordinal, managed, NULL};
         next_address += (size + 0x3fffff) & ~0x1fffffUL;
         if (managed) { /* the CPU sees it, too: a mapping of the memory node */
             char zero[80];
             snprintf(zero, sizeof zero, "%s-map", board.memory_node);
             int fd = open(zero, O_RDWR | O_CLOEXEC);
-            void *got = mmap((void *)b->address, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED_NOREPLACE, fd, 0);
+            void *got = mmap((void *)b->address, size, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_FIXED_NOREPLACE, fd, 0);
             close(fd);
             result = got == (void *)b->address ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
         } else {
@@ -636,10 +648,12 @@ CUresult cuCtxSynchronize(void) {
     return leave(CUDA_SUCCESS);
 }
 
-/* -- what the driver and the devices are ------------------------------------------------------------------ */
+/* -- queries ----------------------------------------------------------------------------------- */
 
-#define NAME(name, number, text) case number: *said = #name; return CUDA_SUCCESS;
-#define TEXT(name, number, text) case number: *said = text; return CUDA_SUCCESS;
+#define NAME(name, number, text) \
+    case number: *said = #name; return CUDA_SUCCESS;
+#define TEXT(name, number, text) \
+    case number: *said = text; return CUDA_SUCCESS;
 
 CUresult cuGetErrorName(CUresult result, const char **said) {
     switch (result) { RESULTS(NAME) }
@@ -670,7 +684,9 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal) {
 }
 
 static struct device *device_of(CUdevice device) {
-    return initialised && device >= 0 && device < visible_count ? board_find(&board, &visible[device]) : NULL;
+    return initialised && device >= 0 && device < visible_count
+        ? board_find(&board, &visible[device])
+        : NULL;
 }
 
 CUresult cuDeviceGetName(char *name, int size, CUdevice device) {
@@ -705,7 +721,10 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
     switch (attribute) {
     case 75: *value = found->major; return CUDA_SUCCESS;
     case 76: *value = found->minor; return CUDA_SUCCESS;
-    case 20: case 18: case 50: case 34: *value = 0; return CUDA_SUCCESS; /* compute mode, integrated, PCI domain and device */
+    case 18:
+    case 20:
+    case 34:
+    case 50: /* integrated, compute mode, PCI device and domain */ *value = 0; return CUDA_SUCCESS;
     case 33: *value = device + 1; return CUDA_SUCCESS; /* PCI bus */
     }
     return CUDA_ERROR_INVALID_VALUE;

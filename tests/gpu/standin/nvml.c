@@ -1,4 +1,4 @@
-/* libnvidia-ml.so.1 for machines without a device: what the board says, and which processes use it. */
+/* libnvidia-ml.so.1 for machines without a device: the board's devices and processes on them. */
 #define _GNU_SOURCE
 #include "board.h"
 
@@ -7,7 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS, UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND = 6, INSUFFICIENT_SIZE, DRIVER_NOT_LOADED = 9 };
+enum {
+    SUCCESS,
+    UNINITIALIZED,
+    INVALID_ARGUMENT,
+    NOT_SUPPORTED,
+    NOT_FOUND = 6,
+    INSUFFICIENT_SIZE,
+    DRIVER_NOT_LOADED = 9
+};
 
 typedef struct device *Handle;
 
@@ -81,7 +89,8 @@ int nvmlDeviceGetName(Handle device, char *text, unsigned size) {
 int nvmlDeviceGetUUID(Handle device, char *text, unsigned size) {
     char digits[33], said[48];
     uuid_text(&device->uuid, digits);
-    snprintf(said, sizeof said, "GPU-%.8s-%.4s-%.4s-%.4s-%.12s", digits, digits + 8, digits + 12, digits + 16, digits + 20);
+    snprintf(said, sizeof said, "GPU-%.8s-%.4s-%.4s-%.4s-%.12s", digits, digits + 8, digits + 12,
+             digits + 16, digits + 20);
     return say(text, size, said);
 }
 
