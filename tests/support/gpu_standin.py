@@ -88,7 +88,7 @@ class Board:
     def environment(self, *, old: bool = False) -> dict[str, str]:
         """What a process needs in order to use this board; with `old`, by a driver without checkpoints."""
         library = self.built / "old" if old else self.built
-        return {"CRIUCTL_STANDIN_DEVICE": str(self.folder), "LD_LIBRARY_PATH": str(library)}
+        return {"LD_LIBRARY_PATH": f"{library}:{self.folder}"}
 
     def add(self, device: Device) -> Device:
         """Put one more device on the board."""

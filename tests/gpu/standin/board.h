@@ -1,6 +1,6 @@
 /* The stand-in's board: what plays the devices, and what each process publishes of its use of them.
  *
- * The board is a folder, $CRIUCTL_STANDIN_DEVICE.  Its file `board` describes driver and devices,
+ * The board is a folder, the last of LD_LIBRARY_PATH.  Its file `board` describes driver and devices,
  * its file `faults` says which calls go wrong, and each device has a folder, named by its UUID,
  * with one file per buffer.  `board` is read again by a restore, `faults` by every call on another
  * process.
