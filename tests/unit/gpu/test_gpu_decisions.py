@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from criuctl.gpu import holdings, use
+from criuctl.gpu import helper, holdings, use
 from criuctl.gpu.devices import Device, NoPlace, pair
 from criuctl.proc.descriptors import Descriptor
 from criuctl.proc.mappings import Mapping
@@ -30,7 +30,8 @@ def user(pid: int, *ranges: Mapping, nodes: tuple[str, ...] = ("/dev/nvidia0",))
 
 
 def device(letter: str, **other: Any) -> Device:
-    return Device(**{"uuid": f"GPU-{letter}", "name": "H200", "memory": 100, "capability": "9.0"} | other)
+    known: dict[str, Any] = {"uuid": f"GPU-{letter}", "name": "H200", "memory": 100, "capability": "9.0"}
+    return Device(**known | other)
 
 
 def test_only_character_devices_of_the_driver_count() -> None:
@@ -67,12 +68,12 @@ def test_processes_are_sorted_by_state_and_family() -> None:
     with_range = mapped("/dev/nvidia0", MIB)
     users = {pid: user(pid, with_range) for pid in range(10, 17)} | {17: user(17)}
     states = {
-        10: holdings.RUNNING,
+        10: helper.RUNNING,
         11: holdings.NO_CONTEXT,  # a child of 10
         12: holdings.NO_CONTEXT,  # of nobody that has a context
         13: holdings.SILENT,
-        14: holdings.LOCKED,
-        15: holdings.FAILED,
+        14: helper.LOCKED,
+        15: helper.FAILED,
         16: holdings.NO_CONTEXT,  # a grandchild of 10
         17: holdings.NO_CONTEXT,
     }
