@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import os
@@ -18,7 +19,8 @@ from .records import PAUSE, Program, Session, Twin, Wait, facts, lines
 
 Check = Callable[["Run"], None]
 KEPT = ("elapsed_ms", "frozen_ms", "total_ms", "gpu", "timings", "bytes", "warnings", "tracking")
-START = 90.0  # seconds for the first steps: imports, compilation
+START = 60.0  # seconds for the first steps, imports included
+COMPILING = 100.0
 
 
 @dataclass
@@ -80,7 +82,7 @@ def cycle(run: Run) -> None:
     twin = Twin(run.home, run.program)
     try:
         if run.program.environment:  # they share compiled kernels: the twin makes them
-            twin.reach(5, START)
+            twin.reach(5, COMPILING)
         session = run.session()
         for _ in range(run.cycles):
             run.snapshot(session)
@@ -110,14 +112,14 @@ def plain(run: Run) -> None:
 
 
 def used_by_others(run: Run) -> None:
-    """Between dump and restore another program takes most of the device's memory and writes to it."""
+    """Between dump and restore another program takes much of the device's memory and writes to it."""
     twin = Twin(run.home, run.program)
     try:
         session = run.session()
         run.dump(session)
         code = (
             "import torch\nfree, _ = torch.cuda.mem_get_info()\n"
-            "x = torch.empty(int(free * 0.9), dtype=torch.uint8, device='cuda').fill_(165)\n"
+            "x = torch.empty(int(free * 0.6), dtype=torch.uint8, device='cuda').fill_(165)\n"
             "torch.cuda.synchronize()\nprint(int(x[-1]))\n"
         )
         argv = [run.home.place.python, "-c", code]
@@ -225,7 +227,8 @@ def long_kernel(run: Run) -> None:
     while not facts(session.folder).get("running"):
         wait.pause()
     done = int(facts(session.folder)["done"])
-    dumped = run.keep(run.home.criuctl("dump", session.name, timeout=80))
+    short = {"CRIUCTL_GPU_LOCK_TIMEOUT": "3"}
+    dumped = run.keep(run.home.criuctl("dump", session.name, timeout=80, env=short))
     run.notes["dump"] = dumped.error()
     session.go_on(10)
     wait = Wait(session, 60, "the kernel does not end")
@@ -269,9 +272,10 @@ def _status(pid: int, key: str) -> str:
 
 def _cuda_pid(home: Home) -> int:
     for pid in home.processes():
-        for descriptor in os.listdir(f"/proc/{pid}/fd"):
-            if "/dev/nvidia" in os.readlink(f"/proc/{pid}/fd/{descriptor}"):
-                return pid
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                if "/dev/nvidia" in os.readlink(f"/proc/{pid}/fd/{descriptor}"):
+                    return pid
     raise Failed("no process of the program has the device open")
 
 
@@ -339,6 +343,7 @@ def cases() -> list[Case]:
     """All cases, the most important first."""
     train = Program("torch_train.py", ("eager",))
     return [
+        Case("driver-api", "the driver's API alone", Program("driver_api.py"), cycle),
         _torch("torch-eager", "PyTorch, eager", train, cycles=20, host_pids=True, timeout=240),
         _torch("torch-graph", "PyTorch, the step a CUDA graph", _train("graph"), cycles=20, timeout=240),
         Case("jax", "JAX, jitted", Program("jax_train.py"), cycle, modules=("jax",)),
@@ -372,17 +377,18 @@ def cases() -> list[Case]:
             _train("compile", environment=COMPILE_ALONE),
             timeout=150,
         ),
+        Case("managed-api", "managed memory, by the driver's API", Program("driver_api.py", ("managed",)), refused),
         Case("open-nodes", "device files open", Program("open_device.py", ("nodes",)), plain),
         Case("open-init", "the driver started", Program("open_device.py", ("init",)), plain),
         _torch("server", "a server with its cache on the device", _server(), conversations),
         _torch(
             "long-kernel",
             "a kernel outlasts the lock's time-out",
-            Program("long_kernel.py", ("25",)),
+            Program("long_kernel.py", ("15",)),
             long_kernel,
             timeout=150,
         ),
-        _torch("show", "what `check` and `show` tell", train, shown),
+        Case("show", "what `check` and `show` tell", Program("driver_api.py"), shown),
         _torch("used-by-others", "the device was used in between", train, used_by_others),
         _torch("copied-store", "a copy of the store, another host's state", train, copied_store),
         _torch("unchanged", "2 GiB unchanged", Program("tensor.py", ("2",)), unchanged),

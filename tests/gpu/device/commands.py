@@ -92,7 +92,9 @@ class Home:
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            _out, err = process.communicate()
+            err = b""
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a call of the driver may not end
+                _out, err = process.communicate(timeout=5)
             self._log(words, "no end", b"", err)
             raise Failed(f"criuctl {words[0]} did not end in {timeout:.0f} s") from None
         try:
