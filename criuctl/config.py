@@ -65,6 +65,7 @@ class Config(Struct, frozen=True):
     trees: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict
     )  # by name: process trees that are dumped by it (unit, cgroup, pid_file or command; labels, order)
+    gpu_lock_timeout: float = 10.0  # seconds for a GPU to finish what runs on it, before a dump gives up
     gc_grace: str = "1d"  # how long `gc` leaves what nothing needs; longer than any dump or restore takes
     link_timeout: float = 20.0  # seconds that another host may be silent in a migration before the link counts as lost
     scrollback_mib: int = 16  # output of a session that is kept, on disk

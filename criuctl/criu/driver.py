@@ -199,14 +199,15 @@ def restore(
     pass_fds: Sequence[int] = (),
     start: Starter | None = None,
     about_to_fork: Callable[[int], None] | None = None,
-    about_to_run: Callable[[], int] | None = None,
+    about_to_run: Callable[[], int | None] | None = None,
     broken_off: Callable[[], None] | None = None,
 ) -> None:
     """Restore a tree from `folder`; `placed` is called with the root's PID before anything executes.
 
     `start` starts CRIU as somebody else's child: the tree's root is that one's too.  `about_to_fork` is told CRIU's
     PID, or that of its parent, when it is about to make the tree; `about_to_run` when every task stands before its first
-    instruction, in CRIU's hands: they run when it is left.  It returns the PID of their tracer, 0 if unknown.
+    instruction, in CRIU's hands: they run when it is left.  It returns the PID of their tracer, 0 if unknown, or None if it has
+    ended CRIU itself.
     Raises what `placed` or `about_to_run` raised, else `CriuFailed`; nothing of the tree is left then.  `broken_off` is told
     first: a CRIU that is past post-restore would let it run, so it is to be killed before that.
     """
@@ -229,7 +230,7 @@ def restore(
                     broken_off()
                 raise
             swrk.expendable = False
-            if not tracer or not end_tracer(tracer):
+            if tracer is not None and (not tracer or not end_tracer(tracer)):
                 swrk.go_on()
     except (CriuRefused, CriuGone) as error:
         raise CriuFailed(str(error), read_log(folder)) from error

@@ -30,12 +30,14 @@ from ..connections.record import UNTAKEN
 from ..connections.survey import Survey
 from ..criu import binary, driver
 from ..errors import CommandFailed, CriuctlError, DumpFailed, NoSuchProcess, PreflightRefused
+from ..gpu.use import opened_device
 from ..proc.procfs import reading
 from ..proc.scratch import Scratch
 from ..proc.threads import side_by_side
 from ..report import Reporter
 from ..store import open_store
 from . import hooking, insidereport
+from .checks.scene import Scene
 from .dumps import arounddump, surroundings
 from .dumps.delivery import Delivery
 from .dumps.describe import DumpResult
@@ -53,6 +55,11 @@ from .resources.terminals import DumpedTerminals
 from .supervising.fencing import Home
 from .supervising.standdown import stopping
 from .target import resolve_target
+
+
+def uses_devices(scene: Scene) -> bool:
+    """Whether a process of the tree holds an NVIDIA device."""
+    return any(opened_device(d) for held in scene.opened.values() for d in held)
 
 
 def _operation(wishes: Mapping[str, Any]) -> str:
@@ -188,6 +195,11 @@ def dump(
         stack.enter_context(arounddump.handlers_restored())
         hooks.run("pre-dump")
         work.required = predicates.note(config, required)
+        if uses_devices(scene):
+            from .dumps.devices import DumpedDevices
+
+            work.devices = DumpedDevices(config, reporter, root.pid)
+            stack.callback(work.devices.close)
         try:
             files.store_ahead(work.writer, root.pid, work.binaries)
             if precopy:
@@ -196,6 +208,8 @@ def dump(
                 work.rounds = store_ahead(work.writer, root.pid, reporter)
                 if delivery is not None:
                     work.writer.hurry()
+            if work.devices is not None:  # as late as possible: from here on the program waits for its GPU
+                work.devices.take()
             manifest = work.run()
         except BaseException as error:
             work.forget_lock()
@@ -204,6 +218,8 @@ def dump(
                 work.terminals.back()
                 work.mend()
                 work.holder.failed()
+                if work.devices is not None and (lost := work.devices.give_back()):
+                    reporter.warning("; ".join(lost), "Restore it from its last checkpoint, or start it again.")
             if isinstance(error, NoSuchProcess | CommandFailed) and work.tree:  # somebody killed CRIU, or a helper of ours
                 raise DumpFailed(f"{error.message} while it was dumped{work.fate()}", hint=error.hint) from error
             if not isinstance(error, driver.CriuFailed):
@@ -213,6 +229,8 @@ def dump(
             # The last process of a private PID namespace takes CRIU, its guest, along: no answer, but all is done.
             manifest = work.committed()
         hooks.done = True
+        if work.devices is not None:
+            work.devices.ended()
         if home is not None:
             home.keep()
         if not leave_running:
@@ -234,4 +252,8 @@ def dump(
     hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
     rounds = [r.to_dict() for r in work.rounds]
-    return DumpResult(manifest, store.url, list(reporter.warnings), hooks.degraded, hooks.records(), rounds)
+    if work.lost:
+        there = f"{manifest.session.name}@{manifest.number}"
+        reporter.warning("; ".join(work.lost), f"The checkpoint is complete: end the tree, then `criuctl restore {there}`.")
+    degraded = hooks.degraded or bool(work.lost)
+    return DumpResult(manifest, store.url, list(reporter.warnings), degraded, hooks.records(), rounds)

@@ -32,10 +32,11 @@ from ..session.names import DEFAULT_RUN_DIR, check_name, valid_name
 
 _NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 _INSTEAD = Path("/dev/shm/criuctl")  # of /run
-_LOCKS, SHIELDS = "locks", "shields"
+_LOCKS, SHIELDS, GPUS = "locks", "shields", "gpus"
 _LONGEST = 200  # bytes of the name of a lock's file
 
 __all__ = [
+    "GPUS",
     "SHIELDS",
     "Registry",
     "SessionRecord",
@@ -276,6 +277,10 @@ def forget_stale_locks(config: Config) -> None:
         from .dumps import shields  # seldom
 
         shields.sweep(config)
+    if any(True for _ in locks.left(run_folder(config, GPUS))):
+        from .dumps import devices  # seldom
+
+        devices.sweep(config)
     registry = Registry(config)
     for name in [record.name for record in registry.locked() if not record.lock_kept]:
         try:

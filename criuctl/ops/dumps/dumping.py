@@ -51,6 +51,7 @@ from .describe import Taken, describe
 from .waits import Waits
 
 if TYPE_CHECKING:
+    from .devices import DumpedDevices
     from .precopy import Round
 
 _GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
@@ -93,6 +94,7 @@ class Dumping(Struct, eq=False):
     hooks: Hooks
     delivery: Delivery | None = None
     home: Home | None = None
+    devices: DumpedDevices | None = None  # GPUs; of a tree that uses some
     tries: int = 0  # of which CRIU has said no
     let_go: bool = False  # CRIU is, or was, about to be told that it may end the tree
     tree: list[Process] = field(default_factory=list)
@@ -109,6 +111,7 @@ class Dumping(Struct, eq=False):
     farewell: Farewell = field(default_factory=Farewell)
     repairs: Repairs = field(default_factory=Repairs)
     shielded: ExitStack = field(default_factory=ExitStack)
+    lost: list[str] = field(default_factory=list)  # processes that have not got their GPUs back
     kept: bool = False  # an external connection is to be kept: the firewall lock stays
 
     def net_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
@@ -142,9 +145,15 @@ class Dumping(Struct, eq=False):
             self.shielded.close()  # its connections are its own again, and whatever it does to them
             self.holder.thawed()
             exact = None if self.holder.held_since else ImageSet(self.folder).frozen_us()
+            if self.devices is not None and self.devices.taken_at:  # from the lock on, until it has its device again
+                self.lost = self.devices.give_back()  # if not: the checkpoint is all the more worth storing
+                exact = int((time.monotonic() - self.devices.taken_at) * 1_000_000)
             timings = dict(self.manifest.timings, frozen_ms=round((exact or self.frozen_ms * 1000) / 1000, 1))
-            self.manifest = self._store(replace(self.manifest, timings=timings))
+            self.manifest = self._store(replace(self.manifest, timings=timings | self._gpu_timings()))
         return self.manifest
+
+    def _gpu_timings(self) -> dict[str, float]:
+        return {f"gpu_{name}": ms for name, ms in self.devices.timings.items()} if self.devices is not None else {}
 
     def _outwait(self, error: driver.CriuFailed, ahead: Collection[Hashable]) -> None:
         """CRIU has let the tree go for what passes by itself: undo all but the streams `ahead` and wait; else raise `error`."""
@@ -190,6 +199,8 @@ class Dumping(Struct, eq=False):
 
     def _frozen(self) -> driver.Frozen:
         self.frozen_at = self.holder.held_since or time.monotonic()
+        if self.devices is not None and self.devices.taken_at:
+            self.frozen_at = min(self.frozen_at, self.devices.taken_at)  # it has waited for its device since
         if self.delivery is not None:
             self.delivery.frozen()
         self.waits.frozen(2 if self.holder.held_since else 1)
@@ -305,6 +316,8 @@ class Dumping(Struct, eq=False):
         taken = Taken(self.tree, file_records, self.connections, links, self.external, self.entry, own, typed, holder, pipes)
         running = self.leave_running
         made = describe(self.config, self.session, self.labels, taken, images, memory, self.writer, leave_running=running)
+        if self.devices is not None:
+            made = made.with_gpu(self.devices.record(), self._gpu_timings())
         return predicates.with_required(made, self.required)
 
     def fate(self) -> str:

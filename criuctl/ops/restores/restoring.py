@@ -22,6 +22,7 @@ from ...criu import binary, driver, ttyimages
 from ...criu.images import ImageSet
 from ...criu.lazy import LazyImage, LazyPages
 from ...criu.options import RestoreOptions
+from ...criu.rpc import end_tracer
 from ...errors import NoSuchProcess, RestoreFailed
 from ...hooks import Hooks
 from ...proc.child import InterruptsDeferred
@@ -43,6 +44,7 @@ from ..resources.ports import free_ports
 from ..resources.processors import bind_processors
 from ..resources.restoredterminals import RestoredTerminals
 from . import arrival, handback, mend
+from .devices import RestoredDevices
 from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
 from .filling import Filling
@@ -70,6 +72,7 @@ class Restoring(Struct):
     copy: bool = False  # beside a live original
     held: Callable[[list[dict[str, Any]]], None] | None = None
     feeder: Feeder | None = None
+    devices: RestoredDevices | None = None  # GPUs; of a tree that uses some
     filling: Filling | None = None  # pages of an eager restore that CRIU does not bring
     inner_root: int = 0  # the root's PID as the tree sees it
     connections: list[dict[str, Any]] = field(default_factory=list)
@@ -79,6 +82,7 @@ class Restoring(Struct):
     names: Bindings | None = None  # of the tree's unix sockets
     placed: ProcessIdentity | None = None  # the root, from when it is restored until it runs
     pids: tuple[int, ...] = ()  # of the tree, once it is restored
+    outer: dict[int, int] = field(default_factory=dict)  # its own PIDs -> ours, likewise
     calls: dict[int, Any] = field(default_factory=dict)  # the registers of threads that are in system calls
     watches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # of epolls, that CRIU cannot set
     flags: dict[tuple[int, int], int] = field(default_factory=dict)  # of descriptors, that CRIU cannot set
@@ -255,13 +259,15 @@ class Restoring(Struct):
                 f"PID {pid}, which has ended and was not waited for, ended with {code & _SEVEN_BITS}, not {code}"
             )
         pids = handback.outer_pids(root)
-        self.pids = tuple(pids.values())
+        self.pids, self.outer = tuple(pids.values()), pids
         if self.filling is not None:
             self.reporter.step("memory")
             self.filling.finish(pids)
         if private is not None and self.names is not None:
             self.names.show(private.init.pid)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
+        if self.devices is not None:
+            self.devices.reopen(pids)
         mend.set_watches(self.watches, pids)
         inherited = self.terminals.owners
         owners = {key: owner for key, owner in self.owners.items() if owner.pid or key in inherited}
@@ -292,19 +298,30 @@ class Restoring(Struct):
         self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys, pids, self.images)
         self.reporter.step("resume")
 
-    def _let_go(self, running: ExitStack) -> int:
+    def _let_go(self, running: ExitStack) -> int | None:
         """`_about_to_run`, not to be interrupted any more, unless the tree has still to get its memory."""
         if self.following is None:
             running.enter_context(InterruptsDeferred())
         return self._about_to_run()
 
-    def _about_to_run(self) -> int:
-        """Nothing can be taken back any more; who traces the tree."""
+    def _about_to_run(self) -> int | None:
+        """Nothing can be taken back any more; who traces the tree, or None: CRIU has ended."""
         self.pipes.close()
         interrupted.leave_to_kernel(self.calls, self.pids, self.reporter)
+        devices = self.devices if self.devices is not None and self.devices.needed else None
+        if devices is not None:  # the last step that can fail; nothing of the program runs in it
+            stopped = self.images.stopped()
+            devices.bring_back(self.outer, stopped, lambda: end_tracer(self._tracer()))
         if self.fresh is not None:  # if we are killed from here on the tree must not end for its namespaces
             self.fresh.keep(self.inner_root, ends_with_root=self.holder.ends_with_root)
         self.holder.settle()
+        if devices is not None:
+            devices.release()
+            return None
+        return self._tracer()
+
+    def _tracer(self) -> int:
+        """Who traces the tree; 0 if that cannot be told."""
         for pid in self.pids:
             with suppress(NoSuchProcess):  # somebody has killed this one
                 if tracer := int(read_status(pid)["TracerPid"]):
