@@ -32,7 +32,6 @@ from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from ..store import open_store
 from . import hooking, insidereport
-from .dumps.describe import gpu_facts
 from .failures.helpers import told_as
 from .holders import RestoredHolder
 from .host import host_id
@@ -51,7 +50,6 @@ from .resources.netlock import table_of
 from .resources.restoredterminals import RestoredTerminals
 from .restores import arrival, materialise
 from .restores.arrival import RestoreResult
-from .restores.devices import RestoredDevices
 from .restores.feeding import Feeder
 from .restores.lazymemory import worthwhile
 from .restores.plan import ADD_ADDRESS, RestorePlan, Wishes, make_plan, missing_addresses, observe
@@ -191,9 +189,11 @@ def restore(
             gone = absent(images, manifest, facts.files, facts.missing_folders)
             names = boundnames.taken(images, manifest, facts.netns, copy=wishes.copy)
             facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone), names=names)
-        devices = RestoredDevices.of(manifest, reporter) if manifest.gpu is not None else None
-        if devices is not None:
-            stack.enter_context(devices)
+        devices: RestoredDevices | None = None
+        if manifest.gpu is not None:
+            from .restores.devices import RestoredDevices  # of few trees
+
+            devices = stack.enter_context(RestoredDevices(manifest.gpu, reporter))
             facts = replace(facts, findings=(*facts.findings, *devices.judge()))
         facts = replace(facts, bound=interfaces.bound(images, facts.netns))
         plan = make_plan(manifest, facts, wishes)
@@ -323,7 +323,7 @@ def restore(
             *({"path": path, "own_copy": own} for path, own in (work.own_files | work.own_names).items()),
         ],
         warnings=list(reporter.warnings),
-        gpu=gpu_facts(manifest.gpu, devices.timings) if manifest.gpu is not None and devices is not None else None,
+        gpu=devices.facts() if devices is not None else None,
         degraded=hooks.degraded or any(c["outcome"] == "failed" for c in work.connections),
         hooks=hooks.records(),
     )

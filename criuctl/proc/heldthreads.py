@@ -65,20 +65,38 @@ class HeldThreads:
     def release(self) -> None:
         """Let every held thread run."""
         until = time.monotonic() + _STOPPING
-        for tid in self._held:
-            self._let_go(tid, until)
+        # A leader's end is seen when all its other threads have been waited for.
+        for tid in sorted(self._held, key=self._pids.__contains__):
+            while not self._let_go(tid):
+                _check(until, tid)
         self._held.clear()
 
-    def _let_go(self, tid: int, until: float) -> None:
-        while True:
-            with suppress(OSError):
-                inject.let_go(tid)
-                return
-            if _state(tid) in ("", "Z"):
-                return  # it was killed
-            with suppress(ChildProcessError):  # it has a stop that nobody has waited for
-                os.waitpid(tid, inject.WALL | os.WNOHANG)
-            _check(until, tid)
+    def kill(self) -> None:
+        """End the tree: nothing of it has run."""
+        for pid in self._pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.release()
+
+    def _let_go(self, tid: int) -> bool:
+        """Whether it runs, or has ended and was waited for, as whoever traces a thread must."""
+        with suppress(OSError):
+            inject.let_go(tid)
+            return True
+        if _state(tid) == "":
+            return True
+        if tid in self._pids and _parent(tid) == os.getpid():
+            return _state(tid) == "Z"  # our own child, whose exit status somebody waits for
+        with suppress(ChildProcessError):
+            os.waitpid(tid, inject.WALL | os.WNOHANG)
+        return False
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(read_status(pid)["PPid"])
+    except NoSuchProcess:
+        return 0
 
 
 def _state(tid: int) -> str:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from ...errors import CommandFailed, CriuctlError
-from ...gpu import driver_process, survey, use
-from ...gpu.devices import DeviceUse
-from ...gpu.driver_process import DriverProcess
-from ...gpu.holdings import Holdings
+from ...gpu import use
 from ...gpu.use import DeviceUser
 from ...proc.procfs import available_memory
 from ...proc.tree import Process
 from ...report import Finding
 from .scene import Scene
+
+if TYPE_CHECKING:
+    from ...gpu.devices import DeviceUse
+    from ...gpu.driver_process import DriverProcess
+    from ...gpu.holdings import Holdings
 
 _GIB = 1 << 30
 _KEPT = 1 << 28  # bytes of memory that a dump leaves to the host
@@ -24,6 +27,9 @@ def check_gpu(scene: Scene) -> Iterator[Finding]:
     found = use.users(scene.opened, scene.mapped)
     if not found:
         return
+    from ...gpu import survey  # only trees with devices need all that
+    from ...gpu.driver_process import OLDEST_API, DriverProcess
+
     first = min(found)
     try:
         driver = DriverProcess()
@@ -31,8 +37,8 @@ def check_gpu(scene: Scene) -> Iterator[Finding]:
         yield Finding("error", "gpu-driver", f"NVIDIA's driver cannot be asked: {error}", pid=first)
         return
     with driver:
-        yield from _driver(driver, first)
-        if driver.error or driver.api < driver_process.OLDEST_API:
+        yield from _driver(driver, first, OLDEST_API)
+        if driver.error or driver.api < OLDEST_API:
             return
         stopped = {p.pid for p in scene.tree if p.state in ("T", "t")}
         parents = {p.pid: p.ppid for p in scene.tree}
@@ -44,10 +50,12 @@ def check_gpu(scene: Scene) -> Iterator[Finding]:
             return
         yield from _states(holdings, scene.by_pid)
         yield from _abilities(holdings, used)
-        yield from _room(holdings, used)
+        needed = sum(survey.memory_of(user.pid, used) for user in holdings.contexts)
+        if holdings.contexts:
+            yield from _room(holdings.contexts[0], needed)
 
 
-def _driver(driver: DriverProcess, pid: int) -> Iterator[Finding]:
+def _driver(driver: DriverProcess, pid: int, oldest: int) -> Iterator[Finding]:
     if driver.error:
         yield Finding(
             "error",
@@ -56,7 +64,7 @@ def _driver(driver: DriverProcess, pid: int) -> Iterator[Finding]:
             "Make libcuda.so.1 of the installed driver available to root (ldconfig -p).",
             pid=pid,
         )
-    elif driver.api < driver_process.OLDEST_API:
+    elif driver.api < oldest:
         yield Finding(
             "error",
             "gpu-driver-old",
@@ -159,14 +167,13 @@ def _abilities(found: Holdings, used: tuple[DeviceUse, ...]) -> Iterator[Finding
             )
 
 
-def _room(found: Holdings, used: tuple[DeviceUse, ...]) -> Iterator[Finding]:
+def _room(user: DeviceUser, needed: int) -> Iterator[Finding]:
     """Device memory becomes host memory: there must be enough of it."""
-    needed = sum(survey.memory_of(user.pid, used) for user in found.contexts)
     free = available_memory()
     if needed and needed + _KEPT > free:
         yield _error(
             "gpu-host-memory",
-            found.contexts[0],
+            user,
             f"{needed / _GIB:.1f} GiB of device memory have no room in the host's memory,"
             f" of which {free / _GIB:.1f} GiB are available",
             "Free host memory, or have the program release cached blocks first"

@@ -15,7 +15,6 @@ from ...checkpoint.manifest import (
     ExternalFile,
     FifoRecord,
     FileRecord,
-    GpuRecord,
     HolderRecord,
     ImageFile,
     LinkRecord,
@@ -73,20 +72,11 @@ class DumpResult(Struct, frozen=True):
         required = [f"{p.kind}:{p.argument}" for p in self.manifest.predicates]
         rarely: dict[str, Any] = {"precopy": self.rounds} if self.rounds else {}
         rarely |= {"requires": required} if required else {}
-        return rarely | ({"gpu": gpu_facts(self.manifest.gpu, self.manifest.timings)} if self.manifest.gpu else {})
+        if self.manifest.gpu is not None:
+            from ..resources.gpus import gpu_facts  # of few trees
 
-
-GPU_PHASES = ("lock_ms", "checkpoint_ms", "restore_ms", "unlock_ms")
-
-
-def gpu_facts(record: GpuRecord, timings: Mapping[str, float]) -> dict[str, Any]:
-    """GPUs in the answers of dump, snapshot, restore and show."""
-    return {
-        "driver": record.driver,
-        "processes": len(record.processes),
-        "bytes": sum(p.memory for p in record.processes),
-        "devices": [{"uuid": d.uuid, "name": d.name, "capability": d.capability} for d in record.devices],
-    } | {name.removeprefix("gpu_"): ms for name, ms in timings.items() if name.removeprefix("gpu_") in GPU_PHASES}
+            rarely["gpu"] = gpu_facts(self.manifest.gpu, self.manifest.timings)
+        return rarely
 
 
 class Taken(Struct, frozen=True):

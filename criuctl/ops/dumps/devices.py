@@ -42,6 +42,7 @@ from ..registry import GPUS, boot_id, run_folder
 
 _CALL = 10.0  # seconds that a lock may take beyond the time that the driver was given
 _MOVE = 900.0  # seconds for the driver to move all device memory
+_PAUSES = (0.2, 1.0, 2.0)  # seconds after a try to give a device back
 _ROUNDS = 5  # of looks for processes that have come meanwhile
 
 
@@ -239,21 +240,26 @@ class DumpedDevices:
             return [f"NVIDIA's driver does not answer: {error.message}; {again.message}"]
 
     def _restored(self) -> list[str]:
+        """Restore and unlock every process, in several tries; a sentence for each that has not got its device back."""
         assert self._driver is not None
-        alive = [pid for pid, identity in self._held.items() if identity.alive()]
-        states = self._driver.each("state", alive, _MOVE)
-        moved = [pid for pid in alive if states[pid].number == driver_process.CHECKPOINTED]
-        answers = self._driver.each("restore", moved, _MOVE)
-        locked = [pid for pid in alive if states[pid].number == driver_process.LOCKED]
-        locked += [pid for pid in moved if answers[pid].ok]
-        answers |= self._driver.each("unlock", locked, _MOVE)
-        failed = {pid: states[pid] for pid in alive if states[pid].number == driver_process.FAILED}
-        bad = {pid: answer for pid, answer in answers.items() if not answer.ok} | failed
+        left = {pid: Answer(0, "") for pid, identity in self._held.items() if identity.alive()}
+        for pause in _PAUSES:
+            states = self._driver.each("state", list(left), _MOVE)
+            by_state: dict[int, list[int]] = {}
+            for pid, state in states.items():
+                by_state.setdefault(state.number, []).append(pid)
+            moved = by_state.get(driver_process.CHECKPOINTED, [])
+            answers = self._driver.each("restore", moved, _MOVE)
+            locked = by_state.get(driver_process.LOCKED, []) + [pid for pid in moved if answers[pid].ok]
+            answers |= self._driver.each("unlock", locked, _MOVE)
+            failed = {pid: states[pid] for pid in by_state.get(driver_process.FAILED, [])}
+            left = {pid: answer for pid, answer in answers.items() if not answer.ok and self._held[pid].alive()}
+            if not left:
+                break
+            time.sleep(pause)
         return [
-            f"PID {pid} has not got its GPU back"
-            f" ({answer.name if not answer.ok else 'the driver says that the checkpoint has failed'})"
-            f" and {'cannot use it any more' if self._held[pid].alive() else 'has ended'}"
-            for pid, answer in bad.items()
+            *(f"PID {pid}: the driver's checkpoint has failed, and the process cannot use its GPU any more" for pid in failed),
+            *(f"PID {pid} waits for its GPU, which the driver does not give back ({a.name})" for pid, a in left.items()),
         ]
 
     def ended(self) -> None:

@@ -6,6 +6,9 @@ with no other version of the kernel's part: so the versions must be equal.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from msgspec import Struct
 
 from ...checkpoint.manifest import GpuRecord
@@ -51,6 +54,19 @@ def judge(record: GpuRecord, host: HostGpus) -> tuple[list[Finding], dict[str, s
         text = f"the tree needs {needed / _GIB:.1f} GiB on its devices, of which {host.free / _GIB:.1f} GiB are free"
         found.append(_error("gpu-memory", text, "`nvidia-smi` shows what uses them; end that first."))
     return found, pairs
+
+
+_PHASES = ("lock_ms", "checkpoint_ms", "restore_ms", "unlock_ms")
+
+
+def gpu_facts(record: GpuRecord, timings: Mapping[str, float]) -> dict[str, Any]:
+    """GPUs in the answers of dump, snapshot and restore; milliseconds of each phase."""
+    return {
+        "driver": record.driver,
+        "processes": len(record.processes),
+        "bytes": sum(p.memory for p in record.processes),
+        "devices": [{"uuid": d.uuid, "name": d.name, "capability": d.capability} for d in record.devices],
+    } | {name.removeprefix("gpu_"): ms for name, ms in timings.items() if name.removeprefix("gpu_") in _PHASES}
 
 
 def _names(record: GpuRecord) -> str:

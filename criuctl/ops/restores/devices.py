@@ -17,9 +17,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
-from typing import Self
+from typing import Any, Self
 
-from ...checkpoint.manifest import GpuRecord, Manifest
+from ...checkpoint.manifest import GpuRecord
 from ...errors import CriuctlError, NoSuchProcess, RestoreFailed
 from ...gpu.driver_process import Answer, DriverProcess
 from ...proc.heldthreads import HeldThreads
@@ -27,7 +27,7 @@ from ...proc.namespaces import ns_pids
 from ...proc.procfs import all_tids
 from ...proc.reopen import reopen
 from ...report import Finding, Reporter
-from ..resources.gpus import HostGpus, judge
+from ..resources.gpus import HostGpus, gpu_facts, judge
 
 _MOVE = 900.0  # seconds for the driver to move all device memory
 
@@ -42,11 +42,6 @@ class RestoredDevices:
         self._held: HeldThreads | None = None
         self._pairs: dict[str, str] = {}
         self.timings: dict[str, float] = {}
-
-    @classmethod
-    def of(cls, manifest: Manifest, reporter: Reporter) -> Self | None:
-        """None for a tree without GPUs: then no driver is looked for."""
-        return cls(manifest.gpu, reporter) if manifest.gpu is not None else None
 
     def __enter__(self) -> Self:
         return self
@@ -98,11 +93,19 @@ class RestoredDevices:
         self._held.stop()
         if not end_criu():
             raise RestoreFailed("CRIU could not be ended, so the threads of the tree could not be held")
-        self._held.hold()
-        self._reporter.step("gpu-restore", processes=outer)
-        self._call("restore", outer, self._pairs)
-        self._reporter.step("gpu-unlock")
-        self._call("unlock", outer)
+        try:
+            self._held.hold()
+            self._reporter.step("gpu-restore", processes=outer)
+            self._call("restore", outer, self._pairs)
+            self._reporter.step("gpu-unlock")
+            self._call("unlock", outer)
+        except BaseException:
+            self._held.kill()
+            raise
+
+    def facts(self) -> dict[str, Any]:
+        """For the answer of the restore."""
+        return gpu_facts(self._record, self.timings)
 
     def release(self) -> None:
         """Let the tree run."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
@@ -44,11 +44,13 @@ from ..resources.ports import free_ports
 from ..resources.processors import bind_processors
 from ..resources.restoredterminals import RestoredTerminals
 from . import arrival, handback, mend
-from .devices import RestoredDevices
 from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
 from .filling import Filling
 from .plan import RestorePlan
+
+if TYPE_CHECKING:
+    from .devices import RestoredDevices
 
 _CROWD = 32  # processes
 _SEVEN_BITS = 0x7F  # what CRIU leaves of an exit code
