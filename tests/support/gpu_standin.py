@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import shutil
@@ -27,7 +28,7 @@ STANDIN = GPU / "standin"
 PROGRAM = "device_program"
 OUTPUTS = ("out", "out.0", "out.1")
 COMPILER = ("cc", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread")
-# Opening one does nothing, and CRIU refuses its descriptors as it does a device's: fuse, autofs, loop-control.
+# fuse, autofs, loop-control: to open one does nothing, and CRIU refuses its descriptors as it does a real device's.
 HARMLESS = (os.makedev(10, 229), os.makedev(10, 235), os.makedev(10, 237))
 ZERO = os.makedev(1, 5)
 
@@ -78,21 +79,25 @@ class Board:
         self.release = "580.159.03"
         self.devices: list[Device] = []
         self.nodes: list[Path] = []
+        self._added = 0
+        self._locks: list[int] = []
         folder.mkdir()
+        (folder / "driver").symlink_to(built)  # the library finds the board next to where it was found
+        (folder / "old").symlink_to(built / "old")
         self.number = self._free_number()
         self.control = self._node(f"nvidiactl{self.number}")
-        self.memory = self._node(f"nvidia-uvm{self.number}")
+        self.memory = self._shared("nvidia-uvm") or self._node(f"nvidia-uvm{self.number}", ZERO)
         for device in devices or [Device()]:
             self.add(device)
 
     def environment(self, *, old: bool = False) -> dict[str, str]:
         """What a process needs in order to use this board; with `old`, by a driver without checkpoints."""
-        library = self.built / "old" if old else self.built
-        return {"LD_LIBRARY_PATH": f"{library}:{self.folder}"}
+        return {"LD_LIBRARY_PATH": str(self.folder / ("old" if old else "driver"))}
 
     def add(self, device: Device) -> Device:
         """Put one more device on the board."""
-        device.node = self._node(f"nvidia{self.number + len(self.devices)}")
+        self._added += 1
+        device.node = self._node(f"nvidia{self.number + self._added}", HARMLESS[self._added % 3])
         self.devices.append(device)
         self.write()
         return device
@@ -114,6 +119,12 @@ class Board:
         """Have calls go wrong from now on; without lines, none does: a call that hangs goes on."""
         self._replace("faults", lines)
 
+    def calls(self) -> list[tuple[str, int]]:
+        """Verb and PID, as the process sees it, of each call in the right state that was begun so far."""
+        path = self.folder / "calls"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [(line.split()[0], int(line.split()[1])) for line in lines]
+
     def used(self, device: Device) -> int:
         """Bytes of all buffers on a device."""
         return sum(path.stat().st_size for path in (self.folder / device.uuid).iterdir())
@@ -126,7 +137,7 @@ class Board:
 
     def held(self, pid: int) -> list[str]:
         """Nodes of this board that a process has open or mapped."""
-        nodes = {str(node) for node in self.nodes}
+        nodes = {self.memory, *map(str, self.nodes)}
         found = []
         for entry in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(FileNotFoundError):
@@ -139,6 +150,8 @@ class Board:
         """Remove the nodes and all buffers."""
         for node in self.nodes:
             node.unlink()
+        for fd in self._locks:
+            self._release(fd)
         shutil.rmtree(self.folder)
 
     def _replace(self, name: str, lines: Sequence[str]) -> None:
@@ -147,30 +160,48 @@ class Board:
         new.rename(self.folder / name)
 
     def _free_number(self) -> int:
-        """Claim a range of ten device numbers that no other board and no real device has."""
+        """Claim a range of ten device numbers that no other board has."""
         for number in range(900, 1000, 10):
-            with contextlib.suppress(FileExistsError):
-                self._make(f"nvidia-cap{number}", ZERO)
+            if self._shared(f"nvidia-cap{number}", fcntl.LOCK_EX):
                 return number
         raise RuntimeError("there are too many boards in /dev: look for /dev/nvidia-cap9*")
 
-    def _node(self, name: str) -> str:
-        """Make a node that can be opened, and NAME-map, which can be mapped."""
-        self._make(f"{name}-map", ZERO)
-        for device in HARMLESS:
-            path = self._make(name, device)
-            with contextlib.suppress(OSError):
-                os.close(os.open(path, os.O_RDWR))
-                return str(path)
-            path.unlink()
-            self.nodes.remove(path)
-        raise RuntimeError("no device to be opened: fuse, autofs and loop-control are missing")
-
-    def _make(self, name: str, device: int) -> Path:
+    def _node(self, name: str, device: int = HARMLESS[0]) -> str:
+        """Make a node of this board's own; a test that was killed may have left it."""
         path = Path("/dev") / name
+        path.unlink(missing_ok=True)
         os.mknod(path, stat.S_IFCHR | 0o600, device)
         self.nodes.append(path)
-        return path
+        return str(path)
+
+    def _shared(self, name: str, how: int = fcntl.LOCK_SH) -> str:
+        """Make or use a node that boards share by locks on it, and the last removes; "" if it is not to be had."""
+        path = Path("/dev") / name
+        while True:
+            with contextlib.suppress(FileExistsError):
+                os.mknod(path, stat.S_IFCHR | 0o600, ZERO)
+            if path.lstat().st_rdev != ZERO:
+                return ""  # a real one
+            try:
+                fd = os.open(path, os.O_RDWR)
+                self._locks.append(fd)
+                fcntl.flock(fd, how | fcntl.LOCK_NB)
+                if path.lstat().st_ino == os.fstat(fd).st_ino:
+                    return str(path)
+            except BlockingIOError:
+                if how == fcntl.LOCK_EX:
+                    os.close(self._locks.pop())
+                    return ""
+            except FileNotFoundError:
+                pass  # its last user has just removed it
+            os.close(self._locks.pop())
+
+    @staticmethod
+    def _release(fd: int) -> None:
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(os.readlink(f"/proc/self/fd/{fd}"))
+        os.close(fd)
 
 
 class Driver:

@@ -2,6 +2,7 @@
 #include "board.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,15 +22,16 @@ static void uuid_parse(const char *text, Uuid *uuid) {
 }
 
 int board_read(struct board *board) {
-    const char *folder = getenv("LD_LIBRARY_PATH"); /* the library's folder, then the board's */
-    folder = folder ? strrchr(folder, ':') : NULL;
-    folder = folder ? folder + 1 : NULL;
     char path[300], line[512], uuid[33];
+    Dl_info here;
     memset(board, 0, sizeof *board);
-    if (!folder || strlen(folder) >= sizeof board->folder)
+    if (!dladdr(board_read, &here) || strlen(here.dli_fname) >= sizeof board->folder)
         return -1;
-    strcpy(board->folder, folder);
-    snprintf(path, sizeof path, "%s/board", folder);
+    strcpy(board->folder,
+           here.dli_fname); /* BOARD/driver/libcuda.so.1: as it was found, links kept */
+    for (int i = 0; i < 2; i++)
+        *(strrchr(board->folder, '/') ?: board->folder) = 0;
+    snprintf(path, sizeof path, "%s/board", board->folder);
     FILE *file = fopen(path, "re");
     if (!file)
         return -1;

@@ -1,9 +1,9 @@
 /* The stand-in's board: what plays the devices, and what each process publishes of its use of them.
  *
- * The board is a folder, the last of LD_LIBRARY_PATH.  Its file `board` describes driver and devices,
- * its file `faults` says which calls go wrong, and each device has a folder, named by its UUID,
- * with one file per buffer.  `board` is read again by a restore, `faults` by every call on another
- * process.
+ * The board is the folder above that in which the library was found.  Its file `board` describes
+ * driver and devices, its file `faults` says which calls go wrong, and each device has a folder,
+ * named by its UUID, with one file per buffer.  `board` is read again by a restore, `faults` by
+ * every call on another process.
  *
  * A process that has called cuInit has a thread named cuda-ADDRESS, the driver thread.  ADDRESS is
  * the page number of its `struct control`.  Others find the process by that alone, so they also

@@ -1,8 +1,8 @@
 /* The calls on other processes, cuCheckpointProcess*.  A driver older than 570 has none of them.
  *
  * A command is written to the `struct control` of the other process, its driver thread gets a
- * signal, and the result is read there.  State and restore thread are only read: this also works
- * on a process that is stopped.
+ * signal, and the result is read there.  State and restore thread are only read.  No call returns
+ * while the driver thread is stopped.
  */
 #define _GNU_SOURCE
 #include "board.h"
@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -31,6 +32,20 @@ static int poke(pid_t pid, uintptr_t address, void *value, size_t size) {
     return process_vm_writev(pid, &ours, 1, &theirs, 1, 0) == (ssize_t)size ? 0 : -1;
 }
 
+/* Wait while a process's driver thread is stopped: the driver answers nothing for it then. */
+static void await(pid_t pid, pid_t tid) {
+    char path[64], line[512], state = 'T';
+    snprintf(path, sizeof path, "/proc/%d/task/%d/stat", pid, tid);
+    while (state == 'T' || state == 't') {
+        FILE *file = fopen(path, "re");
+        char *name = file && fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
+        state = name ? name[2] : 'X';
+        if (file)
+            fclose(file);
+        pause_ms(1);
+    }
+}
+
 static CUresult find(int pid, struct control *found, uintptr_t *address, pid_t *tid) {
     if (!initialised)
         return CUDA_ERROR_NOT_INITIALIZED;
@@ -39,6 +54,10 @@ static CUresult find(int pid, struct control *found, uintptr_t *address, pid_t *
     if (kill(pid, 0))
         return CUDA_ERROR_NOT_PERMITTED;
     *tid = control_find(pid, found, address);
+    if (*tid >= 0) {
+        await(pid, *tid);
+        *tid = control_find(pid, found, address);
+    }
     return *tid < 0 ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
 }
 
