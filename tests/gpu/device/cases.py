@@ -21,6 +21,7 @@ Check = Callable[["Run"], None]
 KEPT = ("elapsed_ms", "frozen_ms", "total_ms", "gpu", "timings", "bytes", "warnings", "tracking")
 START = 60.0  # seconds for the first steps, imports included
 COMPILING = 100.0
+KILLED_AT = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # parts of the time that a snapshot takes
 
 
 @dataclass
@@ -90,6 +91,43 @@ def cycle(run: Run) -> None:
             run.dump(session)
             run.restore(session)
             session.go_on(3)
+        session.stop()
+        run.notes["steps_equal"] = twin.compare(session)
+    finally:
+        twin.stop()
+
+
+def lazily(run: Run) -> None:
+    """Restored lazily, after a dump in rounds."""
+    twin = Twin(run.home, run.program)
+    try:
+        session = run.session()
+        for _ in range(run.cycles):
+            run.keep(run.home.must("dump", session.name, "--pre-copy"))
+            run.restore(session, "--lazy")
+            session.go_on(3)
+        session.stop()
+        run.notes["steps_equal"] = twin.compare(session)
+    finally:
+        twin.stop()
+
+
+def killed(run: Run) -> None:
+    """criuctl is killed at many moments of a snapshot: the program goes on each time, with its device."""
+    twin = Twin(run.home, run.program)
+    try:
+        session = run.session()
+        whole = run.snapshot(session).seconds
+        for part in KILLED_AT:
+            command = run.home.start("snapshot", session.name)
+            time.sleep(whole * part)
+            command.kill()
+            command.wait()
+            session.go_on(3)
+        run.notes["killed"] = len(KILLED_AT)
+        run.dump(session)
+        run.restore(session)
+        session.go_on(3)
         session.stop()
         run.notes["steps_equal"] = twin.compare(session)
     finally:
@@ -389,6 +427,8 @@ def cases() -> list[Case]:
             timeout=150,
         ),
         Case("show", "what `check` and `show` tell", Program("driver_api.py"), shown),
+        Case("lazy", "a dump in rounds, a lazy restore", Program("driver_api.py"), lazily),
+        _torch("killed", "criuctl is killed in a snapshot", train, killed),
         _torch("used-by-others", "the device was used in between", train, used_by_others),
         _torch("copied-store", "a copy of the store, another host's state", train, copied_store),
         _torch("unchanged", "2 GiB unchanged", Program("tensor.py", ("2",)), unchanged),
