@@ -459,9 +459,9 @@ def cases() -> list[Case]:
             timeout=150,
         ),
         _torch("debugger", "cuda-gdb is attached", train, debugged),
-        Case("counter", "no device", Program("counter.py"), cycle, device=False),
+        Case("counter", "no device", Program("without_device.py"), cycle, device=False),
     ]
 
 
 def _server() -> Program:
-    return Program("server.py", (_free_port(),))
+    return Program("token_server.py", (_free_port(),))
