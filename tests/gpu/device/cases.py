@@ -21,6 +21,8 @@ Check = Callable[["Run"], None]
 KEPT = ("elapsed_ms", "frozen_ms", "total_ms", "gpu", "timings", "bytes", "warnings", "tracking")
 START = 60.0  # seconds for the first steps, imports included
 COMPILING = 100.0
+CACHED_MIB = 1024
+KILLED_AT = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # parts of the time that a snapshot takes
 
 
 @dataclass
@@ -90,6 +92,43 @@ def cycle(run: Run) -> None:
             run.dump(session)
             run.restore(session)
             session.go_on(3)
+        session.stop()
+        run.notes["steps_equal"] = twin.compare(session)
+    finally:
+        twin.stop()
+
+
+def lazily(run: Run) -> None:
+    """Restored lazily, after a dump in rounds."""
+    twin = Twin(run.home, run.program)
+    try:
+        session = run.session()
+        for _ in range(run.cycles):
+            run.keep(run.home.must("dump", session.name, "--pre-copy"))
+            run.restore(session, "--lazy")
+            session.go_on(3)
+        session.stop()
+        run.notes["steps_equal"] = twin.compare(session)
+    finally:
+        twin.stop()
+
+
+def killed(run: Run) -> None:
+    """criuctl is killed at many moments of a snapshot: the program goes on each time, with its device."""
+    twin = Twin(run.home, run.program)
+    try:
+        session = run.session()
+        whole = run.snapshot(session).seconds
+        for part in KILLED_AT:
+            command = run.home.start("snapshot", session.name)
+            time.sleep(whole * part)
+            command.kill()
+            command.wait()
+            session.go_on(3)
+        run.notes["killed"] = len(KILLED_AT)
+        run.dump(session)
+        run.restore(session)
+        session.go_on(3)
         session.stop()
         run.notes["steps_equal"] = twin.compare(session)
     finally:
@@ -196,6 +235,23 @@ def unchanged(run: Run) -> None:
     session.stop()
     if new[1] > new[0] / 20:
         raise Failed(f"the second snapshot stores {new[1]:,} bytes, the first {new[0]:,}")
+
+
+def cache_hook(run: Run) -> None:
+    """With the shipped hook, device memory that the allocator only keeps does not travel."""
+    session = run.session()
+    before = run.snapshot(session)
+    folder = run.home.path / "hooks/pre-dump"
+    folder.mkdir(mode=0o700)
+    shutil.copy2(run.home.place.checkout / "hooks/examples/pre-dump/release-gpu-cache", folder)
+    (folder / "release-gpu-cache").chmod(0o755)
+    after = run.snapshot(session)
+    session.go_on(3)
+    session.stop()
+    memory = [_part(answer, "memory") for answer in (before, after)]
+    run.notes["memory"] = memory
+    if memory[0] - memory[1] < CACHED_MIB << 19:
+        raise Failed(f"with the hook {memory[1]:,} bytes travel, without it {memory[0]:,}")
 
 
 def _part(answer: Answer, name: str) -> int:
@@ -327,6 +383,7 @@ def _free_port() -> str:
         return str(listener.getsockname()[1])
 
 
+CACHED = Program("torch_cached.py", (str(CACHED_MIB),), environment=(("GPU_CACHE_SIGNAL", "USR2"),))
 COMPILE_ALONE = (("TORCHINDUCTOR_COMPILE_THREADS", "1"),)
 COMPILE_POOL = (("TORCHINDUCTOR_COMPILE_THREADS", "4"),)
 
@@ -389,6 +446,9 @@ def cases() -> list[Case]:
             timeout=150,
         ),
         Case("show", "what `check` and `show` tell", Program("driver_api.py"), shown),
+        Case("lazy", "a dump in rounds, a lazy restore", Program("driver_api.py"), lazily),
+        _torch("killed", "criuctl is killed in a snapshot", train, killed),
+        _torch("cache-hook", "a hook releases cached memory", CACHED, cache_hook),
         _torch("used-by-others", "the device was used in between", train, used_by_others),
         _torch("copied-store", "a copy of the store, another host's state", train, copied_store),
         _torch("unchanged", "2 GiB unchanged", Program("tensor.py", ("2",)), unchanged),
@@ -399,9 +459,9 @@ def cases() -> list[Case]:
             timeout=150,
         ),
         _torch("debugger", "cuda-gdb is attached", train, debugged),
-        Case("counter", "no device", Program("counter.py"), cycle, device=False),
+        Case("counter", "no device", Program("without_device.py"), cycle, device=False),
     ]
 
 
 def _server() -> Program:
-    return Program("server.py", (_free_port(),))
+    return Program("token_server.py", (_free_port(),))

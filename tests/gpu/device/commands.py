@@ -108,6 +108,18 @@ class Home:
         text = err.decode(errors="replace")
         return Answer(plain, process.returncode, told, text, time.monotonic() - begun)
 
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """A command that the case ends itself."""
+        return subprocess.Popen(
+            [*self.place.criuctl, *words],
+            env=self.environment(),
+            cwd=self.path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
     def must(self, *words: str | Path, timeout: float = 90, env: dict[str, str] | None = None) -> Answer:
         """Run a command that must succeed; 11 (done, with a warning) counts."""
         answer = self.criuctl(*words, timeout=timeout, env=env)
