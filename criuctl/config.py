@@ -42,9 +42,11 @@ class Config(Struct, frozen=True):
     s3_endpoint: str = ""  # endpoint URL; "" leaves it to boto3 (AWS_ENDPOINT_URL, ~/.aws/config)
     s3_region: str = ""  # region; "" leaves it to boto3
     s3_retries: int = 6  # attempts per request on transient errors
-    s3_timeout: float = 30.0  # seconds for one connect or read
+    s3_timeout: float = 30.0  # seconds for one connect or read; an attempt in all may take twice as long
+    s3_deadline: float = 120.0  # seconds for a request, all attempts and pauses together; and one more per 32 KiB of contents
     criu: str = ""  # CRIU binary or prefix folder; "" picks the one that scripts/setup chose
     criu_timeout: int = 30  # seconds CRIU may take to freeze a tree
+    verify_writes: bool = False  # read back what was written, before a checkpoint relies on it
     compression: int = 1  # zstd level, -7..19
     buffers_mib: int = 128  # memory for pages on their way to the store
     workers: int = 0  # threads that compress and seal; 0 is one per core
@@ -100,15 +102,21 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+_BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _SECONDS, _COUNT = (0, 2_000_000), (0, (1 << 31) - 1)  # of other numbers; the kernel waits no longer
-_RANGES: dict[str, tuple[float, float]] = {"compression": (-7, 19), "workers": (0, 1024), "criu_timeout": _SECONDS}
+_RANGES: dict[str, tuple[float, float]] = {
+    "compression": (-7, 19),
+    "workers": (0, 1024),
+    "criu_timeout": _SECONDS,
+    "s3_deadline": (1, 2_000_000),
+}
 _FOLDERS = ("state_dir", "cache_dir", "run_dir", "key_dir")
 
 
 def _coerce(key: str, value: Any, where: str) -> Any:
     """The value as the field of `Config` wants it, or a `ConfigError` naming `where`."""
     wanted = _typed(key, value, where)
-    if isinstance(wanted, int | float):
+    if isinstance(wanted, int | float) and not isinstance(wanted, bool):
         low, high = _RANGES.get(key, _SECONDS if isinstance(wanted, float) else _COUNT)
         if not low <= wanted <= high:
             raise ConfigError(f"{where}: {key} must be from {low} to {high}, not {value!r}")
@@ -130,6 +138,8 @@ def _typed(key: str, value: Any, where: str) -> Any:
     if key in _CHOICES and value not in _CHOICES[key]:
         raise ConfigError(f"{where}: {key} must be one of {', '.join(_CHOICES[key])}, not {value!r}")
     try:
+        if isinstance(default, bool):
+            return _BOOLS[str(value).lower()]
         if isinstance(default, tuple):
             items = value.split(":") if isinstance(value, str) else value
             if not isinstance(items, list | tuple) or not all(isinstance(i, str) for i in items):
@@ -145,7 +155,7 @@ def _typed(key: str, value: Any, where: str) -> Any:
         if isinstance(default, str) and not isinstance(value, str):
             raise ValueError
         return type(default)(value)
-    except (TypeError, ValueError, OverflowError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         kind = "list of text" if isinstance(default, tuple) else type(default).__name__
         kind = "mapping of text" if isinstance(default, dict) else kind
         raise ConfigError(f"{where}: {key} must be {kind}, not {value!r}") from None
