@@ -24,6 +24,13 @@ FilePolicy = Literal["record", "carry"]
 FileConflictPolicy = Literal["refuse", "restore"]
 ConnectionPolicy = Literal["keep", "reconnect", "hangup", "refuse"]
 EventSink = Literal["none", "journald", "syslog"]
+MAX_FREEZE = {"snapshot": 120.0, "dump": 3600.0, "migrate": 3600.0}
+"""Seconds for which a tree may be kept frozen: one that goes on afterwards, one that is to end, and one that moves.
+
+A bound on what hangs, not on what is large: a snapshot of 24 GiB takes 8 to 12 s where the store keeps up.  Who waits for a tree
+that is to end waits for its checkpoint, which may be large and its store slow, so such a dump may take an hour.
+"""
+
 ConnectionRules = tuple[tuple[str, Mapping[str, Any]], ...]  # (where it stands, the rule as it was written)
 
 
@@ -47,6 +54,9 @@ class Config(Struct, frozen=True):
     criu: str = ""  # CRIU binary or prefix folder; "" picks the one that scripts/setup chose
     criu_timeout: int = 30  # seconds CRIU may take to freeze a tree
     verify_writes: bool = False  # read back what was written, before a checkpoint relies on it
+    max_freeze: Mapping[str, float] = field(
+        default_factory=dict
+    )  # seconds a tree may be frozen, 0: any time; a number, or by snapshot (120), dump, migrate (3600)
     compression: int = 1  # zstd level, -7..19
     buffers_mib: int = 128  # memory for pages on their way to the store
     workers: int = 0  # threads that compress and seal; 0 is one per core
@@ -127,6 +137,8 @@ def _coerce(key: str, value: Any, where: str) -> Any:
 
 def _typed(key: str, value: Any, where: str) -> Any:
     default = getattr(_DEFAULTS, key)
+    if key == "max_freeze":
+        return _max_freeze(value, where)
     if key == "connection_rules":
         return _rules(value, where)
     if key in _NESTED:
@@ -177,6 +189,19 @@ def _rules(value: Any, where: str) -> ConnectionRules:
     if not isinstance(value, list) or not all(isinstance(rule, dict) for rule in value):
         raise ConfigError(f"{where}: connection_rules must be a list of mappings, each with match and policy")
     return tuple((f"{where}: connection_rules[{number}]", rule) for number, rule in enumerate(value, 1))
+
+
+def _max_freeze(value: Any, where: str) -> dict[str, float]:
+    """Seconds by operation, of one number for all of them or of a mapping."""
+    if isinstance(value, str):  # of a variable
+        value = _yaml(value, where)
+    by_kind = value if isinstance(value, dict) else dict.fromkeys(MAX_FREEZE, value)
+    for kind, seconds in by_kind.items():
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if kind not in MAX_FREEZE or not number or not _SECONDS[0] <= seconds <= _SECONDS[1]:
+            kinds = ", ".join(MAX_FREEZE)
+            raise ConfigError(f"{where}: max_freeze must be seconds from 0 to {_SECONDS[1]}, or a mapping of {kinds} to them")
+    return {kind: float(seconds) for kind, seconds in by_kind.items()}
 
 
 def _mappings(value: Any, key: str, where: str) -> dict[str, dict[str, Any]]:

@@ -3,7 +3,9 @@
 Who may end the tree: only CRIU, only after `Dumping.commit` has returned, which for a dump that ends the tree
 is after the manifest is in the store.  Every failure before that, of whatever part, is a veto: CRIU lets the
 tree go on and the packs already written stay unreferenced.  ``kill -9`` of criuctl closes CRIU's socket, which
-is a veto too.  Of a CRIU that is killed itself what it has done to connections can be undone (`criuctl.connections.repairs`), but
+is a veto too, and so is a freeze that takes too long (`freeze_limit`).
+
+Of a CRIU that is killed itself what it has done to connections can be undone (`criuctl.connections.repairs`), but
 nobody can undo what it was just doing inside a process, so it ignores the signals that may be ignored.  A dump that leaves the
 tree running thaws it as soon as everything is in memory of ours, and uploads afterwards: the tree is never in danger.
 
@@ -38,7 +40,7 @@ from ..report import Reporter
 from ..store import open_store
 from . import hooking, insidereport
 from .checks.scene import Scene
-from .dumps import arounddump, surroundings
+from .dumps import arounddump, freeze_limit, surroundings
 from .dumps.delivery import Delivery
 from .dumps.describe import DumpResult
 from .dumps.dumping import Dumping
@@ -83,9 +85,13 @@ def dump(
     precopy: bool = False,
     carry_binaries: bool = False,
     require: Sequence[str] = (),
+    max_freeze: float | None = None,
 ) -> DumpResult:
     """Dump the tree that `target` names into the configured store; see the module's text for what may fail how."""
     began = time.monotonic()
+    bound = freeze_limit.allowed(config, max_freeze, "migrate" if delivery else "snapshot" if leave_running else "dump")
+    if bound:  # CRIU bounds the stopping of the processes by itself
+        config = replace(config, criu_timeout=min(config.criu_timeout, int(bound) + 2))
     registry = Registry(config)
     check_outside(config)
     reporter.step("resolve", target=target)
@@ -188,6 +194,7 @@ def dump(
             hooks=hooks,
             delivery=delivery,
             home=home,
+            max_freeze=bound,
         )
         stack.callback(work.farewell.drop)
         stack.callback(work.shielded.close)

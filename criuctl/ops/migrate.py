@@ -129,6 +129,7 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
                 connections=wishes.connections,
                 precopy=wishes.precopy,
                 delivery=delivery,
+                max_freeze=wishes.max_freeze,
             )
         except BaseException:
             if not delivery.settled():
