@@ -11,6 +11,7 @@ from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..outcomes import connection_lines
 from ..pages import Seconds, page
+from ..streams import unheard
 from ..text import duration, plural, printable, size
 
 POLICIES = click.Choice(["keep", "reconnect", "hangup", "refuse"])
@@ -194,5 +195,5 @@ def dump(
             max_freeze=max_freeze,
         )
     body = result.to_dict()
-    app.emit(body, lambda: _outcome(body), brief=lambda: str(body["checkpoint"]))
-    return DEGRADED if result.degraded else 0
+    lost = unheard(lambda: app.emit(body, lambda: _outcome(body), brief=lambda: str(body["checkpoint"])))
+    return DEGRADED if result.degraded or lost else 0

@@ -11,6 +11,7 @@ from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..outcomes import connection_lines
 from ..pages import page
+from ..streams import unheard
 from ..text import duration, printable, size
 from .check import EXIT_REFUSED, finding_lines
 from .dump import MAX_FREEZE, POLICIES
@@ -171,8 +172,8 @@ def _migrate(app: App, target: str, host: str, wishes: Wishes) -> int:
     with app.reporting() as reporter:
         result = move(app.config, target, host, wishes, reporter=reporter)
     body = result.to_dict()
-    app.emit(body, lambda: _outcome(body), brief=lambda: str(body["pid"]))
-    return DEGRADED if result.degraded else 0
+    lost = unheard(lambda: app.emit(body, lambda: _outcome(body), brief=lambda: str(body["pid"])))
+    return DEGRADED if result.degraded or lost else 0
 
 
 def _examine(app: App, target: str, host: str, wishes: Wishes) -> int:
