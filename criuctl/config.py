@@ -24,11 +24,13 @@ FilePolicy = Literal["record", "carry"]
 FileConflictPolicy = Literal["refuse", "restore"]
 ConnectionPolicy = Literal["keep", "reconnect", "hangup", "refuse"]
 EventSink = Literal["none", "journald", "syslog"]
-MAX_FREEZE = {"snapshot": 120.0, "dump": 3600.0, "migrate": 3600.0}
-"""Seconds for which a tree may be kept frozen: one that goes on afterwards, one that is to end, and one that moves.
+MAX_FREEZE = {"snapshot": 300.0, "dump": 3600.0, "migrate": 3600.0}
+"""Seconds a tree may be frozen if it goes on afterwards, is to end, or moves to another host.
 
-A bound on what hangs, not on what is large: a snapshot of 24 GiB takes 8 to 12 s where the store keeps up.  Who waits for a tree
-that is to end waits for its checkpoint, which may be large and its store slow, so such a dump may take an hour.
+The defaults bound what hangs, not what is large.  A snapshot of 24 GiB is frozen for 8 to 12 s, one of
+a GPU with 140 GiB for about three minutes; a program that has stood still for longer has most likely
+lost its peers anyway.  A dump that ends its tree waits for the checkpoint, however large that is and
+however slow the store.
 """
 
 ConnectionRules = tuple[tuple[str, Mapping[str, Any]], ...]  # (where it stands, the rule as it was written)
@@ -56,7 +58,7 @@ class Config(Struct, frozen=True):
     verify_writes: bool = False  # read back what was written, before a checkpoint relies on it
     max_freeze: Mapping[str, float] = field(
         default_factory=dict
-    )  # seconds a tree may be frozen, 0: any time; a number, or by snapshot (120), dump, migrate (3600)
+    )  # seconds a tree may be frozen, 0: any time; a number, or by snapshot (300), dump, migrate (3600)
     compression: int = 1  # zstd level, -7..19
     buffers_mib: int = 128  # memory for pages on their way to the store
     workers: int = 0  # threads that compress and seal; 0 is one per core

@@ -21,7 +21,7 @@ MAX_FREEZE = click.option(
     metavar="SECONDS",
     type=Seconds(0, 2_000_000),
     help="Undo the dump when the tree has been frozen for this long, 0: never; it runs on, and the exit code is 12."
-    "  [default: the configuration's max_freeze: 120 for a tree that goes on afterwards, 3600 for one that ends or moves]",
+    "  [default: the configuration's max_freeze: 300 for a tree that goes on afterwards, 3600 for one that ends or moves]",
 )
 
 
