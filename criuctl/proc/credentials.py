@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from .procfs import read_status, reading
 
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 
 
-class Credentials(Struct, frozen=True):
+class Credentials(NamedTuple):
     """User, groups and effective capabilities of a process, in the initial user namespace."""
 
     uid: int  # that of file access (fsuid)

@@ -50,7 +50,7 @@ def build(library: Path, number: int) -> None:
     made = library.with_name("new.so")
     source = library.with_name("number.c")
     source.write_text(f"int number(void) {{ return {number}; }}\n")
-    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnumber.so", "-o", made, source]
+    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libnumber.so", "-o", str(made), str(source)]
     subprocess.run(command, check=True, timeout=60)
     source.unlink()
     made.rename(library)
