@@ -14,7 +14,6 @@ from criuctl.config import Config, load
 from criuctl.criu import binary
 from criuctl.errors import ConfigError, PlatformError, UntrustedPath
 from criuctl.ops import insidereport, registry
-from criuctl.ops.openfiles import predicates
 from criuctl.ops.registry import Registry
 from criuctl.proc import locks, ownership
 from criuctl.proc.folders import make_private
@@ -151,7 +150,6 @@ def test_one_function_for_all(sticky: Path, victim: Path) -> None:
         lambda: sessions.state_of(run, "web"),
         lambda: sessions.forget(run, "web"),
         lambda: Registry(state),
-        lambda: predicates._key(state, make=False),
         lambda: make_private(sticky / "run" / "new"),
         lambda: make_private(sticky / "run"),
     ):
