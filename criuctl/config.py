@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from .errors import ConfigError
+from .errors import ConfigError, UntrustedPath
 
 SYSTEM_FILE = Path("/etc/criuctl/config.yaml")
 DEFAULT_STORE = "/var/lib/criuctl/store"
@@ -229,8 +229,14 @@ def _by_pattern(value: Any, key: str, where: str, what: str, fits: Callable[[Any
 
 
 def _read_file(path: Path) -> dict[str, Any]:
+    """What a file says that nobody else could have written: it names programs that criuctl starts."""
+    from .proc.ownership import opened_own
+
     try:
-        text = path.read_text()
+        with opened_own(path) as fd, open(fd, encoding="utf-8", closefd=False) as file:
+            text = file.read()
+    except UntrustedPath as error:
+        raise ConfigError(error.message, hint=_whose(path, error.hint)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     loaded = _yaml(text, str(path))
@@ -244,6 +250,14 @@ def _read_file(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: unknown key {key!r}", hint=f"Known keys: {', '.join(sorted(_FIELDS))}.")
         values[key] = _coerce(key, value, str(path))
     return values
+
+
+def _whose(path: Path, hint: str) -> str:
+    """What to do about a file that others could have written."""
+    if os.geteuid() or path == SYSTEM_FILE:
+        return hint or "See what is there."
+    own = "`sudo -H`, which has root's own HOME, or --config with another file"
+    return f"{hint} if you trust what it says; else {own}." if hint else f"Use {own}."
 
 
 def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:

@@ -26,6 +26,7 @@ from ..config import Config
 from ..errors import Conflict, PlatformError
 from ..proc import locks, netfilter
 from ..proc.folders import make_private
+from ..proc.ownership import check_own
 from ..proc.tree import ProcessIdentity
 from ..session import sessions
 from ..session.names import DEFAULT_RUN_DIR, check_name, valid_name
@@ -103,6 +104,7 @@ class Registry:
     """The sessions of this host."""
 
     def __init__(self, config: Config) -> None:
+        check_own(config.state_dir)  # what is there says which process is killed, and which commands are our own
         self._config = config
         self.folder = Path(config.state_dir) / "sessions"
         self._around: str | None = None  # see `check_outside`
@@ -247,10 +249,14 @@ def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
 
 
 def run_folder(config: Config, name: str) -> Path:
-    """A folder of files that live as long as who has locked them, and no longer than the host runs (`criuctl.proc.locks`)."""
+    """A folder of files that live as long as who has locked them, and no longer than the host runs (`criuctl.proc.locks`).
+
+    `UntrustedPath` if somebody else has made it, or could put something else there.
+    """
     folder = Path(config.run_dir or DEFAULT_RUN_DIR)
     if not config.run_dir and os.geteuid() == 0 and not os.access(folder if folder.exists() else folder.parent, os.W_OK):
         folder = _INSTEAD  # in a container whose root is read-only, say
+    check_own(folder / name)  # in /dev/shm anybody could have made it
     return folder / name
 
 

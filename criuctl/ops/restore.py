@@ -24,6 +24,7 @@ from ..config import Config
 from ..connections import rules
 from ..criu import binary, driver
 from ..criu.images import ImageSet
+from ..criu.owners import user_ids
 from ..errors import PidTaken, RestoreFailed
 from ..hooks.contract import RECONNECT
 from ..hooks.find import executables
@@ -170,7 +171,7 @@ def restore(
             bool(executables(config, "pre-restore")),
         )
         remains = arrival.remains_of(manifest)
-        facts = observe(manifest, images.reserved_ids(), remains, wishes)
+        facts = observe(manifest, images.reserved_ids(), remains, wishes, user_ids(images))
         if not wishes.copy:
             facts = replace(facts, findings=(*facts.findings, *left_behind(facts.files)))
         else:

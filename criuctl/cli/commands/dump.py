@@ -165,6 +165,8 @@ def dump(
     With --carry-binaries a restore that finds one of the tree's programs and libraries missing, or another one in its place,
     gives the tree its own, in a mount namespace of its own: the host's files stay as they are, and nothing is left when the
     tree ends. Programs that the tree starts later see them, too. What is not mapped, scripts and modules, needs --with-files.
+    In a tree that is not root's alone, set-uid programs then run without their owners' rights; and a file that is not root's
+    comes to no folder of root's, nor to where a link of a user leads.
 
     A --require is looked at just before the freeze, and is in the checkpoint; what is not so then is refused. Commands are run by
     sh, as criuctl's user, for hook_timeout seconds at most. At a restore they are run on the host that took the checkpoint, and

@@ -22,6 +22,7 @@ from ...criu import binary, driver, ttyimages
 from ...criu.images import ImageSet
 from ...criu.lazy import LazyImage, LazyPages
 from ...criu.options import RestoreOptions
+from ...criu.owners import user_ids
 from ...criu.rpc import end_tracer
 from ...errors import NoSuchProcess, RestoreFailed
 from ...hooks import Hooks
@@ -154,7 +155,7 @@ class Restoring(Struct):
                     reserved=self.images.reserved_ids(),
                     last=last_pid(manifest.namespaces),
                     bind=self.holder.shown,
-                    layers=stack.enter_context(overlays.laid(plan.files, self.reader)),
+                    layers=stack.enter_context(overlays.laid(plan.files, self.reader, user_ids(self.images))),
                     start=self.holder.starter,
                 )
                 fresh = self.fresh = stack.enter_context(spaces)
