@@ -113,7 +113,7 @@ def test_a_device_that_is_open_without_use(gpu: Programs, gpu_criuctl: Criuctl, 
     assert codes(gpu_criuctl("check", program.pid)) == {"gpu-idle": "warning"}
     told = gpu_criuctl("dump", program.pid, "--leave-running")
     program.goes_on()
-    assert board.held(program.pid) == [node], told
+    assert board.held(program.pid) == [node]
     told = gpu_criuctl("dump", program.pid)
     again = restored(gpu_criuctl, gpu, program, told)
     again.goes_on()
