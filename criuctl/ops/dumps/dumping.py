@@ -145,9 +145,8 @@ class Dumping(Struct, eq=False):
             self.shielded.close()  # its connections are its own again, and whatever it does to them
             self.holder.thawed()
             exact = None if self.holder.held_since else ImageSet(self.folder).frozen_us()
-            if self.devices is not None:
-                self.lost = self.devices.give_back()  # if not: the checkpoint is all the more worth storing
             if self.devices is not None and self.devices.taken_at:  # from the lock on, until it has its device again
+                self.lost = self.devices.give_back()  # if not: the checkpoint is all the more worth storing
                 exact = int((time.monotonic() - self.devices.taken_at) * 1_000_000)
             timings = dict(self.manifest.timings, frozen_ms=round((exact or self.frozen_ms * 1000) / 1000, 1))
             self.manifest = self._store(replace(self.manifest, timings=timings | self._gpu_timings()))
