@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -35,27 +34,13 @@ def comes_back(criuctl: Criuctl, gpu: Programs, program: DeviceProgram, *options
     return told
 
 
-def refused(criuctl: Criuctl, program: DeviceProgram, code: int, *said: str) -> None:
+def refused(gpu: Programs, criuctl: Criuctl, program: DeviceProgram, code: int, *said: str) -> None:
     """The restore fails with this exit code and these words; nothing is left of it."""
     told = criuctl("restore", "run", check=False)
     assert told["exit_code"] == code, told
     text = told["error"]["message"] + str(told["error"]["hint"])
     assert [word for word in said if word not in text] == [], text
-    assert processes(program) == []
-
-
-def processes(program: DeviceProgram) -> list[int]:
-    """Processes of this program, by its folder."""
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if str(program.folder).encode() in words:
-                found.append(int(name))
-    return found
+    assert gpu.living(program) == []
 
 
 def test_show_tells_devices_memory_and_driver(dumped: DeviceProgram, gpu_criuctl: Criuctl, board: Board) -> None:
@@ -91,30 +76,30 @@ def test_after_others_have_used_the_device(dumped: DeviceProgram, gpu: Programs,
     other.goes_on()
 
 
-def test_another_architecture_is_refused(dumped: DeviceProgram, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_another_architecture_is_refused(dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
     board.remove(board.devices[0])
     board.add(Device(name="NVIDIA A100-SXM4-80GB", capability="8.0"))
-    refused(gpu_criuctl, dumped, 4, "NVIDIA H200", "9.0", "NVIDIA A100-SXM4-80GB", "8.0")
+    refused(gpu, gpu_criuctl, dumped, 4, "NVIDIA H200", "9.0", "NVIDIA A100-SXM4-80GB", "8.0")
     assert "restore" not in [verb for verb, _ in board.calls()]
 
 
-def test_an_older_driver_is_refused(dumped: DeviceProgram, gpu_criuctl: Criuctl, board: Board) -> None:
+def test_an_older_driver_is_refused(dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
     board.release, board.driver = "570.86.10", 12080
     board.write()
-    refused(gpu_criuctl, dumped, 4, "580.159.03", "570.86.10", "older")
+    refused(gpu, gpu_criuctl, dumped, 4, "580.159.03", "570.86.10", "older")
     assert "restore" not in [verb for verb, _ in board.calls()]
 
 
-def test_a_host_without_the_driver_is_refused(dumped: DeviceProgram, gpu_criuctl: Criuctl) -> None:
+def test_a_host_without_the_driver_is_refused(dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl) -> None:
     gpu_criuctl.extra["LD_LIBRARY_PATH"] = ""
-    refused(gpu_criuctl, dumped, 4, "580.159.03", "libcuda.so.1")
+    refused(gpu, gpu_criuctl, dumped, 4, "580.159.03", "libcuda.so.1")
 
 
 def test_a_device_that_others_fill_is_refused(dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:
     board.devices[0].memory = 20 * MIB
     board.write()
     other = gpu.start("counter", 16, name="other")
-    refused(gpu_criuctl, dumped, 4, "GiB")
+    refused(gpu, gpu_criuctl, dumped, 4, "GiB")
     other.animal.end()
     board.sweep()
     comes_back(gpu_criuctl, gpu, dumped)
@@ -125,7 +110,7 @@ def test_a_restore_that_the_driver_fails_leaves_nothing(
     dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, board: Board, fault: str
 ) -> None:
     board.faults(f"restore {fault}")
-    refused(gpu_criuctl, dumped, 6, "PID")
+    refused(gpu, gpu_criuctl, dumped, 6, "PID")
     board.faults()
     board.sweep()
     comes_back(gpu_criuctl, gpu, dumped)
@@ -135,7 +120,7 @@ def test_an_unlock_that_the_driver_fails_leaves_nothing(
     dumped: DeviceProgram, gpu: Programs, gpu_criuctl: Criuctl, board: Board
 ) -> None:
     board.faults("unlock fail-before")
-    refused(gpu_criuctl, dumped, 6, "unlock")
+    refused(gpu, gpu_criuctl, dumped, 6, "unlock")
     board.faults()
     board.sweep()
     comes_back(gpu_criuctl, gpu, dumped)
@@ -147,7 +132,7 @@ def test_two_processes_of_which_one_fails(gpu: Programs, gpu_criuctl: Criuctl, b
     gpu_criuctl("dump", program.pid, "--name", "run")
     wait_until(lambda: not program.animal.alive(), 30, "what was dumped has ended")
     board.faults(f"restore oom pid={child}")
-    refused(gpu_criuctl, program, 6, "OUT_OF_MEMORY")
+    refused(gpu, gpu_criuctl, program, 6, "OUT_OF_MEMORY")
     board.faults()
     board.sweep()
     comes_back(gpu_criuctl, gpu, program)
@@ -162,16 +147,16 @@ def test_a_restore_that_is_killed_leaves_nothing_or_a_program_that_runs(
     command.process.kill()
     command.process.wait(60)
     board.faults()
-    wait_until(lambda: gone_or_counting(dumped), 60, "it is gone, or counts")
-    for pid in processes(dumped)[:1]:
+    wait_until(lambda: gone_or_counting(gpu, dumped), 60, "it is gone, or counts")
+    for pid in gpu.living(dumped)[:1]:
         gpu.restored(pid, dumped).animal.end()
     board.sweep()
     comes_back(gpu_criuctl, gpu, dumped)
 
 
-def gone_or_counting(program: DeviceProgram) -> bool:
+def gone_or_counting(gpu: Programs, program: DeviceProgram) -> bool:
     """No process is left, or it makes progress."""
-    return not processes(program) or not program.stands()
+    return not gpu.living(program) or not program.stands()
 
 
 def test_private_pids_a_copy_and_the_original(
