@@ -25,7 +25,7 @@ from . import helper
 from .devices import Device, DeviceUse
 
 OLDEST_API = 12080  # CUDA 12.8: driver 570, the first with the calls
-NOT_INITIALISED, NOT_READY, NOT_SUPPORTED = 3, 600, 801  # CUDA_ERROR_*
+NOT_INITIALISED, ILLEGAL_STATE, NOT_READY, NOT_SUPPORTED = 3, 401, 600, 801  # CUDA_ERROR_*
 RUNNING, LOCKED, CHECKPOINTED, FAILED = helper.RUNNING, helper.LOCKED, helper.CHECKPOINTED, helper.FAILED
 
 _START = 60.0  # seconds for the driver's initialisation: a device that sleeps takes some

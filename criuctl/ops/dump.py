@@ -218,8 +218,9 @@ def dump(
                 work.terminals.back()
                 work.mend()
                 work.holder.failed()
-                if work.devices is not None and (lost := work.devices.give_back()):
-                    reporter.warning("; ".join(lost), "Restore it from its last checkpoint, or start it again.")
+                if work.devices is not None:
+                    work.devices.give_back()
+                    arounddump.tell_lost(reporter, repository, session.name, work.devices, error)
             if isinstance(error, NoSuchProcess | CommandFailed) and work.tree:  # somebody killed CRIU, or a helper of ours
                 raise DumpFailed(f"{error.message} while it was dumped{work.fate()}", hint=error.hint) from error
             if not isinstance(error, driver.CriuFailed):
@@ -252,8 +253,9 @@ def dump(
     hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
     rounds = [r.to_dict() for r in work.rounds]
-    if work.lost:
+    lost = work.devices.lost if work.devices is not None else []
+    if lost:
         there = f"{manifest.session.name}@{manifest.number}"
-        reporter.warning("; ".join(work.lost), f"The checkpoint is complete: end the tree, then `criuctl restore {there}`.")
-    degraded = hooks.degraded or bool(work.lost)
+        reporter.warning("; ".join(lost), f"The checkpoint is complete: end the tree, then `criuctl restore {there}`.")
+    degraded = hooks.degraded or bool(lost)
     return DumpResult(manifest, store.url, list(reporter.warnings), degraded, hooks.records(), rounds)

@@ -43,6 +43,7 @@ from ..registry import GPUS, boot_id, run_folder
 _CALL = 10.0  # seconds that a lock may take beyond the time that the driver was given
 _MOVE = 900.0  # seconds for the driver to move all device memory
 _PAUSES = (0.2, 1.0, 2.0)  # seconds after a try to give a device back
+_RUNS_ON = "; the tree runs on"
 _ROUNDS = 5  # of looks for processes that have come meanwhile
 
 
@@ -58,6 +59,7 @@ class DumpedDevices:
         self._record: GpuRecord | None = None
         self.taken_at = 0.0  # monotonic, when the first process was locked; 0 if there is none
         self.timings: dict[str, float] = {}
+        self.lost: list[str] = []  # a sentence for each process that has not got its device back
 
     def take(self) -> None:
         """Lock and checkpoint every process of the tree that uses a device; what raises has given everything back."""
@@ -67,9 +69,9 @@ class DumpedDevices:
         try:
             self._take(users)
         except BaseException as error:
-            lost = self.give_back()
-            if isinstance(error, CriuctlError) and lost:
-                error.message = f"{error.message.removesuffix('; the tree runs on')}; {'; '.join(lost)}"
+            self.give_back()
+            if isinstance(error, CriuctlError) and self.lost:
+                error.message = f"{error.message.removesuffix(_RUNS_ON)}; {'; '.join(self.lost)}"
                 error.args = (error.message,)
             raise
 
@@ -122,6 +124,12 @@ class DumpedDevices:
             self._held[pid] = ProcessIdentity.of(pid)
         self._stack.enter_context(noted(self._config, self._held.values()))
         answers = self._driver.each("lock", pids, seconds + _CALL, timeout_ms=int(seconds * 1000))
+        for pause in _PAUSES:
+            busy = [pid for pid, answer in answers.items() if answer.result == driver_process.ILLEGAL_STATE]
+            if not busy:
+                break
+            time.sleep(pause)  # the helper of a dump that was killed is giving it back
+            answers |= self._driver.each("lock", busy, seconds + _CALL, timeout_ms=int(seconds * 1000))
         self._count("lock_ms", answers)
         for pid, answer in answers.items():
             if answer.result == driver_process.NOT_READY:
@@ -204,18 +212,17 @@ class DumpedDevices:
         """For the manifest."""
         return self._record
 
-    def give_back(self) -> list[str]:
-        """Give every process its device back, which it needs to run on; a sentence for each that has not got it."""
+    def give_back(self) -> None:
+        """Give every process its device back, which it needs to run on; `lost` says which have not got it."""
         if self._driver is None:
-            return []
-        lost: list[str] = []
+            return
         began = time.monotonic()
         if self._held:
             self._reporter.step("gpu-restore", processes=list(self._held))
             try:
-                lost = self._restored()
+                self.lost = self._restored()
             except (TimedOut, CommandFailed) as error:
-                lost = self._restored_by_another(error)
+                self.lost = self._restored_by_another(error)
             self.timings["restore_ms"] = round((time.monotonic() - began) * 1000, 1)
         for pid, one in self._idle:
             try:
@@ -225,7 +232,6 @@ class DumpedDevices:
         self._held.clear()
         self._idle.clear()
         self.close()
-        return lost
 
     def _restored_by_another(self, error: CriuctlError) -> list[str]:
         """The helper was killed, or hangs: when it is gone, a new one does what is left."""

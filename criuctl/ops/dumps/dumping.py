@@ -111,7 +111,6 @@ class Dumping(Struct, eq=False):
     farewell: Farewell = field(default_factory=Farewell)
     repairs: Repairs = field(default_factory=Repairs)
     shielded: ExitStack = field(default_factory=ExitStack)
-    lost: list[str] = field(default_factory=list)  # processes that have not got their GPUs back
     kept: bool = False  # an external connection is to be kept: the firewall lock stays
 
     def net_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
@@ -145,9 +144,10 @@ class Dumping(Struct, eq=False):
             self.shielded.close()  # its connections are its own again, and whatever it does to them
             self.holder.thawed()
             exact = None if self.holder.held_since else ImageSet(self.folder).frozen_us()
-            if self.devices is not None and self.devices.taken_at:  # from the lock on, until it has its device again
-                self.lost = self.devices.give_back()  # if not: the checkpoint is all the more worth storing
-                exact = int((time.monotonic() - self.devices.taken_at) * 1_000_000)
+            if self.devices is not None:
+                self.devices.give_back()  # what is lost all the same has the more need of this checkpoint
+                if self.devices.taken_at:  # the program has waited since it was locked
+                    exact = int((time.monotonic() - self.devices.taken_at) * 1_000_000)
             timings = dict(self.manifest.timings, frozen_ms=round((exact or self.frozen_ms * 1000) / 1000, 1))
             self.manifest = self._store(replace(self.manifest, timings=timings | self._gpu_timings()))
         return self.manifest

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from . import bench, pack, place, probe, running
-from .report import Report
+from .report import Report, merge
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 OUT = Path("/var/tmp/criuctl-gpu-test")
@@ -39,8 +39,15 @@ def _arguments() -> argparse.ArgumentParser:
     measuring.add_argument("--limit", type=float, default=540, help="begin no round later")
     measuring.add_argument("--on", type=Path, default=Path("/dev/shm"), help="images and store")
     measuring.add_argument("--no-gpu", action="store_true", help="try the bench, on the CPU")
+    merging = commands.add_parser("report", help="write tests/gpu/RESULT.md from several runs")
+    merging.add_argument("results", nargs="+", type=Path, help="their results.json, the oldest first")
     probing = commands.add_parser("probe", parents=[common], help="what limits the driver's copy")
     probing.add_argument("--gib", type=float, default=4)
+    probing.add_argument(
+        "--huge-pages",
+        choices=["always", "madvise", "never"],
+        help="the host's setting meanwhile; it is put back  [as it is]",
+    )
     return parser
 
 
@@ -52,6 +59,9 @@ def main() -> int:
         size = pack.pack(CHECKOUT, asked.folder, asked.for_python)
         print(f"{asked.folder}: {size / (1 << 20):.1f} MiB")
         return 0
+    if asked.command == "report":
+        merge(asked.results, CHECKOUT / "tests/gpu/RESULT.md")
+        return 0
     if asked.command == "run" and asked.list:
         print(*[f"{case.name:20}{case.about}" for case in running.chosen([], gpu=True)], sep="\n")
         return 0
@@ -60,7 +70,7 @@ def main() -> int:
     begun = time.monotonic()
     where = place.set_up(CHECKOUT, asked.pack, asked.python)
     print(f"set up in {time.monotonic() - begun:.1f} s; CRIU {where.criu_version}", flush=True)
-    result = None if asked.no_gpu else CHECKOUT / "tests/gpu/RESULT.md"
+    result = CHECKOUT / "tests/gpu/RESULT.md"
     with place.machine(where):
         if asked.command == "run":
             some = running.chosen(asked.case, gpu=not asked.no_gpu)
@@ -73,7 +83,7 @@ def main() -> int:
             report = Report([asked.out], where, result)
             return bench.bench(where, report, asked)
         report = Report([asked.out], where, result)
-        return probe.probe(where, report, asked.gib)
+        return probe.probe(where, report, asked.gib, asked.huge_pages)
 
 
 if __name__ == "__main__":

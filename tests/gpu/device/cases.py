@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import os
@@ -18,7 +19,10 @@ from .records import PAUSE, Program, Session, Twin, Wait, facts, lines
 
 Check = Callable[["Run"], None]
 KEPT = ("elapsed_ms", "frozen_ms", "total_ms", "gpu", "timings", "bytes", "warnings", "tracking")
-START = 90.0  # seconds for the first steps: imports, compilation
+START = 60.0  # seconds for the first steps, imports included
+COMPILING = 100.0
+CACHED_MIB = 1024
+KILLED_AT = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)  # parts of the time that a snapshot takes
 
 
 @dataclass
@@ -80,7 +84,7 @@ def cycle(run: Run) -> None:
     twin = Twin(run.home, run.program)
     try:
         if run.program.environment:  # they share compiled kernels: the twin makes them
-            twin.reach(5, START)
+            twin.reach(5, COMPILING)
         session = run.session()
         for _ in range(run.cycles):
             run.snapshot(session)
@@ -88,6 +92,43 @@ def cycle(run: Run) -> None:
             run.dump(session)
             run.restore(session)
             session.go_on(3)
+        session.stop()
+        run.notes["steps_equal"] = twin.compare(session)
+    finally:
+        twin.stop()
+
+
+def lazily(run: Run) -> None:
+    """Restored lazily, after a dump in rounds."""
+    twin = Twin(run.home, run.program)
+    try:
+        session = run.session()
+        for _ in range(run.cycles):
+            run.keep(run.home.must("dump", session.name, "--pre-copy"))
+            run.restore(session, "--lazy")
+            session.go_on(3)
+        session.stop()
+        run.notes["steps_equal"] = twin.compare(session)
+    finally:
+        twin.stop()
+
+
+def killed(run: Run) -> None:
+    """criuctl is killed at many moments of a snapshot: the program goes on each time, with its device."""
+    twin = Twin(run.home, run.program)
+    try:
+        session = run.session()
+        whole = run.snapshot(session).seconds
+        for part in KILLED_AT:
+            command = run.home.start("snapshot", session.name)
+            time.sleep(whole * part)
+            command.kill()
+            command.wait()
+            session.go_on(3)
+        run.notes["killed"] = len(KILLED_AT)
+        run.dump(session)
+        run.restore(session)
+        session.go_on(3)
         session.stop()
         run.notes["steps_equal"] = twin.compare(session)
     finally:
@@ -110,14 +151,14 @@ def plain(run: Run) -> None:
 
 
 def used_by_others(run: Run) -> None:
-    """Between dump and restore another program takes most of the device's memory and writes to it."""
+    """Between dump and restore another program takes much of the device's memory and writes to it."""
     twin = Twin(run.home, run.program)
     try:
         session = run.session()
         run.dump(session)
         code = (
             "import torch\nfree, _ = torch.cuda.mem_get_info()\n"
-            "x = torch.empty(int(free * 0.9), dtype=torch.uint8, device='cuda').fill_(165)\n"
+            "x = torch.empty(int(free * 0.6), dtype=torch.uint8, device='cuda').fill_(165)\n"
             "torch.cuda.synchronize()\nprint(int(x[-1]))\n"
         )
         argv = [run.home.place.python, "-c", code]
@@ -196,6 +237,23 @@ def unchanged(run: Run) -> None:
         raise Failed(f"the second snapshot stores {new[1]:,} bytes, the first {new[0]:,}")
 
 
+def cache_hook(run: Run) -> None:
+    """With the shipped hook, device memory that the allocator only keeps does not travel."""
+    session = run.session()
+    before = run.snapshot(session)
+    folder = run.home.path / "hooks/pre-dump"
+    folder.mkdir(mode=0o700)
+    shutil.copy2(run.home.place.checkout / "hooks/examples/pre-dump/release-gpu-cache", folder)
+    (folder / "release-gpu-cache").chmod(0o755)
+    after = run.snapshot(session)
+    session.go_on(3)
+    session.stop()
+    memory = [_part(answer, "memory") for answer in (before, after)]
+    run.notes["memory"] = memory
+    if memory[0] - memory[1] < CACHED_MIB << 19:
+        raise Failed(f"with the hook {memory[1]:,} bytes travel, without it {memory[0]:,}")
+
+
 def _part(answer: Answer, name: str) -> int:
     told = answer.json["list"][0] if "list" in answer.json else answer.json
     return int(told["bytes"][name])
@@ -225,7 +283,8 @@ def long_kernel(run: Run) -> None:
     while not facts(session.folder).get("running"):
         wait.pause()
     done = int(facts(session.folder)["done"])
-    dumped = run.keep(run.home.criuctl("dump", session.name, timeout=80))
+    short = {"CRIUCTL_GPU_LOCK_TIMEOUT": "3"}
+    dumped = run.keep(run.home.criuctl("dump", session.name, timeout=80, env=short))
     run.notes["dump"] = dumped.error()
     session.go_on(10)
     wait = Wait(session, 60, "the kernel does not end")
@@ -269,9 +328,10 @@ def _status(pid: int, key: str) -> str:
 
 def _cuda_pid(home: Home) -> int:
     for pid in home.processes():
-        for descriptor in os.listdir(f"/proc/{pid}/fd"):
-            if "/dev/nvidia" in os.readlink(f"/proc/{pid}/fd/{descriptor}"):
-                return pid
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir(f"/proc/{pid}/fd"):
+                if "/dev/nvidia" in os.readlink(f"/proc/{pid}/fd/{descriptor}"):
+                    return pid
     raise Failed("no process of the program has the device open")
 
 
@@ -323,6 +383,7 @@ def _free_port() -> str:
         return str(listener.getsockname()[1])
 
 
+CACHED = Program("torch_cached.py", (str(CACHED_MIB),), environment=(("GPU_CACHE_SIGNAL", "USR2"),))
 COMPILE_ALONE = (("TORCHINDUCTOR_COMPILE_THREADS", "1"),)
 COMPILE_POOL = (("TORCHINDUCTOR_COMPILE_THREADS", "4"),)
 
@@ -339,6 +400,7 @@ def cases() -> list[Case]:
     """All cases, the most important first."""
     train = Program("torch_train.py", ("eager",))
     return [
+        Case("driver-api", "the driver's API alone", Program("driver_api.py"), cycle),
         _torch("torch-eager", "PyTorch, eager", train, cycles=20, host_pids=True, timeout=240),
         _torch("torch-graph", "PyTorch, the step a CUDA graph", _train("graph"), cycles=20, timeout=240),
         Case("jax", "JAX, jitted", Program("jax_train.py"), cycle, modules=("jax",)),
@@ -372,17 +434,21 @@ def cases() -> list[Case]:
             _train("compile", environment=COMPILE_ALONE),
             timeout=150,
         ),
+        Case("managed-api", "managed memory, by the driver's API", Program("driver_api.py", ("managed",)), refused),
         Case("open-nodes", "device files open", Program("open_device.py", ("nodes",)), plain),
         Case("open-init", "the driver started", Program("open_device.py", ("init",)), plain),
         _torch("server", "a server with its cache on the device", _server(), conversations),
         _torch(
             "long-kernel",
             "a kernel outlasts the lock's time-out",
-            Program("long_kernel.py", ("25",)),
+            Program("long_kernel.py", ("15",)),
             long_kernel,
             timeout=150,
         ),
-        _torch("show", "what `check` and `show` tell", train, shown),
+        Case("show", "what `check` and `show` tell", Program("driver_api.py"), shown),
+        Case("lazy", "a dump in rounds, a lazy restore", Program("driver_api.py"), lazily),
+        _torch("killed", "criuctl is killed in a snapshot", train, killed),
+        _torch("cache-hook", "a hook releases cached memory", CACHED, cache_hook),
         _torch("used-by-others", "the device was used in between", train, used_by_others),
         _torch("copied-store", "a copy of the store, another host's state", train, copied_store),
         _torch("unchanged", "2 GiB unchanged", Program("tensor.py", ("2",)), unchanged),
@@ -393,9 +459,9 @@ def cases() -> list[Case]:
             timeout=150,
         ),
         _torch("debugger", "cuda-gdb is attached", train, debugged),
-        Case("counter", "no device", Program("counter.py"), cycle, device=False),
+        Case("counter", "no device", Program("without_device.py"), cycle, device=False),
     ]
 
 
 def _server() -> Program:
-    return Program("server.py", (_free_port(),))
+    return Program("token_server.py", (_free_port(),))

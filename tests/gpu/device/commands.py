@@ -92,7 +92,9 @@ class Home:
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            _out, err = process.communicate()
+            err = b""
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a call of the driver may not end
+                _out, err = process.communicate(timeout=5)
             self._log(words, "no end", b"", err)
             raise Failed(f"criuctl {words[0]} did not end in {timeout:.0f} s") from None
         try:
@@ -105,6 +107,18 @@ class Home:
         plain = tuple(map(str, words))
         text = err.decode(errors="replace")
         return Answer(plain, process.returncode, told, text, time.monotonic() - begun)
+
+    def start(self, *words: str) -> subprocess.Popen[bytes]:
+        """A command that the case ends itself."""
+        return subprocess.Popen(
+            [*self.place.criuctl, *words],
+            env=self.environment(),
+            cwd=self.path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def must(self, *words: str | Path, timeout: float = 90, env: dict[str, str] | None = None) -> Answer:
         """Run a command that must succeed; 11 (done, with a warning) counts."""

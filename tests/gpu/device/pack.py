@@ -54,7 +54,7 @@ def commit_of(checkout: Path) -> str:
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], check=False, capture_output=True, text=True)
         changes = subprocess.run([*git, "status", "--porcelain", "--", "criuctl"], check=False, capture_output=True, text=True)
-    except FileNotFoundError:
+    except OSError:
         return ""
     if head.returncode:
         return ""

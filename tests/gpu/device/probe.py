@@ -8,6 +8,7 @@ import secrets
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +44,28 @@ VARIANTS = (
 )
 
 
-def probe(place: Place, report: Report, gib: float) -> int:
-    """Measure all variants; 1 if one failed."""
+def probe(place: Place, report: Report, gib: float, huge_pages: str | None) -> int:
+    """Measure all variants, with this setting of the host if one is given; 1 if one failed."""
+    with _huge_pages(huge_pages):
+        return _probe(place, report, gib)
+
+
+@contextlib.contextmanager
+def _huge_pages(wanted: str | None) -> Iterator[None]:
+    setting = THP / "enabled"
+    before = _text(setting).partition("[")[2].partition("]")[0]
+    if wanted:
+        setting.write_text(wanted)
+    try:
+        yield
+    finally:
+        if wanted:
+            setting.write_text(before)
+
+
+def _probe(place: Place, report: Report, gib: float) -> int:
     driver = Driver()
+    title = f"What limits the driver's copy (huge pages: {_text(THP / 'enabled')})"
     settings = {name: _text(THP / name) for name in ("enabled", "defrag", "shmem_enabled")}
     out = [
         f"{gib:g} GiB in all; huge pages: {settings}.",
@@ -61,7 +81,7 @@ def probe(place: Place, report: Report, gib: float) -> int:
             failed = 1
             out.append(f"| {variant.name} | {error} | | | | | |")
         print(out[-1], flush=True)
-        report.section("What limits the driver's copy", "\n".join(out))
+        report.section(title, "\n".join(out))
     try:
         copies = _copies(place)
         out += ["", "Plain copies from the device (cuMemcpyDtoH, 1 GiB), GB/s:", ""]
@@ -70,7 +90,7 @@ def probe(place: Place, report: Report, gib: float) -> int:
         failed = 1
         out.append(f"\nPlain copies: {error}")
     print("\n".join(out), flush=True)
-    report.section("What limits the driver's copy", "\n".join(out))
+    report.section(title, "\n".join(out))
     return failed
 
 

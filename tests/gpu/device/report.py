@@ -58,8 +58,9 @@ class Report:
     """The files of one run, in each of `folders`."""
 
     def __init__(self, folders: list[Path], place: Place, result: Path | None) -> None:
-        self.folders, self.result = folders, result
+        self.folders = folders
         self.data: dict[str, Any] = {"environment": environment(place), "cases": [], "sections": {}}
+        self.result = result if self.data["environment"]["devices"] else None
         self.logs: list[str] = []
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -95,6 +96,22 @@ class Report:
             _put(self.result, text)
 
 
+def merge(files: list[Path], result: Path) -> None:
+    """Write one report of several runs; of a case that was run more than once, the last counts."""
+    runs = [json.loads(file.read_text()) for file in files]
+    cases: dict[str, Any] = {}
+    sections: dict[str, str] = {}
+    for run in runs:
+        cases |= {case["name"]: case for case in run["cases"] if case["result"] != "not run"}
+        sections |= run["sections"]
+    told = runs[-1]["environment"]
+    for key in ("commit", "date"):
+        told[key] = ", ".join(dict.fromkeys(run["environment"][key] for run in runs))
+    devices = [device for run in runs for device in run["environment"]["devices"]]
+    told["devices"] = list({device["uuid"]: device for device in devices}.values())
+    _put(result, markdown({"environment": told, "cases": list(cases.values()), "sections": sections}))
+
+
 def _put(path: Path, text: str) -> None:
     new = path.with_name(path.name + ".new")
     new.write_text(text)
@@ -109,7 +126,8 @@ def markdown(data: dict[str, Any]) -> str:
     out = [
         "# Real GPU programs under criuctl",
         "",
-        "Written by `scripts/gpu-test`; times are seconds, medians over the cycles.",
+        "Written by `scripts/gpu-test`; times are seconds, medians over the cycles. `GPU` are the driver's",
+        "calls, which are part of the commands' times; `MiB` is the memory that lay on the device.",
         "",
         f"- Date: {told['date']}",
         f"- Device: {'; '.join(devices) or 'none'}",
@@ -138,14 +156,14 @@ def _cases(cases: list[dict[str, Any]]) -> list[str]:
     good = sum(case["result"] == "ok" for case in cases)
     failed = sum(case["result"] == "failed" for case in cases)
     heads = ["case", "what", "result", "cycles", *(name for name, _, _ in COLUMNS)]
-    heads += ["GPU lock", "checkpoint", "restore", "unlock", "device MiB", "notes"]
+    heads += ["GPU: lock", "GPU: checkpoint", "GPU: restore", "GPU: unlock", "MiB", "notes"]
     out = [
         f"## Cases: {good} good, {failed} failed, {len(cases) - good - failed} not run",
         "",
         f"| {' | '.join(heads)} |",
         f"|{'---|' * len(heads)}",
     ]
-    for case in cases:
+    for case in sorted(cases, key=lambda case: int(case["order"])):
         cells = [case["name"], case["about"], case["result"], str(case.get("cycles", ""))]
         operations = case.get("operations", [])
         for _, command, key in COLUMNS:

@@ -23,6 +23,7 @@ from .place import Place
 from .report import Report
 
 WORK = Path("/dev/shm")
+GRACE = 45.0  # seconds after the limit for a case to clean up
 MODULES = ("torch", "jax", "cupy")
 
 
@@ -49,11 +50,13 @@ def run_cases(place: Place, report: Report, some: Sequence[Case], *, jobs: int, 
     have = available(place)
     end = time.monotonic() + limit
     lock = threading.Lock()
+    order = {case.name: number for number, case in enumerate(cases())}
     failed = 0
 
     def one(case: Case) -> None:
         nonlocal failed
         result: dict[str, Any] = {"name": case.name, "about": case.about}
+        result["order"] = order[case.name]
         missing = [module for module in case.modules if module not in have]
         log = ""
         if missing:
@@ -70,10 +73,19 @@ def run_cases(place: Place, report: Report, some: Sequence[Case], *, jobs: int, 
             line = f"{result['result']:8}{case.name:20}{result.get('seconds', ''):>7}"
             print(f"{line}  {str(result.get('message', '')).partition(chr(10))[0]}", flush=True)
 
+    watchdog = threading.Timer(limit + GRACE, _give_up, [limit])
+    watchdog.daemon = True
+    watchdog.start()
     with ThreadPoolExecutor(jobs) as pool:
         for future in [pool.submit(one, case) for case in some]:
             future.result()
+    watchdog.cancel()
     return failed
+
+
+def _give_up(limit: float) -> None:
+    print(f"error: a case does not end {GRACE:.0f} s after the limit of {limit:.0f} s", flush=True)
+    os._exit(1)
 
 
 def _run(place: Place, case: Case, cycles: int, limit: float) -> tuple[dict[str, Any], str]:

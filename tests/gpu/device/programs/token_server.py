@@ -1,4 +1,4 @@
-"""A small server of tokens: ``server.py FOLDER PORT``; HTTP on the loopback address.
+"""A small server of tokens: ``token_server.py FOLDER PORT``; HTTP on the loopback address.
 
 ``POST /CONVERSATION?COUNT`` with token numbers, separated by blanks, as body: they are appended to the conversation, COUNT
 tokens are generated, and answered.  The keys and values of every conversation stay on the device between requests, in one
