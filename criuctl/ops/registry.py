@@ -33,6 +33,7 @@ from ..session.names import DEFAULT_RUN_DIR, check_name, valid_name
 _NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 _INSTEAD = Path("/dev/shm/criuctl")  # of /run
 _LOCKS, SHIELDS, GPUS = "locks", "shields", "gpus"
+_ROOM = 4096  # bytes of a record that there is room for
 _LONGEST = 200  # bytes of the name of a lock's file
 
 __all__ = [
@@ -203,6 +204,19 @@ class Registry:
         record = replace(record, updated=time.time())
         write_record(self.folder, check_name(record.name), {k: v for k, v in asdict(record).items() if k in _KEYS})
         return record
+
+    def check_writable(self) -> None:
+        """Find out before anything is touched that records cannot be written: `OSError`, with the folder."""
+        make_private(self.folder)
+        probe = self.folder / f".probe.{os.getpid()}"
+        try:
+            with open(os.open(probe, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+                file.write(bytes(_ROOM))
+        except OSError as error:
+            error.filename = str(self.folder)
+            raise
+        finally:
+            probe.unlink(missing_ok=True)
 
     def forget(self, name: str) -> None:
         """Remove the record; absent is fine."""

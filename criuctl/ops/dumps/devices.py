@@ -220,6 +220,7 @@ class DumpedDevices:
         if self._held:
             self._reporter.step("gpu-restore", processes=list(self._held))
             try:
+                self._driver.settle(_CALL)  # after an interrupt: what a call under way does is seen then
                 self.lost = self._restored()
             except (TimedOut, CommandFailed) as error:
                 self.lost = self._restored_by_another(error)
