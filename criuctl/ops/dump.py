@@ -207,7 +207,7 @@ def dump(
         if uses_devices(scene):
             from .dumps.devices import DumpedDevices
 
-            work.devices = DumpedDevices(config, reporter, root.pid)
+            work.devices = DumpedDevices(config, reporter, root.pid, max_freeze=bound)
             stack.callback(work.devices.close)
         try:
             files.store_ahead(work.writer, root.pid, work.binaries)

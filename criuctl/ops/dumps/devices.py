@@ -50,8 +50,10 @@ _ROUNDS = 5  # of looks for processes that have come meanwhile
 class DumpedDevices:
     """The GPUs of one tree in one dump; `close` it."""
 
-    def __init__(self, config: Config, reporter: Reporter, root: int) -> None:
+    def __init__(self, config: Config, reporter: Reporter, root: int, *, max_freeze: float = 0.0) -> None:
+        """`max_freeze`: seconds that the driver may take to move the memory, 0 for no bound but `_MOVE`."""
         self._config, self._reporter, self._root = config, reporter, root
+        self._patience = min(max_freeze or _MOVE, _MOVE)
         self._stack = ExitStack()
         self._driver: DriverProcess | None = None
         self._held: dict[int, ProcessIdentity] = {}  # locked, by PID
@@ -145,7 +147,7 @@ class DumpedDevices:
             return
         self._reporter.step("gpu-checkpoint", processes=list(self._held))
         with HugePages(self._held):
-            answers = self._driver.each("checkpoint", list(self._held), _MOVE)
+            answers = self._driver.each("checkpoint", list(self._held), self._patience)
         self._count("checkpoint_ms", answers)
         for pid, answer in answers.items():
             self._expect(pid, answer, "checkpoint")
