@@ -22,6 +22,7 @@ from ..errors import Conflict, InvalidName, NoSuchProcess, NotFound, NotHeld, Se
 from ..proc.tree import ProcessIdentity
 from ..session import names
 from ..session.sessions import all_states, inside, state_of
+from .environment import credentials, inherited
 from .journal import events
 from .maintenance import check_open
 from .registry import Registry, SessionRecord, boot_id, exclusive_session
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 SPAWNER = "criuctl.session.spawn:spawn_session"
 _MAX_COPIES = 1000  # names that are tried for one command
+_CARRIED = (
+    "the session has the store's credentials in its environment ({}), and so has each checkpoint of it: start it without"
+    " them (`env -u NAME criuctl run ...`) unless its program needs them; dumps and restores read them by themselves"
+)
 
 
 class NewSession(Struct, frozen=True):
@@ -41,6 +46,7 @@ class NewSession(Struct, frozen=True):
     pid: int
     holder_pid: int
     command: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As `criuctl run -d --json` prints it."""
@@ -52,6 +58,7 @@ class NewSession(Struct, frozen=True):
             "pid": self.pid,
             "holder_pid": self.holder_pid,
             "command": list(self.command),
+            "warnings": list(self.warnings),
         }
 
 
@@ -97,7 +104,8 @@ def run(
         raise UsageError("the current folder is gone", hint="Go to one that is there, or name one by --workspace.") from None
     if not os.path.isdir(folder):
         raise UsageError(f"{folder}: no such folder")
-    variables = {k: v for k, v in (os.environ if env is None else env).items() if not k.startswith("CRIUCTL_SESSION")}
+    variables = inherited(os.environ if env is None else env)
+    carried = credentials(variables, config)
     with ExitStack() as reserved:
         chosen = _free_name(config, argv[0], reserved) if name is None else _taken(config, names.check_name(name), reserved)
         spec = HolderSpec(
@@ -123,7 +131,8 @@ def run(
             Registry(config).put(
                 SessionRecord(chosen, started.id, pid=started.pid, start_time=started.start_time or 0, boot_id=boot_id())
             )
-    return NewSession(chosen, started.id, started.pid, started.holder_pid, tuple(argv))
+    warnings = (_CARRIED.format(", ".join(carried)),) if carried else ()
+    return NewSession(chosen, started.id, started.pid, started.holder_pid, tuple(argv), warnings)
 
 
 def _taken(config: Config, name: str, reserved: ExitStack) -> str:
