@@ -39,6 +39,7 @@ from ..errors import (
     WrongKey,
 )
 from ..proc.folders import make_private
+from ..quoting import quoted
 from . import recovery
 from .codec import KEY_SIZE, derive
 from .records import Confidential
@@ -154,7 +155,7 @@ def read_secret(path: Path) -> bytes:
             if found.st_mode & 0o077 or found.st_uid not in (0, os.geteuid()):
                 raise KeyMissing(
                     f"{path} is not used: others than its owner may read or change it",
-                    hint=f"chmod 600 {path}, and see who has read it.",
+                    hint=f"`chmod 600 {quoted(path)}`, and see who has read it.",
                 )
             return file.read(_MAX_SECRET_FILE)
     except OSError as error:

@@ -29,6 +29,7 @@ from ..proc.procfs import read_raw
 from ..proc.scratch import Scratch
 from ..proc.sockets import sockets
 from ..proc.syscalls import pidfd_getfd
+from ..quoting import quoted
 from ..report import Finding
 
 _CHECK_TIMEOUT = 60.0  # seconds for `criu check`
@@ -270,7 +271,7 @@ def _folders(config: Config) -> Iterator[Finding]:
             continue
         mode = nearest.stat().st_mode
         if nearest == Path(path) and mode & 0o022:
-            yield Finding("warning", "folder-mode", f"{key} {path} can be written by other users", f"chmod go-w {path}")
+            yield Finding("warning", "folder-mode", f"{key} {path} can be written by other users", f"chmod go-w {quoted(path)}")
 
 
 def _probe_folder(path: Path) -> Path:
@@ -285,7 +286,7 @@ def _configuration(config: Config) -> Iterator[Finding]:
     yield Finding("info", "config", f"configuration files read: {read}")
     for source in config.sources:
         if os.stat(source).st_mode & 0o022:
-            yield Finding("warning", "config-mode", f"{source} can be written by other users", f"chmod go-w {source}")
+            yield Finding("warning", "config-mode", f"{source} can be written by other users", f"chmod go-w {quoted(source)}")
     from ..connections.rules import parse
 
     number = len(parse(config).rules)

@@ -20,6 +20,7 @@ from msgspec import Struct
 from ..config import Config
 from ..errors import Conflict, InvalidName, NoSuchProcess, NotFound, NotHeld, SessionGone, UsageError
 from ..proc.tree import ProcessIdentity
+from ..quoting import quoted
 from ..session import names
 from ..session.sessions import all_states, inside, state_of
 from .environment import credentials, inherited
@@ -152,7 +153,7 @@ def _claim(config: Config, name: str) -> str:
     if state is not None and state["holder_alive"]:
         if state["state"] not in ("exited", "lost"):
             raise Conflict(
-                f"session {name!r} exists ({state['state']})", hint=f"`criuctl attach {name}`, or choose another name."
+                f"session {name!r} exists ({state['state']})", hint=f"`criuctl attach {quoted(name)}`, or choose another name."
             )
         end_holder(config, name, state)
     if record is not None and (record.alive() or record.state == "checkpointed"):
@@ -161,7 +162,7 @@ def _claim(config: Config, name: str) -> str:
             f"session {name!r} {what}",
             hint="Choose another name."
             if record.alive()
-            else f"`criuctl restore {name}` brings it back; or choose another name.",
+            else f"`criuctl restore {quoted(name)}` brings it back; or choose another name.",
         )
     return name
 
@@ -346,10 +347,13 @@ def connect(
             raise SessionGone(f"no session {name!r} is known to this host") from error
         known = known_of(state, record)
         if known["moved_to"]:
-            hint = f"`criuctl attach {known['moved_to']}`"
+            hint = f"`criuctl attach {quoted(known['moved_to'])}`"
             raise SessionGone(why_not(known), hint=hint, moved_to=known["moved_to"], home=known["home"]) from error
         if known["state"] == "running":
-            hint = f"Sessions that `criuctl run` has started have one. `criuctl dump`, `wait {name} --exit` and `kill` need none."
+            hint = (
+                "Sessions that `criuctl run` has started have one."
+                f" `criuctl dump`, `wait {quoted(name)} --exit` and `kill` need none."
+            )
             raise NotHeld(why_not(known), hint=hint) from error
         raise SessionGone(why_not(known), hint=error.hint) from error
 
@@ -360,7 +364,7 @@ def why_not(known: Mapping[str, Any]) -> str:
     if known["moved_to"]:
         return f"session {name!r} has moved to {known['home']}"
     if state == "checkpointed":
-        return f"session {name!r} is checkpointed and nobody holds its terminal; `criuctl restore {name}` brings it back"
+        return f"session {name!r} is checkpointed and nobody holds its terminal; `criuctl restore {quoted(name)}` brings it back"
     if state == "exited":
         code = known["exit_code"]
         return f"session {name!r} has ended" + (f" with exit code {code}" if code is not None else "")

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from ..errors import NoSuchBucket, ObjectExists, ObjectMissing, StoreCannot, StoreDenied, StoreError, StoreFull, StoreUnreachable
+from ..quoting import quoted
 from . import direct
 from .base import (
     Capabilities,
@@ -199,7 +200,7 @@ class LocalStore(Store):
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NoSuchBucket(
                 f"the store's folder {self._path} {_missing(error)}",
-                hint=f"Make it with `criuctl store init --store {self._path}`, or mount what holds it.",
+                hint=f"Make it with `criuctl store init --store {quoted(self._path)}`, or mount what holds it.",
             ) from None
         try:
             yield fd

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from servers.rclone import RcloneServer
 from support.command import Command, Criuctl, Home
 from support.zoo import Animal, Zoo
 
@@ -58,9 +59,7 @@ def ran(criuctl: Criuctl, animal: Animal) -> list[Command]:
     [*(("CRIUCTL_S3_ENDPOINT", one) for one in ADDRESSES.values()), ("AWS_ENDPOINT_URL", ADDRESSES["user and password"])],
     ids=[*ADDRESSES, "found by boto3"],
 )
-def test_an_endpoint_s_credentials_are_not_repeated(
-    variable: str, address: str, criuctl: Criuctl, home: Home, zoo: Zoo
-) -> None:
+def test_an_endpoint_s_credentials_are_not_repeated(variable: str, address: str, criuctl: Criuctl, home: Home, zoo: Zoo) -> None:
     criuctl.extra = {
         "CRIUCTL_STORE": "s3://bucket/prefix",
         "CRIUCTL_S3_RETRIES": "1",
@@ -72,6 +71,28 @@ def test_an_endpoint_s_credentials_are_not_repeated(
     done = ran(criuctl, animal)
     assert any(b"endpoint" in command.err.read_bytes() + command.out.read_bytes() for command in done)
     assert leaked(home) == []
+
+
+def test_nothing_that_is_stored_or_recorded_holds_the_endpoint_s_credentials(
+    rclone_server: RcloneServer, criuctl: Criuctl, home: Home, zoo: Zoo
+) -> None:
+    """A server that is reached by such an address: manifests, records of the host, results and the bucket do not have them."""
+    rclone_server.make_bucket(home.token)
+    criuctl.extra = {**rclone_server.env, "CRIUCTL_STORE": f"s3://{home.token}/x"}
+    criuctl.extra["CRIUCTL_S3_ENDPOINT"] = rclone_server.endpoint.replace("://", f"://user:{CANARY}@")
+    assert not criuctl("store", "init", "--no-encrypt")["encrypted"]
+    animal = zoo.launch("counter.py")
+    told = criuctl("dump", animal.pid, "--name", "work")
+    restored = zoo.adopt(criuctl("restore", "work")["pid"], animal)
+    for words in (("list",), ("show", "work"), ("store", "info"), ("status", "work"), ("events",), ("doctor",)):
+        criuctl("-v", *words, check=False)
+    criuctl("export", "work", home.path / "exported")
+    restored.end()
+    assert leaked(home) == []
+    client = rclone_server.client()
+    keys = rclone_server.keys(home.token)
+    assert any(told["checkpoint"] in key for key in keys)
+    assert [key for key in keys if CANARY.encode() in client.get_object(Bucket=home.token, Key=key)["Body"].read()] == []
 
 
 STORES = (

@@ -5,7 +5,6 @@ Each test plants canaries where an operator puts secrets, and then looks for the
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,9 +86,7 @@ def test_credentials_of_the_store_in_a_session_are_told(operators: Operators) ->
     assert operators("run", "-d", "--name", "b", "--", "sleep", "1000", env=here)["warnings"] == []
 
 
-def test_no_key_is_in_any_process_or_file_of_a_dump_and_a_restore(
-    operators: Operators, hooks: HookFolder, home: Home
-) -> None:
+def test_no_key_is_in_any_process_or_file_of_a_dump_and_a_restore(operators: Operators, hooks: HookFolder, home: Home) -> None:
     """A passphrase and a recovery key in the environment open the store, and are given to nothing that criuctl starts.
 
     Hooks in every phase look at the environments of all processes that bear this test's token, criuctl's own aside.

@@ -22,6 +22,7 @@ from ...errors import Conflict, CriuctlError, DumpFailed, NoSuchBucket, NoSuchPr
 from ...proc.descriptors import Descriptor
 from ...proc.limits import effective_capabilities
 from ...proc.tree import Process, ProcessIdentity, read_tree
+from ...quoting import quoted
 from ...report import Finding, Reporter
 from ...session.sessions import state_of
 from ...store import Store
@@ -71,7 +72,7 @@ def session_for(registry: Registry, target: Target, name: str | None) -> Session
         if held not in (None, name):
             raise Conflict(
                 f"PID {target.root.pid} is session {held!r}, which has a terminal",
-                hint=f"Use that name; `criuctl restore {held} --as {name}` makes a copy that has another.",
+                hint=f"Use that name; `criuctl restore {quoted(held)} --as {quoted(name)}` makes a copy that has another.",
             )
         if taken is not None:
             return taken
@@ -99,7 +100,7 @@ def open_for(store: Store, config: Config, registry: Registry, session: SessionR
             return Repository.open(store, config, create_local=True)
         raise type(error)(
             f"the store in {store.url} is gone, which this host has checkpoints in",
-            hint=f"Mount what holds it. `criuctl store init --store {store.url}` makes a new one.",
+            hint=f"Mount what holds it. `criuctl store init --store {quoted(store.url)}` makes a new one.",
         ) from error
 
 
@@ -114,7 +115,8 @@ def tell_superseded(reporter: Reporter, former: SessionRecord) -> None:
     )
     reporter.warning(
         f"session {former.name!r} {where}, and this is another tree; from now on the name means this one",
-        f"`criuctl restore {former.checkpoint[:12]} --as NAME` brings the former back, `criuctl pin` keeps it from `prune`."
+        f"`criuctl restore {quoted(former.checkpoint[:12])} --as NAME` brings the former back,"
+        " `criuctl pin` keeps it from `prune`."
         if not former.moved_to and former.checkpoint
         else "Choose another --name.",
     )

@@ -33,6 +33,7 @@ from ...checkpoint.reader import CheckpointReader
 from ...errors import RestoreFailed
 from ...proc.mounts import read_mounts
 from ...proc.scratch import Scratch
+from ...quoting import quoted
 
 if TYPE_CHECKING:
     from .judgement import Judgement
@@ -79,8 +80,8 @@ def obstacle(path: str) -> tuple[str, str] | None:
     folder = folder_of(path)
     real = os.path.realpath(folder)
     below = path[len(folder.rstrip("/")) + 1 :].split("/")
-    make = f"Make the folder on the host that it comes to: `mkdir {os.path.join(folder, below[0])}`."
-    along = f"Take it along with --with-files {os.path.join(folder, below[0])}."
+    make = f"Make the folder on the host that it comes to: `mkdir {quoted(os.path.join(folder, below[0]))}`."
+    along = f"Take it along with --with-files {quoted(os.path.join(folder, below[0]))}."
     if real == "/":
         return "the root folder cannot be covered", make if len(below) > 1 else along
     if any(_below(real, never) for never in _NEVER):

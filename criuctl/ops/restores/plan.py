@@ -11,7 +11,6 @@ import functools
 import os
 import platform
 import pwd
-import shlex
 import socket
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
@@ -23,6 +22,7 @@ from ...connections.rules import JOURNAL, Rules, endpoint
 from ...proc.dialling import spelled
 from ...proc.sockdiag import Address, socket_inside, sockets
 from ...proc.tree import ProcessIdentity, members, wait_gone
+from ...quoting import quoted
 from ...report import Finding
 from ..openfiles.deletednames import DeletedName
 from ..openfiles.judgement import Judgement, Policy, judge_all
@@ -326,7 +326,7 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     findings += [f for name in facts.deleted if (f := name.finding()) is not None]
     for folder in sorted(facts.missing_folders):
         pid = next(p.pid for p in manifest.processes if p.cwd == folder)
-        hint = f"Bring it here, or make it: `mkdir -p {shlex.quote(folder)}`; next time dump with --with-files."
+        hint = f"Bring it here, or make it: `mkdir -p {quoted(folder)}`; next time dump with --with-files."
         findings.append(Finding("error", "folder-missing", f"{folder}: is a working folder and no folder is here", hint, pid))
     gone = interfaces.names(absent)
     return RestorePlan(pids, net, source, connections, facts.files, tuple(findings), facts.deleted, own_names, gone)
