@@ -227,5 +227,5 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
     for column in columns:
         shown.add_column(column.heading.upper(), justify="right" if column.right else "left", overflow="fold")
     for row in rows:
-        shown.add_row(*(Text(cell) for cell in row))
+        shown.add_row(*(Text(printable(cell)) for cell in row))
     Console().print(shown)

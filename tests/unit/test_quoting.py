@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parent.parent.parent / "criuctl"
 HOSTILE = {
     "a command": "/srv/; rm -rf ~",
     "a substitution": "$(reboot)`reboot`",
-    "quotes": "it's \"x\"",
+    "quotes": 'it\'s "x"',
     "a new line": "a\nrm -rf ~\n",
     "an escape sequence": "\x1b]0;title\x07\x1b[2J",
     "no text": "a\udcff\udc80b",
