@@ -242,6 +242,7 @@ def _programs(_config: Config) -> Iterator[Finding]:
 def _memory(_config: Config) -> Iterator[Finding]:
     with Scratch() as scratch:
         free = scratch.free_bytes()
+        yield from scratch.findings()
     available = next(
         int(line.split()[1]) * 1024 for line in read_raw("/proc/meminfo").splitlines() if line.startswith(b"MemAvailable:")
     )

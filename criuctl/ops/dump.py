@@ -116,6 +116,8 @@ def dump(
         carried = files.resolve_carried(with_files, root.pid)
         required = predicates.wanted(config, session.name, require) if delivery is None else []
         scratch = stack.enter_context(Scratch())
+        for finding in scratch.findings():
+            reporter.finding(finding)
         folder = scratch.folder("images")
         stack.callback(os.close, folder)
         entry = plan_entry(root.pid)

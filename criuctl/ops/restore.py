@@ -153,6 +153,8 @@ def restore(
         reporter.step("preflight")
         reader = repository.reader(reporter)
         scratch = stack.enter_context(Scratch())
+        for finding in scratch.findings():
+            reporter.finding(finding)
         folder = scratch.folder("images")
         stack.callback(os.close, folder)
         materialise.write_images(manifest, reader, folder)
