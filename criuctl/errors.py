@@ -44,7 +44,7 @@ class CriuctlError(Exception):
         self.message = redacted(message)
         super().__init__(self.message)
         self.hint = redacted(hint or self.default_hint())
-        self.details = {k: redacted(v) if isinstance(v, str) else v for k, v in details.items()}
+        self.details: dict[str, Any] = {k: redacted(v) if isinstance(v, str) else v for k, v in details.items()}
 
     @classmethod
     def default_hint(cls) -> str:

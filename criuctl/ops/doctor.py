@@ -288,11 +288,24 @@ def _configuration(config: Config) -> Iterator[Finding]:
     for source in config.sources:
         if os.stat(source).st_mode & 0o022:
             yield Finding("warning", "config-mode", f"{source} can be written by other users", f"chmod go-w {quoted(source)}")
-    from ..connections.rules import parse
+    from ..connections.rules import UNKNOWN_USER, parse
 
-    number = len(parse(config).rules)
-    if number:
-        yield Finding("info", "connection-rules", f"{number} connection rules; else connections are: {config.connections}")
+    rules = parse(config).rules
+    if rules:
+        yield Finding("info", "connection-rules", f"{len(rules)} connection rules; else connections are: {config.connections}")
+    for rule in rules:
+        if UNKNOWN_USER in rule.match.users:
+            yield Finding("warning", "rule-user", f"{rule.where}: its match names a user that this host does not have")
+        if rule.lends and not rule.match.users:
+            text = f"{rule.where} has a secret and names no user: "
+            text += (
+                "a process of any user that connects to its peer is logged in with it"
+                if rule.match.pinned
+                else "it matches by what processes say of themselves, so only connections of root's get it"
+            )
+            yield Finding(
+                "warning", "rule-secret", text, "Name the users whose processes may have it: `user: NAME` in its match."
+            )
 
 
 def _named(config: Config) -> Iterator[Finding]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,7 +42,7 @@ def options(fd: int, folder: Path) -> str:
 
 
 @pytest.fixture
-def swap(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+def swap(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The swap areas that the kernel tells of."""
     areas: list[bytes] = []
     read = procfs.read_raw

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ...checkpoint.manifest import ConnectionRecord
+from ...connections.lending import Owner
 from ...connections.protocols import BUILT_IN
 from ...connections.rules import JOURNAL, Decision, decide
 from ...report import Finding
@@ -66,6 +67,7 @@ def plan_connections(
     facts: HostFacts,
     wishes: Wishes,
     commands: Mapping[int, str],
+    owners: Mapping[int, Owner],
     net: str,
     findings: list[Finding],
 ) -> tuple[ConnectionPlan, ...]:
@@ -78,7 +80,7 @@ def plan_connections(
     for record in connections:
         if not record.external or record.family not in ("inet", "inet6", "unix"):
             continue
-        decided = decide(record, wishes.rules, wishes.connections, commands=commands)
+        decided = decide(record, wishes.rules, wishes.connections, commands=commands, owners=owners)
         if wishes.deadline is not None:
             decided = replace(decided, deadline=wishes.deadline)
         asked = wishes.connections is not None

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from msgspec import Struct, field
 
 from ...checkpoint.manifest import Manifest
+from ...connections.lending import Owner
 from ...connections.rules import JOURNAL, Rules, endpoint
 from ...proc.dialling import spelled
 from ...proc.sockdiag import Address, socket_inside, sockets
@@ -319,7 +320,9 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
             text = "it gets a network of its own, with which goes a PID namespace of its own"
             findings.append(Finding("error", "pids", text, "Restore with --pids auto."))
     commands = {p.ns_pid: p.command for p in manifest.processes}
-    connections = plan_connections(manifest.connections, facts, wishes, commands, net, findings)
+    # What they are here is looked at once more when they are here: `HandBack`.
+    owners = {p.ns_pid: Owner(frozenset({p.uid})) for p in manifest.processes}
+    connections = plan_connections(manifest.connections, facts, wishes, commands, owners, net, findings)
     absent = interfaces.missing(facts.bound, net)
     findings += _interfaces(absent, connections, prepared=wishes.prepared and net != "private")
     findings += [f for j in facts.files if (f := j.finding()) is not None]
