@@ -147,6 +147,12 @@ class FileConflict(PreflightRefused):
     code = "file-conflict"
 
 
+class UntrustedPath(PreflightRefused):
+    """A path leads over something that another user could have made or could change."""
+
+    code = "untrusted-path"
+
+
 class DumpFailed(CriuctlError):
     """The dump failed; the tree runs on."""
 
