@@ -10,7 +10,7 @@ then told the password.  So a secret is lent where one of these holds for every 
   else it may be root of a network or mount namespace where that address or path is a server of its own.
 
 The last is for configurations that know their servers: a process of any user that connects there is logged in.  `doctor`
-asks to name the users.  It is decided from what is recorded, and at a restore once more from the restored processes.
+asks to name the users.  At a restore it is decided by what CRIU will make of the processes, and not by what a manifest says.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ class Owner(Struct, frozen=True):
 
     uids: frozenset[int]  # real, effective, saved, of the file system
     apart: bool = False  # in another user namespace than criuctl
+
+
+UNKNOWN = Owner(frozenset({-1}), apart=True)
 
 
 class Terms(Struct, frozen=True):

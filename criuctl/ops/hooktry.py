@@ -145,8 +145,7 @@ def _stored(config: Config, ref: str) -> _Subject:
     manifest: Manifest = show(config, ref).manifest
     hooks: Hooks = hooking.of_restore(config, Reporter(), manifest, manifest.session.name)
     commands = {p.ns_pid: p.command for p in manifest.processes}
-    owners = {p.ns_pid: Owner(frozenset({p.uid})) for p in manifest.processes}
-    return _Subject(hooks.facts, list(manifest.connections), None, commands, owners)
+    return _Subject(hooks.facts, list(manifest.connections), None, commands, {})  # whose they are, a manifest only says
 
 
 def _reconnect(config: Config, name: str, subject: _Subject, fd: tuple[int | None, int]) -> Trial:

@@ -50,6 +50,7 @@ from .resources.netlock import table_of
 from .resources.restoredterminals import RestoredTerminals
 from .restores import arrival, materialise
 from .restores.arrival import RestoreResult
+from .restores.connectionplan import owners_in
 from .restores.feeding import Feeder
 from .restores.lazymemory import worthwhile
 from .restores.plan import ADD_ADDRESS, RestorePlan, Wishes, make_plan, missing_addresses, observe
@@ -191,7 +192,7 @@ def restore(
             gone = absent(images, manifest, facts.files, facts.missing_folders)
             names = boundnames.taken(images, manifest, facts.netns, copy=wishes.copy)
             facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone), names=names)
-        facts = replace(facts, bound=interfaces.bound(images, facts.netns))
+        facts = replace(facts, bound=interfaces.bound(images, facts.netns), owners=owners_in(images))
         plan = make_plan(manifest, facts, wishes)
         if dry_run:
             return plan

@@ -23,12 +23,10 @@ from msgspec.structs import replace
 from ...checkpoint.manifest import ConnectionRecord
 from ...config import Config
 from ...connections import sockopts
-from ...connections.lending import Owner, of_tree
-from ...connections.rules import owners_of, unless_lent
 from ...errors import CriuctlError, RestoreFailed
 from ...proc import dialling
 from ...proc.syscalls import borrow_socket
-from ...proc.tree import read_process, read_tree
+from ...proc.tree import read_tree
 from ...report import Reporter
 from .connectionplan import ConnectionPlan, about
 
@@ -81,24 +79,9 @@ class HandBack(Struct):
 
     def run(self) -> list[dict[str, Any]]:
         """Carry out the plan; one report for each connection.  `RestoreFailed` when a rule says that it must be back."""
-        lends = any(c.decision.terms is not None for c in self.plans)
-        owners = of_tree([read_process(pid) for pid in self.pids.values()]) if lends else {}
-        plans = [self._lent(c, owners) for c in self.plans]
-        reports = {id(c): self._settle(c) for c in plans if c.policy != "reconnect"}
-        reports |= self._reconnect([c for c in plans if c.policy == "reconnect"])
-        return [reports[id(c)] for c in plans]
-
-    def _lent(self, plan: ConnectionPlan, owners: Mapping[int, Owner]) -> ConnectionPlan:
-        """The plan, without a secret that the processes which were in fact restored may not have."""
-        decided = unless_lent(plan.decision, owners_of(plan.record, owners))
-        if decided.policy == "refuse" and plan.policy == "reconnect":
-            raise RestoreFailed(
-                f"PID {plan.record.pid} fd {plan.record.fd}: the connection to {plan.record.peer} is not back: {decided.reason}",
-                hint="The rule for it says on_failure: refuse; --connections hangup goes on without.",
-                pid=plan.record.pid,
-                fd=plan.record.fd,
-            )
-        return replace(plan, decision=decided)
+        reports = {id(c): self._settle(c) for c in self.plans if c.policy != "reconnect"}
+        reports |= self._reconnect([c for c in self.plans if c.policy == "reconnect"])
+        return [reports[id(c)] for c in self.plans]
 
     def borrow(self, record: ConnectionRecord) -> socket.socket:
         """The program's socket; the caller closes it."""

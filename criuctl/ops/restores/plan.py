@@ -12,7 +12,7 @@ import os
 import platform
 import pwd
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -75,6 +75,7 @@ class HostFacts(Struct, frozen=True):
     names: tuple[TakenName, ...] = ()  # of unix sockets, that somebody has here
     missing_addresses: frozenset[str] = frozenset()  # local ends, of sockets that wait, that cannot be bound to here
     bound: tuple[BoundSocket, ...] = ()  # sockets that are bound to a network interface
+    owners: Mapping[int, Owner] = field(default_factory=dict)  # of the tree's processes, by its own PIDs
 
 
 class RestorePlan(Struct, frozen=True):
@@ -150,6 +151,7 @@ def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[Proce
         missing_peers=_missing_peers(manifest, net),
         missing_folders=_missing_folders(manifest, files),
         missing_addresses=missing_addresses(manifest, net),
+        owners={p.ns_pid: Owner(frozenset({p.uid})) for p in manifest.processes},  # until there are images to tell
     )
 
 
@@ -320,9 +322,7 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
             text = "it gets a network of its own, with which goes a PID namespace of its own"
             findings.append(Finding("error", "pids", text, "Restore with --pids auto."))
     commands = {p.ns_pid: p.command for p in manifest.processes}
-    # What they are here is looked at once more when they are here: `HandBack`.
-    owners = {p.ns_pid: Owner(frozenset({p.uid})) for p in manifest.processes}
-    connections = plan_connections(manifest.connections, facts, wishes, commands, owners, net, findings)
+    connections = plan_connections(manifest.connections, facts, wishes, commands, net, findings)
     absent = interfaces.missing(facts.bound, net)
     findings += _interfaces(absent, connections, prepared=wishes.prepared and net != "private")
     findings += [f for j in facts.files if (f := j.finding()) is not None]
