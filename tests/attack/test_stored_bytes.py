@@ -1,9 +1,8 @@
-"""Whoever can read or write a store: what is encrypted tells nothing, what was changed is not restored, and no stored text is run."""
+"""Whoever can read or write a store: what is encrypted tells nothing, what was changed is not restored, no text in it is run."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -42,7 +41,7 @@ def test_a_reader_of_an_encrypted_bucket_learns_no_content_and_no_name(
     assert len(keys) > 3
     for key in keys:
         body = client.get_object(Bucket=home.token, Key=key)["Body"].read()
-        for word in (CANARY, "memory.py", str(home.path), os.uname().nodename):
+        for word in (CANARY, "memory.py", str(home.path)):
             assert word not in key and word.encode() not in body, f"{word} in {key}"
 
 
@@ -89,17 +88,12 @@ def test_no_command_runs_because_a_manifest_says_so(criuctl: Criuctl, home: Home
         forged = (PredicateRecord("command", f"touch {pwned}"), PredicateRecord("output", f"touch {pwned}"))
         repository.publish(replace(manifest, id=os.urandom(16).hex(), predicates=forged))
         (ref,) = (one.id for one in repository.list() if one.id != manifest.id)
-    for words in (
-        ("show", ref),
-        ("verify", ref),
-        ("restore", ref, "--dry-run"),
-        ("restore", ref),
-        ("export", ref, home.path / "e"),
-    ):
+    exported = home.path / "exported"
+    commands = (("show", ref), ("verify", ref), ("restore", ref, "--dry-run"), ("restore", ref), ("export", ref, exported))
+    for words in commands:
         criuctl(*words, check=False)
         assert not pwned.exists(), words
     assert criuctl("restore", ref, check=False)["exit_code"] == 4
-    exported = home.path / "e"
-    assert not Path(exported).exists() or criuctl("import", exported, check=False)["exit_code"] in (0, 9)
+    assert criuctl("import", exported, check=False)["exit_code"] == 0
     assert not pwned.exists()
     assert zoo.find(animal) == []
