@@ -82,7 +82,7 @@ def commands(tree: ast.Module) -> Iterator[tuple[ast.JoinedStr, ast.FormattedVal
 
 
 def is_quoted(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and ast.unparse(value.func) == "quoted"
+    return isinstance(value, ast.Call) and ast.unparse(value.func) in ("quoted", "shlex.quote")
 
 
 def harmless(value: ast.FormattedValue, words: set[str]) -> bool:
@@ -94,7 +94,7 @@ def harmless(value: ast.FormattedValue, words: set[str]) -> bool:
         return True
     if isinstance(value.value, ast.BinOp):
         return True  # no text is made of these
-    if isinstance(value.value, ast.Call) and ast.unparse(value.value.func) == "max":
+    if isinstance(value.value, ast.Call) and ast.unparse(value.value.func) in ("max", "min"):
         return True
     return isinstance(value.value, ast.IfExp) and all(
         isinstance(one, ast.Constant) for one in (value.value.body, value.value.orelse)
