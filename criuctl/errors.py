@@ -14,6 +14,8 @@ import errno
 import os
 from typing import Any
 
+from .redact import redacted
+
 EXIT_CODES: dict[int, str] = {
     0: "done",
     1: "a bug in criuctl",
@@ -39,10 +41,10 @@ class CriuctlError(Exception):
     code = "error"
 
     def __init__(self, message: str, *, hint: str = "", **details: Any) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint or self.default_hint()
-        self.details = details
+        self.message = redacted(message)
+        super().__init__(self.message)
+        self.hint = redacted(hint or self.default_hint())
+        self.details: dict[str, Any] = {k: redacted(v) if isinstance(v, str) else v for k, v in details.items()}
 
     @classmethod
     def default_hint(cls) -> str:

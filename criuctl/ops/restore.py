@@ -51,6 +51,7 @@ from .resources.netlock import table_of
 from .resources.restoredterminals import RestoredTerminals
 from .restores import arrival, materialise
 from .restores.arrival import RestoreResult
+from .restores.connectionplan import owners_in
 from .restores.feeding import Feeder
 from .restores.lazymemory import worthwhile
 from .restores.plan import ADD_ADDRESS, RestorePlan, Wishes, make_plan, missing_addresses, observe
@@ -154,6 +155,8 @@ def restore(
         reporter.step("preflight")
         reader = repository.reader(reporter)
         scratch = stack.enter_context(Scratch())
+        for finding in scratch.findings():
+            reporter.finding(finding)
         folder = scratch.folder("images")
         stack.callback(os.close, folder)
         materialise.write_images(manifest, reader, folder)
@@ -196,7 +199,7 @@ def restore(
 
             devices = stack.enter_context(RestoredDevices(manifest.gpu, reporter))
             facts = replace(facts, findings=(*facts.findings, *devices.judge()))
-        facts = replace(facts, bound=interfaces.bound(images, facts.netns))
+        facts = replace(facts, bound=interfaces.bound(images, facts.netns), owners=owners_in(images))
         plan = make_plan(manifest, facts, wishes)
         if dry_run:
             return plan

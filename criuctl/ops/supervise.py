@@ -43,6 +43,7 @@ from ..errors import (
     of_the_host,
 )
 from ..proc.tree import ProcessIdentity, read_tree
+from ..quoting import quoted
 from ..report import Reporter
 from .dump import dump
 from .hooking import snapshot_failed
@@ -132,7 +133,7 @@ class Supervisor:
             if not leased and (post.wishes.standby or record is None):
                 raise PreflightRefused(
                     f"session {post.name!r} does not run here, and where it runs cannot be told: {leases.UNLEASED}",
-                    hint=f"`criuctl restore {post.name}` when you know that it runs nowhere, then supervise it.",
+                    hint=f"`criuctl restore {quoted(post.name)}` when you know that it runs nowhere, then supervise it.",
                 )
             head = leases.read_head(repository, post.name) if leased else None
             held = head if head is not None and head.state == "held" else None

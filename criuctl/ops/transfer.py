@@ -31,6 +31,7 @@ from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import Conflict, Damaged, DataError, ObjectMissing, StoreError, StoreFull, UsageError, WrongKey
 from ..proc.procfs import available_memory
+from ..quoting import quoted
 from ..report import Reporter
 from ..store import open_store
 from ..store.archive import ArchiveStore, ArchiveWriter
@@ -272,9 +273,10 @@ def import_(
 
 
 def _already(there: CheckpointSummary, where: str) -> Conflict:
+    ref = f"{there.session}@{there.number}"
     return Conflict(
-        f"{where} has this checkpoint already, as {there.session}@{there.number}",
-        hint=f"Use it as it is, or remove it first: criuctl rm {there.session}@{there.number}",
+        f"{where} has this checkpoint already, as {ref}",
+        hint=f"Use it as it is, or remove it first: criuctl rm {quoted(ref)}",
     )
 
 

@@ -37,6 +37,7 @@ from ..errors import (
     StoreFull,
     StoreUnreachable,
 )
+from ..quoting import quoted
 from . import direct
 from .base import (
     Capabilities,
@@ -233,7 +234,7 @@ class LocalStore(Store):
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NoSuchBucket(
                 f"the store's folder {self._path} {_missing(error)}",
-                hint=f"Make it with `criuctl store init --store {self._path}`, or mount what holds it.",
+                hint=f"Make it with `criuctl store init --store {quoted(self._path)}`, or mount what holds it.",
             ) from None
         try:
             yield fd

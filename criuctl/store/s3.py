@@ -360,8 +360,12 @@ class S3Store(Store):
             yield
         except FOREIGN as error:
             raise store_error(error, "preparing the connection", self.url, self._config.s3_endpoint or "S3") from error
-        except ValueError as error:
-            raise ConfigError(f"the S3 settings do not make sense: {error}", hint="Look at s3_endpoint and ~/.aws.") from error
+        except ValueError:
+            # Its text repeats pieces of the endpoint, of a password too: what is in front of a slash passes for a port.
+            raise ConfigError(
+                "the S3 settings do not make sense: the endpoint is not an address",
+                hint="Look at s3_endpoint, AWS_ENDPOINT_URL and ~/.aws: it is written https://HOST:PORT.",
+            ) from None
 
     @contextmanager
     def _mapped(self, doing: str, name: str = "") -> Iterator[None]:

@@ -22,6 +22,7 @@ from ...errors import CriuctlError, InDoubt, LinkLost, RestoreFailed, TimedOut
 from ...proc import addresses
 from ...proc.scratch import Scratch
 from ...proc.tree import ProcessIdentity, wait_ended
+from ...quoting import quoted
 from ...report import Reporter
 from ...store.remote import RemoteStore
 from ...transport import ssh
@@ -208,7 +209,7 @@ class HostDelivery(Struct):
             why = f": {self._error.message}" if self._error is not None else ""
             raise InDoubt(
                 f"{self.move.session!r} was ended here, and {self.host_name} could not be told to let it run{why}",
-                hint=f"`criuctl migrate --resolve {self.move.session}` tells it; its checkpoint is in the inbox there.",
+                hint=f"`criuctl migrate --resolve {quoted(self.move.session)}` tells it; its checkpoint is in the inbox there.",
                 session=self.move.session,
                 host=self.host_name,
             ) from self._error

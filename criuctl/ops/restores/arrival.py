@@ -31,6 +31,7 @@ from ...errors import (
 )
 from ...proc.mounts import read_mounts
 from ...proc.tree import ProcessIdentity, read_tree, wait_ended
+from ...quoting import quoted
 from ...report import Finding
 from ..registry import Registry, SessionRecord, boot_id
 
@@ -102,7 +103,7 @@ def offering_another(repository: Repository, ref: str, manifest: Manifest | None
         with suppress(CriuctlError):
             others = [one for one in repository.list(name) if manifest is None or one.number < manifest.number]
             for other in others[-1:]:
-                there = f"{other.session}@{other.number}"
+                there = quoted(f"{other.session}@{other.number}")
                 offer = f"Another checkpoint may be whole: `criuctl verify {there}`, then `criuctl restore {there}`."
                 error.hint = f"{offer} {error.hint}".rstrip()
         raise
@@ -113,7 +114,7 @@ def check_not_running(registry: Registry, name: str, *, copy: bool) -> None:
     record = registry.get(name)
     if record is not None and copy and record.state == "checkpointed" and not record.alive():
         raise Conflict(
-            f"session {name!r} is checkpointed", hint=f"`criuctl restore {name}` brings it back; or choose another name."
+            f"session {name!r} is checkpointed", hint=f"`criuctl restore {quoted(name)}` brings it back; or choose another name."
         )
     if record is None or not record.alive():
         return

@@ -29,6 +29,7 @@ from ...errors import (
 )
 from ...hooks.runner import error_body
 from ...proc.tree import ProcessIdentity
+from ...quoting import quoted
 from ..registry import SessionRecord
 from ..restore import restore
 from ..restores.arrival import RestoreResult
@@ -195,7 +196,8 @@ class Recoverer:
         why = f": {failure.message}" if failure is not None else ""
         told = GaveUp(
             f"session {post.name!r} is given up: {count} {'restore' if count == 1 else 'restores'} in a row {what}{why}",
-            hint=f"`criuctl list {post.name}` shows from what it can be restored, `criuctl log {post.name}` what happened.",
+            hint=f"`criuctl list {quoted(post.name)}` shows from what it can be restored,"
+            f" `criuctl log {quoted(post.name)}` what happened.",
             failures=count,
         )
         post.tell("gave-up", failures=count, error=told)
