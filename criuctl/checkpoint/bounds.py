@@ -10,9 +10,6 @@ nothing that was written is ever refused for being too regular.
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 RATIO = 64  # plain bytes for each stored one
 FREE_HEAD = 64 << 10  # plain bytes of a head, whatever it is stored in
 FREE_BODY = 16 << 20  # of a body
@@ -20,10 +17,6 @@ FREE_LIST = 64 << 20  # of a list of chunks: 1.8 million, 465 GiB of memory that
 FREE_CONTENT = 4 << 20  # of other content that is read at once: 262,144 runs of pages
 FREE_VALUES = 1 << 18  # values of JSON
 VALUES_RATIO = 8  # more of them for each stored byte
-
-
-class TooLarge(Exception):
-    """The content is larger than what it is stored in allows."""
 
 
 def most(stored: int, free: int) -> int:
@@ -37,16 +30,6 @@ def least_stored(plain: int, free: int, values: int = 0) -> int:
     return max(by_size, -(-(values - FREE_VALUES) // VALUES_RATIO))
 
 
-def values(text: bytes) -> int:
-    """How many values JSON has at most: each but the first follows one of these, which texts may have as well."""
-    return sum(map(text.count, (b",", b"[", b"{")))
-
-
-def decoded(text: bytes, stored: int) -> Any:
-    """The value of JSON that came in `stored` bytes; `ValueError`, `TooLarge` before anything is made of it."""
-    if values(text) > FREE_VALUES + stored * VALUES_RATIO:
-        raise TooLarge
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+def most_values(stored: int) -> int:
+    """The values of JSON that `stored` bytes may stand for."""
+    return FREE_VALUES + stored * VALUES_RATIO

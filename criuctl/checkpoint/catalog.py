@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import AmbiguousRef, Damaged, DataError, NoSuchCheckpoint, ObjectMissing
+from ..proc import jsontext
 from ..proc.threads import in_parallel
 from ..store import Store
 from . import bounds, objects
@@ -49,8 +50,8 @@ def parse_name(name: str) -> tuple[str, int, str]:
 def load_json(data: bytes, name: str, stored: int) -> dict[str, Any]:
     """The JSON object in `data`, which the object `name` holds in `stored` bytes; `Damaged`."""
     try:
-        loaded = bounds.decoded(data, stored)
-    except bounds.TooLarge:
+        loaded = jsontext.decoded(data, bounds.most_values(stored))
+    except jsontext.TooManyValues:
         raise Damaged(f"{name} holds more values than anything that criuctl stores in so few bytes", object=name) from None
     except ValueError:
         raise Damaged(f"{name} does not hold JSON", object=name) from None

@@ -22,6 +22,7 @@ import struct
 from msgspec import Struct
 
 from ..errors import Damaged, UnsupportedFormat
+from ..proc import jsontext
 from . import bounds
 from .chunks import LAYERS
 from .codec import OVERHEAD, PACK_NAME_SIZE, Compressor, Decompressor, SealBroken, Sealer, broken
@@ -79,7 +80,7 @@ def encode(kind: Kind, name: str, head: bytes, body: bytes, sealer: Sealer, feat
     if len(words) > MAX_FEATURES or len(head) > MAX_HEAD or len(body) > kind.max_body:
         raise ValueError(f"{kind.word} is too large: head {len(head)}, body {len(body)} bytes")
     head_least = bounds.least_stored(len(head), bounds.FREE_HEAD)
-    body_least = bounds.least_stored(len(body), kind.free, 0 if kind is INDEX else bounds.values(body))
+    body_least = bounds.least_stored(len(body), kind.free, 0 if kind is INDEX else jsontext.values(body))
     parts = [_padded(compress(head), head_least), _padded(compress(body), body_least)]
     sizes = [len(part) + OVERHEAD for part in parts]
     prefix = HEADER.pack(kind.magic, kind.version, len(words), sizes[0], len(head), sizes[1], len(body)) + words

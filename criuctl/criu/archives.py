@@ -27,6 +27,7 @@ _MAX_HEADER = 1 << 20  # bytes of one extended header; a file has 64 KiB of exte
 _FREE_MEMBERS = 1 << 17
 _BYTES_EACH = 8  # of the file, for each member beyond those
 _WINDOW = 128 << 20  # bytes that a decompressor may keep: zstd's own limit, and more than xz -9 needs
+_MAX_SIZE = 1 << 60  # bytes of a member, whatever its header says
 _BLOCK = 512
 _PIECE = 1 << 20
 _MAGICS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
@@ -145,6 +146,8 @@ def members(raw: io.BufferedReader, allowance: Allowance) -> Iterator[Member]:
             continue
         held = length if length >= 0 else about.size
         held = held if about.type not in (tarfile.DIRTYPE, tarfile.LNKTYPE, tarfile.SYMTYPE) else 0
+        if not 0 <= held <= _MAX_SIZE or (not packed and held > size):
+            raise EOFError("a member is longer than what is left" if held > 0 else "a member has no size")
         part = _Part(stream, held)
         if about.type in _REGULAR:
             yield Member(name or about.name, held, cast("IO[bytes]", part))

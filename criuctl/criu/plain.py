@@ -134,10 +134,13 @@ def _opened(folder: int, name: str) -> Iterator[IO[bytes]]:
         if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOENT):  # a link, a socket, a device; or gone by now
             raise _NotAFile from None
         raise
-    with open(fd, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise _NotAFile
-        yield file
+        with open(fd, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(fd)
 
 
 def _has(folder: int, name: str) -> bool:
