@@ -14,6 +14,7 @@ RATIO = 64  # plain bytes for each stored one
 FREE_HEAD = 64 << 10  # plain bytes of a head, whatever it is stored in
 FREE_BODY = 16 << 20  # of a body
 FREE_LIST = 64 << 20  # of a list of chunks: 1.8 million, 465 GiB of memory that is all alike
+FREE_RUNS = 16 << 20  # of a list of runs: 2 million, whole chunks of memory perhaps
 FREE_CONTENT = 4 << 20  # of other content that is read at once: 262,144 runs of pages
 FREE_VALUES = 1 << 18  # values of JSON
 VALUES_RATIO = 8  # more of them for each stored byte

@@ -153,7 +153,7 @@ class CheckpointReader:
             return Layout(self.entries(ref), None, ref.size)
         if ref.runs.size > _MAX_LIST:
             raise Damaged(f"a list of runs has {ref.runs.size} bytes")
-        return Layout(self.entries(ref.pages), self.read(ref.runs), ref.size)
+        return Layout(self.entries(ref.pages), self.read(ref.runs, bounds.FREE_RUNS), ref.size)
 
     def some(self, sizes: dict[bytes, int]) -> dict[bytes, bytes]:
         """The verified content of a few chunks, by id; `Damaged`."""

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 from support import checkpoints as kit
 
-from criuctl.checkpoint import bounds, objects
+from criuctl.checkpoint import bounds, chunks, configobject, gclists, objects, packs, reader
 from criuctl.checkpoint.chunks import ENTRY, ChunkList, StreamRef
 from criuctl.checkpoint.manifest import Manifest, ProcessRecord
 from criuctl.checkpoint.repository import Repository
+from criuctl.criu import archives, plain
 from criuctl.criu.pages import ENTRY as RUN
 from criuctl.errors import Damaged
 from criuctl.ops.inspect import page_maps
 from criuctl.proc import jsontext
 from criuctl.report import Reporter
+from criuctl.store import archive
 
 
 def committed(repository: Repository, manifest: Manifest) -> Manifest:
@@ -69,15 +71,15 @@ def test_a_million_equal_chunks_are_a_stream_like_any_other(repository: Reposito
         writer.add_bytes("short", one * 200)
         listed, short = writer.stream("list"), writer.stream("short")
         writer.commit(kit.fill(writer, kit.SMALL))
-    reader = repository.reader(Reporter())
+    reading = repository.reader(Reporter())
     large = StreamRef(kit.WINDOW << 20, list=listed)
-    entries = reader.entries(large)
+    entries = reading.entries(large)
     assert len(entries) == 1 << 20 and entries[-1] == entries[0] == next(iter(entries))
-    assert sum(part.length for part in reader.layout(large).walk()) == large.size
-    assert reader.verify([large]) == large.size
-    assert sum(map(len, reader.chunks(StreamRef(200 * kit.WINDOW, list=short)))) == 200 * kit.WINDOW
+    assert sum(part.length for part in reading.layout(large).walk()) == large.size
+    assert reading.verify([large]) == large.size
+    assert sum(map(len, reading.chunks(StreamRef(200 * kit.WINDOW, list=short)))) == 200 * kit.WINDOW
     with pytest.raises(Damaged, match="are stored in"):
-        reader.read(large)
+        reading.read(large)
 
 
 def test_a_heap_of_which_every_other_page_is_there_is_shown(repository: Repository) -> None:
@@ -108,3 +110,43 @@ def test_a_packed_list_is_a_sequence() -> None:
             made[wrong]
     with pytest.raises(ValueError):
         made[::2]
+
+
+def test_the_table_of_bounds_is_true() -> None:
+    """``images/FORMAT.md`` says what the code does."""
+    text = (Path(__file__).parents[3] / "images" / "FORMAT.md").read_text()
+    rows = text.partition("<!-- bounds -->\n")[2].partition("\n\n")[0].splitlines()[2:]
+    told = {what: (most, free, ratio) for what, most, free, ratio in (map(str.strip, row.strip("|").split("|")) for row in rows)}
+
+    def said(number: int) -> str:
+        sizes = ((30, "GiB"), (20, "MiB"), (10, "KiB"))
+        return next(
+            (f"{number >> bits} {word}" for bits, word in sizes if number >> bits << bits == number and number >> bits), ""
+        )
+
+    ratio = str(bounds.RATIO)
+    assert told == {
+        "chunk": (said(chunks.MAX_CHUNK), "", ""),
+        "pack": (said(packs.MAX_PACK), "", ""),
+        "records of a pack": (str(packs.MAX_RECORDS), "", ""),
+        "head": (said(objects.MAX_HEAD), said(bounds.FREE_HEAD), ratio),
+        **{
+            f"body of {word}": (said(kind.max_body), said(kind.free), ratio)
+            for word, kind in (
+                ("a manifest", objects.MANIFEST),
+                ("an index segment", objects.INDEX),
+                ("a list of packs", gclists.KIND),
+                ("a lease", objects.LEASE),
+            )
+        },
+        "values in the JSON of an object": ("", str(bounds.FREE_VALUES), str(bounds.VALUES_RATIO)),
+        "config": (said(configobject._MAX_SIZE), "", ""),
+        "a list of chunks": (said(reader._MAX_LIST), said(bounds.FREE_LIST), ratio),
+        "a list of runs": (said(reader._MAX_LIST), said(bounds.FREE_RUNS), ratio),
+        "other content that is read at once (lists of pages, what was typed)": ("", said(bounds.FREE_CONTENT), ratio),
+        "objects of an exported checkpoint": (str(archive.MAX_SECTIONS), "", ""),
+    }
+    assert f"an image that is read has at most {said(plain._MAX_IMAGE)}, all together {said(plain._MAX_ALL)}" in text
+    assert f"at most {said(archives.FREE)} are kept,\nor {archives.RATIO} times its size" in text
+    assert f"each of which has at most {said(archives._MAX_HEADER)}; it has at most {archives._FREE_MEMBERS} members" in text
+    assert f"one for {archives._BYTES_EACH} of its bytes; zstd and xz may keep {said(archives._WINDOW)}" in text
