@@ -90,7 +90,6 @@ def refused(criuctl: Criuctl, *arguments: str | Path) -> None:
 def small(ended: Ended, *codes: int) -> None:
     """It ended so, soon and in little memory."""
     assert ended.code in codes, f"{ended}"
-    print(ended)
     assert ended.memory < MEMORY, f"{ended.memory >> 20} MiB: {ended}"
     assert ended.seconds < SECONDS, f"{ended}"
 
