@@ -293,7 +293,7 @@ class Repository:
         except ObjectMissing as error:
             raise NoSuchCheckpoint(f"checkpoint {checkpoint[:12]} was removed") from error
         outline = objects.layout(objects.MANIFEST, name, data, len(data))
-        loaded = load_json(objects.open_body(name, outline, data, self.sealer), name)
+        loaded = load_json(objects.open_body(name, outline, data, self.sealer), name, len(data))
         version = loaded.get("version")
         if isinstance(version, int) and version > MANIFEST_VERSION:
             raise UnsupportedFormat(f"{name} has manifest version {version}; this criuctl reads up to {MANIFEST_VERSION}")

@@ -40,6 +40,7 @@ from .journal import events
 from .registry import Registry, exclusive_session
 
 if TYPE_CHECKING:
+    from ..checkpoint.reader import CheckpointReader
     from .openfiles.predicates import Verdict
     from .storing.contents import Variables
 
@@ -177,17 +178,20 @@ def _look(config: Config, ref: str, maps: bool, env: bool, reporter: Reporter) -
         return look(config, Path(ref), maps=maps, env=env, reporter=reporter)
     with opened(config) as (url, repository):
         manifest = repository.manifest(ref)
-        found: dict[int, list[dict[str, Any]]] = {}
-        if maps:
-            reader = repository.reader(reporter)
-            for i, image in enumerate(manifest.memory):
-                found[i] = page_entries(reader.read(image.entries), manifest.host.page_size)
+        found = page_maps(manifest, repository.reader(reporter)) if maps else {}
         writer = repository.stored_by(manifest.id)
         if not env:
             return Shown(manifest, url, found, writer=writer)
         from .storing.contents import environments
 
         return Shown(manifest, url, found, environments(manifest, repository.reader(reporter)), writer=writer)
+
+
+def page_maps(manifest: Manifest, reader: CheckpointReader) -> dict[int, list[dict[str, Any]]]:
+    """The list of pages of each memory image, by its index; `Damaged`."""
+    reader.check_size([image.entries for image in manifest.memory])
+    size = manifest.host.page_size
+    return {i: page_entries(reader.read(image.entries), size) for i, image in enumerate(manifest.memory)}
 
 
 def page_entries(packed: bytes, page_size: int) -> list[dict[str, Any]]:
