@@ -294,6 +294,30 @@ class Conflict(CriuctlError):
     code = "conflict"
 
 
+class StoreChanged(Conflict):
+    """The store at this place is not the one that this host has pinned."""
+
+    code = "store-changed"
+
+
+class StoreNotTrusted(Conflict):
+    """A store without encryption that this host has not been told to use."""
+
+    code = "store-not-trusted"
+
+
+class OlderCheckpoint(Conflict):
+    """The newest checkpoint found is older than the last one that this host knows of."""
+
+    code = "older-checkpoint"
+
+
+class AnotherSession(Conflict):
+    """The checkpoint is of another session than the one that this host knows by its name."""
+
+    code = "another-session"
+
+
 class LeaseHeld(Conflict):
     """Somebody else holds the session's write lease."""
 

@@ -104,7 +104,8 @@ class Repository:
     def open(cls, store: Store, config: Config, *, create_local: bool = False) -> Repository:
         """Open a store: `StoreNotInitialised`, `KeyMissing`, `WrongKey`, `UnsupportedFormat`, `Damaged`, store errors.
 
-        With `create_local` an absent or empty folder becomes a new store, not encrypted.
+        With `create_local` an absent or empty folder becomes a new store, not encrypted.  Another store than the one that this
+        host has pinned there is `StoreChanged`, a plain one in S3 that was never pinned `StoreNotTrusted` (`storepins`).
         """
         about, opened = load(store, config, create_local=create_local)
         return cls(store, config, about, opened)

@@ -47,7 +47,7 @@ from .base import (
     valid_name,
 )
 from .s3_body import ViewReader, md5_of, slices
-from .s3_client import make_client
+from .s3_client import make_client, server_of
 from .s3_errors import (
     FOREIGN,
     code_of,
@@ -86,6 +86,9 @@ class S3Store(Store):
         self._answered = False  # whether the server ever did
         self._digests = False  # whether the server wants Content-MD5 with every body
         self._conditions = True  # whether the server may be asked for conditional writes
+
+    def place(self) -> str:
+        return f"{self.url} at {server_of(self._client.meta.endpoint_url)}"
 
     # -- writing -----------------------------------------------------------------------------------
 
