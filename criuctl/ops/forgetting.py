@@ -27,6 +27,7 @@ from .moving.moves import Moves, Outgoing
 from .registry import Registry, SessionRecord, check_outside, exclusive_session
 from .sessions import end_holder, known_of
 from .sessions import sessions as all_sessions
+from .storing import latest
 
 
 class Forgotten(Struct, frozen=True):
@@ -108,6 +109,7 @@ def _one(config: Config, name: str, before: float | None, dry_run: bool) -> Forg
             if state is not None and state["holder_alive"]:
                 end_holder(config, name, state)
             kept = ending.forget(config, name)
+            latest.forget(config, name)
             sessions.forget(config, name)
             return replace(about, bytes=size, leases_kept=tuple(kept))
     except CriuctlError as error:

@@ -33,6 +33,7 @@ from ...proc.mounts import read_mounts
 from ...proc.tree import ProcessIdentity, read_tree, wait_ended
 from ...report import Finding
 from ..registry import Registry, SessionRecord, boot_id
+from .history import Found
 
 if TYPE_CHECKING:
     from ...checkpoint.repository import Repository
@@ -72,6 +73,7 @@ class RestoreResult(Struct, frozen=True):
     warnings: list[str] = field(default_factory=list)
     degraded: bool = False
     hooks: list[dict[str, Any]] = field(default_factory=list)
+    found: Found | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Keys as in the command line's contract."""
@@ -88,6 +90,7 @@ class RestoreResult(Struct, frozen=True):
             "files": self.files,
             "hooks": self.hooks,
             "warnings": self.warnings,
+            **(self.found.to_dict() if self.found is not None else {}),
         }
 
 
