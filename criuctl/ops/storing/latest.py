@@ -115,9 +115,9 @@ def removed(config: Config, repository: Repository, gone: Sequence[CheckpointSum
 
 
 def described(config: Config, name: str, session: str, checkpoint: str | None, now: float) -> dict[str, Any] | None:
-    """The session's last checkpoint as ``status --json`` has it; what is not known of it is null."""
+    """The session's last checkpoint in a store, else `checkpoint`, as ``status --json`` has it; what is not known is null."""
     found = known(config, name)
-    if found is not None and found.session == session and checkpoint in (None, found.checkpoint):
+    if found is not None and found.session == session:
         made = moment(found.created)
         age = round(now - made, 3) if made is not None else None
         return {"id": found.checkpoint, "number": found.number, "age_s": age, "store": found.store}
