@@ -99,7 +99,7 @@ def _one(config: Config, name: str, before: float | None, dry_run: bool) -> Forg
                 known = known_of(state, record)
                 about = Forgotten(name, known["state"], known["since"])
                 ended = datetime.fromisoformat(about.since).timestamp() if about.since else ended
-            elif not ended:
+            elif not ended and latest.known(config, name) is None:
                 raise NotFound(f"no session {name!r} is known to this host", hint="`criuctl ls` shows those that are.")
             if before is not None and ended > before:
                 return None

@@ -122,7 +122,21 @@ def test_a_killed_session_is_remembered(criuctl: Criuctl, zoo: Zoo) -> None:
     criuctl("kill", "work")
     remove_manifest(criuctl.store, told[1]["checkpoint"])
     refused(criuctl("restore", "work", check=False))
-    zoo.adopt(criuctl("restore", "work@1")["pid"], animal)
+    (forgotten,) = criuctl("forget", "work")
+    assert forgotten["ok"] is True
+    zoo.adopt(criuctl("restore", "work")["pid"], animal)
+
+
+def test_an_import_is_the_newest_by_the_operators_word(criuctl: Criuctl, zoo: Zoo, home: Home) -> None:
+    """It may be as old as it likes."""
+    animal, told = stored(criuctl, zoo, 3)
+    file = home.path / "work.criuctl"
+    criuctl("export", "work@1", file)
+    criuctl("rm", "work@1")
+    brought = criuctl("import", file)
+    back = criuctl("restore", "work")
+    zoo.adopt(back["pid"], animal)
+    assert (back["checkpoint"], back["number"]) == (told[0]["checkpoint"], brought["number"]) == (told[0]["checkpoint"], 4)
 
 
 def test_another_host_has_dumped_it_since(criuctl: Criuctl, elsewhere: Criuctl, zoo: Zoo) -> None:

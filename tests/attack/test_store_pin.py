@@ -174,6 +174,35 @@ def test_a_plain_config_in_place_of_an_encrypted_one(
     criuctl("verify", "--all")
 
 
+def test_what_watches_over_sessions_takes_it_for_no_answer(criuctl: Criuctl, attacker: Criuctl, zoo: Zoo) -> None:
+    """A forged lease says that another host has the session: no store says so that is not the pinned one."""
+    criuctl("store", "init", "--encrypt")
+    animal = zoo.launch("memory.py", "1")
+    criuctl("dump", animal.pid, "--name", "work", "--leave-running")
+    store = folder_place(criuctl.store)
+    session = criuctl("status", "work")["id"]
+    attacker("store", "init", "--no-encrypt")
+    forge_lease(attacker, session)
+    store.replace_all(folder_place(attacker.store).objects())
+    answer = criuctl("fence", "work", check=False)
+    assert "is not the store that it was" in json.dumps(answer), answer
+    assert criuctl("status", "work")["state"] == "running"
+    animal.ask()
+
+
+def forge_lease(attacker: Criuctl, session: str) -> None:
+    """In the attacker's store the session ``work`` lives on another host, by a higher epoch."""
+    from criuctl.checkpoint import leases
+    from criuctl.checkpoint.repository import Repository
+    from criuctl.config import Config
+    from criuctl.store.local import LocalStore
+
+    paths = {name: str(attacker.home.path / name) for name in ("state_dir", "cache_dir", "key_dir")}
+    store = LocalStore(str(attacker.store))
+    with Repository.open(store, Config(store=store.url, **paths)) as repository:  # type: ignore[arg-type]
+        leases.claim(repository, "work", session, 9, host="forger", host_name="forger", above=99).keep()
+
+
 def test_a_whole_other_store(place: Place, criuctl: Criuctl, attacker: Criuctl, zoo: Zoo) -> None:
     """Neither one that is plain nor one that this host could open, with the very key that it uses, comes to anything."""
     criuctl("store", "init", "--encrypt")

@@ -5,8 +5,9 @@ checkpoint in another.  In both cases ``restore NAME`` would find an older state
 stored or restored last: one small file per name in ``state_dir/latest``.  It outlives the session (`kill`), and goes with the
 session's last checkpoint (`rm`, `prune`) or with `criuctl forget`.
 
-- A dump notes its checkpoint as soon as the manifest is durable; a restore notes what it restored, older or not: that was
-  decided.  Copies (``--as``), trials and migrations note nothing: what they carry is in no store, or is no session's newest.
+- A dump notes its checkpoint as soon as the manifest is durable, an import what it brought; a restore notes what it restored,
+  older or not: that was decided.  Copies (``--as``), trials and migrations note nothing: what they carry is in no store, or
+  is no session's newest.
 - What this host itself removes is no loss: the newest of the rest is noted in its place.
 - Of two checkpoints the one with the higher incarnation is newer, for each restore adds one.  Within one incarnation the
   session was on one host, so its clock decides, and within one store the number.
