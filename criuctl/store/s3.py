@@ -88,7 +88,9 @@ class S3Store(Store):
         self._conditions = True  # whether the server may be asked for conditional writes
 
     def place(self) -> str:
-        return f"{self.url} at {server_of(self._client.meta.endpoint_url)}"
+        endpoint = self._client.meta.endpoint_url
+        with self._mapped_settings():
+            return f"{self.url} at {server_of(endpoint)}"
 
     # -- writing -----------------------------------------------------------------------------------
 

@@ -163,13 +163,13 @@ def test_one_spelling_is_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "link").symlink_to(tmp_path / "store")  # where it leads may change
     assert open_store("link", config).place() == str(tmp_path / "link")
     s3 = [replace(config, s3_endpoint=one) for one in ("https://H:443", "https://h/", "https://user:secret@h", "https://h.")]
-    assert {open_store(url, one).place() for one in s3 for url in ("s3://b/p", "s3://b/p/")} == {"s3://b/p at https://h"}
+    assert {open_store(url, one).place() for one in s3 for url in ("s3://buck/p", "s3://buck/p/")} == {"s3://buck/p at https://h"}
     others = [
         replace(config, s3_endpoint=one) for one in ("http://h", "https://h:444", "https://h/path", "https://g", "http://[::1]:9")
     ]
-    assert len({open_store("s3://b/p", one).place() for one in others}) == len(others)
+    assert len({open_store("s3://buck/p", one).place() for one in others}) == len(others)
     regions = [replace(config, s3_endpoint=f"https://s3.{region}.amazonaws.com") for region in ("us-east-1", "eu-west-3")]
-    assert {open_store("s3://b/p", one).place() for one in regions} == {"s3://b/p at https://s3.amazonaws.com"}
+    assert {open_store("s3://buck/p", one).place() for one in regions} == {"s3://buck/p at https://s3.amazonaws.com"}
 
 
 def test_a_plain_bucket_needs_the_operators_word(tmp_path: Path) -> None:
