@@ -122,8 +122,7 @@ def test_a_killed_session_is_remembered(criuctl: Criuctl, zoo: Zoo) -> None:
     criuctl("kill", "work")
     remove_manifest(criuctl.store, told[1]["checkpoint"])
     refused(criuctl("restore", "work", check=False))
-    (forgotten,) = criuctl("forget", "work")
-    assert forgotten["ok"] is True
+    criuctl("forget", "work")
     zoo.adopt(criuctl("restore", "work")["pid"], animal)
 
 

@@ -291,9 +291,9 @@ def test_changing_the_keys_is_no_change_of_the_store(place: Place, criuctl: Criu
     """Keys are rotated, added and removed; the pin holds."""
     criuctl("store", "init", "--encrypt")
     before = criuctl("store", "info")["pin"]
-    criuctl("key", "rotate")
+    assert criuctl("key", "rotate", check=False)["added"]  # 11 where the store cannot replace its config
     file = criuctl.home.path / "other.key"
-    criuctl("key", "add", "--key-file", file)
+    assert criuctl("key", "add", "--key-file", file, check=False)["added"]
     assert criuctl("list", env={"CRIUCTL_KEY_FILE": str(file)}) == []
     assert criuctl("store", "info")["pin"] == before == {"since": before["since"], "how": "init", "problem": None}
 
