@@ -9,6 +9,8 @@ further or writes anything.  A pin is one small file in ``state_dir/stores``, na
   fingerprint of the master key once that is known.  Adding, removing and rotating keys changes none of them.
 - A store in S3 that is not encrypted is never pinned on first use: anybody on the way could have put it there.
 - Two first uses at the same time: the file is made by link(2), so one wins, and the other compares itself with that.
+- Where a plain store is gone, as that of a disk which is not mounted, a dump makes another plain one in its place; the former
+  is accepted when it is back.  In place of an encrypted store nothing is made unless `store init` is asked for.
 - A pin that cannot be written (a read-only state folder, a user who is not root) leaves the store as trusted as before there
   were pins; the caller reports that.  A pin that is there and cannot be understood is an error, never "none".
 
@@ -39,6 +41,7 @@ How = Literal["init", "first-use", "trusted"]
 
 _NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 _MAX_SIZE = 1 << 16
+_FORMER = 8
 
 
 class Pin(Struct, frozen=True, forbid_unknown_fields=False):
@@ -50,6 +53,7 @@ class Pin(Struct, frozen=True, forbid_unknown_fields=False):
     key: str = ""  # fingerprint of the master key; "" while only a write-only host has opened the store
     how: How = "first-use"
     since: str = ""
+    former: tuple[str, ...] = ()  # ids of plain stores that were pinned here before a plain one was made in their place
 
     def told(self) -> str:
         """For a message."""
@@ -87,6 +91,8 @@ class Pinning:
         if self.pin is None:
             return
         encrypted = body["encryption"] != "none"
+        if body["id"] in self.pin.former and not encrypted and not self.pin.encrypted:
+            return  # its disk is mounted again
         if (body["id"], encrypted) != (self.pin.id, self.pin.encrypted):
             found = f"store {body['id'][:12]}, {'encrypted' if encrypted else 'not encrypted'}"
             if body["id"] == self.pin.id:
@@ -164,7 +170,10 @@ class Pinning:
         """Expect this store from now on, whatever was expected before."""
         if not self.place:
             return
-        pin = Pin(self.place, store_id, encrypted, _fingerprint(opened), how, now())
+        was = self.pin
+        plain = was is not None and not was.encrypted and not encrypted
+        former = (*was.former, was.id)[-_FORMER:] if was is not None and plain and was.id != store_id else ()
+        pin = Pin(self.place, store_id, encrypted, _fingerprint(opened), how, now(), former)
         try:
             _write(self.path, pin, replace=True)
             self.pin, self.unrecorded = pin, ""

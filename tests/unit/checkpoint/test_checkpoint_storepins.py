@@ -257,9 +257,12 @@ def test_a_full_disk_is_no_reason_to_stop(tmp_path: Path, monkeypatch: pytest.Mo
 def test_what_is_gone_is_made_again_by_itself_only_if_it_was_plain(tmp_path: Path) -> None:
     store = LocalStore(str(tmp_path / "store"))
     first = kit.repository(tmp_path, store=store)
+    mounted = store.get("config")
     store.delete("config")
     second = Repository.open(store, first.config, create_local=True)
     assert second.id != first.id and [pin["id"] for pin in pins(first.config)] == [second.id]
+    store.put("config", mounted)  # the disk is back
+    assert Repository.open(store, first.config).id == first.id
     store.delete("config")
     third = Repository.init(store, encryption=True, config=first.config)
     assert [pin["id"] for pin in pins(first.config)] == [third.id]
