@@ -26,7 +26,7 @@ EXIT_CODES: dict[int, str] = {
     6: "restore failed, nothing is left of it",
     7: "store unreachable or denied",
     8: "damaged, wrong key, or a format this version cannot read",
-    9: "conflict: name taken, lease held elsewhere",
+    9: "conflict: name taken, lease held elsewhere, another store or an older checkpoint than expected",
     10: "vetoed by a hook or a policy",
     11: "done, but something optional failed",
     12: "timed out",
@@ -254,6 +254,20 @@ class KeyMissing(StoreError):
     code = "key-missing"
 
 
+class StoreChanged(StoreError):
+    """The store at this place is not the one that this host has pinned."""
+
+    exit_code = 9  # it answers; what watches over sessions takes it for one that does not
+    code = "store-changed"
+
+
+class StoreNotTrusted(StoreError):
+    """A store without encryption that this host has not been told to use."""
+
+    exit_code = 9
+    code = "store-not-trusted"
+
+
 # -- data that cannot be trusted --------------------------------------------------------------------
 
 
@@ -300,6 +314,18 @@ class Conflict(CriuctlError):
 
     exit_code = 9
     code = "conflict"
+
+
+class OlderCheckpoint(Conflict):
+    """The newest checkpoint found is older than the last one that this host knows of."""
+
+    code = "older-checkpoint"
+
+
+class AnotherSession(Conflict):
+    """The checkpoint is of another session than the one that this host knows by its name."""
+
+    code = "another-session"
 
 
 class LeaseHeld(Conflict):

@@ -401,6 +401,13 @@ def _of_command(line: str) -> bytes:
     )
 
 
+def passphrase_source(config: Config) -> str:
+    """Where `find_passphrase` would find one, without looking at it; "" for nowhere."""
+    if config.passphrase_file or config.passphrase_command:
+        return config.passphrase_file or "passphrase_command"
+    return PASSPHRASE_VARIABLE if PASSPHRASE_VARIABLE in os.environ else ""
+
+
 def refuse_downgrade(store_id: str, config: Config) -> None:
     """A store that says it is not encrypted while this host has a key for it was tampered with, or mistaken."""
     known = config.key_file or (str(key_path(config, store_id)) if key_path(config, store_id).exists() else "")

@@ -64,12 +64,15 @@ def age(created: str, now: datetime | None = None) -> str:
     if then.tzinfo is None:
         then = then.replace(tzinfo=UTC)
     seconds = int(((now or datetime.now(UTC)) - then).total_seconds())
-    if seconds < 0:
-        return "in the future"
-    for span, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * span:
-            return f"{seconds // span} {unit} ago"
-    return f"{seconds} s ago"
+    return "in the future" if seconds < 0 else f"{span(seconds)} ago"
+
+
+def span(seconds: float) -> str:
+    """So many seconds in the largest unit of which there are two."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
 
 
 def plural(number: int, noun: str, nouns: str = "") -> str:

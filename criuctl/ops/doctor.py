@@ -358,6 +358,9 @@ def _store(config: Config) -> Iterator[Finding]:
         if repository.write_only:
             sealed = "encrypted, and this host is write-only: it reads what it has stored itself, and nothing else"
         yield Finding("info", "store", f"the store {store.url} can be written; it is {sealed}")
+        if problem := repository.about.unpinned:
+            text = f"the store {store.url} is not pinned on this host ({problem}): another one in its place is not noticed"
+            yield Finding("warning", "store-not-pinned", text, "Name a state_dir that may be written.")
     except (StoreNotInitialised, NoSuchBucket) as error:
         if config.store.lower().startswith("s3:"):
             raise

@@ -153,6 +153,7 @@ def dump(
             stack.callback(store.close)
             preload(DUMP, enough=store.ready)
             repository = arounddump.open_for(store, config, registry, session, root)
+            repository.warn_unpinned(reporter)
         else:
             repository = delivery.open(session)
             store = repository.store

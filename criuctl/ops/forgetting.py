@@ -28,6 +28,7 @@ from .moving.moves import Moves, Outgoing
 from .registry import Registry, SessionRecord, check_outside, exclusive_session
 from .sessions import end_holder, known_of
 from .sessions import sessions as all_sessions
+from .storing import latest
 
 
 class Forgotten(Struct, frozen=True):
@@ -99,7 +100,7 @@ def _one(config: Config, name: str, before: float | None, dry_run: bool) -> Forg
                 known = known_of(state, record)
                 about = Forgotten(name, known["state"], known["since"])
                 ended = datetime.fromisoformat(about.since).timestamp() if about.since else ended
-            elif not ended:
+            elif not ended and latest.known(config, name) is None:
                 raise NotFound(f"no session {name!r} is known to this host", hint="`criuctl ls` shows those that are.")
             if before is not None and ended > before:
                 return None
@@ -109,6 +110,7 @@ def _one(config: Config, name: str, before: float | None, dry_run: bool) -> Forg
             if state is not None and state["holder_alive"]:
                 end_holder(config, name, state)
             kept = ending.forget(config, name)
+            latest.forget(config, name)
             sessions.forget(config, name)
             return replace(about, bytes=size, leases_kept=tuple(kept))
     except CriuctlError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -222,6 +223,15 @@ def describe(config: Config, name: str) -> dict[str, Any]:
         if state is None and record is None:
             raise NotFound(f"no session {name!r} is known to this host", hint="`criuctl ls` shows those that are.") from None
         return known_of(state, record)
+
+
+def status(config: Config, name: str) -> dict[str, Any]:
+    """As `describe`, with the last checkpoint as an object: id, number, age_s, store."""
+    from .storing import latest
+
+    body = describe(config, name)
+    body["checkpoint"] = latest.described(config, name, body["id"], body.get("checkpoint") or None, time.time())
+    return body
 
 
 def ended(config: Config, name: str) -> bool:

@@ -50,9 +50,10 @@ from .hooking import snapshot_failed
 from .journal import events
 from .prune import prune
 from .registry import SessionRecord, check_outside, exclusive
+from .storing.latest import moment
 from .storing.retention import Rules
 from .supervising import fencing, standdown
-from .supervising.demise import Wanted, candidates, fate, moment
+from .supervising.demise import Wanted, candidates, fate
 from .supervising.heartbeat import Heartbeat
 from .supervising.recoverer import Loss, Recoverer, holder_of
 from .supervising.selffence import SelfFence, lift

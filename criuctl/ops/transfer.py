@@ -37,6 +37,8 @@ from ..store import open_store
 from ..store.archive import ArchiveStore, ArchiveWriter
 from .journal import events
 from .registry import check_name
+from .storing import latest
+from .storing.latest import Latest
 
 _PIECE = 1 << 20
 
@@ -268,6 +270,7 @@ def import_(
             if (there := _present(repository, manifest.id)) is not None:  # somebody else was faster
                 raise _already(there, where)
             summary = writer.commit(replace(copied, bytes=sizes))
+        latest.note(config, Latest.of(summary, where), reporter)  # the operator has made it the newest of that name
         reporter.step("done")
         return Imported(summary, where, url, True, origin, list(reporter.warnings))
 

@@ -72,6 +72,9 @@ class LocalStore(Store):
         self.url = path
         self._path = path
 
+    def place(self) -> str:
+        return os.path.abspath(self._path)
+
     # -- writing -----------------------------------------------------------------------------------
 
     def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:

@@ -51,7 +51,7 @@ from .base import (
     valid_name,
 )
 from .s3_body import Body, ViewReader, md5_etag, slices
-from .s3_client import make_client
+from .s3_client import make_client, server_of
 from .s3_deadline import Limit, expect, limited
 from .s3_errors import (
     FOREIGN,
@@ -92,6 +92,11 @@ class S3Store(Store):
         self._digests = False  # whether the server wants Content-MD5 with every body
         self._conditions = True  # whether the server may be asked for conditional writes
         self._etags = True  # whether the server's ETags may be MD5s
+
+    def place(self) -> str:
+        endpoint = self._client.meta.endpoint_url
+        with self._mapped_settings():
+            return f"{self.url} at {server_of(endpoint)}"
 
     # -- writing -----------------------------------------------------------------------------------
 

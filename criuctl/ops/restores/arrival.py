@@ -34,6 +34,7 @@ from ...proc.tree import ProcessIdentity, read_tree, wait_ended
 from ...quoting import quoted
 from ...report import Finding
 from ..registry import Registry, SessionRecord, boot_id
+from .history import Found
 
 if TYPE_CHECKING:
     from ...checkpoint.repository import Repository
@@ -74,6 +75,7 @@ class RestoreResult(Struct, frozen=True):
     degraded: bool = False
     hooks: list[dict[str, Any]] = field(default_factory=list)
     gpu: dict[str, Any] | None = None  # of a tree that uses GPUs
+    found: Found | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Keys as in the command line's contract."""
@@ -90,7 +92,9 @@ class RestoreResult(Struct, frozen=True):
             "files": self.files,
             "hooks": self.hooks,
             "warnings": self.warnings,
-        } | ({"gpu": self.gpu} if self.gpu is not None else {})
+            **(self.found.to_dict() if self.found is not None else {}),
+            **({"gpu": self.gpu} if self.gpu is not None else {}),
+        }
 
 
 @contextmanager

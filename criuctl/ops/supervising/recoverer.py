@@ -33,7 +33,8 @@ from ...quoting import quoted
 from ..registry import SessionRecord
 from ..restore import restore
 from ..restores.arrival import RestoreResult
-from .demise import candidates, end_strays, moment
+from ..storing.latest import moment
+from .demise import candidates, end_strays
 from .heartbeat import BEATS, Heartbeat
 from .supervision import Guard
 from .supervisorpost import TICK, Post
@@ -179,6 +180,7 @@ class Recoverer:
             "pid": result.pid,
             "recovered_ms": round((now - loss.died) * 1000, 1),
             "restore_ms": result.elapsed_ms,
+            "newer": result.found.newer if result.found is not None else None,
             "lost_s": round(max(0.0, at - created), 3) if at is not None and created is not None else None,
             "passed_over": list(passed),
             "from_host": holder_of(loss.instead_of),
