@@ -110,7 +110,8 @@ class Pinning:
             f"{url} is not the store that it was: this host has pinned {self.pin.told()}, since {self.pin.since},"
             f" and finds {found}; nothing was read or written",
             hint="Somebody may have replaced it: find out before anything is restored from it or stored in it."
-            f" If it was replaced on purpose, `criuctl store trust --store {quoted(url)}{' --no-encrypt' if plain else ''}` pins the one that is there now.",
+            " If it was replaced on purpose,"
+            f" `criuctl store trust --store {quoted(url)}{' --no-encrypt' if plain else ''}` pins the one there now.",
             store=url,
             pinned={"id": self.pin.id, "encrypted": self.pin.encrypted, "since": self.pin.since},
         )
