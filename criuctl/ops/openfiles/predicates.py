@@ -26,9 +26,7 @@ import fnmatch
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import Struct
@@ -36,8 +34,8 @@ from msgspec import Struct
 from ...checkpoint.manifest import Manifest, PredicateRecord
 from ...config import Config
 from ...errors import CommandFailed, ConfigError, PreflightRefused, TimedOut, UsageError
-from ...proc.folders import make_private
 from ...report import Finding
+from .. import hostkey
 from ..storing.retention import seconds
 
 if TYPE_CHECKING:
@@ -50,7 +48,6 @@ State = Literal["holds", "stale", "unchecked"]
 _MOST = 64  # of one checkpoint
 _LONGEST = 4096  # characters
 _OUTPUT = 16 << 20  # bytes that a command may print
-_KEY = "predicates.key"  # in the state folder
 
 
 class Verdict(Struct, frozen=True):
@@ -112,7 +109,7 @@ def _noted(config: Config, kind: PredicateKind, argument: str) -> PredicateRecor
             return PredicateRecord(kind, argument, size=size, digest=digest)
         if kind in RUN:
             digest = _run(config, argument)
-            mac = _mac(_key(config, make=True), kind, argument)
+            mac = hostkey.seal(config, f"{kind}:{argument}")
             return PredicateRecord(kind, argument, digest=digest if kind == "output" else "", mac=mac)
     except _NotSo as error:
         raise PreflightRefused(f"{kind}:{argument}, which the checkpoint is to require, is not so now: {error}") from error
@@ -229,43 +226,5 @@ def _run(config: Config, text: str) -> str:
     return blake3(done.stdout).hexdigest()
 
 
-# -- which commands are our own ----------------------------------------------------------------------
-
-
 def _ours(config: Config, record: PredicateRecord) -> bool:
-    import hmac  # loads OpenSSL
-
-    key = _key(config, make=False)
-    return bool(key) and hmac.compare_digest(_mac(key, record.kind, record.argument), record.mac)
-
-
-def _mac(key: bytes, kind: str, argument: str) -> str:
-    from blake3 import blake3
-
-    return blake3(f"{kind}:{argument}".encode("utf-8", "surrogateescape"), key=key).hexdigest()
-
-
-def _key(config: Config, *, make: bool) -> bytes:
-    """The key of this host's records; empty if there is none, and none is to be made."""
-    path = Path(config.state_dir) / _KEY
-    with suppress(FileNotFoundError):
-        key = path.read_bytes()
-        if len(key) == 32:
-            return key
-    if not make:
-        return b""
-    make_private(path.parent)
-    temporary = path.with_name(f".{_KEY}.{os.getpid()}")
-    try:
-        with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(os.urandom(32))
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(temporary, path)  # whoever was first
-    finally:
-        temporary.unlink(missing_ok=True)
-    key = path.read_bytes()
-    if len(key) != 32:
-        raise PreflightRefused(f"{path} is damaged", hint="Remove it; commands noted under it are then no longer this host's.")
-    return key
+    return hostkey.is_sealed(config, f"{record.kind}:{record.argument}", record.mac)

@@ -14,24 +14,28 @@ from datetime import datetime
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ...checkpoint.manifest import Manifest
 from ...checkpoint.reader import CheckpointReader
 from ...config import Config
 from ...criu import binary, driver, ttyimages
+from ...criu.heldfiles import credentials, hand_over, held_files
 from ...criu.images import ImageSet
 from ...criu.lazy import LazyImage, LazyPages
 from ...criu.options import RestoreOptions
 from ...errors import NoSuchProcess, RestoreFailed
 from ...hooks import Hooks
 from ...proc.child import InterruptsDeferred
+from ...proc.controlled import Looks
 from ...proc.namespaces import pid_in
 from ...proc.privatens import PrivateNamespaces
 from ...proc.procfs import read_status
 from ...proc.tree import ProcessIdentity
 from ...report import Reporter
 from ..holders import RestoredHolder
-from ..openfiles import overlays, remaps
+from ..openfiles import handover, overlays, remaps
+from ..openfiles.granting import HINT, Judge
 from ..openfiles.putback import Applied
 from ..registry import boot_id
 from ..resources import cgroups, fifos, groupyard, interrupted, netplace, semaphores, timerfds
@@ -42,7 +46,7 @@ from ..resources.netlock import ConnectionLock
 from ..resources.ports import free_ports
 from ..resources.processors import bind_processors
 from ..resources.restoredterminals import RestoredTerminals
-from . import arrival, handback, mend
+from . import arrival, comparison, handback, mend
 from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
 from .filling import Filling
@@ -92,6 +96,8 @@ class Restoring(Struct):
     root: int = 0  # the root's PID as we see it, once the tree runs for good
     locked: bool = False  # whether the lock on the connections could not be taken down
     net: int | None = None  # descriptor of the net namespace, if it is not ours
+    expected: handover.Expected | None = None  # what CRIU is to open by paths
+    judge: Judge | None = None  # of that
 
     def run(self, criu: binary.CriuBinary, running: ExitStack) -> int:
         """Restore and let it run; returns the root's PID as we see it.
@@ -175,7 +181,8 @@ class Restoring(Struct):
                 )
             stack.callback(lambda: arrival.kill_tree(self.placed))
             theirs = f"/proc/{private.init.pid}/root" if private is not None else ""
-            inherit = self._open_external(stack) | self.terminals.open(stack, theirs) | semaphores.make(self.images, stack)
+            judge = Judge.of(self.config, manifest, credentials(self.images), applied.created)
+            inherit = self._open_external(stack, judge) | self.terminals.open(stack, theirs) | semaphores.make(self.images, stack)
             self.reporter.step("restore")
             options = RestoreOptions(
                 shell_job=not ttyimages.led_by_device(self.images),
@@ -214,6 +221,8 @@ class Restoring(Struct):
             ghosts = self.images.number_ghosts(self.holder.session)
             arrival.remove_ghosts(ghosts)  # of a CRIU that was killed together with its criuctl, restoring this session
             stack.callback(lambda: None if self.root else arrival.remove_ghosts(ghosts))
+            inherit |= self._expect(judge, theirs, stack)
+            options = replace(options, inherit=inherit)
             driver.restore(
                 criu,
                 self.folder,
@@ -256,6 +265,8 @@ class Restoring(Struct):
             )
         pids = handback.outer_pids(root)
         self.pids = tuple(pids.values())
+        assert self.expected is not None and self.judge is not None
+        comparison.compare(self.expected, self.judge, pids, root)
         if self.filling is not None:
             self.reporter.step("memory")
             self.filling.finish(pids)
@@ -357,15 +368,37 @@ class Restoring(Struct):
             raise RestoreFailed(f"the restored root, PID {inner} of its namespace, has ended at once")
         return found
 
-    def _open_external(self, stack: ExitStack) -> dict[str, int]:
-        """The files that came from another mount namespace, opened here by path."""
+    def _expect(self, judge: Judge, theirs: str, stack: ExitStack) -> dict[str, int]:
+        """Look once more at what CRIU is about to open, where it will; what it is handed instead of paths."""
+        self.judge = judge
+        held = held_files(self.images)
+        if self.plan.pids == "init":  # CRIU makes the mounts
+            self.expected = handover.Expected(files=held)
+            return {}
+        view: int | None = None
+        if theirs:
+            view = os.open(theirs, os.O_PATH | os.O_CLOEXEC)
+            stack.callback(os.close, view)
+        self.expected = handover.expect(held, judge, view, stack)
+        return hand_over(self.images, self.expected.descriptors)
+
+    def _open_external(self, stack: ExitStack, judge: Judge) -> dict[str, int]:
+        """The files that came from another mount namespace, opened here by path, as far as the tree may have them."""
+        if not self.manifest.external:
+            return {}
         opened: dict[str, int] = {}
-        for external in self.manifest.external:
-            flags = os.O_PATH if external.kind == "dir" else os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
-            try:
-                fd = os.open(external.path, flags | os.O_CLOEXEC)
-            except OSError as error:
-                raise RestoreFailed(f"{external.path} cannot be opened: {error.strerror}") from error
-            stack.callback(os.close, fd)
-            opened[external.key] = fd
+        named = {one.path.lstrip("/"): one for one in held_files(self.images) if one.external}
+        with Looks() as looks:
+            for external in self.manifest.external:
+                flags = os.O_PATH if external.kind == "dir" else os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+                try:
+                    with looks.at(external.path) as found:
+                        held = named.get(external.key)
+                        if held is not None and (refused := judge.objection(replace(held, path=external.path), found, None)):
+                            raise RestoreFailed(str(refused), hint=HINT)
+                        fd = os.open(f"/proc/self/fd/{found.fd}", flags | os.O_CLOEXEC)
+                except OSError as error:
+                    raise RestoreFailed(f"{external.path} cannot be opened: {error.strerror}") from error
+                stack.callback(os.close, fd)
+                opened[external.key] = fd
         return opened

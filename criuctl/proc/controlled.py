@@ -1,0 +1,88 @@
+"""What is at a path, and whether root alone decides that.
+
+`trustedpath` walks each path component by component.  Most paths of a tree lie in folders that only
+root can change, and hundreds in the same ones: `Looks` walks each folder once, and opens what is in
+it in one step that follows no link.  Only what lies elsewhere, or behind a link, is walked itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from ..errors import UntrustedPath
+from . import inodes, trustedpath
+from .trustedpath import Fault
+
+
+class Found(NamedTuple):
+    """What is at a path."""
+
+    fd: int  # O_PATH
+    status: os.stat_result
+    fault: Fault | None  # who else than root could have put another file there
+
+
+class Looks:
+    """Looks at many paths below one root folder; a context manager."""
+
+    def __init__(self, root: int | None = None) -> None:
+        """`root`: a descriptor of the folder that is "/" for these paths; None for ours."""
+        self.root = root
+        self._top = os.open("/", os.O_PATH | os.O_CLOEXEC) if root is None else os.dup(root)
+        self._folders: dict[str, bool] = {}  # whether root alone decides what is in it
+
+    def __enter__(self) -> Looks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._top)
+
+    @contextmanager
+    def at(self, path: str) -> Iterator[Found]:
+        """What is there, its links followed whoever made them; `OSError`."""
+        try:
+            fd, straight = inodes.open_below(self._top, path, inodes.NO_LINKS), True
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            fd, straight = inodes.open_below(self._top, path, 0), False
+        try:
+            status = os.fstat(fd)
+            roots = straight and self._is_roots(os.path.dirname(path))
+            yield Found(fd, status, None if roots else self._fault(path, status))
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def straight(self, path: str) -> Iterator[int]:
+        """An O_PATH descriptor of what is there, if no link leads there; `OSError`."""
+        fd = inodes.open_below(self._top, path, inodes.NO_LINKS)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _is_roots(self, folder: str) -> bool:
+        if folder not in self._folders:
+            try:
+                with trustedpath.opened(folder, root=self.root) as place:
+                    self._folders[folder] = place.controlled_by_root
+            except (UntrustedPath, OSError):
+                self._folders[folder] = False
+        return self._folders[folder]
+
+    def _fault(self, path: str, status: os.stat_result) -> Fault | None:
+        try:
+            with trustedpath.opened(path, root=self.root) as place:
+                if not os.path.samestat(place.status, status):
+                    return Fault(path, f"{path} changes while it is looked at", "")
+                return place.way_fault
+        except UntrustedPath as error:
+            component = str(error.details.get("component", path))
+            return Fault(component, error.message, error.hint)
+        except OSError as error:
+            return Fault(path, f"{path}: {error.strerror}", "")
