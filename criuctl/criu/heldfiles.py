@@ -158,8 +158,8 @@ def hand_over(images: ImageSet, descriptors: Mapping[int, int]) -> dict[str, int
     def edit(entry: Any) -> None:
         if entry.id not in descriptors or not entry.HasField("reg"):
             return
-        # Only a key here; one that is not text could not be told to CRIU.
-        entry.reg.name = f"/{entry.id:x}.criuctl"
+        # Only a key here, the same for the same descriptor: CRIU closes each that it has taken.
+        entry.reg.name = f"/{descriptors[entry.id]:x}.criuctl"
         entry.reg.ext = True
         entry.reg.flags &= ~os.O_NOFOLLOW  # of what is now a link of /proc
         keys[entry.reg.name] = descriptors[entry.id]

@@ -38,7 +38,7 @@ from .host import host_id
 from .journal import events
 from .maintenance import check_open
 from .moving import moves
-from .openfiles import deletednames, granting, predicates
+from .openfiles import deletednames, predicates, untrusted
 from .openfiles.absent import absent
 from .openfiles.besides import left_behind, spared
 from .openfiles.judgement import Policy
@@ -190,8 +190,8 @@ def restore(
             names = boundnames.taken(images, manifest, facts.netns, copy=wishes.copy)
             facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone), names=names)
         facts = replace(facts, bound=interfaces.bound(images, facts.netns))
-        untrusted = granting.objections(config, manifest, images, facts.files)
-        facts = replace(facts, findings=(*facts.findings, *untrusted))
+        objections = untrusted.objections(config, manifest, images, facts.files)
+        facts = replace(facts, findings=(*facts.findings, *objections))
         plan = make_plan(manifest, facts, wishes)
         if dry_run:
             return plan

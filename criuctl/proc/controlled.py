@@ -52,7 +52,7 @@ class Looks:
             fd, straight = inodes.open_below(self._top, path, 0), False
         try:
             status = os.fstat(fd)
-            roots = straight and self._is_roots(os.path.dirname(path))
+            roots = straight and self.is_roots(os.path.dirname(path))
             yield Found(fd, status, None if roots else self._fault(path, status))
         finally:
             os.close(fd)
@@ -66,7 +66,7 @@ class Looks:
         finally:
             os.close(fd)
 
-    def _is_roots(self, folder: str) -> bool:
+    def is_roots(self, folder: str) -> bool:
         if folder not in self._folders:
             try:
                 with trustedpath.opened(folder, root=self.root) as place:

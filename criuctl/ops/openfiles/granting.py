@@ -12,8 +12,8 @@ A process gets what is at a recorded path if
    had at the dump, or to the process's user, and have no second name: so it is not something that
    a stranger has put in its place.
 
-`objections` judges the plan by the images, `Judge` does so for one file, wherever it is looked at:
-in the plan, right before CRIU opens it (`handover`), and on what the restored process really holds
+`Judge` does so for one file, wherever it is looked at: in the plan (`untrusted`), right before CRIU
+opens it (`handover`), and on what the restored process really holds
 (`criuctl.ops.restores.comparison`).
 """
 
@@ -27,16 +27,14 @@ from msgspec import Struct
 
 from ...checkpoint.manifest import InodeRecord, Manifest
 from ...config import Config
-from ...criu.heldfiles import HeldFile, Use, credentials, held_files, is_bad_flag
-from ...criu.images import ImageSet
+from ...criu.heldfiles import HeldFile, Use, is_bad_flag
 from ...errors import Damaged, UntrustedPath
 from ...proc import trustedpath
-from ...proc.controlled import Found, Looks
+from ...proc.controlled import Found
 from ...proc.credentials import Credentials
 from ...proc.trustedpath import Fault, Place
 from ...report import Finding
 from . import heldinodes
-from .judgement import Judgement
 
 CODE = "untrusted-path"
 HINT = "Put back what was there at the dump, or have root alone control the path (owned by root, not writable by others)."
@@ -88,16 +86,30 @@ class Judge(Struct, frozen=True):
         """Why a process that holds `held` may not have what was found at its path; `root` as for
         `Looks`.
         """
-        if found.fault is None or self.is_same(held.path, found):
+        return self._objection(held.path, found, _wanted(held, self.holders), root)
+
+    def folder_objection(self, path: str, found: Found, uses: Iterable[Use], root: int | None) -> Objection | None:
+        """Why nothing may be made in the folder `found` at `path` for the processes of `uses`."""
+        access = os.W_OK | os.X_OK
+        return self._objection(path, found, [(use.pid, access, use) for use in uses], root)
+
+    def _objection(
+        self,
+        path: str,
+        found: Found,
+        wanted: Iterable[tuple[int, int, Use | None]],
+        root: int | None,
+    ) -> Objection | None:
+        if found.fault is None or self.is_same(path, found):
             return None
         judged: set[tuple[Credentials, int]] = set()
-        for pid, access, use in _wanted(held, self.holders):
+        for pid, access, use in wanted:
             user = self.holders.get(pid)
             if user is None or (user, access) in judged:
                 continue
             judged.add((user, access))
-            if (fault := self._fault(held.path, found, user, access, root)) is not None:
-                return Objection(held.path, use, fault)
+            if (fault := self._fault(path, found, user, access, root)) is not None:
+                return Objection(path, use, fault)
         return None
 
     def is_same(self, path: str, found: Found) -> bool:
@@ -162,30 +174,3 @@ def check_flags(files: Iterable[HeldFile]) -> None:
                 f"the images have {held.path} opened with flags that no open file has",
                 hint="The checkpoint is damaged or not from criuctl.",
             )
-
-
-def objections(config: Config, manifest: Manifest, images: ImageSet, files: Iterable[Judgement]) -> list[Finding]:
-    """What stands against giving the tree what is at its paths now, before anything is touched.
-
-    Left out is what will be put back, and what a tree with mounts of its own will see: that is
-    judged when it is there.
-    """
-    held = held_files(images)
-    check_flags(held)
-    if manifest.namespaces.get("mnt", {}).get("mode", "host") != "host":
-        return []
-    anew = {j.record.path for j in files if j.verdict in ("put-back", "beside", "overlaid")}
-    judge = Judge.of(config, manifest, credentials(images))
-    found: list[Finding] = []
-    with Looks() as looks:
-        for one in held:
-            if one.deleted or one.external or one.path in anew:
-                continue
-            try:
-                with looks.at(one.path) as there:
-                    objection = judge.objection(one, there, None)
-            except OSError:  # what is missing is told elsewhere
-                continue
-            if objection is not None:
-                found.append(objection.finding())
-    return found

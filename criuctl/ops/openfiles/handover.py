@@ -11,15 +11,19 @@ What each path led to is remembered, and compared with what the processes hold w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from msgspec import Struct, field
 
-from ...criu.heldfiles import HeldFile
+from ...criu.ghostimages import drop_remaps
+from ...criu.heldfiles import HeldFile, held_files
+from ...criu.images import ImageSet
 from ...errors import RestoreFailed
 from ...proc.controlled import Found, Looks
 from ...proc.limits import room_for_descriptors
+from . import unlinked
 from .granting import HINT, Judge
 
 Inode = tuple[int, int]  # st_dev, st_ino
@@ -34,13 +38,20 @@ class Expected(Struct):
     descriptors: dict[int, int] = field(default_factory=dict)  # of what is handed over
 
 
-def expect(files: Iterable[HeldFile], judge: Judge, root: int | None, stack: ExitStack) -> Expected:
-    """Look at what CRIU is about to open in the mount namespace with this root folder.
+def expect(
+    images: ImageSet,
+    judge: Judge,
+    root: int | None,
+    links: Mapping[str, os.stat_result | None],
+    stack: ExitStack,
+) -> Expected:
+    """Look at what CRIU is about to open in the mount namespace with this root folder; `links`: the
+    helper links of deleted files.
 
     What is not there is left to CRIU, which says so, or makes it.  `RestoreFailed` for what a
     process may not have.
     """
-    expected = Expected(files=list(files))
+    expected = Expected(files=held_files(images))
     held: dict[str, Found | None] = {}
     with Looks(root) as looks, room_for_descriptors(len(expected.files)):
         for one in expected.files:
@@ -56,6 +67,13 @@ def expect(files: Iterable[HeldFile], judge: Judge, root: int | None, stack: Exi
             expected.inodes[one.id] = (found.status.st_dev, found.status.st_ino)
             if found.fault is not None and not one.path.startswith(_KERNELS):
                 expected.descriptors[one.id] = found.fd
+        gone = unlinked.made(images, expected.files, judge, looks, links, stack)
+    for number, fd in gone.items():
+        status = os.fstat(fd)
+        expected.inodes[number] = (status.st_dev, status.st_ino)
+    expected.descriptors |= gone
+    if gone:
+        drop_remaps(images, gone)
     return expected
 
 

@@ -145,8 +145,10 @@ class DumpedLinks:
 @contextmanager
 def provided(
     names: Iterable[DeletedName], images: ImageSet, reader: CheckpointReader, moved: Mapping[str, str], reporter: Reporter
-) -> Iterator[None]:
+) -> Iterator[Mapping[str, os.stat_result | None]]:
     """The helper links are there for CRIU, as `names` are judged; whichever it has not used up are gone afterwards.
+
+    Yields what each of their paths is.
 
     They have names of their own, which the images are told: the old ones may be those of another tree's, of which there are
     checkpoints with the same numbers.  `moved`: path -> where the tree's own is instead (`criuctl.ops.openfiles.putback`).
@@ -158,7 +160,7 @@ def provided(
             links.provide(name, moved.get(name.other, name.other))
         if links.names:
             images.edit_files(links.tell)
-        yield
+        yield links.made
     except BaseException:
         links.undo()
         raise
@@ -174,7 +176,7 @@ class _Links:
         self._opened, self._reader, self._reporter = opened, reader, reporter
         self._helpers = {number: path for path, found in opened.items() for number, _ in found}
         self._deleted = {entry.id: path for path, found in opened.items() for _, entry in found}
-        self._made: dict[str, os.stat_result | None] = {}  # path -> what it is, once that is known
+        self.made: dict[str, os.stat_result | None] = {}  # path -> what it is, once that is known
         self._absent: dict[str, str] = {}  # a name that CRIU makes, and removes again -> path of the helper link
         self._folders: list[str] = []  # that it makes for such names, and removes again
         self._swept: set[str] = set()
@@ -196,7 +198,7 @@ class _Links:
                         if name.other:
                             text = f"{name.name} (deleted): it cannot be one file with its other names here"
                             self._reporter.warning(f"{text}; what has it open gets a file of its own, as it was")
-                    self._made[path] = os.stat(base, dir_fd=folder, follow_symlinks=False)
+                    self.made[path] = os.stat(base, dir_fd=folder, follow_symlinks=False)
             except OSError as error:
                 raise RestoreFailed(f"{link.path}: the deleted file behind it cannot be provided: {error.strerror}") from error
             other, there = path, None
@@ -218,14 +220,14 @@ class _Links:
                 entry.reg.name = path
         elif (path := self.names.get(self._deleted.get(entry.id, ""))) is not None:
             entry.reg.ClearField("size")  # it is judged
-            made = self._made[path]
+            made = self.made[path]
             if made is not None and entry.reg.HasField("mode") and entry.reg.mode != made.st_mode:
                 entry.reg.ClearField("mode")
 
     def undo(self) -> None:
         """Take away the names that CRIU had made when it failed."""
         for name, path in self._absent.items():
-            made = self._made.get(path)
+            made = self.made.get(path)
             with suppress(OSError):
                 if made is not None and os.path.samestat(os.lstat(name), made):
                     _remove(name)
@@ -235,7 +237,7 @@ class _Links:
 
     def remove(self) -> None:
         """Remove them; CRIU has removed those that it has used."""
-        for path, made in self._made.items():
+        for path, made in self.made.items():
             with suppress(OSError):
                 if made is None or os.path.samestat(os.lstat(path), made):
                     _remove(path)
@@ -257,7 +259,7 @@ class _Links:
                 self._folders.append(above)
                 above = os.path.dirname(above)
         self.names[path] = mine
-        self._made[mine] = None
+        self.made[mine] = None
         return mine
 
 

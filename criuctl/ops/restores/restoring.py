@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import Any
@@ -43,6 +43,7 @@ from ..resources.boundnames import Bindings
 from ..resources.manners import set_manners
 from ..resources.namespaces import last_pid
 from ..resources.netlock import ConnectionLock
+from ..resources.ownbinds import OwnBinds
 from ..resources.ports import free_ports
 from ..resources.processors import bind_processors
 from ..resources.restoredterminals import RestoredTerminals
@@ -98,6 +99,7 @@ class Restoring(Struct):
     net: int | None = None  # descriptor of the net namespace, if it is not ours
     expected: handover.Expected | None = None  # what CRIU is to open by paths
     judge: Judge | None = None  # of that
+    binds: OwnBinds | None = None  # the tree's unix sockets with paths
 
     def run(self, criu: binary.CriuBinary, running: ExitStack) -> int:
         """Restore and let it run; returns the root's PID as we see it.
@@ -139,7 +141,7 @@ class Restoring(Struct):
             names = self.names = Bindings(self.images, plan.names)
             stack.callback(lambda: None if self.root else names.undo())
             names.put()
-            stack.enter_context(remaps.provided(plan.deleted, self.images, self.reader, applied.own, self.reporter))
+            links = stack.enter_context(remaps.provided(plan.deleted, self.images, self.reader, applied.own, self.reporter))
             self.holder.prepare(self.reader, stack, private=plan.pids == "private")
             private: PrivateNamespaces | None = None  # whose PIDs CRIU will speak of
             prefix: list[str] = []
@@ -221,7 +223,7 @@ class Restoring(Struct):
             ghosts = self.images.number_ghosts(self.holder.session)
             arrival.remove_ghosts(ghosts)  # of a CRIU that was killed together with its criuctl, restoring this session
             stack.callback(lambda: None if self.root else arrival.remove_ghosts(ghosts))
-            inherit |= self._expect(judge, theirs, stack)
+            inherit |= self._expect(judge, theirs, links, stack)
             options = replace(options, inherit=inherit)
             driver.restore(
                 criu,
@@ -267,6 +269,9 @@ class Restoring(Struct):
         self.pids = tuple(pids.values())
         assert self.expected is not None and self.judge is not None
         comparison.compare(self.expected, self.judge, pids, root)
+        if self.binds is not None:
+            self.binds.bind(pids)
+            self.binds.compare(pids)
         if self.filling is not None:
             self.reporter.step("memory")
             self.filling.finish(pids)
@@ -368,18 +373,18 @@ class Restoring(Struct):
             raise RestoreFailed(f"the restored root, PID {inner} of its namespace, has ended at once")
         return found
 
-    def _expect(self, judge: Judge, theirs: str, stack: ExitStack) -> dict[str, int]:
+    def _expect(self, judge: Judge, theirs: str, links: Mapping[str, os.stat_result | None], stack: ExitStack) -> dict[str, int]:
         """Look once more at what CRIU is about to open, where it will; what it is handed instead of paths."""
         self.judge = judge
-        held = held_files(self.images)
         if self.plan.pids == "init":  # CRIU makes the mounts
-            self.expected = handover.Expected(files=held)
+            self.expected = handover.Expected(files=held_files(self.images))
             return {}
         view: int | None = None
         if theirs:
             view = os.open(theirs, os.O_PATH | os.O_CLOEXEC)
             stack.callback(os.close, view)
-        self.expected = handover.expect(held, judge, view, stack)
+        self.expected = handover.expect(self.images, judge, view, links, stack)
+        self.binds = OwnBinds(self.images, judge, view, stack)
         return hand_over(self.images, self.expected.descriptors)
 
     def _open_external(self, stack: ExitStack, judge: Judge) -> dict[str, int]:

@@ -1,0 +1,258 @@
+"""Unix sockets with a path, where others than root control the folder: bound by their own process.
+
+CRIU binds a socket as root, by its path: it removes a socket that is there, binds, and gives the
+file its owner and mode, all by name.  Who controls a folder on the way can swap it for a link
+meanwhile, and a socket appears, or a file vanishes or changes its owner, where only root may write.
+So:
+
+- The folder of each is walked and judged (`criuctl.ops.openfiles.granting`) in the plan and again
+  before CRIU begins: the process must be allowed to make files there, or it is the folder of the
+  dump, or root alone controls it.
+- Where root alone does not control it, CRIU makes the socket without a name (`take_out`).  When all
+  is in place, and nothing has run, the process itself binds it (`bind`), with its own credentials:
+  the kernel lets it make a socket only where its user may.  What must be removed or get a mode is
+  reached by the descriptor of the folder that was judged.  Datagram sockets of the tree that were
+  connected to it by its name are connected again, likewise.
+- In the end each is looked at by descriptor: the file that the socket is bound to must be the one
+  in the folder that was judged (`compare`).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import stat
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from msgspec import Struct, field
+
+from ...criu.heldfiles import Use
+from ...criu.images import TCP_CLOSE, TCP_LISTEN, ImageSet
+from ...errors import CriuctlError, RestoreFailed
+from ...proc import inject, socketfiles, trustedpath
+from ...proc.controlled import Looks
+from ..openfiles.granting import HINT, Judge, Objection
+from ..openfiles.unlinked import nearest_folder
+from .boundnames import BoundName, bound
+
+_OPENED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_ASIDE = ".criuctl-aside"  # where another file is while a socket is bound to a deleted name
+
+
+class _Bound(Struct):
+    """A socket with a path."""
+
+    name: BoundName
+    holder: tuple[int, int]  # the tree's own PID, descriptor
+    folder: int  # O_PATH
+    raw: bytes = b""  # the address, where the process is to bind it itself
+    backlog: int | None = None  # where it listens
+    perms: tuple[int, int, int] | None = None  # uid, gid, mode of its file
+    clients: list[tuple[int, int]] = field(default_factory=list)  # that are connected to it by name
+
+
+def folder_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Objection]:
+    """What stands against binding sockets in the folders that their paths lead to now."""
+    holders = images.holders()
+    found = []
+    for name in bound(images):
+        held = holders.get(name.id)
+        if name.abstract or not held:
+            continue
+        with ExitStack() as stack:
+            folder, there = nearest_folder(looks, name.path, stack)
+            uses = [Use(pid, "descriptor", fd) for pid, fd in held]
+            if (objection := judge.folder_objection(folder, there, uses, looks.root)) is not None:
+                found.append(objection)
+    return found
+
+
+class OwnBinds:
+    """The sockets with paths of one restore."""
+
+    def __init__(self, images: ImageSet, judge: Judge, root: int | None, stack: ExitStack) -> None:
+        """Walk to their folders, in the mount namespace with this root folder, and hold them."""
+        self._sockets: list[_Bound] = []
+        self._own: list[_Bound] = []
+        holders = images.holders()
+        with Looks(root) as looks:
+            for name in bound(images):
+                if name.abstract or name.id not in holders:
+                    continue
+                folder, there = nearest_folder(looks, name.path, stack)
+                uses = [Use(pid, "descriptor", fd) for pid, fd in holders[name.id]]
+                refused = judge.folder_objection(folder, there, uses, root)
+                if refused is not None:
+                    raise RestoreFailed(str(refused), hint=HINT)
+                one = _Bound(name, holders[name.id][0], there.fd)
+                if folder != os.path.dirname(name.path):
+                    continue  # CRIU makes the folders that are missing, for a deleted name
+                self._sockets.append(one)
+                if not looks.is_roots(folder) and platform.machine() == "x86_64":
+                    self._own.append(one)
+        if self._own:
+            self._take_out(images)
+
+    def _take_out(self, images: ImageSet) -> None:
+        """Have CRIU make those sockets without names."""
+        own = {one.name.id: one for one in self._own}
+        entries = images.files()
+        by_inode = {e.usk.ino: own[e.id] for e in entries if e.HasField("usk") and e.id in own}
+        peers = {e.usk.ino: e.usk.peer for e in entries if e.HasField("usk")}
+        holders = images.holders()
+
+        def edit(entry: Any) -> None:
+            if not entry.HasField("usk"):
+                return
+            usk = entry.usk
+            if usk.peer in by_inode and peers.get(usk.peer) != usk.ino and usk.peer != usk.ino:
+                if usk.type == socket.SOCK_DGRAM:
+                    by_inode[usk.peer].clients += holders.get(entry.id, ())[:1]
+                    usk.peer = 0
+            if (one := own.get(entry.id)) is None:
+                return
+            one.raw = bytes(usk.name)
+            one.backlog = usk.backlog if usk.state == TCP_LISTEN else None
+            if usk.HasField("file_perms"):
+                perms = usk.file_perms
+                one.perms = perms.uid, perms.gid, perms.mode
+            usk.state = TCP_CLOSE if usk.state == TCP_LISTEN else usk.state
+            usk.name = b""
+            for name in ("name_dir", "file_perms", "deleted", "mnt_id"):
+                usk.ClearField(name)
+
+        images.edit_files(edit)
+
+    def bind(self, pids: Mapping[int, int]) -> None:
+        """Have the processes (`pids`: the tree's own PIDs -> ours) bind what CRIU has not."""
+        for one in self._own:
+            try:
+                self._bind(one, pids)
+            except (OSError, CriuctlError) as error:
+                why = error.strerror if isinstance(error, OSError) else error.message
+                raise RestoreFailed(
+                    f"PID {one.holder[0]}: its unix socket cannot be bound to {one.name.path} again: {why}",
+                    pid=one.holder[0],
+                    fd=one.holder[1],
+                ) from error
+
+    def _bind(self, one: _Bound, pids: Mapping[int, int]) -> None:
+        base = os.path.basename(one.name.path)
+        aside = ""
+        with suppress(FileNotFoundError):
+            there = os.stat(base, dir_fd=one.folder, follow_symlinks=False)
+            if stat.S_ISSOCK(there.st_mode) and not one.name.deleted:
+                os.unlink(base, dir_fd=one.folder)
+            elif one.name.deleted:
+                aside = base + _ASIDE
+                os.rename(base, aside, src_dir_fd=one.folder, dst_dir_fd=one.folder)
+        try:
+            _call(pids[one.holder[0]], _Calls(one, bind=True), one.holder[1])
+            self._dress(one, pids, base)
+            for pid, fd in one.clients:
+                _call(pids[pid], _Calls(one, bind=False), fd)
+            if one.name.deleted and self._is_there(one, pids):
+                os.unlink(base, dir_fd=one.folder)
+        finally:
+            if aside:
+                os.rename(aside, base, src_dir_fd=one.folder, dst_dir_fd=one.folder)
+
+    def _dress(self, one: _Bound, pids: Mapping[int, int], base: str) -> None:
+        """Give the file its owner and mode: the one that the socket is bound to, not the name."""
+        if one.perms is None:
+            return
+        fd = os.open(base, _OPENED, dir_fd=one.folder)
+        try:
+            found = socketfiles.bound_inode(pids[one.holder[0]], one.holder[1])
+            if found is None or not os.path.samestat(os.fstat(fd), found[1]):
+                raise _elsewhere(one, found)
+            uid, gid, mode = one.perms
+            os.chown(f"/proc/self/fd/{fd}", uid, gid)
+            os.chmod(f"/proc/self/fd/{fd}", stat.S_IMODE(mode))
+        finally:
+            os.close(fd)
+
+    def compare(self, pids: Mapping[int, int]) -> None:
+        """`RestoreFailed` if one is not bound in the folder that was judged; it is removed."""
+        for one in self._sockets:
+            pid = pids.get(one.holder[0])
+            if pid is None or one.name.deleted or self._is_there(one, pids):
+                continue
+            found = socketfiles.bound_inode(pid, one.holder[1])
+            if found is not None:
+                raise _elsewhere(one, found)
+
+    @staticmethod
+    def _is_there(one: _Bound, pids: Mapping[int, int]) -> bool:
+        found = socketfiles.bound_inode(pids[one.holder[0]], one.holder[1])
+        base = os.path.basename(one.name.path)
+        try:
+            there = os.stat(base, dir_fd=one.folder, follow_symlinks=False)
+        except OSError:
+            return False
+        return found is not None and os.path.samestat(there, found[1])
+
+
+def _elsewhere(one: _Bound, found: tuple[str, os.stat_result] | None) -> RestoreFailed:
+    """The error for a socket that has come to another folder, where it is removed."""
+    where = ""
+    if found is not None:
+        path, status = found
+        where = f" but at {path}"
+        with suppress(OSError, CriuctlError), trustedpath.opened_parent(path) as (folder, base):
+            there = os.stat(base, dir_fd=folder.fd, follow_symlinks=False)
+            if os.path.samestat(there, status):
+                os.unlink(base, dir_fd=folder.fd)
+    return RestoreFailed(
+        f"PID {one.holder[0]} (descriptor {one.holder[1]}): its unix socket is not in the folder of"
+        f" {one.name.path} that was judged{where}: something on the way there was changed while the"
+        " tree was restored",
+        hint="Nothing has run. See who changes it, then restore again.",
+        pid=one.holder[0],
+        fd=one.holder[1],
+    )
+
+
+class _Calls(Struct, frozen=True):
+    """The system calls that bind one socket, or connect one to it."""
+
+    one: _Bound
+    bind: bool
+
+    def on(self, fd: int) -> Iterator[tuple[int, Sequence[int], bytes]]:
+        """Number, arguments before the address, and the data at that address."""
+        address = struct.pack("=H", socket.AF_UNIX) + self.one.raw
+        yield inject.BIND if self.bind else inject.CONNECT, (fd,), address
+        if self.bind and self.one.backlog is not None:
+            yield inject.LISTEN, (fd, self.one.backlog), b""
+
+
+def _call(pid: int, calls: _Calls, fd: int) -> None:
+    """Have a process do them, in the folder that a relative name begins in."""
+    folder = os.fsencode(calls.one.name.folder) + b"\0" if calls.one.name.folder else b""
+    with inject.stopped(pid):
+        before = -1
+        if folder:
+            before = _run(pid, inject.OPEN, (), b".\0", (os.O_PATH | os.O_DIRECTORY, 0))
+            _run(pid, inject.CHDIR, (), folder)
+        try:
+            for number, arguments, data in calls.on(fd):
+                length = (len(data),) if data else ()
+                _run(pid, number, arguments, data, length)
+        finally:
+            if folder:
+                _run(pid, inject.FCHDIR, (before,))
+                _run(pid, inject.CLOSE, (before,))
+
+
+def _run(pid: int, number: int, before: Sequence[int], data: bytes = b"", behind: Sequence[int] = ()) -> int:
+    with ExitStack() as stack:
+        address = (stack.enter_context(inject.placed(pid, data)),) if data else ()
+        result = inject.call(pid, number, *before, *address, *behind)
+    if result < 0:
+        raise OSError(-result, os.strerror(-result))
+    return result
