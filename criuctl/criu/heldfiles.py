@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -27,7 +27,6 @@ from .images import ImageSet, path_of, read
 
 Role = Literal["descriptor", "mapping", "program", "working folder", "root folder"]
 _OF_FILE = 1 << 6 | 1 << 7  # VMA_FILE_PRIVATE, VMA_FILE_SHARED: a vma's status
-_FSUID, _FSGID = "fsuid", "fsgid"
 
 
 class Use(Struct, frozen=True):
@@ -103,17 +102,32 @@ def _uses(images: ImageSet) -> dict[int, list[Use]]:
     return found
 
 
+class OwnIds(Struct, frozen=True):
+    """The user and groups by which the kernel judges a process's file access, as its own user
+    namespace numbers them.
+    """
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
+def own_ids(images: ImageSet) -> dict[int, OwnIds]:
+    """Those of each process that has not ended, by the tree's own numbers."""
+    found = {}
+    for pid, creds in _creds(images):
+        found[pid] = OwnIds(creds.fsuid, creds.fsgid, tuple(creds.groups))
+    return found
+
+
 def credentials(images: ImageSet) -> dict[int, Credentials]:
-    """What each process that has not ended will be: the tree's own number -> its credentials."""
-    names = set(images.names())
-    within = next((name for name in names if re.fullmatch(r"userns-\d+\.img", name)), None)
+    """What each process that has not ended will be, as we number users: the tree's own number ->
+    its credentials.  CRIU gives them to it last: in post-restore it has none but root's yet.
+    """
+    within = next((n for n in images.names() if re.fullmatch(r"userns-\d+\.img", n)), None)
     uids, gids = _id_maps(images, within) if within is not None else ((), ())
     found = {}
-    for pid in images.pids():
-        if f"mm-{pid}.img" not in names:
-            continue
-        core = read(images.folder, f"core-{pid}.img", "CORE")[0]
-        creds = core.thread_core.creds
+    for pid, creds in _creds(images):
         effective = sum(word << 32 * n for n, word in enumerate(creds.cap_eff))
         found[pid] = Credentials(
             uid=_outer(creds.fsuid, uids),
@@ -122,6 +136,13 @@ def credentials(images: ImageSet) -> dict[int, Credentials]:
             capabilities=0 if within is not None else effective,
         )
     return found
+
+
+def _creds(images: ImageSet) -> Iterator[tuple[int, Any]]:
+    names = set(images.names())
+    for pid in images.pids():
+        if f"mm-{pid}.img" in names:
+            yield pid, read(images.folder, f"core-{pid}.img", "CORE")[0].thread_core.creds
 
 
 _Map = tuple[tuple[int, int, int], ...]  # first id inside, first id here, how many
@@ -137,7 +158,10 @@ def _id_maps(images: ImageSet, name: str) -> tuple[_Map, _Map]:
 
 
 def _outer(number: int, extents: _Map) -> int:
-    return next((low + number - first for first, low, count in extents if first <= number < first + count), number)
+    for first, low, count in extents:
+        if first <= number < first + count:
+            return low + number - first
+    return number
 
 
 def is_bad_flag(flags: int) -> bool:

@@ -50,6 +50,7 @@ _TRIES, _PAUSE = 100, 0.002  # to meet who waits for us in the system call in wh
 _PTRACE, _BELOW_STACK = 101, 4096  # far below the red zone, well inside the stack's mapping
 PRCTL, FCNTL, OPEN, CLOSE, IOCTL, EPOLL_CTL = 157, 72, 2, 3, 16, 233
 CONNECT, BIND, LISTEN, CHDIR, FCHDIR = 42, 49, 50, 80, 81
+SETGROUPS, SETFSUID, SETFSGID = 116, 122, 123
 _EXIT_GROUP = 231
 TIOCSCTTY = 0x540E
 PR_SET_CHILD_SUBREAPER = 36

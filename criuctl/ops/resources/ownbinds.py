@@ -9,8 +9,9 @@ So:
   before CRIU begins: the process must be allowed to make files there, or it is the folder of the
   dump, or root alone controls it.
 - Where root alone does not control it, CRIU makes the socket without a name (`take_out`).  When all
-  is in place, and nothing has run, the process itself binds it (`bind`), with its own credentials:
-  the kernel lets it make a socket only where its user may.  What must be removed or get a mode is
+  is in place, and nothing has run, the process itself binds it (`bind`), with its own rights to
+  files (CRIU has not given it its credentials yet, and leaves it those of root until then): the
+  kernel lets it make a socket only where its user may.  What must be removed or get a mode is
   reached by the descriptor of the folder that was judged.  Datagram sockets of the tree that were
   connected to it by its name are connected again, likewise.
 - In the end each is looked at by descriptor: the file that the socket is bound to must be the one
@@ -19,18 +20,19 @@ So:
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import socket
 import stat
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from msgspec import Struct, field
 
-from ...criu.heldfiles import Use
+from ...criu.heldfiles import OwnIds, Use, own_ids
 from ...criu.images import TCP_CLOSE, TCP_LISTEN, ImageSet
 from ...errors import CriuctlError, RestoreFailed
 from ...proc import inject, socketfiles, trustedpath
@@ -78,6 +80,7 @@ class OwnBinds:
         """Walk to their folders, in the mount namespace with this root folder, and hold them."""
         self._sockets: list[_Bound] = []
         self._own: list[_Bound] = []
+        self._ids = own_ids(images)
         holders = images.holders()
         with Looks(root) as looks:
             for name in bound(images):
@@ -151,15 +154,24 @@ class OwnBinds:
                 aside = base + _ASIDE
                 os.rename(base, aside, src_dir_fd=one.folder, dst_dir_fd=one.folder)
         try:
-            _call(pids[one.holder[0]], _Calls(one, bind=True), one.holder[1])
+            self._call(one, inject.BIND, one.holder, pids)
             self._dress(one, pids, base)
-            for pid, fd in one.clients:
-                _call(pids[pid], _Calls(one, bind=False), fd)
+            for client in one.clients:
+                self._call(one, inject.CONNECT, client, pids)
             if one.name.deleted and self._is_there(one, pids):
                 os.unlink(base, dir_fd=one.folder)
         finally:
             if aside:
                 os.rename(aside, base, src_dir_fd=one.folder, dst_dir_fd=one.folder)
+
+    def _call(self, one: _Bound, number: int, holder: tuple[int, int], pids: Mapping[int, int]) -> None:
+        """Have a process bind its socket, or connect it to this one."""
+        pid, address = pids[holder[0]], _address(one)
+        with inject.stopped(pid), _as_itself(pid, self._ids[holder[0]]):
+            with _in_folder(pid, one.name.folder):
+                _run(pid, number, (holder[1],), address, (len(address),))
+            if number == inject.BIND and one.backlog is not None:
+                _run(pid, inject.LISTEN, (holder[1], one.backlog))
 
     def _dress(self, one: _Bound, pids: Mapping[int, int], base: str) -> None:
         """Give the file its owner and mode: the one that the socket is bound to, not the name."""
@@ -217,39 +229,49 @@ def _elsewhere(one: _Bound, found: tuple[str, os.stat_result] | None) -> Restore
     )
 
 
-class _Calls(Struct, frozen=True):
-    """The system calls that bind one socket, or connect one to it."""
-
-    one: _Bound
-    bind: bool
-
-    def on(self, fd: int) -> Iterator[tuple[int, Sequence[int], bytes]]:
-        """Number, arguments before the address, and the data at that address."""
-        address = struct.pack("=H", socket.AF_UNIX) + self.one.raw
-        yield inject.BIND if self.bind else inject.CONNECT, (fd,), address
-        if self.bind and self.one.backlog is not None:
-            yield inject.LISTEN, (fd, self.one.backlog), b""
+def _address(one: _Bound) -> bytes:
+    return struct.pack("=H", socket.AF_UNIX) + one.raw
 
 
-def _call(pid: int, calls: _Calls, fd: int) -> None:
-    """Have a process do them, in the folder that a relative name begins in."""
-    folder = os.fsencode(calls.one.name.folder) + b"\0" if calls.one.name.folder else b""
-    with inject.stopped(pid):
-        before = -1
-        if folder:
-            before = _run(pid, inject.OPEN, (), b".\0", (os.O_PATH | os.O_DIRECTORY, 0))
-            _run(pid, inject.CHDIR, (), folder)
+@contextmanager
+def _as_itself(pid: int, ids: OwnIds) -> Iterator[None]:
+    """A stopped process, which is root's yet, has its own rights to files meanwhile, and no more."""
+    groups = struct.pack(f"={len(ids.groups)}I", *ids.groups)
+    with suppress(PermissionError):  # a user namespace in which nobody may set groups
+        _run(pid, inject.SETGROUPS, (len(ids.groups),), groups or b"\0")
+    gid = _run(pid, inject.SETFSGID, (ids.gid,))
+    try:
+        uid = _run(pid, inject.SETFSUID, (ids.uid,))
         try:
-            for number, arguments, data in calls.on(fd):
-                length = (len(data),) if data else ()
-                _run(pid, number, arguments, data, length)
+            if (_run(pid, inject.SETFSUID, (-1,)), _run(pid, inject.SETFSGID, (-1,))) != (
+                ids.uid,
+                ids.gid,
+            ):
+                raise OSError(errno.EPERM, "it cannot be given its user's rights")
+            yield
         finally:
-            if folder:
-                _run(pid, inject.FCHDIR, (before,))
-                _run(pid, inject.CLOSE, (before,))
+            _run(pid, inject.SETFSUID, (uid,))
+    finally:
+        _run(pid, inject.SETFSGID, (gid,))
+
+
+@contextmanager
+def _in_folder(pid: int, folder: str) -> Iterator[None]:
+    """A stopped process is in the folder that a relative name begins in; "" for none."""
+    if not folder:
+        yield
+        return
+    before = _run(pid, inject.OPEN, (), b".\0", (os.O_PATH | os.O_DIRECTORY, 0))
+    try:
+        _run(pid, inject.CHDIR, (), os.fsencode(folder) + b"\0")
+        yield
+    finally:
+        _run(pid, inject.FCHDIR, (before,))
+        _run(pid, inject.CLOSE, (before,))
 
 
 def _run(pid: int, number: int, before: Sequence[int], data: bytes = b"", behind: Sequence[int] = ()) -> int:
+    """A system call with `data` at the address between these arguments."""
     with ExitStack() as stack:
         address = (stack.enter_context(inject.placed(pid, data)),) if data else ()
         result = inject.call(pid, number, *before, *address, *behind)

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from ...criu.heldfiles import HeldFile, Role, Use
 from ...errors import NoSuchProcess, RestoreFailed
 from ...proc.controlled import Looks
-from ...proc.credentials import credentials_of
 from ...proc.procfs import read_text
 from ..openfiles.granting import HINT, Judge
 from ..openfiles.handover import Expected, Inode
@@ -35,7 +34,7 @@ def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], root: int
     with what is expected.  `RestoreFailed` names the first difference.
     """
     held = _Held(pids)
-    unknown: list[tuple[HeldFile, Use, str, Inode]] = []
+    unknown: list[tuple[HeldFile, Use, Inode]] = []
     for one in expected.files:
         wanted = expected.inodes.get(one.id)
         if wanted is None and (one.deleted or one.external):
@@ -45,15 +44,15 @@ def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], root: int
             if use.pid not in pids:
                 continue
             try:
-                source, inode = held.by(use)
+                inode = held.by(use)
             except (OSError, NoSuchProcess):  # it is being ended; CRIU says so
                 continue
             if judged_now:
-                unknown.append((one, use, source, inode))
+                unknown.append((one, use, inode))
             elif inode != wanted:
                 raise _differs(one, use)
     if unknown:
-        _judge_now(unknown, judge, pids, root)
+        _judge_now(unknown, judge, root)
 
 
 def _differs(one: HeldFile, use: Use) -> RestoreFailed:
@@ -65,20 +64,13 @@ def _differs(one: HeldFile, use: Use) -> RestoreFailed:
     )
 
 
-def _judge_now(
-    unknown: list[tuple[HeldFile, Use, str, Inode]],
-    judge: Judge,
-    pids: Mapping[int, int],
-    root: int,
-) -> None:
+def _judge_now(unknown: list[tuple[HeldFile, Use, Inode]], judge: Judge, root: int) -> None:
     """Judge what the processes hold by what its path leads to in the tree's own view."""
-    holders = {pid: credentials_of(pids[pid]) for pid in {use.pid for _, use, _, _ in unknown}}
-    judge = replace(judge, holders=holders)
     with ExitStack() as stack:
         view = os.open(f"/proc/{root}/root", os.O_PATH | os.O_CLOEXEC)
         stack.callback(os.close, view)
         looks = stack.enter_context(Looks(view))
-        for one, use, _, inode in unknown:
+        for one, use, inode in unknown:
             try:
                 with looks.at(one.path) as found:
                     if (found.status.st_dev, found.status.st_ino) != inode:
@@ -100,25 +92,24 @@ class _Held:
         self._mapped: dict[int, tuple[list[int], list[tuple[str, str]]]] = {}
         self._seen: dict[str, Inode] = {}  # by device, inode and path, as maps has them
 
-    def by(self, use: Use) -> tuple[str, Inode]:
-        """What leads to it, and the inode; `OSError`, `NoSuchProcess`."""
+    def by(self, use: Use) -> Inode:
+        """The inode; `OSError`, `NoSuchProcess`."""
         pid = self._pids[use.pid]
         if use.role == "mapping":
             return self._mapping(pid, use.number)
         name = f"fd/{use.number}" if use.role == "descriptor" else _LINKS[use.role]
-        return f"/proc/{pid}/{name}", _inode(f"/proc/{pid}/{name}")
+        return _inode(f"/proc/{pid}/{name}")
 
-    def _mapping(self, pid: int, address: int) -> tuple[str, Inode]:
+    def _mapping(self, pid: int, address: int) -> Inode:
         if pid not in self._mapped:
             lines = [line.split(None, 3) for line in read_text(pid, "maps").splitlines()]
             starts = [int(line[0].partition("-")[0], 16) for line in lines]
             self._mapped[pid] = starts, [(line[0], line[3]) for line in lines]
         starts, areas = self._mapped[pid]
         span, what = areas[max(bisect_right(starts, address) - 1, 0)]
-        source = f"/proc/{pid}/map_files/{span}"
         if what not in self._seen:  # what is mapped by many is looked at once
-            self._seen[what] = _mapped_inode(source, what)
-        return source, self._seen[what]
+            self._seen[what] = _mapped_inode(f"/proc/{pid}/map_files/{span}", what)
+        return self._seen[what]
 
 
 def _mapped_inode(source: str, what: str) -> Inode:

@@ -185,7 +185,6 @@ class Restoring(Struct):
             theirs = f"/proc/{private.init.pid}/root" if private is not None else ""
             judge = Judge.of(self.config, manifest, credentials(self.images), applied.created)
             inherit = self._open_external(stack, judge) | self.terminals.open(stack, theirs) | semaphores.make(self.images, stack)
-            self.reporter.step("restore")
             options = RestoreOptions(
                 shell_job=not ttyimages.led_by_device(self.images),
                 lazy=bool(self.lazy),
@@ -225,6 +224,7 @@ class Restoring(Struct):
             stack.callback(lambda: None if self.root else arrival.remove_ghosts(ghosts))
             inherit |= self._expect(judge, theirs, links, stack)
             options = replace(options, inherit=inherit)
+            self.reporter.step("restore")
             driver.restore(
                 criu,
                 self.folder,
