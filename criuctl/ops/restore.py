@@ -190,7 +190,7 @@ def restore(
             names = boundnames.taken(images, manifest, facts.netns, copy=wishes.copy)
             facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone), names=names)
         facts = replace(facts, bound=interfaces.bound(images, facts.netns))
-        objections = untrusted.objections(config, manifest, images, facts.files)
+        objections = untrusted.objections(config, manifest, images, facts.files, hang_up=connections == "hangup")
         facts = replace(facts, findings=(*facts.findings, *objections))
         plan = make_plan(manifest, facts, wishes)
         if dry_run:

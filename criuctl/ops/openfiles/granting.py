@@ -93,6 +93,10 @@ class Judge(Struct, frozen=True):
         access = os.W_OK | os.X_OK
         return self._objection(path, found, [(use.pid, access, use) for use in uses], root)
 
+    def peer_objection(self, path: str, found: Found, uses: Iterable[Use], root: int | None) -> Objection | None:
+        """Why the sockets of `uses` may not be connected to the one that was found at `path`."""
+        return self._objection(path, found, [(use.pid, os.W_OK, use) for use in uses], root)
+
     def _objection(
         self,
         path: str,

@@ -20,8 +20,18 @@ from .granting import Judge, Objection, check_flags
 from .judgement import Judgement
 
 
-def objections(config: Config, manifest: Manifest, images: ImageSet, files: Iterable[Judgement]) -> list[Finding]:
-    """One finding for each file or folder that may not be had; `Damaged` for hostile images."""
+def objections(
+    config: Config,
+    manifest: Manifest,
+    images: ImageSet,
+    files: Iterable[Judgement],
+    *,
+    hang_up: bool = False,
+) -> list[Finding]:
+    """One finding for each file or folder that may not be had; `Damaged` for hostile images.
+
+    `hang_up`: connections are not made again.
+    """
     held = held_files(images)
     check_flags(held)
     if manifest.namespaces.get("mnt", {}).get("mode", "host") != "host":
@@ -34,6 +44,7 @@ def objections(config: Config, manifest: Manifest, images: ImageSet, files: Iter
             *_files(there, judge, looks),
             *unlinked.folder_objections(images, held, judge, looks),
             *ownbinds.folder_objections(images, judge, looks),
+            *([] if hang_up else ownbinds.peer_objections(images, judge, looks)),
         ]
     return [objection.finding() for objection in dict.fromkeys(found)]
 

@@ -41,7 +41,7 @@ from ...report import Finding
 from ..openfiles.putback import dress
 from .netplace import Place, opened
 
-_EXTERN = 1  # of a socket's uflags: the name is its peer's, outside of the tree
+EXTERN = 1  # of a socket's uflags: the name is its peer's, outside of the tree
 _LONGEST = 107  # bytes of a path that bind(2) takes, without the NUL
 _OWN = re.compile(r"(.+)\.copy-[0-9a-f]{8}x*", re.DOTALL)
 _PATIENCE, _PAUSE = 1.0, 0.05  # seconds in which who is just ending lets go of a name
@@ -90,7 +90,7 @@ def bound(images: ImageSet) -> list[BoundName]:
     found, own_mounts = [], _own_mounts(images)
     for entry in images.files():
         usk = entry.usk
-        if not entry.HasField("usk") or not usk.name or usk.uflags & _EXTERN or _is_connected(usk):
+        if not entry.HasField("usk") or not usk.name or usk.uflags & EXTERN or _is_connected(usk):
             continue
         if usk.HasField("mnt_id") and usk.mnt_id in own_mounts:
             continue
@@ -351,7 +351,7 @@ def disown(images: ImageSet) -> None:
 
     def edit(entry: Any) -> None:
         usk = entry.usk
-        if entry.HasField("usk") and usk.name and not usk.uflags & _EXTERN and _is_connected(usk):
+        if entry.HasField("usk") and usk.name and not usk.uflags & EXTERN and _is_connected(usk):
             usk.name = b""
             for field in ("name_dir", "file_perms", "deleted", "mnt_id"):
                 usk.ClearField(field)

@@ -12,8 +12,8 @@ So:
   is in place, and nothing has run, the process itself binds it (`bind`), with its own rights to
   files (CRIU has not given it its credentials yet, and leaves it those of root until then): the
   kernel lets it make a socket only where its user may.  What must be removed or get a mode is
-  reached by the descriptor of the folder that was judged.  Datagram sockets of the tree that were
-  connected to it by its name are connected again, likewise.
+  reached by the descriptor of the folder that was judged.  Datagram sockets that were connected to
+  it, or to one outside of the tree, by such a name are connected again likewise.
 - In the end each is looked at by descriptor: the file that the socket is bound to must be the one
   in the folder that was judged (`compare`).
 """
@@ -33,13 +33,13 @@ from typing import Any
 from msgspec import Struct, field
 
 from ...criu.heldfiles import OwnIds, Use, own_ids
-from ...criu.images import TCP_CLOSE, TCP_LISTEN, ImageSet
+from ...criu.images import TCP_CLOSE, TCP_LISTEN, ImageSet, text
 from ...errors import CriuctlError, RestoreFailed
 from ...proc import inject, socketfiles, trustedpath
 from ...proc.controlled import Looks
 from ..openfiles.granting import HINT, Judge, Objection
 from ..openfiles.unlinked import nearest_folder
-from .boundnames import BoundName, bound
+from .boundnames import EXTERN, BoundName, bound
 
 _OPENED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _ASIDE = ".criuctl-aside"  # where another file is while a socket is bound to a deleted name
@@ -73,6 +73,47 @@ def folder_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Obje
     return found
 
 
+def peer_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Objection]:
+    """What stands against connecting datagram sockets to what is at the names of their peers, which
+    are outside of the tree.
+    """
+    found = []
+    for peer in _peers(images):
+        with suppress(OSError), looks.at(peer.name.path) as there:  # what is missing is told elsewhere
+            uses = [Use(pid, "descriptor", fd) for pid, fd in peer.clients]
+            objection = judge.peer_objection(peer.name.path, there, uses, looks.root)
+            if objection is not None:
+                found.append(objection)
+    return found
+
+
+def _peers(images: ImageSet) -> list[_Bound]:
+    """The sockets outside that CRIU would connect sockets of the tree to, by their paths."""
+    entries = [e for e in images.files() if e.HasField("usk")]
+    holders = images.holders()
+    clients: dict[int, list[tuple[int, int]]] = {}
+    for entry in entries:
+        if entry.usk.peer:
+            clients.setdefault(entry.usk.peer, []).extend(holders.get(entry.id, ())[:1])
+    return [
+        _Bound(
+            BoundName(
+                entry.id,
+                entry.usk.name.rstrip(b"\0"),
+                text(entry.usk.name_dir) if entry.usk.HasField("name_dir") else "",
+                entry.usk.type,
+                False,
+            ),
+            holder=(0, 0),
+            folder=-1,
+            raw=bytes(entry.usk.name),
+            clients=clients[entry.usk.ino],
+        )
+        for entry in entries
+        if entry.usk.uflags & EXTERN and entry.usk.name and not entry.usk.name.startswith(b"\0") and clients.get(entry.usk.ino)
+    ]
+
+
 class OwnBinds:
     """The sockets with paths of one restore."""
 
@@ -80,6 +121,7 @@ class OwnBinds:
         """Walk to their folders, in the mount namespace with this root folder, and hold them."""
         self._sockets: list[_Bound] = []
         self._own: list[_Bound] = []
+        self._peers: list[_Bound] = []  # outside, whose clients connect to them themselves
         self._ids = own_ids(images)
         holders = images.holders()
         with Looks(root) as looks:
@@ -97,8 +139,14 @@ class OwnBinds:
                 self._sockets.append(one)
                 if not looks.is_roots(folder) and platform.machine() == "x86_64":
                     self._own.append(one)
+            for peer in _peers(images) if platform.machine() == "x86_64" else ():
+                with suppress(OSError), looks.at(peer.name.path) as there:
+                    if there.fault is not None:
+                        self._peers.append(peer)
         if self._own:
             self._take_out(images)
+        if self._peers:
+            self._disconnect(images)
 
     def _take_out(self, images: ImageSet) -> None:
         """Have CRIU make those sockets without names."""
@@ -130,8 +178,21 @@ class OwnBinds:
 
         images.edit_files(edit)
 
+    def _disconnect(self, images: ImageSet) -> None:
+        """Have CRIU leave the clients of those peers unconnected."""
+        numbers = {peer.name.id for peer in self._peers}
+        inodes = {e.usk.ino for e in images.files() if e.HasField("usk") and e.id in numbers}
+
+        def edit(entry: Any) -> None:
+            if entry.HasField("usk") and entry.usk.peer in inodes:
+                entry.usk.peer = 0
+
+        images.edit_files(edit)
+
     def bind(self, pids: Mapping[int, int]) -> None:
-        """Have the processes (`pids`: the tree's own PIDs -> ours) bind what CRIU has not."""
+        """Have the processes (`pids`: the tree's own PIDs -> ours) bind and connect what CRIU has
+        not.
+        """
         for one in self._own:
             try:
                 self._bind(one, pids)
@@ -142,6 +203,19 @@ class OwnBinds:
                     pid=one.holder[0],
                     fd=one.holder[1],
                 ) from error
+
+        for peer in self._peers:
+            for client in peer.clients:
+                try:
+                    self._call(peer, inject.CONNECT, client, pids)
+                except (OSError, CriuctlError) as error:
+                    why = error.strerror if isinstance(error, OSError) else error.message
+                    raise RestoreFailed(
+                        f"PID {client[0]}: its unix socket cannot be connected to {peer.name.path} again: {why}",
+                        hint="--connections hangup goes on without it.",
+                        pid=client[0],
+                        fd=client[1],
+                    ) from error
 
     def _bind(self, one: _Bound, pids: Mapping[int, int]) -> None:
         base = os.path.basename(one.name.path)

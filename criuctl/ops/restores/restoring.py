@@ -290,7 +290,8 @@ class Restoring(Struct):
         set_manners(self.manifest.processes, pids, self.reporter)
         if self.plan.connections:
             self.reporter.step("connections")
-        self.connections = handback.HandBack(self.config, self.plan.connections, pids, self.hooks.facts | {"pid": root}).run()
+        facts = self.hooks.facts | {"pid": root}
+        self.connections = handback.HandBack(self.config, self.plan.connections, pids, facts, self.judge.holders).run()
         anew = handback.endings(self.plan.connections)
         as_it_was = [r for r in self.manifest.connections if (r.pid, r.fd) not in anew]
         handback.set_options(as_it_was, pids, self.reporter)
