@@ -309,6 +309,7 @@ class Dumping(Struct, eq=False):
         taken = Taken(self.tree, file_records, self.connections, links, self.external, self.entry, own, typed, holder, pipes)
         running = self.leave_running
         made = describe(self.config, self.session, self.labels, taken, images, memory, self.writer, leave_running=running)
+        held += heldinodes.of_links(links)
         made = made.with_use(inodes=tuple(held), inodes_mac=heldinodes.mac(self.config, made.session.id, held))
         return predicates.with_required(made, self.required)
 

@@ -97,6 +97,27 @@ class Judge(Struct, frozen=True):
         """Why the sockets of `uses` may not be connected to the one that was found at `path`."""
         return self._objection(path, found, [(use.pid, os.W_OK, use) for use in uses], root)
 
+    def link_objection(self, held: HeldFile, origin: str, fd: int) -> Objection | None:
+        """Why a process that has `held` open under a deleted name may not have the file `fd`.
+
+        No path of it was recorded, so it is the very inode that CRIU's helper link `origin` was of
+        at the dump, or one that the process could open if it came across it.
+        """
+        found = Found(fd, os.fstat(fd), None)
+        if self.is_same(origin, found):
+            return None
+        component = trustedpath.component(fd, held.path)
+        for pid, access, use in _wanted(held, self.holders):
+            user = self.holders.get(pid)
+            if user is None:
+                continue
+            owners = {user.uid, self.owners.get(origin, user.uid)}
+            strange = found.status.st_uid not in owners
+            if strange or not trustedpath.may_open(user, [component], access):
+                text = f"user {user.uid} may not open what its other name leads to now"
+                return Objection(held.path, use, Fault(held.path, text, ""))
+        return None
+
     def _objection(
         self,
         path: str,

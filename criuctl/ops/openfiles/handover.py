@@ -12,11 +12,11 @@ What each path led to is remembered, and compared with what the processes hold w
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import ExitStack
 
 from msgspec import Struct, field
 
+from ...criu import heldfiles
 from ...criu.ghostimages import drop_remaps
 from ...criu.heldfiles import HeldFile, held_files
 from ...criu.images import ImageSet
@@ -25,6 +25,7 @@ from ...proc.controlled import Found, Looks
 from ...proc.limits import room_for_descriptors
 from . import unlinked
 from .granting import HINT, Judge
+from .remaps import Provided
 
 Inode = tuple[int, int]  # st_dev, st_ino
 _KERNELS = ("/proc/", "/sys/")  # come with processes and control groups
@@ -36,13 +37,19 @@ class Expected(Struct):
     files: list[HeldFile] = field(default_factory=list)
     inodes: dict[int, Inode] = field(default_factory=dict)
     descriptors: dict[int, int] = field(default_factory=dict)  # of what is handed over
+    unlinked: set[int] = field(default_factory=set)  # deleted files that are made already
+
+    def places(self) -> dict[str, str]:
+        """Path -> what leads to the file that was judged, where others than root control the path."""
+        handed = {one.path: self.descriptors.get(one.id) for one in self.files if not one.deleted}
+        return {path: f"/proc/self/fd/{fd}" for path, fd in handed.items() if fd is not None}
 
 
 def expect(
     images: ImageSet,
     judge: Judge,
     root: int | None,
-    links: Mapping[str, os.stat_result | None],
+    links: Provided,
     stack: ExitStack,
 ) -> Expected:
     """Look at what CRIU is about to open in the mount namespace with this root folder; `links`: the
@@ -67,14 +74,21 @@ def expect(
             expected.inodes[one.id] = (found.status.st_dev, found.status.st_ino)
             if found.fault is not None and not one.path.startswith(_KERNELS):
                 expected.descriptors[one.id] = found.fd
+        expected.inodes |= unlinked.linked(images, expected.files, judge, looks, links)
         gone = unlinked.made(images, expected.files, judge, looks, links, stack)
     for number, fd in gone.items():
         status = os.fstat(fd)
         expected.inodes[number] = (status.st_dev, status.st_ino)
+        expected.unlinked.add(number)
     expected.descriptors |= gone
-    if gone:
-        drop_remaps(images, gone)
     return expected
+
+
+def hand_over(images: ImageSet, expected: Expected) -> dict[str, int]:
+    """Have CRIU open descriptors where others than root control the path: key -> descriptor."""
+    if expected.unlinked:
+        drop_remaps(images, expected.unlinked)
+    return heldfiles.hand_over(images, expected.descriptors)
 
 
 def _found(looks: Looks, path: str, stack: ExitStack) -> Found | None:

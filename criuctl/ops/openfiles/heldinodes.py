@@ -21,7 +21,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from ...checkpoint.manifest import InodeRecord, Manifest
+from ...checkpoint.manifest import InodeRecord, LinkRecord, Manifest
 from ...checkpoint.records import MAX_INT
 from ...config import Config
 from ...errors import CriuctlError
@@ -68,6 +68,20 @@ def _opened(looks: Looks, path: str, source: str) -> Iterator[int]:
         return
     with looks.straight(path) as fd:
         yield fd
+
+
+def of_links(links: Iterable[LinkRecord]) -> list[InodeRecord]:
+    """The inodes of CRIU's helper links, which are files under deleted names."""
+    return [
+        InodeRecord(
+            path=link.path,
+            device=link.device,
+            inode=link.inode,
+            uid=link.uid,
+            handle=link.handle,
+        )
+        for link in links
+    ]
 
 
 def _is_roots(looks: Looks, path: str, status: os.stat_result) -> bool:

@@ -22,6 +22,7 @@ A reader that knows no predicates must not restore: a manifest with some require
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import stat
@@ -34,6 +35,7 @@ from msgspec import Struct
 from ...checkpoint.manifest import Manifest, PredicateRecord
 from ...config import Config
 from ...errors import CommandFailed, ConfigError, PreflightRefused, TimedOut, UsageError
+from ...proc import ways
 from ...report import Finding
 from .. import hostkey
 from ..storing.retention import seconds
@@ -190,13 +192,21 @@ def _file(path: str, only: int | None = None) -> tuple[int, str]:
     from .files import digest
 
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        # Nothing is opened that has an effect of its own, and no link leads to what its maker may not read.
+        top = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        try:
+            last = list(ways.trail(path, top))[-1:]
+        finally:
+            os.close(top)
+        if not last:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if not stat.S_ISREG(os.lstat(last[0]).st_mode):
+            raise _NotSo("it is no regular file")
+        fd = ways.regular(last[0])
     except OSError as error:
         raise _NotSo(f"it cannot be read: {error.strerror}") from error
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise _NotSo("it is no regular file")
         if only is not None and status.st_size != only:
             return status.st_size, ""
         if status.st_size == 0 and os.read(fd, 1):

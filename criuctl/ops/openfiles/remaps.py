@@ -18,10 +18,12 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from ...checkpoint.chunks import StreamRef
 from ...checkpoint.manifest import LinkRecord
@@ -142,13 +144,19 @@ class DumpedLinks:
         return self._folders[path]
 
 
+class Provided(Struct, frozen=True):
+    """The helper links of one restore."""
+
+    made: Mapping[str, os.stat_result | None]  # path -> what it is
+    origins: Mapping[str, str]  # path -> that at the dump
+    created: Container[tuple[int, int]]  # device and inode of files that are new, with what was recorded
+
+
 @contextmanager
 def provided(
     names: Iterable[DeletedName], images: ImageSet, reader: CheckpointReader, moved: Mapping[str, str], reporter: Reporter
-) -> Iterator[Mapping[str, os.stat_result | None]]:
+) -> Iterator[Provided]:
     """The helper links are there for CRIU, as `names` are judged; whichever it has not used up are gone afterwards.
-
-    Yields what each of their paths is.
 
     They have names of their own, which the images are told: the old ones may be those of another tree's, of which there are
     checkpoints with the same numbers.  `moved`: path -> where the tree's own is instead (`criuctl.ops.openfiles.putback`).
@@ -160,7 +168,7 @@ def provided(
             links.provide(name, moved.get(name.other, name.other))
         if links.names:
             images.edit_files(links.tell)
-        yield links.made
+        yield Provided(links.made, {mine: path for path, mine in links.names.items()}, links.created)
     except BaseException:
         links.undo()
         raise
@@ -177,6 +185,7 @@ class _Links:
         self._helpers = {number: path for path, found in opened.items() for number, _ in found}
         self._deleted = {entry.id: path for path, found in opened.items() for _, entry in found}
         self.made: dict[str, os.stat_result | None] = {}  # path -> what it is, once that is known
+        self.created: set[tuple[int, int]] = set()  # device and inode of those that are of new files
         self._absent: dict[str, str] = {}  # a name that CRIU makes, and removes again -> path of the helper link
         self._folders: list[str] = []  # that it makes for such names, and removes again
         self._swept: set[str] = set()
@@ -194,7 +203,7 @@ class _Links:
                         self._swept.add(os.path.dirname(path))
                         _sweep(folder)
                     if not self._is_one(name, other, there, base, folder):
-                        _make(link, base, folder, self._reader)
+                        self.created.add(_make(link, base, folder, self._reader))
                         if name.other:
                             text = f"{name.name} (deleted): it cannot be one file with its other names here"
                             self._reporter.warning(f"{text}; what has it open gets a file of its own, as it was")
@@ -297,13 +306,13 @@ def _sweep(folder: int) -> None:
 def _linked(other: str, there: tuple[int, int] | None, name: str, folder: int) -> bool:
     """Make `name` one of the file at `other`; False if that is gone, is not the one it must be, or is on another file system."""
     try:
-        opened = other.startswith("/proc/self/fd/")
-        status = os.stat(other, follow_symlinks=opened)
-        if there is not None and there != (status.st_dev, status.st_ino):
-            return False
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
-            return False
-        os.link(other, name, dst_dir_fd=folder, follow_symlinks=opened)
+        with _opened(other) as fd:
+            status = os.fstat(fd)
+            if there is not None and there != (status.st_dev, status.st_ino):
+                return False
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
+                return False
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)  # this very file
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.ENOENT, errno.ENOTDIR, errno.EMLINK):
             raise
@@ -311,12 +320,27 @@ def _linked(other: str, there: tuple[int, int] | None, name: str, folder: int) -
     return True
 
 
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    """A descriptor (``O_PATH``) of what is at a path, or of what a link of /proc leads to."""
+    if path.startswith("/proc/self/fd/"):
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    else:
+        with ways.folder(os.path.dirname(path)) as folder:
+            fd = os.open(os.path.basename(path), ways.PLACE, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def _remove(path: str) -> None:
     with ways.folder(os.path.dirname(path)) as folder:
         os.unlink(os.path.basename(path), dir_fd=folder)
 
 
-def _make(link: LinkRecord, name: str, folder: int, reader: CheckpointReader) -> None:
+def _make(link: LinkRecord, name: str, folder: int, reader: CheckpointReader) -> tuple[int, int]:
+    """A new file with what was recorded: its device and inode."""
     fifo = stat.S_ISFIFO(link.mode)
     if fifo:
         os.mkfifo(name, 0o600, dir_fd=folder)
@@ -331,5 +355,6 @@ def _make(link: LinkRecord, name: str, folder: int, reader: CheckpointReader) ->
         itself = f"/proc/self/fd/{fd}"
         os.chown(itself, link.uid, link.gid)
         os.chmod(itself, stat.S_IMODE(link.mode))
+        return os.fstat(fd).st_dev, os.fstat(fd).st_ino
     finally:
         os.close(fd)

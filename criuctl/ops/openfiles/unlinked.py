@@ -25,6 +25,7 @@ from ...criu.images import ImageSet
 from ...errors import RestoreFailed
 from ...proc.controlled import Found, Looks
 from .granting import HINT, Judge, Objection
+from .remaps import Provided
 
 _OPENED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _SUFFIX = ".cr_link"  # as CRIU names one whose old name is another file's
@@ -48,12 +49,12 @@ def made(
     files: Iterable[HeldFile],
     judge: Judge,
     looks: Looks,
-    links: Mapping[str, os.stat_result | None],
+    links: Provided,
     stack: ExitStack,
 ) -> dict[int, int]:
     """Make the deleted files whose folders others control: id in files.img -> descriptor (O_PATH).
 
-    `links`: the helper links that are there, by their paths.  `RestoreFailed`.
+    `links`: the helper links that are there, which `linked` has judged.  `RestoreFailed`.
     """
     by_id = {held.id: held for held in files}
     ghosts: dict[int, int] = {}
@@ -73,7 +74,7 @@ def made(
                     fd = ghosts[remap.target]
                 else:
                     name = os.path.basename(held.path)
-                    fd = _made(images, remap, name, there.fd, by_id, links)
+                    fd = _made(images, remap, name, there.fd, by_id, links.made)
                     stack.callback(os.close, fd)
             except OSError as error:
                 text = f"{held.path} (deleted) cannot be made again: {error.strerror}"
@@ -82,6 +83,40 @@ def made(
             ghosts[remap.target] = fd
         descriptors[remap.id] = fd
     return descriptors
+
+
+def linked(
+    images: ImageSet,
+    files: Iterable[HeldFile],
+    judge: Judge,
+    looks: Looks,
+    links: Provided,
+) -> dict[int, tuple[int, int]]:
+    """Judge what the helper links are of: id in files.img -> device and inode.  `RestoreFailed`."""
+    by_id = {held.id: held for held in files}
+    found = {}
+    for remap in remaps(images):
+        helper = by_id.get(remap.target)
+        if remap.ghost or helper is None or remap.id not in by_id:
+            continue
+        wanted = links.made.get(helper.path)
+        if wanted is None:
+            continue
+        inode = (wanted.st_dev, wanted.st_ino)
+        if inode not in links.created:
+            try:
+                with looks.straight(helper.path) as fd:
+                    if not os.path.samestat(os.fstat(fd), wanted):
+                        raise OSError(errno.ESTALE, "something else is in its place by now")
+                    origin = links.origins.get(helper.path, helper.path)
+                    objection = judge.link_objection(by_id[remap.id], origin, fd)
+            except OSError as error:
+                text = f"{by_id[remap.id].path} (deleted): {helper.path}: {error.strerror}"
+                raise RestoreFailed(text) from error
+            if objection is not None:
+                raise RestoreFailed(str(objection), hint=HINT)
+        found[remap.id] = inode
+    return found
 
 
 def nearest_folder(looks: Looks, path: str, stack: ExitStack) -> tuple[str, Found]:

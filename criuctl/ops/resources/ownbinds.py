@@ -93,7 +93,7 @@ def _peers(images: ImageSet) -> list[_Bound]:
     holders = images.holders()
     clients: dict[int, list[tuple[int, int]]] = {}
     for entry in entries:
-        if entry.usk.peer:
+        if entry.usk.peer and entry.usk.type == socket.SOCK_DGRAM:  # streams are not CRIU's to make
             clients.setdefault(entry.usk.peer, []).extend(holders.get(entry.id, ())[:1])
     return [
         _Bound(
@@ -184,7 +184,7 @@ class OwnBinds:
         inodes = {e.usk.ino for e in images.files() if e.HasField("usk") and e.id in numbers}
 
         def edit(entry: Any) -> None:
-            if entry.HasField("usk") and entry.usk.peer in inodes:
+            if entry.HasField("usk") and entry.usk.peer in inodes and entry.usk.type == socket.SOCK_DGRAM:
                 entry.usk.peer = 0
 
         images.edit_files(edit)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import Any
@@ -20,7 +20,7 @@ from ...checkpoint.manifest import Manifest
 from ...checkpoint.reader import CheckpointReader
 from ...config import Config
 from ...criu import binary, driver, ttyimages
-from ...criu.heldfiles import credentials, hand_over, held_files
+from ...criu.heldfiles import credentials, held_files
 from ...criu.images import ImageSet
 from ...criu.lazy import LazyImage, LazyPages
 from ...criu.options import RestoreOptions
@@ -217,12 +217,15 @@ class Restoring(Struct):
                 )
             start = self.holder.starter if private is None else None
             names.begin()
-            stack.enter_context(self.pipes)
-            self.pipes.enter_context(fifos.settled(self.images, manifest, self.reporter, theirs, copy=self.copy))
             ghosts = self.images.number_ghosts(self.holder.session)
             arrival.remove_ghosts(ghosts)  # of a CRIU that was killed together with its criuctl, restoring this session
             stack.callback(lambda: None if self.root else arrival.remove_ghosts(ghosts))
-            inherit |= self._expect(judge, theirs, links, stack)
+            expected = self._expect(judge, theirs, links, stack)
+            stack.enter_context(self.pipes)
+            places = expected.places()
+            pipes = fifos.settled(self.images, manifest, self.reporter, theirs, copy=self.copy, places=places)
+            self.pipes.enter_context(pipes)
+            inherit |= handover.hand_over(self.images, expected)
             options = replace(options, inherit=inherit)
             self.reporter.step("restore")
             driver.restore(
@@ -374,19 +377,25 @@ class Restoring(Struct):
             raise RestoreFailed(f"the restored root, PID {inner} of its namespace, has ended at once")
         return found
 
-    def _expect(self, judge: Judge, theirs: str, links: Mapping[str, os.stat_result | None], stack: ExitStack) -> dict[str, int]:
-        """Look once more at what CRIU is about to open, where it will; what it is handed instead of paths."""
+    def _expect(
+        self,
+        judge: Judge,
+        theirs: str,
+        links: remaps.Provided,
+        stack: ExitStack,
+    ) -> handover.Expected:
+        """Look once more at what CRIU is about to open, where it will."""
         self.judge = judge
         if self.plan.pids == "init":  # CRIU makes the mounts
             self.expected = handover.Expected(files=held_files(self.images))
-            return {}
+            return self.expected
         view: int | None = None
         if theirs:
             view = os.open(theirs, os.O_PATH | os.O_CLOEXEC)
             stack.callback(os.close, view)
         self.expected = handover.expect(self.images, judge, view, links, stack)
         self.binds = OwnBinds(self.images, judge, view, stack)
-        return hand_over(self.images, self.expected.descriptors)
+        return self.expected
 
     def _open_external(self, stack: ExitStack, judge: Judge) -> dict[str, int]:
         """The files that came from another mount namespace, opened here by path, as far as the tree may have them."""
