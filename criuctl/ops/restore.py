@@ -190,7 +190,10 @@ def restore(
             names = boundnames.taken(images, manifest, facts.netns, copy=wishes.copy)
             facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone), names=names)
         facts = replace(facts, bound=interfaces.bound(images, facts.netns))
-        objections = untrusted.objections(config, manifest, images, facts.files, hang_up=connections == "hangup")
+        authentic = repository.encrypted or held is not None
+        objections = untrusted.objections(
+            config, manifest, images, facts.files, authentic=authentic, hang_up=connections == "hangup"
+        )
         facts = replace(facts, findings=(*facts.findings, *objections))
         plan = make_plan(manifest, facts, wishes)
         if dry_run:
@@ -276,6 +279,7 @@ def restore(
             held=held,
             feeder=feeder,
             filling=filling,
+            authentic=authentic,
         )
         with ExitStack() as running:
             try:

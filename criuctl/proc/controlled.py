@@ -10,12 +10,12 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ..errors import UntrustedPath
 from . import inodes, trustedpath
-from .trustedpath import Fault
+from .trustedpath import Component, Fault
 
 
 class Found(NamedTuple):
@@ -24,6 +24,7 @@ class Found(NamedTuple):
     fd: int  # O_PATH
     status: os.stat_result
     fault: Fault | None  # who else than root could have put another file there
+    walked: tuple[Component, ...] = ()  # all that was passed; unknown where a link is not to be followed
 
 
 class Looks:
@@ -33,7 +34,8 @@ class Looks:
         """`root`: a descriptor of the folder that is "/" for these paths; None for ours."""
         self.root = root
         self._top = os.open("/", os.O_PATH | os.O_CLOEXEC) if root is None else os.dup(root)
-        self._folders: dict[str, bool] = {}  # whether root alone decides what is in it
+        # Each folder's way, if root alone decides what is in it.
+        self._folders: dict[str, tuple[Component, ...] | None] = {}
 
     def __enter__(self) -> Looks:
         return self
@@ -52,8 +54,11 @@ class Looks:
             fd, straight = inodes.open_below(self._top, path, 0), False
         try:
             status = os.fstat(fd)
-            roots = straight and self.is_roots(os.path.dirname(path))
-            yield Found(fd, status, None if roots else self._fault(path, status))
+            way = self._roots_way(os.path.dirname(path)) if straight else None
+            if way is not None:
+                yield Found(fd, status, None, (*way, trustedpath.component(fd, path)))
+            else:
+                yield Found(fd, status, *self._judged(path, status))
         finally:
             os.close(fd)
 
@@ -67,22 +72,26 @@ class Looks:
             os.close(fd)
 
     def is_roots(self, folder: str) -> bool:
+        """Whether root alone decides what is in a folder."""
+        return self._roots_way(folder) is not None
+
+    def _roots_way(self, folder: str) -> tuple[Component, ...] | None:
         if folder not in self._folders:
-            try:
-                with trustedpath.opened(folder, root=self.root) as place:
-                    self._folders[folder] = place.controlled_by_root
-            except (UntrustedPath, OSError):
-                self._folders[folder] = False
+            self._folders[folder] = None
+            walk = trustedpath.opened(folder, root=self.root)
+            with suppress(UntrustedPath, OSError), walk as place:
+                if place.controlled_by_root:
+                    self._folders[folder] = place.walked
         return self._folders[folder]
 
-    def _fault(self, path: str, status: os.stat_result) -> Fault | None:
+    def _judged(self, path: str, status: os.stat_result) -> tuple[Fault | None, tuple[Component, ...]]:
         try:
             with trustedpath.opened(path, root=self.root) as place:
                 if not os.path.samestat(place.status, status):
-                    return Fault(path, f"{path} changes while it is looked at", "")
-                return place.way_fault
+                    return Fault(path, f"{path} changes while it is looked at", ""), ()
+                return place.way_fault, place.walked
         except UntrustedPath as error:
             component = str(error.details.get("component", path))
-            return Fault(component, error.message, error.hint)
+            return Fault(component, error.message, error.hint), ()
         except OSError as error:
-            return Fault(path, f"{path}: {error.strerror}", "")
+            return Fault(path, f"{path}: {error.strerror}", ""), ()

@@ -4,7 +4,9 @@ A name says nothing about which file it leads to by the time of the restore: who
 folder or link on the way decides.  RULE: a restore gives nobody a file that they could not have.
 A process gets what is at a recorded path if
 
-1. root alone controls every component: nobody else can have put another file there; or
+1. root alone controls every component: nobody else can have put another file there.  If the
+   process could not open it itself, that it had it at the dump must be certain: the checkpoint
+   tells so with this host's seal, came from an encrypted store, or straight from another host; or
 2. it is the very inode of the dump (`heldinodes`), or was made by this restore; or
 3. the process could open it itself, in that mode, with its own credentials, over no link but of
    root's and its own user's making.  Where others could have put it there (a folder like /tmp, a
@@ -66,6 +68,7 @@ class Judge(Struct, frozen=True):
     known: Mapping[str, InodeRecord]
     owners: Mapping[str, int]  # path -> owner at the dump
     holders: Mapping[int, Credentials]  # the tree's own PIDs
+    authentic: bool  # whether what the checkpoint tells is certain: nobody else can have written it
     made: Collection[tuple[int, int]] = ()  # device and inode of what this restore has made
 
     @classmethod
@@ -74,28 +77,48 @@ class Judge(Struct, frozen=True):
         config: Config,
         manifest: Manifest,
         holders: Mapping[int, Credentials],
+        *,
+        authentic: bool,
         made: Collection[tuple[int, int]] = (),
     ) -> Judge:
         """The judge of a checkpoint's restore."""
         known = heldinodes.known(config, manifest)
         owners = {record.path: record.uid for record in manifest.files}
         owners |= {record.path: record.uid for record in manifest.inodes}
-        return cls(manifest, known, owners, holders, made)
+        return cls(manifest, known, owners, holders, authentic, made)
 
     def objection(self, held: HeldFile, found: Found, root: int | None) -> Objection | None:
         """Why a process that holds `held` may not have what was found at its path; `root` as for
         `Looks`.
         """
-        return self._objection(held.path, found, _wanted(held, self.holders), root)
+        wanted = list(_wanted(held, self.holders))
+        unproven = self._unproven(held.path, found, wanted)
+        return unproven or self._objection(held.path, found, wanted, root)
 
     def folder_objection(self, path: str, found: Found, uses: Iterable[Use], root: int | None) -> Objection | None:
         """Why nothing may be made in the folder `found` at `path` for the processes of `uses`."""
-        access = os.W_OK | os.X_OK
-        return self._objection(path, found, [(use.pid, access, use) for use in uses], root)
+        wanted = [(use.pid, os.W_OK | os.X_OK, use) for use in uses]
+        return self._unproven(path, found, wanted) or self._objection(path, found, wanted, root)
 
     def peer_objection(self, path: str, found: Found, uses: Iterable[Use], root: int | None) -> Objection | None:
         """Why the sockets of `uses` may not be connected to the one that was found at `path`."""
         return self._objection(path, found, [(use.pid, os.W_OK, use) for use in uses], root)
+
+    def _unproven(self, path: str, found: Found, wanted: Iterable[tuple[int, int, Use | None]]) -> Objection | None:
+        """Why a process may not have what is at a path of root's; None for any other path."""
+        if found.fault is not None or self.authentic or path in self.known:
+            return None
+        for pid, access, use in wanted:
+            user = self.holders.get(pid)
+            if user is None or user.uid == 0:
+                continue
+            if not trustedpath.may_open(user, found.walked, access):
+                text = (
+                    f"user {user.uid} may not open it so, and nothing proves that the tree had it:"
+                    " the store is not encrypted, and this host has not made the checkpoint"
+                )
+                return Objection(path, use, Fault(path, text, ""))
+        return None
 
     def link_objection(self, held: HeldFile, origin: str, fd: int) -> Objection | None:
         """Why a process that has `held` open under a deleted name may not have the file `fd`.

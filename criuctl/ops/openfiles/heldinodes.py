@@ -1,7 +1,8 @@
-"""Which file it was: the inodes that a tree holds at paths that others than root decide about.
+"""Which file it was: the inodes of a tree, where a restore will want evidence.
 
-At the dump each such path is recorded with its inode; for sockets and deleted files it is the
-folder that they are in.  At a restore the record is the evidence that what is at the path is the
+At the dump each path that others than root decide about, or that the process could not open itself,
+is recorded with its inode; for sockets and deleted files it is the folder that they are in.
+At a restore the record is the evidence that what is at the path is the
 very file of the dump.  It counts only on the host that made it (`criuctl.ops.hostkey`), because the
 numbers of another host say nothing here and because who writes to a store must not be able to name
 /etc/shadow with its inode.
@@ -18,14 +19,16 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from ...checkpoint.manifest import InodeRecord, LinkRecord, Manifest
 from ...checkpoint.records import MAX_INT
 from ...config import Config
 from ...errors import CriuctlError
-from ...proc import inodes, socketfiles
+from ...proc import inodes, socketfiles, trustedpath
 from ...proc.controlled import Looks
 from ...proc.descriptors import Descriptor
 from ...proc.mappings import Mapping as MappedRange
@@ -41,15 +44,17 @@ _DELETED = " (deleted)"
 def record(tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> list[InodeRecord]:
     """The inodes at the paths of a frozen tree, but for paths that root alone decides about."""
     found: dict[str, InodeRecord] = {}
-    seen: set[str] = set()
+    seen: set[tuple[str, int]] = set()
     with Looks() as looks:
-        for path, source, number in _held(tree, opened):
-            if path in seen or not path.startswith("/") or path.startswith(_KERNELS):
+        for held in _held(tree, opened):
+            path, wanted = held.path, held.wanted
+            if (path, wanted) in seen or not path.startswith("/") or path.startswith(_KERNELS):
                 continue
-            seen.add(path)
-            with suppress(OSError), _opened(looks, path, source) as fd:
+            seen.add((path, wanted))
+            with suppress(OSError), _opened(looks, path, held.source) as fd:
                 status = os.fstat(fd)
-                if number in (None, status.st_ino) and not _is_roots(looks, path, status):
+                same = held.number in (None, status.st_ino)
+                if same and not _is_anybodys(looks, path, status, wanted):
                     found[path] = _of(path, fd)
     return list(found.values())
 
@@ -84,11 +89,14 @@ def of_links(links: Iterable[LinkRecord]) -> list[InodeRecord]:
     ]
 
 
-def _is_roots(looks: Looks, path: str, status: os.stat_result) -> bool:
-    """Whether root alone decides what is at the path, and that is this."""
+def _is_anybodys(looks: Looks, path: str, status: os.stat_result, wanted: int) -> bool:
+    """Whether root alone decides what is at the path, that is this, and everybody may open it so."""
     try:
         with looks.at(path) as there:
-            return there.fault is None and os.path.samestat(there.status, status)
+            if there.fault is not None or not os.path.samestat(there.status, status):
+                return False
+            *way, last = [component.mode for component in there.walked]
+            return not wanted or (last & wanted == wanted and all(mode & stat.S_IXOTH for mode in way))
     except OSError:  # of another mount namespace
         return False
 
@@ -105,37 +113,50 @@ def _of(path: str, fd: int) -> InodeRecord:
     )
 
 
-def _held(tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> Iterator[tuple[str, str, int | None]]:
-    """Each path, what leads to the very file ("" for the path itself), and its inode number where
-    that may lead elsewhere.
-    """
+class _Held(NamedTuple):
+    path: str
+    wanted: int  # what others than its owner and group must be allowed to do with it; 0 for root
+    source: str = ""  # what leads to the very file; "": the path itself
+    number: int | None = None  # the inode, where `source` may lead elsewhere
+
+
+def _held(tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> Iterator[_Held]:
+    """Each path of each process, with what leads to the file."""
     for process in tree:
-        pid = process.pid
-        for d in opened.get(pid, ()):
-            if d.kind == "socket":
-                with suppress(CriuctlError, OSError):
-                    bound = socketfiles.bound_file(pid, d.fd, deleted=True)
-                    if bound:
-                        yield os.path.dirname(bound), "", None
-            elif d.target.startswith("/") and d.kind not in ("tty", "memfd"):
-                if d.deleted:
-                    yield os.path.dirname(d.target), "", None
+        yield from _of_process(process, opened.get(process.pid, ()))
+
+
+def _of_process(process: Process, descriptors: Sequence[Descriptor]) -> Iterator[_Held]:
+    pid, any_uid = process.pid, -1 if process.uid else 0  # root needs no rights
+    folder = (stat.S_IWOTH | stat.S_IXOTH) & any_uid
+    for d in descriptors:
+        if d.kind == "socket":
+            with suppress(CriuctlError, OSError):
+                bound = socketfiles.bound_file(pid, d.fd, deleted=True)
+                if bound:
+                    yield _Held(os.path.dirname(bound), folder)
+        elif d.target.startswith("/") and d.kind not in ("tty", "memfd"):
+            if d.deleted:
+                yield _Held(os.path.dirname(d.target), folder)
+            else:
+                wanted = trustedpath.access_of(d.flags) & any_uid  # os.R_OK is stat.S_IROTH
+                yield _Held(d.target, wanted, f"/proc/{pid}/fd/{d.fd}")
+    if process.zombie:
+        return
+    for name in ("cwd", "root", "exe"):
+        with suppress(OSError):
+            target = os.readlink(f"/proc/{pid}/{name}")
+            if not target.endswith(_DELETED):
+                yield _Held(target, stat.S_IXOTH & any_uid, f"/proc/{pid}/{name}")
+    with suppress(CriuctlError):
+        for m in mappings(pid):
+            if m.inode and m.path.startswith("/") and not m.path.startswith(_NO_FILES):
+                if m.deleted:
+                    yield _Held(os.path.dirname(m.path), folder)
                 else:
-                    yield d.target, f"/proc/{pid}/fd/{d.fd}", None
-        if process.zombie:
-            continue
-        for name in ("cwd", "root", "exe"):
-            with suppress(OSError):
-                target = os.readlink(f"/proc/{pid}/{name}")
-                if not target.endswith(_DELETED):
-                    yield target, f"/proc/{pid}/{name}", None
-        with suppress(CriuctlError):
-            for m in mappings(pid):
-                if m.inode and m.path.startswith("/") and not m.path.startswith(_NO_FILES):
-                    if m.deleted:
-                        yield os.path.dirname(m.path), "", None
-                    else:
-                        yield m.path, *_mapped(pid, m)
+                    written = stat.S_IWOTH if m.shared and "w" in m.perms else 0
+                    wanted = (stat.S_IROTH | written) & any_uid
+                    yield _Held(m.path, wanted, *_mapped(pid, m))
 
 
 def _mapped(pid: int, m: MappedRange) -> tuple[str, int | None]:

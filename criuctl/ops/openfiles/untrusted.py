@@ -26,18 +26,20 @@ def objections(
     images: ImageSet,
     files: Iterable[Judgement],
     *,
+    authentic: bool,
     hang_up: bool = False,
 ) -> list[Finding]:
     """One finding for each file or folder that may not be had; `Damaged` for hostile images.
 
-    `hang_up`: connections are not made again.
+    `authentic`: nobody else can have written the checkpoint.  `hang_up`: connections are not made
+    again.
     """
     held = held_files(images)
     check_flags(held)
     if manifest.namespaces.get("mnt", {}).get("mode", "host") != "host":
         return []
     anew = {j.record.path for j in files if j.verdict in ("put-back", "beside", "overlaid")}
-    judge = Judge.of(config, manifest, credentials(images))
+    judge = Judge.of(config, manifest, credentials(images), authentic=authentic)
     there = [one for one in held if not one.deleted and not one.external and one.path not in anew]
     with Looks() as looks:
         found = [

@@ -75,6 +75,7 @@ class Restoring(Struct):
     copy: bool = False  # beside a live original
     held: Callable[[list[dict[str, Any]]], None] | None = None
     feeder: Feeder | None = None
+    authentic: bool = False  # nobody else than criuctl's own can have written the checkpoint
     filling: Filling | None = None  # pages of an eager restore that CRIU does not bring
     inner_root: int = 0  # the root's PID as the tree sees it
     connections: list[dict[str, Any]] = field(default_factory=list)
@@ -183,7 +184,7 @@ class Restoring(Struct):
                 )
             stack.callback(lambda: arrival.kill_tree(self.placed))
             theirs = f"/proc/{private.init.pid}/root" if private is not None else ""
-            judge = Judge.of(self.config, manifest, credentials(self.images), applied.created)
+            judge = Judge.of(self.config, manifest, credentials(self.images), authentic=self.authentic, made=applied.created)
             inherit = self._open_external(stack, judge) | self.terminals.open(stack, theirs) | semaphores.make(self.images, stack)
             options = RestoreOptions(
                 shell_job=not ttyimages.led_by_device(self.images),
