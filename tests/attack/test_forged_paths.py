@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.laboratory import Laboratory
+
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.report import Reporter
 from criuctl.store import open_store
-from support.laboratory import Laboratory
 
 pytestmark = pytest.mark.integration
 
