@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ..proc.credentials import Credentials
 from .images import ImageSet, path_of, read
@@ -57,19 +58,22 @@ class HeldFile(Struct, frozen=True):
 def held_files(images: ImageSet) -> list[HeldFile]:
     """Every file that CRIU opens by a path."""
     entries = images.files()
-    uses = _uses(images)
+    flags = {e.id: e.reg.flags for e in entries if e.HasField("reg")}
+    uses = _uses(images, flags)
     gone = images.remapped() | {number for found in images.linked().values() for number, _ in found}
     terminals = {e.tty.regf_id for e in entries if e.HasField("tty") and e.tty.HasField("regf_id")}
     for entry in entries:
         if entry.HasField("fifo") and entry.fifo.HasField("regf_id"):
-            uses.setdefault(entry.fifo.regf_id, []).extend(uses.get(entry.id, ()))
+            opened = uses.setdefault(entry.fifo.regf_id, [])
+            mode = flags.get(entry.fifo.regf_id, 0)
+            opened += [replace(use, flags=mode) for use in uses.get(entry.id, ())]
     return [
         HeldFile(
             id=entry.id,
             path=path_of(entry.reg),
             mode=entry.reg.mode if entry.reg.HasField("mode") else 0,
             flags=entry.reg.flags,
-            uses=tuple(_with_flags(use, entry.reg.flags) for use in uses.get(entry.id, ())),
+            uses=tuple(uses.get(entry.id, ())),
             external=entry.reg.ext,
             deleted=entry.id in gone,
         )
@@ -78,14 +82,10 @@ def held_files(images: ImageSet) -> list[HeldFile]:
     ]
 
 
-def _with_flags(use: Use, flags: int) -> Use:
-    return Use(use.pid, use.role, use.number, flags) if use.role == "descriptor" else use
-
-
-def _uses(images: ImageSet) -> dict[int, list[Use]]:
+def _uses(images: ImageSet, flags: Mapping[int, int]) -> dict[int, list[Use]]:
     found: dict[int, list[Use]] = {}
     for number, held in images.holders().items():
-        found[number] = [Use(pid, "descriptor", fd) for pid, fd in held]
+        found[number] = [Use(pid, "descriptor", fd, flags.get(number, 0)) for pid, fd in held]
     names = set(images.names())
     for pid in images.pids():
         if f"mm-{pid}.img" in names:

@@ -68,7 +68,7 @@ class Judge(Struct, frozen=True):
     known: Mapping[str, InodeRecord]
     owners: Mapping[str, int]  # path -> owner at the dump
     holders: Mapping[int, Credentials]  # the tree's own PIDs
-    authentic: bool  # whether what the checkpoint tells is certain: nobody else can have written it
+    certain: bool  # nobody else can have written the checkpoint, or all its processes are root's
     made: Collection[tuple[int, int]] = ()  # device and inode of what this restore has made
 
     @classmethod
@@ -81,16 +81,19 @@ class Judge(Struct, frozen=True):
         authentic: bool,
         made: Collection[tuple[int, int]] = (),
     ) -> Judge:
-        """The judge of a checkpoint's restore."""
+        """The judge of a checkpoint's restore; `authentic`: nobody else can have written it."""
+        certain = authentic or not any(user.uid for user in holders.values())
         known = heldinodes.known(config, manifest)
         owners = {record.path: record.uid for record in manifest.files}
         owners |= {record.path: record.uid for record in manifest.inodes}
-        return cls(manifest, known, owners, holders, authentic, made)
+        return cls(manifest, known, owners, holders, certain, made)
 
     def objection(self, held: HeldFile, found: Found, root: int | None) -> Objection | None:
         """Why a process that holds `held` may not have what was found at its path; `root` as for
         `Looks`.
         """
+        if found.fault is None and self.certain:
+            return None
         wanted = list(_wanted(held, self.holders))
         unproven = self._unproven(held.path, found, wanted)
         return unproven or self._objection(held.path, found, wanted, root)
@@ -106,7 +109,7 @@ class Judge(Struct, frozen=True):
 
     def _unproven(self, path: str, found: Found, wanted: Iterable[tuple[int, int, Use | None]]) -> Objection | None:
         """Why a process may not have what is at a path of root's; None for any other path."""
-        if found.fault is not None or self.authentic or path in self.known:
+        if found.fault is not None or self.certain or path in self.known:
             return None
         for pid, access, use in wanted:
             user = self.holders.get(pid)

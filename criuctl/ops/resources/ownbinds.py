@@ -59,11 +59,12 @@ class _Bound(Struct):
 
 def folder_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Objection]:
     """What stands against binding sockets in the folders that their paths lead to now."""
-    holders = images.holders()
+    names = [name for name in bound(images) if not name.abstract]
+    holders = images.holders() if names else {}
     found = []
-    for name in bound(images):
+    for name in names:
         held = holders.get(name.id)
-        if name.abstract or not held:
+        if not held:
             continue
         with ExitStack() as stack:
             folder, there = nearest_folder(looks, name.path, stack)
@@ -90,6 +91,8 @@ def peer_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Object
 def _peers(images: ImageSet) -> list[_Bound]:
     """The sockets outside that CRIU would connect sockets of the tree to, by their paths."""
     entries = [e for e in images.files() if e.HasField("usk")]
+    if not any(e.usk.uflags & EXTERN for e in entries):
+        return []
     holders = images.holders()
     clients: dict[int, list[tuple[int, int]]] = {}
     for entry in entries:
@@ -122,11 +125,12 @@ class OwnBinds:
         self._sockets: list[_Bound] = []
         self._own: list[_Bound] = []
         self._peers: list[_Bound] = []  # outside, whose clients connect to them themselves
-        self._ids = own_ids(images)
-        holders = images.holders()
+        self._ids: dict[int, OwnIds] = {}
+        names = [name for name in bound(images) if not name.abstract]
+        holders = images.holders() if names else {}
         with Looks(root) as looks:
-            for name in bound(images):
-                if name.abstract or name.id not in holders:
+            for name in names:
+                if name.id not in holders:
                     continue
                 folder, there = nearest_folder(looks, name.path, stack)
                 uses = [Use(pid, "descriptor", fd) for pid, fd in holders[name.id]]
@@ -143,6 +147,8 @@ class OwnBinds:
                 with suppress(OSError), looks.at(peer.name.path) as there:
                     if there.fault is not None:
                         self._peers.append(peer)
+        if self._own or self._peers:
+            self._ids = own_ids(images)
         if self._own:
             self._take_out(images)
         if self._peers:
