@@ -342,6 +342,16 @@ class TimedOut(CriuctlError):
     code = "timed-out"
 
 
+class FrozenTooLong(TimedOut):
+    """The tree had to stand still for longer than max_freeze; the dump was undone, and the tree runs on."""
+
+    code = "frozen-too-long"
+
+    @classmethod
+    def default_hint(cls) -> str:
+        return "--max-freeze SECONDS allows more, 0 any time; max_freeze in the configuration is what is allowed without it."
+
+
 class InDoubt(TimedOut):
     """A session has left its home, and the host that has it could not be told to let it run."""
 

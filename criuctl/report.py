@@ -8,6 +8,8 @@ it as it is.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -16,6 +18,8 @@ from msgspec.structs import asdict
 from . import pausepoints
 
 Level = Literal["error", "warning", "info"]
+
+_STEPS = 64
 
 
 class Finding(Struct, frozen=True):
@@ -48,10 +52,16 @@ class Reporter:
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.codes: list[str] = []  # of warnings that have one
+        self.marks: deque[tuple[str, float]] = deque(maxlen=_STEPS)  # the last ones, and when they began (monotonic)
 
     def step(self, name: str, **facts: Any) -> None:
         """A named step of the operation begins; subclasses call this too, so that tests can pause there (`pausepoints`)."""
+        self.at(name)
         pausepoints.reached(name)
+
+    def at(self, name: str) -> None:
+        """A step begins that only `marks` tells of."""
+        self.marks.append((name, time.monotonic()))
 
     def progress(self, name: str, done: int, total: int | None = None, unit: str = "bytes") -> None:
         """`done` of `total` units of `name` are through; may be called from any thread, often."""

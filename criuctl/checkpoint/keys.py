@@ -112,7 +112,8 @@ def new_key_file(path: Path) -> KeyText:
 def write_secret(path: Path, text: str) -> None:
     """Write a new file that nobody else can read; `FileExistsError`."""
     try:
-        make_private(path.parent)
+        if not path.parent.exists():  # else it is where the operator wants the file
+            make_private(path.parent)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except FileExistsError:
         raise

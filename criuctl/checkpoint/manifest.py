@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Self
 
 from msgspec import field
+from msgspec.structs import replace
 
 from .chunks import StreamRef
 from .records import Record, check_owner_and_mode, check_path, check_pattern, check_range, check_text_of_kernel, damaged
@@ -30,6 +31,10 @@ _HANDLE = re.compile(r"(?:-?\d{1,10}:(?:[0-9a-f]{2}){1,128})?")
 _DIGEST = re.compile(r"(?:[0-9a-f]{64})?")
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
 _MAX_PAGES = 1 << 40
+_GPU = re.compile(r"GPU-[0-9a-f-]{1,64}")
+_GPU_NODE = re.compile(r"/dev/nvidia[A-Za-z0-9/_-]{0,64}")
+
+GPU = "nvidia-gpu"  # the feature of a manifest that has a `GpuRecord`
 
 PredicateKind = Literal["file", "command", "output", "age"]
 
@@ -336,6 +341,57 @@ class PredicateRecord(Record, frozen=True):
             raise damaged(f"{where}.argument", "is not one")
 
 
+class GpuDevice(Record, frozen=True):
+    """A GPU that the host of the dump had."""
+
+    uuid: str
+    name: str
+    memory: int  # bytes
+    capability: str  # compute capability: "9.0"
+
+    def check(self, where: str) -> None:
+        check_pattern(_GPU, self.uuid, f"{where}.uuid")
+        check_range(self.memory, 0, 1 << 60, f"{where}.memory")
+
+
+class GpuProcess(Record, frozen=True):
+    """A process whose device memory the driver has moved into its ordinary memory; its own numbers."""
+
+    pid: int
+    thread: int  # which gives the device back
+    memory: int = 0  # bytes on the device; 0 if unknown
+
+    def check(self, where: str) -> None:
+        for name in ("pid", "thread"):
+            check_range(getattr(self, name), 1, 1 << 31, f"{where}.{name}")
+        check_range(self.memory, 0, 1 << 60, f"{where}.memory")
+
+
+class GpuDescriptor(Record, frozen=True):
+    """A device that a process has open without using it: opened again by path after the restore."""
+
+    pid: int  # its own number
+    fd: int
+    path: str
+    flags: int = 0  # as of open(2)
+    cloexec: bool = False
+
+    def check(self, where: str) -> None:
+        check_range(self.pid, 1, 1 << 31, f"{where}.pid")
+        check_range(self.fd, 0, 1 << 31, f"{where}.fd")
+        check_pattern(_GPU_NODE, self.path, f"{where}.path")
+
+
+class GpuRecord(Record, frozen=True):
+    """What a restore must know of the tree's GPUs; a manifest that has it requires the feature `GPU`."""
+
+    driver: str  # version of NVIDIA's driver: "580.159.04"
+    api: int  # version of its interface: 13000
+    devices: tuple[GpuDevice, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
+    opened: tuple[GpuDescriptor, ...] = ()
+
+
 class Manifest(Record, frozen=True):
     """One checkpoint; see the module's docstring.  `number` and `created` are set by the commit."""
 
@@ -366,6 +422,7 @@ class Manifest(Record, frozen=True):
     inodes_mac: str = ""  # by it the host of the dump knows `inodes` again; hex
     external: tuple[ExternalFile, ...] = ()
     predicates: tuple[PredicateRecord, ...] = ()
+    gpu: GpuRecord | None = None
     hooks: tuple[dict[str, Any], ...] = ()
     timings: dict[str, float] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
@@ -407,6 +464,12 @@ class Manifest(Record, frozen=True):
         ):
             if len(set(names)) != len(names):
                 raise damaged(f"{where}.{kind}", "names something twice")
+
+    def with_gpu(self, record: GpuRecord | None, timings: dict[str, float]) -> Manifest:
+        """This manifest with what a restore must know of GPUs, and the feature that it requires then."""
+        if record is None:
+            return self
+        return replace(self, gpu=record, features=(*self.features, GPU), timings=self.timings | timings)
 
     def streams(self) -> list[StreamRef]:
         """Every stream that a restore may read, each once."""

@@ -50,7 +50,7 @@ class Kind(Struct, frozen=True):
 
 
 INDEX = Kind("index segment", b"CRIUCTLI", 1, 64 << 20)
-MANIFEST = Kind("manifest", b"CRIUCTLM", 1, 256 << 20, frozenset({"carried-binaries", "predicates", LAYERS}))
+MANIFEST = Kind("manifest", b"CRIUCTLM", 1, 256 << 20, frozenset({"carried-binaries", "predicates", "nvidia-gpu", LAYERS}))
 LEASE = Kind("lease", b"CRIUCTLL", 1, 1 << 20)
 
 

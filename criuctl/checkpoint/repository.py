@@ -75,6 +75,7 @@ class Repository:
         self.about = about
         self._opened = opened
         self.features = objects.MANIFEST.features  # of manifests, that everybody knows who will read them
+        self.hangs = False  # the store does not answer, and what was asked of it is left to itself
         self._learned = float("-inf")  # when what a new checkpoint may rely on was learned
 
     # -- making and opening ----------------------------------------------------------------------------
@@ -154,7 +155,7 @@ class Repository:
 
     def close(self) -> None:
         """Close what this host remembers; the store itself is closed by whoever opened it."""
-        if "cache" in self.__dict__:
+        if "cache" in self.__dict__ and not self.hangs:  # which may lie in the store's own folder
             self.cache.close()
 
     def key_info(self) -> dict[str, Any]:

@@ -31,6 +31,19 @@ def write_result(text: str) -> None:
     _write(lambda stream: stream.write(text + "\n"))
 
 
+def unheard(write: Callable[[], object]) -> bool:
+    """`write` the result of what is done for good; whether nobody takes it, which is told, and is no failure of what was done."""
+    try:
+        write()
+        return False
+    except BrokenPipeError:
+        discard(1)
+        tell("criuctl: done, but nobody reads the result")
+    except ResultLost as error:
+        tell(f"criuctl: done, but {error.message}")
+    return True
+
+
 def write_bytes(data: bytes) -> None:
     """Print `data` as it is; raises as `write_result` does."""
     _write(lambda stream: stream.buffer.write(data))

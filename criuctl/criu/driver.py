@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
+from typing import Any
 
 from msgspec import Struct
 
@@ -32,7 +33,7 @@ from ..proc.command import Starter
 from .binary import CriuBinary
 from .options import CONFIG_NAME, LOG_NAME, DumpOptions, RestoreOptions, config_text, dump_options, restore_options
 from .pages import B, PageGuard, PageImage, PageReceiver, PageSink, socket_pair
-from .rpc import CriuGone, CriuRefused, end_tracer
+from .rpc import CriuGone, CriuRefused, Swrk, end_tracer
 
 _LOG_START, _LOG_END = 1 << 20, 15 << 20  # bytes of log that are read back: who runs is told first, why it failed last
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -64,6 +65,7 @@ class DumpSteps(Struct, frozen=True):
 
     frozen: Callable[[], Frozen]  # every task is stopped; CRIU has not looked at sockets yet, nor locked connections
     commit: Callable[[list[PageImage]], None]  # all pages and images are there, the tree is still frozen
+    begins: Callable[[], None] = lambda: None  # CRIU is about to stop the first task
 
 
 def folder_path(folder: int) -> str:
@@ -110,6 +112,8 @@ class Dumper:
         self._criu, self._folder, self._enter = criu, folder, enter
         self._asked: DumpOptions | None = None
         self._pages: socket.socket | None = None  # where its pages will come; until a receiver has it
+        self._receiver: PageReceiver[Any] | None = None
+        self._swrk: Swrk | None = None
         self._running = ExitStack()
 
     def ask(self, options: DumpOptions) -> None:
@@ -123,19 +127,21 @@ class Dumper:
                 with open(os.open(CONFIG_NAME, _NEW, 0o600, dir_fd=self._folder), "w") as file:
                     file.write(config_text(options))
             with theirs:  # CRIU holds its own copy; the stream must end when CRIU does
-                self._swrk = stack.enter_context(self._criu.swrk(enter=self._enter, pass_fds=fds, to_the_end=True))
-                self._swrk.ask("DUMP", dump_options(folder_path(self._folder), theirs.fileno(), options))
+                self._swrk = swrk = stack.enter_context(self._criu.swrk(enter=self._enter, pass_fds=fds, to_the_end=True))
+                swrk.ask("DUMP", dump_options(folder_path(self._folder), theirs.fileno(), options))
             self._running = stack.pop_all()
         self._asked = options
 
     @property
     def conversation(self) -> int:
         """Our end of what CRIU is spoken to over.  While others have it open too, CRIU waits for an answer if we are killed."""
+        assert self._swrk is not None
         return self._swrk.sock.fileno()
 
     @property
     def pid(self) -> int:
         """CRIU's PID, or that of its parent."""
+        assert self._swrk is not None
         return self._swrk.pid
 
     def close(self) -> None:
@@ -145,6 +151,23 @@ class Dumper:
         if self._pages is not None:
             self._pages.close()
             self._pages = None
+
+    def break_off(self) -> None:
+        """No more pages are taken, and CRIU's next question is answered with no; one that is being answered is not."""
+        if self._swrk is not None:
+            self._swrk.refuse()
+        if self._receiver is not None:
+            self._receiver.stop()
+
+    @property
+    def asks(self) -> bool:
+        """Whether CRIU waits for one of the steps of `dump`."""
+        return self._swrk is not None and self._swrk.asks
+
+    def veto(self) -> None:
+        """Let CRIU roll back now, if it waits for a step of `dump`, though that step is not done; from another thread."""
+        if self._swrk is not None:
+            self._swrk.veto()
 
     def dump(self, options: DumpOptions, sink: PageSink[B], steps: DumpSteps) -> None:
         """Dump a tree: pages into `sink`, metadata images into the folder.
@@ -158,8 +181,9 @@ class Dumper:
             with closing(self):
                 if self._asked != options:
                     self.ask(options)
-                assert self._pages is not None
+                assert self._pages is not None and self._swrk is not None
                 receiver, self._pages = PageReceiver(self._pages, sink), None
+                self._receiver = receiver
                 receiver.start()
                 self._swrk.answer(partial(_notify, receiver, steps, committed))
         except (CriuRefused, CriuGone) as error:
@@ -179,7 +203,9 @@ class Dumper:
 def _notify(
     receiver: PageReceiver[B], steps: DumpSteps, committed: threading.Event, script: str, _pid: int
 ) -> bool | Sequence[str]:
-    if script == "query-ext-files":
+    if script == "pre-dump":
+        steps.begins()
+    elif script == "query-ext-files":
         frozen = steps.frozen()
         receiver.guards = frozen.guards
         return frozen.external
@@ -199,14 +225,15 @@ def restore(
     pass_fds: Sequence[int] = (),
     start: Starter | None = None,
     about_to_fork: Callable[[int], None] | None = None,
-    about_to_run: Callable[[], int] | None = None,
+    about_to_run: Callable[[], int | None] | None = None,
     broken_off: Callable[[], None] | None = None,
 ) -> None:
     """Restore a tree from `folder`; `placed` is called with the root's PID before anything executes.
 
     `start` starts CRIU as somebody else's child: the tree's root is that one's too.  `about_to_fork` is told CRIU's
     PID, or that of its parent, when it is about to make the tree; `about_to_run` when every task stands before its first
-    instruction, in CRIU's hands: they run when it is left.  It returns the PID of their tracer, 0 if unknown.
+    instruction, in CRIU's hands: they run when it is left.  It returns the PID of their tracer, 0 if unknown, or None if it has
+    ended CRIU itself.
     Raises what `placed` or `about_to_run` raised, else `CriuFailed`; nothing of the tree is left then.  `broken_off` is told
     first: a CRIU that is past post-restore would let it run, so it is to be killed before that.
     """
@@ -229,7 +256,7 @@ def restore(
                     broken_off()
                 raise
             swrk.expendable = False
-            if not tracer or not end_tracer(tracer):
+            if tracer is not None and (not tracer or not end_tracer(tracer)):
                 swrk.go_on()
     except (CriuRefused, CriuGone) as error:
         raise CriuFailed(str(error), read_log(folder)) from error

@@ -20,11 +20,12 @@ from .. import __version__
 from ..checkpoint.manifest import MANIFEST_VERSION
 from ..config import Config
 from ..criu import binary
-from ..errors import CriuctlError, NoSuchBucket, PlatformError, StoreError, StoreNotInitialised
+from ..errors import CriuctlError, NoSuchBucket, PlatformError, StoreError, StoreNotInitialised, UntrustedPath
 from ..proc import command, netfilter
 from ..proc.limits import effective_capabilities
 from ..proc.memory import soft_dirty
 from ..proc.namespaces import KINDS
+from ..proc.ownership import check_own, check_place
 from ..proc.procfs import read_raw
 from ..proc.scratch import Scratch
 from ..proc.sockets import sockets
@@ -268,9 +269,10 @@ def _folders(config: Config) -> Iterator[Finding]:
                 f"Set {key} to a folder on a writable file system.",
             )
             continue
-        mode = nearest.stat().st_mode
-        if nearest == Path(path) and mode & 0o022:
-            yield Finding("warning", "folder-mode", f"{key} {path} can be written by other users", f"chmod go-w {path}")
+        try:
+            check_own(path) if nearest == Path(path) else check_place(path)
+        except UntrustedPath as error:
+            yield Finding("error", "folder-mode", f"{key}: {error.message}", error.hint)
 
 
 def _probe_folder(path: Path) -> Path:

@@ -137,6 +137,7 @@ class Shown(Struct, frozen=True):
             "terminals": body["terminals"],
             "connections": body["connections"],
             "files": files,
+            "gpu": body["gpu"],
             "predicates": [verdict.to_dict() for verdict in self.predicates],
             "hooks": body["hooks"],
             "warnings": body["warnings"],

@@ -16,6 +16,7 @@ from ..report import Finding
 from .checks.connections import check_sockets
 from .checks.files import check_descriptors
 from .checks.folders import check_folders
+from .checks.gpu import check_gpu
 from .checks.host import check_host
 from .checks.memory import check_mappings, check_programs
 from .checks.mounts import check_mounts
@@ -47,6 +48,7 @@ CHECKS: tuple[Check, ...] = (
     check_terminals,
     check_mappings,
     check_programs,
+    check_gpu,
     check_service,
 )
 

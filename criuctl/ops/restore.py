@@ -24,6 +24,7 @@ from ..config import Config
 from ..connections import rules
 from ..criu import binary, driver
 from ..criu.images import ImageSet
+from ..criu.owners import user_ids
 from ..errors import PidTaken, RestoreFailed
 from ..hooks.contract import RECONNECT
 from ..hooks.find import executables
@@ -170,7 +171,7 @@ def restore(
             bool(executables(config, "pre-restore")),
         )
         remains = arrival.remains_of(manifest)
-        facts = observe(manifest, images.reserved_ids(), remains, wishes)
+        facts = observe(manifest, images.reserved_ids(), remains, wishes, user_ids(images))
         if not wishes.copy:
             facts = replace(facts, findings=(*facts.findings, *left_behind(facts.files)))
         else:
@@ -189,6 +190,12 @@ def restore(
             gone = absent(images, manifest, facts.files, facts.missing_folders)
             names = boundnames.taken(images, manifest, facts.netns, copy=wishes.copy)
             facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone), names=names)
+        devices: RestoredDevices | None = None
+        if manifest.gpu is not None:
+            from .restores.devices import RestoredDevices  # of few trees
+
+            devices = stack.enter_context(RestoredDevices(manifest.gpu, reporter))
+            facts = replace(facts, findings=(*facts.findings, *devices.judge()))
         facts = replace(facts, bound=interfaces.bound(images, facts.netns))
         authentic = repository.encrypted or held is not None
         objections = untrusted.objections(
@@ -280,6 +287,7 @@ def restore(
             feeder=feeder,
             filling=filling,
             authentic=authentic,
+            devices=devices,
         )
         with ExitStack() as running:
             try:
@@ -322,6 +330,7 @@ def restore(
             *({"path": path, "own_copy": own} for path, own in (work.own_files | work.own_names).items()),
         ],
         warnings=list(reporter.warnings),
+        gpu=devices.facts() if devices is not None else None,
         degraded=hooks.degraded or any(c["outcome"] == "failed" for c in work.connections),
         hooks=hooks.records(),
     )

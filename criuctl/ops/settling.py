@@ -8,6 +8,7 @@ from typing import Any
 from ..config import Config
 from ..errors import CriuctlError, NotFound, TimedOut
 from ..report import Reporter
+from .dumps.after_commit import AfterCommit
 from .journal import events
 from .moving import inbox
 from .moving.delivering import SETTLE, put_back
@@ -40,7 +41,7 @@ def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[
                 if not stays:
                     answer |= {"outcome": "moved", "pid": told["result"].get("pid")}
                     host = str(there.link.hello.get("host_id", ""))
-                    moved_away(config, move, host, told["result"], reporter)
+                    moved_away(config, move, host, told["result"], reporter, AfterCommit(reporter))
                 else:
                     moves.forget(move.id)
         except CriuctlError as error:

@@ -8,15 +8,14 @@ import platform
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-
-from msgspec import Struct
+from typing import NamedTuple
 
 from .procfs import read_status, reading
 
 CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH = 1, 2
 
 
-class Credentials(Struct, frozen=True):
+class Credentials(NamedTuple):
     """User, groups and effective capabilities of a process, in the initial user namespace."""
 
     uid: int  # that of file access (fsuid)

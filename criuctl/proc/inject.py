@@ -32,6 +32,7 @@ from .child import InterruptsDeferred
 
 _SEIZE, _INTERRUPT, _DETACH, _CONT, _TO_SYSCALL = 0x4206, 0x4207, 17, 7, 24
 _TRACE_SYSGOOD, _TRACE_FORKS = 0x1, 0x2 | 0x4 | 0x8  # forks, vforks and clones
+_EXIT_KILL = 0x100000
 _GETREGS, _SETREGS = 12, 13
 _GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
 _SYSCALL = b"\x0f\x05"
@@ -51,6 +52,7 @@ _PTRACE, _BELOW_STACK = 101, 4096  # far below the red zone, well inside the sta
 PRCTL, FCNTL, OPEN, CLOSE, IOCTL, EPOLL_CTL = 157, 72, 2, 3, 16, 233
 CONNECT, BIND, LISTEN, CHDIR, FCHDIR = 42, 49, 50, 80, 81
 SETGROUPS, SETFSUID, SETFSGID = 116, 122, 123
+MUNMAP, DUP3 = 11, 292
 _EXIT_GROUP = 231
 TIOCSCTTY = 0x540E
 PR_SET_CHILD_SUBREAPER = 36
@@ -131,11 +133,15 @@ def _stop(pid: int, *, standing: bool = False) -> None:
         standing, number = True, stop & 0xFF
 
 
-def seize(pid: int, *, forks: bool = False) -> None:
-    """Trace `pid` from this thread on, without stopping it; with `forks` also whomever it forks, from their birth."""
+def seize(pid: int, *, forks: bool = False, exit_kill: bool = False) -> None:
+    """Trace `pid` from this thread on, without stopping it; with `forks` also whomever it forks, from their birth.
+
+    With `exit_kill` the kernel kills it when this thread ends without having let it go.
+    """
     if platform.machine() != "x86_64":
         raise PlatformError("running a system call in another process is only known for x86-64")
-    _ptrace(_SEIZE, pid, 0, _TRACE_SYSGOOD | (_TRACE_FORKS if forks else 0))
+    options = (_TRACE_FORKS if forks else 0) | (_EXIT_KILL if exit_kill else 0)
+    _ptrace(_SEIZE, pid, 0, _TRACE_SYSGOOD | options)
 
 
 def interrupt(pid: int) -> None:

@@ -118,6 +118,14 @@ def all_pids() -> list[int]:
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
+def all_tids(pid: int) -> list[int]:
+    """Every thread of a process, ascending; none of one that is gone."""
+    try:
+        return sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def unit_of(pid: int) -> str:
     """The systemd unit (a service or a scope) that a process is of, by its control group; "" for none."""
     return unit_in(read_text(pid, "cgroup"))

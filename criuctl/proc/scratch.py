@@ -20,8 +20,8 @@ from ..errors import PlatformError
 _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 430, 431, 432
 _FSOPEN_CLOEXEC = _FSMOUNT_CLOEXEC = 1
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 0, 1, 6
-_NODEV = 0x4
-_MOUNT_ATTR = 0x2 | _NODEV | 0x8  # nosuid, nodev, noexec
+_NOSUID, _NODEV, _NOEXEC = 0x2, 0x4, 0x8
+_MOUNT_ATTR = _NOSUID | _NODEV | _NOEXEC
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -60,12 +60,14 @@ def detached_mount(kind: str, settings: Iterable[tuple[str, str | None]], attrib
 class Scratch:
     """A detached tmpfs; `fd` is its root folder, mode 0700, and ``close`` (or a ``with``) frees it.
 
-    `source` is what mountinfo calls it where somebody attaches it; `executable`: programs in it can be run then.
+    `source` is what mountinfo calls it where somebody attaches it; `executable`: programs in it can be run then, with
+    `set_uid` also with the rights of their owners.
     """
 
-    def __init__(self, size: str = "90%", *, source: str = "none", executable: bool = False) -> None:
+    def __init__(self, size: str = "90%", *, source: str = "none", executable: bool = False, set_uid: bool = False) -> None:
         settings = (("source", source), ("mode", "0700"), ("size", size))
-        self.fd = detached_mount("tmpfs", settings, _NODEV if executable else _MOUNT_ATTR)
+        attributes = _NODEV | (0 if set_uid else _NOSUID) | (0 if executable else _NOEXEC)
+        self.fd = detached_mount("tmpfs", settings, attributes)
 
     @property
     def path(self) -> str:

@@ -150,17 +150,22 @@ def opened(
     root: int | None = None,
     start: int | None = None,
     trusted: Collection[int] = ROOT,
+    groups: Collection[int] = (),
+    sticky_files: bool = False,
     follow_last: bool = True,
 ) -> Iterator[Place]:
     """Open what `path` leads to; a context manager of a `Place`.
 
     `root`: a descriptor of the folder that is "/" for this path, the host's without it.  `start`:
     one of the folder at which a relative path begins, for which its caller vouches; the walk never
-    leaves it by "..".  `trusted`: user ids that may own what is on the way.  `follow_last` False:
-    what the last name is, even if that is a link. Raises `UntrustedPath` for a link that may not be
-    followed, `OSError` as open(2) would.
+    leaves it by "..".  `trusted`: user ids that may own what is on the way.  `groups`: group ids
+    that may have the right to write there.  `sticky_files`: believe also the owner of a file in a
+    sticky folder, which somebody may have moved or linked there.  `follow_last` False: what the
+    last name is, even if that is a link.
+    Raises `UntrustedPath` for a link that may not be followed, `OSError` as open(2) would.
     """
     with _Walk(path, root, start, trusted) as walk:
+        walk.groups, walk.sticky_files = groups, sticky_files
         parts = walk.parts(path)
         yield walk.place(parts, follow_last)
 
@@ -186,6 +191,9 @@ def opened_parent(
 
 class _Walk:
     """One walk: the descriptors from the root (or the start) down to where it is."""
+
+    groups: Collection[int] = ()
+    sticky_files = False
 
     def __init__(
         self,
@@ -330,21 +338,27 @@ class _Walk:
         """Why somebody else could have put `found` into `folder`."""
         if (fault := self._owner_fault(folder)) is not None:
             return fault
-        if folder.mode & (stat.S_IWGRP | stat.S_IWOTH):
-            if not folder.mode & stat.S_ISVTX:
-                return _written(folder)
-            # Nobody moves another's folder into a sticky one; any other file may have been moved
-            # or linked there.
-            if not stat.S_ISDIR(found.mode):
-                others = "lies in a folder to which others may write"
-                return Fault(found.path, f"{found.path} {others}", "")
-            return self._owner_fault(found)
-        return None
+        if not self._written_by_others(folder):
+            return None
+        if not folder.mode & stat.S_ISVTX:
+            return _written(folder)
+        # Nobody moves another's folder into a sticky one; any other file may have been moved or
+        # linked there.
+        kept = stat.S_ISDIR(found.mode) or (self.sticky_files and not stat.S_ISLNK(found.mode))
+        if not kept:
+            others = "lies in a folder to which others may write"
+            return Fault(found.path, f"{found.path} {others}", "")
+        return self._owner_fault(found)
 
     def _own_fault(self, found: Component) -> Fault | None:
         fault = self._owner_fault(found)
-        written = found.mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(found.mode)
-        return _written(found) if fault is None and written else fault
+        if fault is None and not stat.S_ISLNK(found.mode) and self._written_by_others(found):
+            return _written(found)
+        return fault
+
+    def _written_by_others(self, found: Component) -> bool:
+        ours = not found.acl and found.status.st_gid in self.groups
+        return bool(found.mode & (stat.S_IWOTH if ours else stat.S_IWOTH | stat.S_IWGRP))
 
     def _owner_fault(self, found: Component) -> Fault | None:
         if found.status.st_uid not in self._trusted:

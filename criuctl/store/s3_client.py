@@ -5,6 +5,7 @@
 - Some servers write an answer's head and its body in two pieces and wait, as Nagle has it, for the first one's
   acknowledgement before they send the second; the kernel delays that by 40 ms.  So before an answer is read the
   connection is told to acknowledge at once (TCP_QUICKACK, which lasts for one turn only).
+- Its sockets wait no longer than the request may take in all, see `s3_deadline`.
 - botocore's defaults for checksums fail with radosgw 16 over TLS and with rclone's ranges.
 - Every command that opens a store in S3 makes a client, so what that takes counts: boto3's core alone is asked for it
   (botocore, with the same sources of settings; boto3 itself adds resources and a transfer manager, which are not used
@@ -26,14 +27,18 @@ from botocore.loaders import JSONFileLoader, Loader
 from botocore.session import get_session
 
 from ..config import Config
+from .s3_deadline import LimitedSocket, LimitedTLSSocket
 
 _CONNECT_SECONDS = 5.0
 
 
 class _Prompt:
-    """A connection whose answers are acknowledged at once."""
+    """A connection whose answers are acknowledged at once, and that waits no longer than its request may take."""
 
     sock: socket.socket | None
+
+    def _new_conn(self) -> socket.socket:
+        return LimitedSocket.of(super()._new_conn())  # type: ignore[misc]
 
     def getresponse(self, *args: Any, **kwargs: Any) -> Any:
         if self.sock is not None:
@@ -48,6 +53,11 @@ class PromptConnection(_Prompt, AWSHTTPConnection):  # type: ignore[misc]
 
 class PromptTLSConnection(_Prompt, AWSHTTPSConnection):  # type: ignore[misc]
     """https."""
+
+    def connect(self) -> None:
+        if self.ssl_context is not None:
+            self.ssl_context.sslsocket_class = LimitedTLSSocket
+        super().connect()
 
 
 class _Files(JSONFileLoader):  # type: ignore[misc]

@@ -70,9 +70,12 @@ class Laboratory:
     ) -> int:
         """Start the program as `uid`, with these files opened with these flags; its PID here.
 
+        Root's run outside of the namespaces, or root could not restore their capabilities here.
         `argv`: another program, which writes its own PID to `ready` in the folder.
         """
         (self.folder / "ready").unlink(missing_ok=True)
+        # CRIU wants the leader of the session in the same PID namespace.
+        prefix = [*self.identity.as_user(uid), "setsid"]
         command = argv or [
             os.path.realpath(sys.executable),
             "-I",
@@ -85,8 +88,7 @@ class Laboratory:
             self.started.append(
                 self.criuctl.keeper.spawn(
                     [
-                        *self.identity.as_user(uid),
-                        "setsid",  # CRIU wants the leader of the session in the same PID namespace
+                        *(prefix if uid else ()),
                         *command,
                         *(f"{flags}:{path}" for path, flags in opens),
                     ],
@@ -97,7 +99,7 @@ class Laboratory:
                 )
             )
         ready = wait_until(lambda: self._ready(self.started[-1]), 60, "the program is ready")
-        return self.identity.host_pid(int(ready))
+        return self.identity.host_pid(int(ready)) if uid else int(ready)
 
     def _ready(self, launched: Launched) -> str | None:
         said = self.folder / "ready"
@@ -108,7 +110,8 @@ class Laboratory:
 
     def dump(self, pid: int, *options: str | int | Path, check: bool = True) -> Any:
         """Dump as the root inside and, where that went well, end what is left inside."""
-        self.criuctl.prefix = self.identity.prefix
+        inside = os.stat(f"/proc/{pid}").st_uid != 0
+        self.criuctl.prefix = self.identity.prefix if inside else []
         try:
             told = self.criuctl("dump", inner_pid(pid), *options, check=check)
         finally:

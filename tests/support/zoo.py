@@ -210,7 +210,7 @@ class Zoo:
         pid = launched.pid
         if own and ready:
             said = wait_until(lambda: self._ready(folder, launched), timeout, f"{program} ready")
-            pid = self._host_pid(launched.pid, int(said)) if prefix else pid
+            pid = self.host_pid(launched.pid, int(said)) if prefix else pid
         animal = Animal(pid, folder, quiet=quiet, ignore=ignore)
         animal.launched = launched
         self.animals.append(animal)
@@ -223,7 +223,7 @@ class Zoo:
             raise AssertionError(f"{folder.name} ended with {launched.poll()}: {(folder / 'output').read_text(errors='replace')}")
         return None
 
-    def _host_pid(self, launched: int, inner: int) -> int:
+    def host_pid(self, launched: int, inner: int) -> int:
         """The PID, here, of the process under `launched` that knows itself as `inner`."""
         for pid in reversed(oracle.tree(launched)):
             numbers = oracle.status_of(f"/proc/{pid}/status").get("NSpid", "").split()  # none when it has ended meanwhile

@@ -30,6 +30,14 @@ def _origin(origin: Any) -> Iterator[tuple[str, str]]:
         yield "imported", f"it was {told[0]}@{told[1]} of store {told[2][:12]}"
 
 
+def _gpu(told: Any) -> Iterator[tuple[str, str]]:
+    if told:
+        names = ", ".join(f"{printable(d['name'])} ({printable(d['uuid'])})" for d in told["devices"])
+        amount = size(sum(p["memory"] for p in told["processes"]))
+        yield "gpu", f"{amount} of {plural(len(told['processes']), 'process', 'processes')} on {names or 'a device'}"
+        yield "gpu driver", f"NVIDIA {printable(told['driver'])}"
+
+
 def _writer(told: dict[str, str] | None) -> Iterator[tuple[str, str]]:
     if told is not None:
         label = f" {printable(told['label'])}" if told["label"] else ""
@@ -53,6 +61,7 @@ def _header(body: Body) -> str:
         *_writer(body["writer"]),
         ("cpu", printable(machine.get("cpu_model", "?"))),
         ("dumped by", f"criuctl {printable(body['criuctl'])}, CRIU {printable(body['criu'].get('version', '?'))}"),
+        *_gpu(body.get("gpu")),
         ("memory", f"{size(amounts.get('memory', 0))} in {plural(len(body['memory']), 'address space')} and shared segments"),
         ("files", f"{size(amounts.get('files', 0))} taken along"),
         ("stored", f"{size(amounts.get('stored', 0))} for {size(amounts.get('new', 0))} that the store did not have"),

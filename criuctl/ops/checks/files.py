@@ -11,6 +11,7 @@ from pathlib import Path
 from ...config import Config
 from ...criu import binary
 from ...errors import PlatformError
+from ...gpu.use import opened_device
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
 from ...proc.procfs import read_raw, reading, target_of
@@ -221,6 +222,8 @@ def _huge(process: Process, d: Descriptor) -> Iterator[Finding]:
 
 
 def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
+    if opened_device(d):
+        return  # `check_gpu` judges these
     major, minor = os.major(d.rdev), os.minor(d.rdev)
     name = f"{d.target} ({'block' if stat.S_ISBLK(d.mode) else 'character'} device {major}:{minor})"
     if stat.S_ISCHR(d.mode):

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Iterator
 
 from ...errors import NoSuchProcess
+from ...gpu.use import is_device
 from ...proc.mappings import Mapping, vm_flags
 from ...proc.tree import Process
 from ...report import Finding
@@ -29,6 +30,8 @@ def check_mappings(scene: Scene) -> Iterator[Finding]:
             if what not in told:
                 told.add(what)
                 yield finding
+        if is_device(mapping.path):
+            continue  # `check_gpu` judges these
         # Ranges without pages (VM_IO, VM_PFNMAP) are made by drivers: such a mapping shows a file or a name.
         if mapping.path and mapping.path not in _SPECIAL and mapping.path.startswith(("[", "/dev/", "anon_inode:", "/dmabuf")):
             if not mapping.path.startswith(("[heap", "[stack", "[anon", "/dev/shm/", "/dev/zero")):
@@ -72,7 +75,7 @@ def _mapping(scene: Scene, process: Process, mapping: Mapping) -> Iterator[Findi
             "Remove the probe and let the program start anew: the mapping stays until then.",
             pid=process.pid,
         )
-    elif path.startswith("/dev/") and not path.startswith("/dev/shm/"):
+    elif path.startswith("/dev/") and not path.startswith("/dev/shm/") and not is_device(path):
         device = _device_behind(process.pid, mapping)
         if device is not None and device != _DEV_ZERO:
             yield Finding(
@@ -104,7 +107,7 @@ def _without_pages(process: Process, mapped: list[Mapping]) -> Iterator[Finding]
     except NoSuchProcess:
         return
     for mapping in mapped:
-        if mapping.path in _SPECIAL or (mapping.shared and mapping.inode):
+        if mapping.path in _SPECIAL or (mapping.shared and mapping.inode) or is_device(mapping.path):
             continue
         if flags.get(mapping.start, frozenset()) & _NO_PAGES:
             yield Finding(

@@ -9,7 +9,8 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -33,6 +34,10 @@ from ..registry import Registry, SessionRecord, check_name
 from ..resources.namespaces import NamespacePlan
 from ..target import Target
 from . import surroundings
+
+if TYPE_CHECKING:
+    from ...checkpoint.manifest import CheckpointSummary
+    from .devices import DumpedDevices
 
 PAUSES = (0.1, 0.2, 0.5, 1.0)  # seconds before another try of what is refused for something that passes
 LONG = 5.0  # seconds; a tree that is to be frozen for so long again is not
@@ -118,6 +123,20 @@ def tell_superseded(reporter: Reporter, former: SessionRecord) -> None:
         if not former.moved_to and former.checkpoint
         else "Choose another --name.",
     )
+
+
+def tell_lost(reporter: Reporter, repository: Repository, session: str, devices: DumpedDevices, error: BaseException) -> None:
+    """A failed dump has left processes without their GPUs: with which checkpoint the session goes on."""
+    if not devices.lost:
+        return
+    kept: list[CheckpointSummary] = []
+    with suppress(CriuctlError):  # the store may be what has failed
+        kept = repository.list(session)
+    hint = f"End it, then `criuctl restore {session}@{kept[-1].number}`." if kept else "Start the program again."
+    if isinstance(error, CriuctlError):
+        error.hint = hint
+    if devices.lost[0] not in str(error):
+        reporter.warning("; ".join(devices.lost), hint)
 
 
 def end_former_holder(config: Config, name: str, root: ProcessIdentity) -> None:

@@ -70,7 +70,13 @@ class DumpResult(Struct, frozen=True):
     def _rarely(self) -> dict[str, Any]:
         """What few dumps have."""
         required = [f"{p.kind}:{p.argument}" for p in self.manifest.predicates]
-        return ({"precopy": self.rounds} if self.rounds else {}) | ({"requires": required} if required else {})
+        rarely: dict[str, Any] = {"precopy": self.rounds} if self.rounds else {}
+        rarely |= {"requires": required} if required else {}
+        if self.manifest.gpu is not None:
+            from ..resources.gpus import gpu_facts  # of few trees
+
+            rarely["gpu"] = gpu_facts(self.manifest.gpu, self.manifest.timings)
+        return rarely
 
 
 class Taken(Struct, frozen=True):

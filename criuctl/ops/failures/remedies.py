@@ -281,6 +281,13 @@ _DUMP = (
     ),
     _r(
         "link-remap",
+        r"Can't link remap to (?P<path>.*): File exists",
+        "the deleted file {path} is held by another tree that is being dumped at the moment as well",
+        "Try again when that dump has ended.",
+        passes=True,
+    ),
+    _r(
+        "link-remap",
         r"Can't (?:create|dump)? ?link remap (?:for|to) (?P<path>.*)",
         "no name can be given to the deleted file {path}",
         "Its folder must exist and be writable.",

@@ -45,6 +45,7 @@ class Wishes(Struct, frozen=True):
     keep_addresses: tuple[str, ...] = ()
     precopy: bool = True
     lazy: bool | None = None  # None: for large trees
+    max_freeze: float | None = None  # seconds; None: as configured
 
     def options(self) -> dict[str, Any]:
         """Of the restore."""

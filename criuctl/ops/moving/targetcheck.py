@@ -300,7 +300,7 @@ def _is_here(host: str, plan: RestorePlan) -> bool:
 
 
 def _files(coming: Arrival) -> Iterable[Finding]:
-    return judge_files(coming.needs.files, coming.policy)
+    return judge_files(coming.needs.files, coming.policy, {process.uid for process in coming.needs.processes})
 
 
 # -- people and room -----------------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ class RestoreResult(Struct, frozen=True):
     warnings: list[str] = field(default_factory=list)
     degraded: bool = False
     hooks: list[dict[str, Any]] = field(default_factory=list)
+    gpu: dict[str, Any] | None = None  # of a tree that uses GPUs
 
     def to_dict(self) -> dict[str, Any]:
         """Keys as in the command line's contract."""
@@ -90,7 +91,7 @@ class RestoreResult(Struct, frozen=True):
             "files": self.files,
             "hooks": self.hooks,
             "warnings": self.warnings,
-        }
+        } | ({"gpu": self.gpu} if self.gpu is not None else {})
 
 
 @contextmanager

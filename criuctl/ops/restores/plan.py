@@ -13,7 +13,7 @@ import platform
 import pwd
 import shlex
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Literal
 
 from msgspec import Struct, field
@@ -24,6 +24,7 @@ from ...proc.dialling import spelled
 from ...proc.sockdiag import Address, socket_inside, sockets
 from ...proc.tree import ProcessIdentity, members, wait_gone
 from ...report import Finding
+from ..openfiles import overlays
 from ..openfiles.deletednames import DeletedName
 from ..openfiles.judgement import Judgement, Policy, judge_all
 from ..resources import interfaces
@@ -126,15 +127,20 @@ def wait_free(numbers: Iterable[int], ours: Iterable[ProcessIdentity]) -> list[i
     return taken(numbers)
 
 
-def observe(manifest: Manifest, reserved: Iterable[int], remains: Iterable[ProcessIdentity], wishes: Wishes) -> HostFacts:
-    """Look at everything on this host that the plan depends on."""
+def observe(
+    manifest: Manifest,
+    reserved: Iterable[int],
+    remains: Iterable[ProcessIdentity],
+    wishes: Wishes,
+    uids: Collection[int] = overlays.ROOTS,
+) -> HostFacts:
+    """Look at everything on this host that the plan depends on; `uids` are the users of the tree, by its images."""
     from ..host import cpu
 
     net = find_net(manifest, copy=wishes.copy)
     listening, pairs = _used(manifest, net)
-    uids = {p.uid for p in manifest.processes}
-    users = frozenset(uid for uid in uids if _known_user(uid))
-    files = tuple(judge_all(manifest.files, wishes.files))
+    users = frozenset(uid for uid in {p.uid for p in manifest.processes} if _known_user(uid))
+    files = tuple(judge_all(manifest.files, wishes.files, uids))
     return HostFacts(
         kernel_arch=platform.machine(),
         cpu_flags=frozenset(cpu()[1]),

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -24,6 +24,8 @@ from ...criu.heldfiles import credentials, held_files
 from ...criu.images import ImageSet
 from ...criu.lazy import LazyImage, LazyPages
 from ...criu.options import RestoreOptions
+from ...criu.owners import user_ids
+from ...criu.rpc import end_tracer
 from ...errors import NoSuchProcess, RestoreFailed
 from ...hooks import Hooks
 from ...proc.child import InterruptsDeferred
@@ -53,6 +55,9 @@ from .feeding import FedPages, Feeder
 from .filling import Filling
 from .plan import RestorePlan
 
+if TYPE_CHECKING:
+    from .devices import RestoredDevices
+
 _CROWD = 32  # processes
 _SEVEN_BITS = 0x7F  # what CRIU leaves of an exit code
 
@@ -76,6 +81,7 @@ class Restoring(Struct):
     held: Callable[[list[dict[str, Any]]], None] | None = None
     feeder: Feeder | None = None
     authentic: bool = False  # nobody else than criuctl's own can have written the checkpoint
+    devices: RestoredDevices | None = None  # GPUs; of a tree that uses some
     filling: Filling | None = None  # pages of an eager restore that CRIU does not bring
     inner_root: int = 0  # the root's PID as the tree sees it
     connections: list[dict[str, Any]] = field(default_factory=list)
@@ -85,6 +91,7 @@ class Restoring(Struct):
     names: Bindings | None = None  # of the tree's unix sockets
     placed: ProcessIdentity | None = None  # the root, from when it is restored until it runs
     pids: tuple[int, ...] = ()  # of the tree, once it is restored
+    outer: dict[int, int] = field(default_factory=dict)  # its own PIDs -> ours, likewise
     calls: dict[int, Any] = field(default_factory=dict)  # the registers of threads that are in system calls
     watches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # of epolls, that CRIU cannot set
     flags: dict[tuple[int, int], int] = field(default_factory=dict)  # of descriptors, that CRIU cannot set
@@ -157,7 +164,7 @@ class Restoring(Struct):
                     reserved=self.images.reserved_ids(),
                     last=last_pid(manifest.namespaces),
                     bind=self.holder.shown,
-                    layers=stack.enter_context(overlays.laid(plan.files, self.reader)),
+                    layers=stack.enter_context(overlays.laid(plan.files, self.reader, user_ids(self.images))),
                     start=self.holder.starter,
                 )
                 fresh = self.fresh = stack.enter_context(spaces)
@@ -270,7 +277,7 @@ class Restoring(Struct):
                 f"PID {pid}, which has ended and was not waited for, ended with {code & _SEVEN_BITS}, not {code}"
             )
         pids = handback.outer_pids(root)
-        self.pids = tuple(pids.values())
+        self.pids, self.outer = tuple(pids.values()), pids
         assert self.expected is not None and self.judge is not None
         comparison.compare(self.expected, self.judge, pids, root)
         if self.binds is not None:
@@ -282,6 +289,8 @@ class Restoring(Struct):
         if private is not None and self.names is not None:
             self.names.show(private.init.pid)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
+        if self.devices is not None:
+            self.devices.reopen(pids)
         mend.set_watches(self.watches, pids)
         inherited = self.terminals.owners
         owners = {key: owner for key, owner in self.owners.items() if owner.pid or key in inherited}
@@ -313,19 +322,30 @@ class Restoring(Struct):
         self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys, pids, self.images)
         self.reporter.step("resume")
 
-    def _let_go(self, running: ExitStack) -> int:
+    def _let_go(self, running: ExitStack) -> int | None:
         """`_about_to_run`, not to be interrupted any more, unless the tree has still to get its memory."""
         if self.following is None:
             running.enter_context(InterruptsDeferred())
         return self._about_to_run()
 
-    def _about_to_run(self) -> int:
-        """Nothing can be taken back any more; who traces the tree."""
+    def _about_to_run(self) -> int | None:
+        """Nothing can be taken back any more; who traces the tree, or None: CRIU has ended."""
         self.pipes.close()
         interrupted.leave_to_kernel(self.calls, self.pids, self.reporter)
+        devices = self.devices if self.devices is not None and self.devices.needed else None
+        if devices is not None:  # the last step that can fail; nothing of the program runs in it
+            stopped = self.images.stopped()
+            devices.bring_back(self.outer, stopped, lambda: end_tracer(self._tracer()))
         if self.fresh is not None:  # if we are killed from here on the tree must not end for its namespaces
             self.fresh.keep(self.inner_root, ends_with_root=self.holder.ends_with_root)
         self.holder.settle()
+        if devices is not None:
+            devices.release()
+            return None
+        return self._tracer()
+
+    def _tracer(self) -> int:
+        """Who traces the tree; 0 if that cannot be told."""
         for pid in self.pids:
             with suppress(NoSuchProcess):  # somebody has killed this one
                 if tracer := int(read_status(pid)["TracerPid"]):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import fuse
 
 from criuctl.errors import UntrustedPath
 from criuctl.proc.credentials import (
@@ -347,3 +348,19 @@ def test_credentials_of_a_process() -> None:
     own = credentials_of(os.getpid())
     assert (own.uid, own.gid, own.groups) == (os.geteuid(), os.getegid(), frozenset(os.getgroups()))
     assert own.has(CAP_DAC_OVERRIDE)
+
+
+# -- a file system that may claim any owner
+
+
+@pytest.mark.parametrize("user", [USER, 0])
+def test_owners_are_not_believed_of_a_user_s_file_system(top: Path, user: int) -> None:
+    """What root mounted is as good as any other."""
+    folder = made(top / "mounted")
+    with fuse.mounted(folder, user):
+        assert (folder / "file").stat().st_uid == 0
+        with opened(str(folder / "file")) as place:
+            assert place.controlled_by_root == (user == 0)
+            if user:
+                assert place.fault is not None and place.fault.component == str(folder)
+                assert "FUSE" in place.fault.reason

@@ -1,0 +1,39 @@
+"""Asking the driver what each process that holds a device is to it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from ..errors import TimedOut
+from . import holdings
+from .devices import DeviceUse
+from .driver_process import NOT_INITIALISED, DriverProcess
+from .holdings import Holdings
+from .use import DeviceUser
+
+
+def survey(
+    driver: DriverProcess,
+    users: Mapping[int, DeviceUser],
+    parents: Mapping[int, int],
+    stopped: Collection[int],
+) -> Holdings:
+    """Sort the processes that hold devices; those that are `stopped` are not asked: they would not answer."""
+    states = dict.fromkeys(users, holdings.SILENT)
+    for pid in users:
+        if pid in stopped:
+            continue
+        try:
+            answer = driver.state(pid)
+        except TimedOut:
+            continue  # its control group is frozen
+        if answer.ok:
+            states[pid] = answer.number
+        elif answer.result == NOT_INITIALISED:
+            states[pid] = holdings.NO_CONTEXT
+    return holdings.sort(users, states, parents)
+
+
+def memory_of(pid: int, used: Iterable[DeviceUse]) -> int:
+    """Bytes of all devices that a process uses, as far as NVML tells."""
+    return sum(device.processes.get(pid, 0) for device in used)

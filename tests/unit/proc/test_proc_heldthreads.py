@@ -1,0 +1,82 @@
+"""Threads held by ptrace while a few run: on real processes of many threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from criuctl.proc.heldthreads import HeldThreads
+from criuctl.proc.procfs import all_tids
+
+PROGRAM = """
+import threading, time, sys
+counts = [0] * 6
+def work(i):
+    while True:
+        counts[i] += 1
+        open(f"{sys.argv[1]}/{threading.get_native_id()}", "w").write(str(counts[i]))
+        time.sleep(0.001)
+for i in range(5):
+    threading.Thread(target=work, args=(i,), daemon=True).start()
+work(5)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    started = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)])
+    while len(list(tmp_path.iterdir())) < 6:
+        time.sleep(0.01)
+    yield started
+    started.kill()
+    started.wait()
+
+
+def counts(folder: Path) -> dict[int, str]:
+    return {int(path.name): path.read_text() for path in folder.iterdir()}
+
+
+def moving(folder: Path) -> set[int]:
+    """The threads that count on."""
+    before = counts(folder)
+    time.sleep(0.3)
+    return {tid for tid, count in counts(folder).items() if before[tid] != count}
+
+
+def test_only_the_free_thread_runs_until_release(program: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    tids = all_tids(program.pid)
+    held = HeldThreads([program.pid], {tids[2]})
+    held.stop()
+    held.hold()
+    assert moving(tmp_path) == {tids[2]}
+    held.release()
+    assert moving(tmp_path) == set(tids)
+
+
+def test_a_held_process_can_be_killed(program: subprocess.Popen[bytes]) -> None:
+    held = HeldThreads([program.pid], ())
+    held.stop()
+    held.hold()
+    os.kill(program.pid, signal.SIGKILL)
+    held.release()
+    assert program.wait(30) == -signal.SIGKILL
+
+
+def test_the_kernel_ends_what_is_held_when_its_holder_is_killed(program: subprocess.Popen[bytes]) -> None:
+    code = (
+        "import sys, time; from criuctl.proc.heldthreads import HeldThreads\n"
+        "h = HeldThreads([int(sys.argv[1])], ()); h.stop(); h.hold(); print('held', flush=True); time.sleep(600)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, str(program.pid)], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    holder.kill()
+    holder.communicate()
+    assert program.wait(30) == -signal.SIGKILL
