@@ -271,6 +271,7 @@ class Bindings:
     def __init__(self, images: ImageSet, names: Sequence[TakenName]) -> None:
         self._images = images
         self._names = names
+        self._paths: list[str] = []  # of all sockets of the tree
         self._before: dict[str, os.stat_result | None] = {}
         self.own = {n.path: n.own for n in names if n.what == "socket"}  # path -> where the tree's own is instead
 
@@ -290,10 +291,11 @@ class Bindings:
 
         if new:
             self._images.edit_files(edit)
+        self._paths = list(dict.fromkeys(b.path for b in bound(self._images) if not b.abstract))
 
     def begin(self) -> None:
         """CRIU is about to start: what is at the paths now, which are still nobody's; `RestoreFailed`."""
-        for path in dict.fromkeys(b.path for b in bound(self._images) if not b.abstract):
+        for path in self._paths:
             if socketfiles.at(path) == "alive":
                 raise RestoreFailed(
                     f"{path} is the name of a unix socket of the tree, and {_process(socketfiles.owner(path))} has it by now",

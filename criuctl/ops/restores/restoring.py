@@ -224,7 +224,6 @@ class Restoring(Struct):
                     else stack.enter_context(self.feeder.pages(criu, prefix))
                 )
             start = self.holder.starter if private is None else None
-            names.begin()
             ghosts = self.images.number_ghosts(self.holder.session)
             arrival.remove_ghosts(ghosts)  # of a CRIU that was killed together with its criuctl, restoring this session
             stack.callback(lambda: None if self.root else arrival.remove_ghosts(ghosts))
@@ -236,6 +235,7 @@ class Restoring(Struct):
             inherit |= handover.hand_over(self.images, expected)
             options = replace(options, inherit=inherit)
             self.reporter.step("restore")
+            names.begin()
             driver.restore(
                 criu,
                 self.folder,
