@@ -73,7 +73,7 @@ def test_a_file_of_root_s(lab: Laboratory, shadow: Path, flags: int) -> None:
 
 def test_what_root_opened_for_the_user_comes_back(lab: Laboratory, shadow: Path) -> None:
     """The host that has made the checkpoint knows that the process had it."""
-    pid = lab.start((shadow, os.O_RDONLY), uid=0)
+    pid = lab.start((shadow, os.O_RDONLY), uid=0, inside=True)
     lab.ask(pid, f"os.chown({str(lab.folder / 'ask')!r}, 1001, 1001)")
     ids = "os.setgroups([]), os.setresgid(1001, 1001, 1001), os.setresuid(1001, 1001, 1001)"
     lab.ask(pid, f"{ids}, __import__('ctypes').CDLL(None).prctl(4, 1, 0, 0, 0)")

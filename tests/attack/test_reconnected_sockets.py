@@ -38,7 +38,7 @@ def connecting(path: Path, kind: str = "SOCK_STREAM") -> str:
 
 def dumped(lab: Laboratory, path: Path, kind: str = "SOCK_STREAM", uid: int = USER) -> Any:
     """Dump a program of the user's that is connected to a server of `uid`."""
-    server = lab.start(uid=uid)
+    server = lab.start(uid=uid, inside=True)
     lab.ask(server, connecting(path, kind).replace("k.connect", "k.bind"))
     lab.ask(server, f"os.chmod({str(path)!r}, 0o666)")
     if kind == "SOCK_STREAM":

@@ -21,6 +21,7 @@ STRANGER = 1002
 CHROOTED = """
 import ctypes, os, signal, sys
 folder = os.open(sys.argv[1], os.O_RDONLY)
+assert "4294967295" not in open("/proc/self/uid_map").read(), "this is the host"
 ctypes.CDLL(None).mount(b"/proc", os.fsencode(sys.argv[2] + "/proc"), None, 4096, None)  # MS_BIND
 os.chroot(sys.argv[2]); os.chdir("/")
 os.setgroups([]); os.setresgid(1001, 1001, 1001); os.setresuid(1001, 1001, 1001)
@@ -111,7 +112,7 @@ def test_a_root_folder(lab: Laboratory, secret: Path, shadow: Path) -> None:
     lab.as_user("mkdir d/proc")
     python = os.path.realpath(sys.executable)
     argv = [python, "-I", "-S", "-c", CHROOTED, str(lab.folder), str(shadow.parent)]
-    told = lab.dump(lab.start(uid=0, argv=argv))
+    told = lab.dump(lab.start(uid=0, argv=argv, inside=True))
     link_to(lab, secret)
     refused(lab, told, lab.folder / "d")
 
