@@ -1,8 +1,8 @@
 """Deleted files in CRIU's images.
 
 ``remap-fpath.img`` tells of each file that was open under a deleted name what it is made from: a
-*ghost*, saved whole in ``ghost-file-N.img`` (its metadata, then its bytes, or entries of chunks each
-followed by its bytes), or a *helper link*, another entry of files.img.
+*ghost*, saved whole in ``ghost-file-N.img`` (its metadata, then its bytes, or entries of chunks
+each followed by its bytes), or a *helper link*, another entry of files.img.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Ghost:
             message.ParseFromString(self._take(length))
         except Damaged:
             raise
-        except Exception as error:  # protobuf's DecodeError, whose module differs between its versions
+        except Exception as error:  # protobuf's DecodeError, as in `images.parse`
             raise Damaged(f"image {self._name} cannot be parsed: {error}") from error
         return message
 

@@ -24,7 +24,7 @@ class Found(NamedTuple):
     fd: int  # O_PATH
     status: os.stat_result
     fault: Fault | None  # who else than root could have put another file there
-    walked: tuple[Component, ...] = ()  # all that was passed; unknown where a link is not to be followed
+    walked: tuple[Component, ...] = ()  # all that was passed, where that is known
 
 
 class Looks:
@@ -84,7 +84,11 @@ class Looks:
                     self._folders[folder] = place.walked
         return self._folders[folder]
 
-    def _judged(self, path: str, status: os.stat_result) -> tuple[Fault | None, tuple[Component, ...]]:
+    def _judged(
+        self,
+        path: str,
+        status: os.stat_result,
+    ) -> tuple[Fault | None, tuple[Component, ...]]:
         try:
             with trustedpath.opened(path, root=self.root) as place:
                 if not os.path.samestat(place.status, status):

@@ -36,16 +36,19 @@ def forged(lab: Laboratory, told: Any, path: Path, other: Path, **changes: objec
     assert len(str(path)) == len(str(other))
     before, after = os.fsencode(path), os.fsencode(other)
     home = lab.criuctl.home.path
-    config = Config(store=str(lab.criuctl.store), key_dir=str(home / "keys"), cache_dir=str(home / "cache"))
+    keys, cache = str(home / "keys"), str(home / "cache")
+    config = Config(store=str(lab.criuctl.store), key_dir=keys, cache_dir=cache)
     reporter = Reporter()
     with open_store(config.store, config) as store, Repository.open(store, config) as repository:
         manifest = repository.manifest(told["checkpoint"])
         data = bytes(repository.reader(reporter).read(manifest.image_data))
         assert before in data
-        files = tuple(f.with_use(path=f.path.replace(str(path), str(other))) for f in manifest.files)
-        inodes = tuple(
-            one.with_use(path=str(other), inode=other.stat().st_ino) if one.path == str(path) else one for one in manifest.inodes
-        )
+        paths = [one.path.replace(str(path), str(other)) for one in manifest.files]
+        pairs = zip(manifest.files, paths, strict=True)
+        files = tuple(one.with_use(path=new) for one, new in pairs)
+        number = other.stat().st_ino
+        theirs = [one for one in manifest.inodes if one.path == str(path)]
+        inodes = tuple(one.with_use(path=str(other), inode=number) for one in theirs)
         with repository.writer(reporter) as writer:
             writer.add_bytes("images", data.replace(before, after))
             writer.flush()

@@ -33,7 +33,8 @@ def server(path: Path, mode: int, kind: int = socket.SOCK_STREAM) -> Iterator[so
 def connecting(path: Path, kind: str = "SOCK_STREAM") -> str:
     """Python that connects to a unix socket, and leaves the connection in `opened`."""
     made = f"s.socket(s.AF_UNIX, s.{kind})"
-    return f"[(opened.append(k), k.connect({str(path)!r})) for s in [__import__('socket')] for k in [{made}]]"
+    done = f"(opened.append(k), k.connect({str(path)!r}))"
+    return f"[{done} for s in [__import__('socket')] for k in [{made}]]"
 
 
 def dumped(lab: Laboratory, path: Path, kind: str = "SOCK_STREAM", uid: int = USER) -> Any:

@@ -1,5 +1,5 @@
-"""A user swaps a folder while the restore is under way: between the look at a path and its use there
-is nothing to win.
+"""A user swaps a folder while the restore is under way: between the look at a path and its use
+there is nothing to win.
 """
 
 from __future__ import annotations

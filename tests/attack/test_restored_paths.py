@@ -204,7 +204,7 @@ def test_a_process_of_roots_in_a_user_s_folder(lab: Laboratory, secret: Path, sh
         shadow.unlink()
 
 
-# -- what still comes back --------------------------------------------------------------------------
+# -- what still comes back ---------------------------------------------------------------------
 
 
 def test_the_file_of_the_dump_comes_back_over_a_link(lab: Laboratory, shadow: Path) -> None:
@@ -227,7 +227,8 @@ def test_all_that_a_user_had_comes_back(lab: Laboratory, shadow: Path) -> None:
     """A file, a mapping, folders that are gone, deleted files, a FIFO and a socket of a user's own,
     each at its place, in its mode, and under its name.
     """
-    lab.as_user("mkdir w gone; mkfifo d/fifo; echo kept > d/kept; echo ghost > d/ghost; echo two > d/two")
+    lab.as_user("mkdir w gone; mkfifo d/fifo; echo kept > d/kept")
+    lab.as_user("echo ghost > d/ghost; echo two > d/two")
     names = ("shadow", "fifo", "kept", "ghost", "two")
     flags = (os.O_RDWR | os.O_APPEND, os.O_RDWR, os.O_RDONLY, os.O_RDWR, os.O_RDWR)
     pid = lab.start(*[(shadow.with_name(n), f) for n, f in zip(names, flags, strict=True)])

@@ -39,7 +39,8 @@ from ...report import Finding
 from . import heldinodes
 
 CODE = "untrusted-path"
-HINT = "Put back what was there at the dump, or have root alone control the path (owned by root, not writable by others)."
+_ROOTS = "owned by root, not writable by others"
+HINT = f"Put back what was there at the dump, or have root alone control the path ({_ROOTS})."
 
 
 class Objection(Struct, frozen=True):
@@ -98,16 +99,33 @@ class Judge(Struct, frozen=True):
         unproven = self._unproven(held.path, found, wanted)
         return unproven or self._objection(held.path, found, wanted, root)
 
-    def folder_objection(self, path: str, found: Found, uses: Iterable[Use], root: int | None) -> Objection | None:
+    def folder_objection(
+        self,
+        path: str,
+        found: Found,
+        uses: Iterable[Use],
+        root: int | None,
+    ) -> Objection | None:
         """Why nothing may be made in the folder `found` at `path` for the processes of `uses`."""
         wanted = [(use.pid, os.W_OK | os.X_OK, use) for use in uses]
         return self._unproven(path, found, wanted) or self._objection(path, found, wanted, root)
 
-    def peer_objection(self, path: str, found: Found, uses: Iterable[Use], root: int | None) -> Objection | None:
+    def peer_objection(
+        self,
+        path: str,
+        found: Found,
+        uses: Iterable[Use],
+        root: int | None,
+    ) -> Objection | None:
         """Why the sockets of `uses` may not be connected to the one that was found at `path`."""
         return self._objection(path, found, [(use.pid, os.W_OK, use) for use in uses], root)
 
-    def _unproven(self, path: str, found: Found, wanted: Iterable[tuple[int, int, Use | None]]) -> Objection | None:
+    def _unproven(
+        self,
+        path: str,
+        found: Found,
+        wanted: Iterable[tuple[int, int, Use | None]],
+    ) -> Objection | None:
         """Why a process may not have what is at a path of root's; None for any other path."""
         if found.fault is not None or self.certain or path in self.known:
             return None
@@ -170,7 +188,14 @@ class Judge(Struct, frozen=True):
         record = self.known.get(path)
         return record is not None and heldinodes.is_same(record, found.fd, self.manifest)
 
-    def _fault(self, path: str, found: Found, user: Credentials, access: int, root: int | None) -> Fault | None:
+    def _fault(
+        self,
+        path: str,
+        found: Found,
+        user: Credentials,
+        access: int,
+        root: int | None,
+    ) -> Fault | None:
         try:
             with trustedpath.opened(path, root=root, trusted={0, user.uid}) as place:
                 if not os.path.samestat(place.status, found.status):

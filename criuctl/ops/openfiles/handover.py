@@ -40,7 +40,7 @@ class Expected(Struct):
     unlinked: set[int] = field(default_factory=set)  # deleted files that are made already
 
     def places(self) -> dict[str, str]:
-        """Path -> what leads to the file that was judged, where others than root control the path."""
+        """Path -> what leads to the judged file, where others than root control the path."""
         handed = {one.path: self.descriptors.get(one.id) for one in self.files if not one.deleted}
         return {path: f"/proc/self/fd/{fd}" for path, fd in handed.items() if fd is not None}
 

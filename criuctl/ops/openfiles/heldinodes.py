@@ -41,7 +41,10 @@ _NO_FILES = ("/SYSV", "/memfd:", "/anon_hugepage", "/dev/zero")
 _DELETED = " (deleted)"
 
 
-def record(tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> list[InodeRecord]:
+def record(
+    tree: Sequence[Process],
+    opened: Mapping[int, Sequence[Descriptor]],
+) -> list[InodeRecord]:
     """The inodes at the paths of a frozen tree, but for paths that root alone decides about."""
     found: dict[str, InodeRecord] = {}
     seen: set[tuple[str, int]] = set()
@@ -90,13 +93,14 @@ def of_links(links: Iterable[LinkRecord]) -> list[InodeRecord]:
 
 
 def _is_anybodys(looks: Looks, path: str, status: os.stat_result, wanted: int) -> bool:
-    """Whether root alone decides what is at the path, that is this, and everybody may open it so."""
+    """Whether root alone decides what is there, that is this, and everybody may open it so."""
     try:
         with looks.at(path) as there:
             if there.fault is not None or not os.path.samestat(there.status, status):
                 return False
             *way, last = [component.mode for component in there.walked]
-            return not wanted or (last & wanted == wanted and all(mode & stat.S_IXOTH for mode in way))
+            passed = all(mode & stat.S_IXOTH for mode in way)
+            return not wanted or (passed and last & wanted == wanted)
     except OSError:  # of another mount namespace
         return False
 

@@ -31,7 +31,12 @@ _OPENED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _SUFFIX = ".cr_link"  # as CRIU names one whose old name is another file's
 
 
-def folder_objections(images: ImageSet, files: Iterable[HeldFile], judge: Judge, looks: Looks) -> list[Objection]:
+def folder_objections(
+    images: ImageSet,
+    files: Iterable[HeldFile],
+    judge: Judge,
+    looks: Looks,
+) -> list[Objection]:
     """What stands against making the deleted files again in the folders that they were in."""
     by_id = {held.id: held for held in files}
     found = []
@@ -67,7 +72,8 @@ def made(
             folder, there = nearest_folder(looks, held.path, now)
             if looks.is_roots(folder):
                 continue
-            if (objection := judge.folder_objection(folder, there, held.uses, looks.root)) is not None:
+            objection = judge.folder_objection(folder, there, held.uses, looks.root)
+            if objection is not None:
                 raise RestoreFailed(str(objection), hint=HINT)
             try:
                 if remap.ghost and remap.target in ghosts:

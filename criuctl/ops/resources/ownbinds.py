@@ -80,7 +80,10 @@ def peer_objections(images: ImageSet, judge: Judge, looks: Looks) -> list[Object
     """
     found = []
     for peer in _peers(images):
-        with suppress(OSError), looks.at(peer.name.path) as there:  # what is missing is told elsewhere
+        with (
+            suppress(OSError),
+            looks.at(peer.name.path) as there,
+        ):  # missing: told elsewhere
             uses = [Use(pid, "descriptor", fd) for pid, fd in peer.clients]
             objection = judge.peer_objection(peer.name.path, there, uses, looks.root)
             if objection is not None:
@@ -113,8 +116,12 @@ def _peers(images: ImageSet) -> list[_Bound]:
             clients=clients[entry.usk.ino],
         )
         for entry in entries
-        if entry.usk.uflags & EXTERN and entry.usk.name and not entry.usk.name.startswith(b"\0") and clients.get(entry.usk.ino)
+        if entry.usk.uflags & EXTERN and _is_path(entry.usk.name) and clients.get(entry.usk.ino)
     ]
+
+
+def _is_path(name: bytes) -> bool:
+    return bool(name) and not name.startswith(b"\0")
 
 
 class OwnBinds:
@@ -190,8 +197,9 @@ class OwnBinds:
         inodes = {e.usk.ino for e in images.files() if e.HasField("usk") and e.id in numbers}
 
         def edit(entry: Any) -> None:
-            if entry.HasField("usk") and entry.usk.peer in inodes and entry.usk.type == socket.SOCK_DGRAM:
-                entry.usk.peer = 0
+            usk = entry.usk
+            if usk.peer in inodes and usk.type == socket.SOCK_DGRAM:
+                usk.peer = 0
 
         images.edit_files(edit)
 
@@ -205,7 +213,7 @@ class OwnBinds:
             except (OSError, CriuctlError) as error:
                 why = error.strerror if isinstance(error, OSError) else error.message
                 raise RestoreFailed(
-                    f"PID {one.holder[0]}: its unix socket cannot be bound to {one.name.path} again: {why}",
+                    f"PID {one.holder[0]}: its unix socket {one.name.path} cannot be bound: {why}",
                     pid=one.holder[0],
                     fd=one.holder[1],
                 ) from error
@@ -217,7 +225,7 @@ class OwnBinds:
                 except (OSError, CriuctlError) as error:
                     why = error.strerror if isinstance(error, OSError) else error.message
                     raise RestoreFailed(
-                        f"PID {client[0]}: its unix socket cannot be connected to {peer.name.path} again: {why}",
+                        f"PID {client[0]}: no socket connects to {peer.name.path} again: {why}",
                         hint="--connections hangup goes on without it.",
                         pid=client[0],
                         fd=client[1],
@@ -244,7 +252,13 @@ class OwnBinds:
             if aside:
                 os.rename(aside, base, src_dir_fd=one.folder, dst_dir_fd=one.folder)
 
-    def _call(self, one: _Bound, number: int, holder: tuple[int, int], pids: Mapping[int, int]) -> None:
+    def _call(
+        self,
+        one: _Bound,
+        number: int,
+        holder: tuple[int, int],
+        pids: Mapping[int, int],
+    ) -> None:
         """Have a process bind its socket, or connect it to this one."""
         pid, address = pids[holder[0]], _address(one)
         with inject.stopped(pid), _as_itself(pid, self._ids[holder[0]]):
@@ -315,7 +329,7 @@ def _address(one: _Bound) -> bytes:
 
 @contextmanager
 def _as_itself(pid: int, ids: OwnIds) -> Iterator[None]:
-    """A stopped process, which is root's yet, has its own rights to files meanwhile, and no more."""
+    """A stopped process, which is root's yet, has its own rights to files meanwhile."""
     groups = struct.pack(f"={len(ids.groups)}I", *ids.groups)
     with suppress(PermissionError):  # a user namespace in which nobody may set groups
         _run(pid, inject.SETGROUPS, (len(ids.groups),), groups or b"\0")
@@ -350,7 +364,13 @@ def _in_folder(pid: int, folder: str) -> Iterator[None]:
         _run(pid, inject.CLOSE, (before,))
 
 
-def _run(pid: int, number: int, before: Sequence[int], data: bytes = b"", behind: Sequence[int] = ()) -> int:
+def _run(
+    pid: int,
+    number: int,
+    before: Sequence[int],
+    data: bytes = b"",
+    behind: Sequence[int] = (),
+) -> int:
     """A system call with `data` at the address between these arguments."""
     with ExitStack() as stack:
         address = (stack.enter_context(inject.placed(pid, data)),) if data else ()

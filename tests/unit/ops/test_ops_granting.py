@@ -22,7 +22,8 @@ from criuctl.proc.credentials import Credentials
 USER, STRANGER = 1001, 1002
 ROOT = Credentials(0, 0, capabilities=(1 << 41) - 1)
 OWN = Credentials(USER, USER)
-MANIFEST = Manifest(id="0" * 32, session=SessionRef("s", "1" * 32), host=HostInfo(boot_id=boot_id()))
+HERE = HostInfo(boot_id=boot_id())
+MANIFEST = Manifest(id="0" * 32, session=SessionRef("s", "1" * 32), host=HERE)
 
 
 @pytest.fixture
@@ -78,7 +79,10 @@ def test_the_mode_counts(home: Path) -> None:
     assert "PID 7 (descriptor 3)" in str(refused)
 
 
-def test_a_path_of_root_s_needs_evidence_only_for_what_the_user_may_not(place: Path, home: Path) -> None:
+def test_what_the_user_may_not_open_needs_evidence(
+    place: Path,
+    home: Path,
+) -> None:
     public, private = make(place / "public", 0, 0o644), make(place / "private", 0)
     assert judged(public, flags=os.O_RDONLY) is None
     assert judged(private, certain=True) is None
