@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import struct
@@ -62,7 +63,9 @@ def acting_as(user: Credentials | None) -> Iterator[None]:
     if user is None or user.uid == os.geteuid():
         yield
         return
-    set_groups, set_gid, set_uid = _NUMBERS[platform.machine()]
+    if (numbers := _NUMBERS.get(platform.machine())) is None:
+        raise OSError(errno.ENOSYS, "to act as another user is only known for x86-64 and arm64")
+    set_groups, set_gid, set_uid = numbers
     uid, gid, groups = os.geteuid(), os.getegid(), os.getgroups()
     _groups(set_groups, sorted(user.groups))
     try:
