@@ -65,6 +65,7 @@ class Config(Struct, frozen=True):
     uploads: int = 4  # objects in flight to the store
     files: FilePolicy = "record"  # open writable files: record size and hash, or carry contents too
     files_max_mib: int = 1024  # a file larger than this is never carried by policy, only by --with-files
+    shared_memory_max_mib: int = 4096  # of a larger file in memory (tmpfs) that is mapped shared, no contents are taken along
     file_conflicts: FileConflictPolicy = "restore"  # changed files at restore: refuse, or put back (newer copy kept aside)
     connections: ConnectionPolicy = "hangup"  # external connections when no rule and no option says else
     connection_rules: ConnectionRules = ()  # first match wins: mappings with match, policy, ... (see connections/rules.py)

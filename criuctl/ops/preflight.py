@@ -24,6 +24,7 @@ from .checks.pipes import check_pipes
 from .checks.processes import check_processes
 from .checks.scene import Scene, collect
 from .checks.services import check_service
+from .checks.sharedmaps import check_shared_mappings
 from .checks.spaces import check_freezer, check_ipc, check_namespaces, check_network, check_proc_mount
 from .checks.terminals import check_terminals
 from .checks.watches import check_watches
@@ -47,6 +48,7 @@ CHECKS: tuple[Check, ...] = (
     check_sockets,
     check_terminals,
     check_mappings,
+    check_shared_mappings,
     check_programs,
     check_gpu,
     check_service,

@@ -181,7 +181,7 @@ def restore(
         remains = arrival.remains_of(manifest)
         facts = observe(manifest, images.reserved_ids(), remains, wishes, user_ids(images))
         if not wishes.copy:
-            facts = replace(facts, findings=(*facts.findings, *left_behind(facts.files)))
+            facts = replace(facts, findings=(*facts.findings, *left_behind(facts.files, images)))
         else:
             settled, shared = spared(facts.files, images, arrival.living(registry, manifest))
             own_pipes = fifos.own_for_copy(images, manifest)

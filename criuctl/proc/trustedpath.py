@@ -253,7 +253,7 @@ class _Walk:
     def _component(self, fd: int, path: str) -> Component:
         status = os.fstat(fd)
         if status.st_dev not in self._unbelievable:
-            foreign = _fs_type(fd) == _FUSE and _fuse_users(status.st_dev) != {"user_id=0"}
+            foreign = fs_type(fd) == _FUSE and _fuse_users(status.st_dev) != {"user_id=0"}
             self._unbelievable[status.st_dev] = foreign
         acl = b""
         if not stat.S_ISLNK(status.st_mode):
@@ -321,7 +321,7 @@ class _Walk:
         if fault is None and link.status.st_uid not in self._trusted:
             owner = f"a link that belongs to user {link.status.st_uid}"
             fault = Fault(link.path, f"{link.path} is {owner}", "")
-        if fault is None and _fs_type(fd) == _PROC and folder.status.st_ino != _PROC_ROOT:
+        if fault is None and fs_type(fd) == _PROC and folder.status.st_ino != _PROC_ROOT:
             decides = "a link of a process, which decides where it leads"
             fault = Fault(link.path, f"{link.path} is {decides}", "")
         if fault is not None:
@@ -393,7 +393,7 @@ def _users(trusted: Collection[int]) -> str:
     return " or ".join("root" if uid == 0 else f"user {uid}" for uid in sorted(trusted))
 
 
-def _fs_type(fd: int) -> int:
+def fs_type(fd: int) -> int:
     """``f_type`` of the file system; fstatfs(2) takes an O_PATH descriptor."""
     buffer = ctypes.create_string_buffer(256)
     libc = ctypes.CDLL(None, use_errno=True)

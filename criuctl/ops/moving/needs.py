@@ -31,6 +31,7 @@ from ..checks.scene import Scene, collect
 from ..host import host_info
 from ..openfiles.files import resolve_carried, walk
 from ..openfiles.overlays import Binaries
+from ..openfiles.sharedmaps import writes
 from ..resources.namespaces import plan_entry
 from .needed import KERNELS_OWN, LATEST, NeededFile, NeededTerminal, Needs
 
@@ -215,7 +216,7 @@ def _by_path(scene: Scene) -> dict[str, _Held]:
             held.use = "mapped"
         if (process.pid, -1) not in held.holders[-1:]:
             held.holders.append((process.pid, -1))
-        if m.shared and "w" in m.perms and not m.path.startswith("/dev/"):
+        if stat.S_ISREG(held.status.st_mode) and writes(process.pid, m):
             held.use, held.append = "written", False
         held.mapped = True
         held.executable = held.executable or "x" in m.perms

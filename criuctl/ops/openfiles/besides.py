@@ -5,6 +5,9 @@ So the present file stays, and the copy gets one of its own, as it was at the fr
 CRIU opens that one then.  What the copy has not open it will open by its path, some day: such a file is refused.
 All names of one file are settled alike: what the copy gets beside them are names of one file, too.
 
+What a copy has mapped shared in memory (`sharedmaps`) it gets as its own even if it is still as it was, and whoever uses it now:
+the original, brought back later, must find it as it was.
+
 What nobody has open just now is put back, though the original may use it by its path: that is told.
 A file that is still as it was is the copy's as well, as after a fork: that both write to it from now on is told.
 """
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from msgspec.structs import replace
@@ -24,11 +27,14 @@ from ...proc.procfs import read_text
 from ...proc.tree import mappings
 from ...report import Finding
 from .judgement import Judgement
+from .sharedmaps import is_in_memory, shared_paths
 
 _REFUSED_HINT = (
     "End that process first, or restore with --files keep. `criuctl verify --restore` tries a copy with files of its own."
 )
 _SHARED_HINT = "What they write may overwrite each other's. `criuctl verify --restore` tries a copy with files of its own."
+
+_OWN_MEMORY = "is memory of the original's; the copy gets its own beside it, as it was, and does not find that by the old name"
 
 _NAMED = 8  # files that both write to
 _Inode = tuple[int, int]  # st_dev, st_ino
@@ -39,7 +45,7 @@ def spared(judged: Iterable[Judgement], images: ImageSet, original: int | None) 
 
     `original` is the PID of the living one, if it lives here.
     """
-    judged = tuple(judged)
+    judged = _own_memory(tuple(judged), images)
     sought: dict[_Inode, list[Judgement]] = {}
     for judgement in judged:
         if _disputed(judgement) and (inode := _present(judgement)) is not None:
@@ -59,7 +65,7 @@ def spared(judged: Iterable[Judgement], images: ImageSet, original: int | None) 
         names = [opened[j.record.path] for j in sought[inode] if j.record.path in opened]
         movable = bool(names) and all(isinstance(name, str) for name in names)  # no other name can be put into an image
         settled |= {j.record.path: _settled(j, writer, movable=movable) for j in sought[inode] if j.verdict == "put-back"}
-        both += [j for j in sought[inode] if j.verdict == "same"][:1]
+        both += [j for j in sought[inode] if j.verdict in ("same", "moved-on")][:1]
     told += [_shared(j, writers[inode]) for j in both[:_NAMED] if (inode := _present(j)) in writers]
     if len(both) > _NAMED:
         text = f"{len(both) - _NAMED} more files are written to by both, the copy and others, at offsets of their own"
@@ -67,8 +73,12 @@ def spared(judged: Iterable[Judgement], images: ImageSet, original: int | None) 
     return tuple(settled.get(j.record.path, j) for j in judged), told
 
 
-def left_behind(judged: Iterable[Judgement]) -> list[Finding]:
-    """Of a tree that is no copy: who has files open for writing that are set aside, and so goes on in them elsewhere."""
+def left_behind(judged: Iterable[Judgement], images: ImageSet) -> list[Finding]:
+    """Of a tree that is no copy: who has files open for writing that are set aside, and so goes on in them elsewhere.
+
+    And who shares memory with it, be it by intention, or because a copy was left the file when the original was not here.
+    """
+    judged, memory = tuple(judged), shared_paths(images)
     sought: dict[_Inode, list[Judgement]] = {}
     for judgement in judged:
         if judgement.verdict == "put-back" and (inode := _present(judgement)) is not None:
@@ -81,12 +91,36 @@ def left_behind(judged: Iterable[Judgement]) -> list[Finding]:
         who = f"PID {writer} ({_name(writer)})"
         text = f"{record.path}: {who} has the newer copy open, and goes on writing to it where it is kept aside"
         told.append(Finding("warning", "file-left-behind", text, "With --files keep the newer one stays, for both.", pid, fd))
+    kept: dict[_Inode, Judgement] = {}
+    for judgement in judged:
+        if judgement.verdict in ("same", "moved-on") and judgement.record.path in memory:
+            if (inode := _present(judgement)) is not None:
+                kept.setdefault(inode, judgement)
+    writers = writers_to({inode: [j.record.path] for inode, j in kept.items()})
+    told += [_shared(kept[inode], writer) for inode, writer in writers.items()]
     return told
 
 
 def _disputed(judgement: Judgement) -> bool:
     record = judgement.record
-    return judgement.verdict == "put-back" or (judgement.verdict == "same" and record.kind == "written" and not record.append)
+    left = judgement.verdict in ("same", "moved-on")
+    return judgement.verdict == "put-back" or (left and record.kind == "written" and not record.append)
+
+
+def _own_memory(judged: tuple[Judgement, ...], images: ImageSet) -> tuple[Judgement, ...]:
+    """Those with contents changed that are memory of the tree, under all names, and are here."""
+    shared = shared_paths(images)
+    memory = {
+        (j.record.device, j.record.inode)
+        for j in judged
+        if j.record.path in shared and j.record.data is not None and is_in_memory(j.record.path)
+    }
+    return tuple(
+        replace(j, verdict="beside", from_prefix=False, why=_OWN_MEMORY)
+        if (j.record.device, j.record.inode) in memory and j.verdict in ("same", "put-back") and _present(j) is not None
+        else j
+        for j in judged
+    )
 
 
 def _shared(judgement: Judgement, writer: int) -> Finding:
@@ -124,13 +158,18 @@ def _present(judgement: Judgement) -> _Inode | None:
     return None
 
 
-def writers_to(sought: Mapping[_Inode, Sequence[str]]) -> dict[_Inode, int]:
-    """A process for each of these files, told with their paths, that has it open, or mapped, for writing; where there is one."""
+def writers_to(sought: Mapping[_Inode, Sequence[str]], but: Container[int] = ()) -> dict[_Inode, int]:
+    """A process for each of these files, told with their paths, that has it open, or mapped, for writing; where there is one.
+
+    None of the processes `but`.
+    """
     found: dict[_Inode, int] = {}
     if not sought:
         return found
     paths = {(inode, path): (device, inode) for (device, inode), names in sought.items() for path in names}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if pid in but:
+            continue
         with suppress(NoSuchProcess, PreflightRefused, OSError):
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 inode = _opened(pid, fd)

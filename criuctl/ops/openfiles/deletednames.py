@@ -15,7 +15,6 @@ started anew, or on another one, numbers mean nothing, and the contents decide, 
 
 from __future__ import annotations
 
-import mmap
 import os
 import stat
 from collections.abc import Iterable, Sequence
@@ -27,16 +26,16 @@ from msgspec.structs import replace
 
 from ...checkpoint.manifest import LinkRecord, Manifest
 from ...checkpoint.reader import CheckpointReader
-from ...criu.images import ImageSet, path_of, read
+from ...criu.images import ImageSet, path_of
 from ...proc import ways
 from ...report import Finding
 from ..registry import boot_id
 from .besides import shared, writers_to
 from .files import digest
 from .judgement import Judgement, Policy
+from .sharedmaps import shared_files
 
 Verdict = Literal["same", "grown", "moved-on", "follows", "apart", "refuse"]
-_FILE_SHARED = 1 << 7  # of a vma's status in CRIU
 _REFUSED_HINT = "Put it back as it was, or restore with --files restore (what has it open gets a file of its own) or keep."
 _TWO_FILES = "what has it open gets a file of its own, as it was"
 
@@ -73,7 +72,7 @@ def judge(
         groups.setdefault((link.device, link.inode), []).append(link)
     if not groups:
         return ()
-    opened, holders, mapped = images.linked(), images.holders(), _mapped(images)
+    opened, holders, mapped = images.linked(), images.holders(), shared_files(images)
     recorded: dict[tuple[int, int], Judgement] = {}
     for j in files:  # with contents to compare; rather one that is made anew
         key = (j.record.device, j.record.inode)
@@ -94,13 +93,6 @@ def judge(
         else:
             found.append(_judged(itself, policy, reader, same_boot=manifest.host.boot_id == boot_id()))
     return tuple(found)
-
-
-def _mapped(images: ImageSet) -> set[int]:
-    """The ids of files that somebody has mapped and writes to so."""
-    memories = [memory for name in images.names() if name.startswith("mm-") for memory in read(images.folder, name, "MM")]
-    areas = [vma for memory in memories for vma in memory.vmas if vma.status & _FILE_SHARED and vma.prot & mmap.PROT_WRITE]
-    return {vma.shmid for vma in areas}
 
 
 def both_write(names: Iterable[DeletedName]) -> list[Finding]:

@@ -3,8 +3,8 @@
 CRIU saves descriptors, not the files behind them, and on restore refuses a file whose size has changed: the most reported
 failure of checkpointing.  So every regular file that the tree has open or mapped is recorded, under each name that it uses:
 
-- ``written``: open or mapped for writing: size and hash of its contents, and the contents too when the policy
-  (`Config.files` = carry) says so;
+- ``written``: open, or mapped shared, for writing: size and hash of its contents, and the contents too when the policy
+  (`Config.files` = carry) says so, or it is memory of the tree (`sharedmaps`);
 - ``read``: open for reading only: its identity (size, time, inode);
 - ``mapped``: executables and libraries: identity; CRIU compares build-ids itself; with ``--carry-binaries`` contents and hash
   too, for `criuctl.ops.openfiles.overlays`;
@@ -36,18 +36,17 @@ from ...config import Config
 from ...errors import DumpFailed, NoSuchProcess, PreflightRefused, UsageError
 from ...proc import ways
 from ...proc.descriptors import Descriptor, descriptors
-from ...proc.mappings import Mapping as MappedRange
 from ...proc.syscalls import pidfd_getfd
 from ...proc.tree import mappings, read_tree
 from ...report import Reporter
 from ..resources.namespaces import saved_devices
 from .overlays import Binaries
+from .sharedmaps import behind, in_memory, travels, writes
 
 _PIECE = 1 << 20
 _KERNELS = ("/proc/", "/sys/")
 _PATH_MAX = 4096  # bytes, with the NUL at the end
 _LINK_HINT = "See what the link is for; what it leads to can be named itself."
-_NO_FILES = ("/dev/", "/SYSV", "/memfd:", "/anon_hugepage")  # mapped, but of no file that could be put back
 
 
 def digest(fd: int, length: int) -> str:
@@ -77,6 +76,7 @@ class _Open(Struct):
     holders: list[tuple[int, int]] = field(default_factory=list)
     mapped: bool = False
     executable: bool = False  # mapped as code
+    shared: bool = False  # mapped so that the tree writes to it
     leased: tuple[int, int] | None = None  # process and descriptor with a write lease (F_SETLEASE) on it
     others: dict[str, None] = field(default_factory=dict)  # further names, hard links, under which it is open or mapped
 
@@ -100,6 +100,7 @@ def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, in
     """(device, inode) -> every regular file with a name that the processes in `opened` have open or mapped."""
     found: dict[tuple[int, int], _Open] = {}
     seen: dict[tuple[int, int], tuple[int, int]] = {}  # device and inode of a mapping -> those of the file
+    devices: set[tuple[int, int]] = set()  # of mappings of devices
     deleted: list[tuple[int, Descriptor]] = []  # under a name that is gone; perhaps it has others
     for pid, held in opened.items():
         for d in held:
@@ -112,11 +113,16 @@ def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, in
             entry.use(pid, d)
             entry.also(d.target)
         for m in mappings(pid):
-            if not m.inode or m.deleted or not m.path.startswith("/") or m.path.startswith(_NO_FILES):
+            if not m.inode or m.deleted or not m.path.startswith("/"):
                 continue
             key = (m.device, m.inode)
+            if key in devices:
+                continue
             if key not in seen:
-                source = _behind(pid, m)
+                source = behind(pid, m)
+                if not _is_regular(source):
+                    devices.add(key)
+                    continue
                 seen[key] = _key(source, key)
                 found.setdefault(seen[key], _Open(m.path, source, kind="mapped"))
             entry = found[seen[key]]
@@ -124,8 +130,8 @@ def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, in
                 entry.also(m.path)
             entry.mapped = True
             entry.executable = entry.executable or "x" in m.perms
-            if m.shared and "w" in m.perms:
-                entry.kind, entry.append = "written", False
+            if writes(pid, m):
+                entry.kind, entry.append, entry.shared = "written", False, True
     for pid, d in deleted:
         if (d.device, d.inode) in found:
             found[d.device, d.inode].use(pid, d)
@@ -139,6 +145,13 @@ def _key(source: str, otherwise: tuple[int, int]) -> tuple[int, int]:
     except OSError:
         return otherwise
     return (status.st_dev, status.st_ino)
+
+
+def _is_regular(source: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(source).st_mode)
+    except OSError:  # as far as anybody can tell
+        return True
 
 
 def collect(
@@ -221,7 +234,8 @@ def _record(writer: CheckpointWriter, config: Config, entry: _Open, binaries: Bi
             return None
         hashed, data, size, attributes = "", None, status.st_size, dict[str, str]()
         if entry.kind == "written":
-            if config.files == "carry" and status.st_size <= config.files_max_mib << 20:
+            memory = entry.shared and in_memory(fd) and travels(config, size)
+            if memory or (config.files == "carry" and size <= config.files_max_mib << 20):
                 hashed, data, size = _store(writer, entry.path, fd, size, reporter)
             else:
                 hashed = digest(fd, status.st_size)
@@ -267,18 +281,6 @@ def _store(writer: CheckpointWriter, path: str, fd: int, size: int, reporter: Re
     if taken.changed:
         reporter.warning(f"{path} was written to by a process outside the tree while it was read")
     return taken.digest, writer.stream(("file", path)), taken.size
-
-
-def _behind(pid: int, m: MappedRange) -> str:
-    """What leads to a mapped file: to the very one, whatever is at its path by now, where the kernel lets us."""
-    source = f"/proc/{pid}/map_files/{m.start:x}-{m.end:x}"
-    try:
-        os.stat(source)
-    except PermissionError:  # that takes CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE in the first user namespace
-        return f"/proc/{pid}/root{m.path}"
-    except OSError:
-        pass  # it is gone
-    return source
 
 
 def _base(path: str, kind: str, status: os.stat_result) -> FileRecord:
