@@ -26,6 +26,7 @@ from .checks.scene import Scene, collect
 from .checks.services import check_service
 from .checks.sharedmaps import check_shared_mappings
 from .checks.spaces import check_freezer, check_ipc, check_namespaces, check_network, check_proc_mount
+from .checks.sysv import check_sysv
 from .checks.terminals import check_terminals
 from .checks.watches import check_watches
 from .target import Target
@@ -49,6 +50,7 @@ CHECKS: tuple[Check, ...] = (
     check_terminals,
     check_mappings,
     check_shared_mappings,
+    check_sysv,
     check_programs,
     check_gpu,
     check_service,

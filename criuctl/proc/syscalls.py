@@ -21,6 +21,7 @@ _SYS_KCMP = {"x86_64": 312, "aarch64": 272}
 _SYS_IOPRIO_SET, _SYS_IOPRIO_GET = {"x86_64": 251, "aarch64": 30}, {"x86_64": 252, "aarch64": 31}
 _IOPRIO_WHO_PROCESS = 1
 _IPC_RMID = 0
+_SEM_GETPID = 11
 _SPLICE_F_NONBLOCK = 2
 _MS_BIND = 0x1000
 _AT_EMPTY_PATH = 0x1000
@@ -150,6 +151,11 @@ def setns(fd: int, nstype: int = 0) -> None:
 def unshare(flags: int) -> None:
     """Give the calling thread namespaces of its own (CLONE_NEW... flags)."""
     _checked(_c().unshare(flags))
+
+
+def semaphore_user(number: int, place: int) -> int:
+    """PID of the last process that used this semaphore of the System V set `number`; 0 for none that this namespace knows."""
+    return _checked(_c().semctl(number, place, _SEM_GETPID))
 
 
 def remove_shared_memory(*numbers: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -276,3 +277,57 @@ def test_a_trial_leaves_it_alone(name: str, zoo: Zoo, compiled: Path, criuctl: C
     criuctl("verify", told["checkpoint"], "--restore")
     goes_on(animal)
     assert list(SHM.glob(f"{name}*")) == [SHM / name]
+
+
+FORKED = """
+import mmap, os, time
+shared = mmap.mmap(-1, 4096)
+child = os.fork()
+if not child:
+    os.setsid()
+else:
+    print(child, flush=True)
+time.sleep(1000)
+"""
+
+
+def test_memory_without_a_name_shared_with_a_parent(zoo: Zoo, criuctl: Criuctl) -> None:
+    """The parent is outside of the tree: what it writes after the freeze is no part of it."""
+    parent = zoo.launch([sys.executable, "-c", FORKED], quiet=False)
+    child = int(wait_until(lambda: parent.output().strip(), 60, "a child"))
+    findings = criuctl("check", child, check=False)["findings"]
+    (finding,) = (f for f in findings if f["code"] == "shared-outside")
+    assert finding["level"] == "warning" and f"{parent.pid} (" in finding["text"]
+    findings = criuctl("check", parent.pid, check=False)["findings"]
+    assert [f for f in findings if f["code"] == "shared-outside"] == []
+
+
+SYSTEM_V = """
+import ctypes, struct, time
+libc = ctypes.CDLL(None, use_errno=True)
+if {what!r} == "queue":
+    number = libc.msgget(0, 0o600)
+    libc.msgsnd(number, struct.pack("q", 1) + b"message", 7, 0)
+else:
+    number = libc.semget(0, 3, 0o600)
+    libc.semop(number, struct.pack("HhH", 2, 1, 0), 1)
+print(number, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("what", ["queue", "semaphores"])
+def test_system_v_objects_of_the_host_are_told(what: str, zoo: Zoo, criuctl: Criuctl) -> None:
+    """They are in no checkpoint; in a namespace of the tree's own they are."""
+    code = SYSTEM_V.format(what=what)
+    animal = zoo.launch([sys.executable, "-c", code], quiet=False)
+    number = int(wait_until(lambda: animal.output().strip(), 60, "a number"))
+    try:
+        findings = criuctl("check", animal.pid, check=False)["findings"]
+        (finding,) = (f for f in findings if f["code"] == "sysv-ipc")
+        assert finding["level"] == "warning" and f" {number} " in finding["text"] and "unshare --ipc" in finding["hint"]
+    finally:
+        subprocess.run(["ipcrm", "-q" if what == "queue" else "-s", str(number)], check=True, timeout=60)
+    inside = zoo.launch([sys.executable, "-c", code], name="inside", prefix=["unshare", "--ipc"], quiet=False)
+    wait_until(lambda: inside.output().strip(), 60, "a number")
+    assert [f for f in criuctl("check", inside.pid, check=False)["findings"] if f["code"] == "sysv-ipc"] == []

@@ -9,7 +9,9 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from ...proc.tree import Process
+from ...errors import CriuctlError
+from ...proc.procfs import all_pids
+from ...proc.tree import Process, mappings
 from ...quoting import quoted
 from ...report import Finding
 from ..openfiles import sharedmaps
@@ -43,6 +45,7 @@ def check_shared_mappings(scene: Scene) -> Iterator[Finding]:
             "Dump what shares it as one tree.",
             pid=file.process.pid,
         )
+    yield from _nameless(scene)
     limit = scene.config.shared_memory_max_mib
     large = [file for file in found.values() if file.in_memory and not _taken_along(scene, file)]
     for file in large[:_NAMED]:
@@ -55,6 +58,32 @@ def check_shared_mappings(scene: Scene) -> Iterator[Finding]:
             f" once it has changed or is gone, as when the host starts again{more}",
             f"Take it along with --with-files {quoted(file.path)}, or raise shared_memory_max_mib.",
             pid=file.process.pid,
+        )
+
+
+def _nameless(scene: Scene) -> Iterator[Finding]:
+    """Memory shared with a process outside without a file that has a name: the tree has its own after a restore."""
+    sought: dict[tuple[int, int], tuple[Process, str]] = {}
+    for process, m in scene.mappings():
+        if m.shared and m.deleted:
+            sought.setdefault((m.device, m.inode), (process, m.path))
+    found: dict[tuple[int, int], int] = {}
+    for pid in (pid for pid in all_pids() if sought and pid not in scene.by_pid):
+        with suppress(CriuctlError, OSError):
+            theirs = {(m.device, m.inode) for m in mappings(pid) if m.shared and m.deleted}
+            found |= dict.fromkeys(theirs & sought.keys(), pid)
+    others = [(sought[key], pid) for key, pid in found.items() if scene.outside(pid)]
+    if others:
+        (process, path), pid = others[0]
+        more = f" (and {len(others) - 1} more such mappings)" if others[1:] else ""
+        what = "" if path == "/dev/zero" else f" of {path} (deleted)"
+        yield Finding(
+            "warning",
+            "shared-outside",
+            f"{process} shares memory{what} with {scene.command_of(pid)} outside the tree{more}:"
+            " after a restore the tree has its own, as it was at the freeze",
+            "Dump what shares it as one tree.",
+            pid=process.pid,
         )
 
 
