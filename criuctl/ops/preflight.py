@@ -14,6 +14,7 @@ from ..config import Config
 from ..errors import CriuctlError
 from ..report import Finding
 from .checks.connections import check_sockets
+from .checks.contents import check_contents
 from .checks.files import check_descriptors
 from .checks.folders import check_folders
 from .checks.gpu import check_gpu
@@ -51,6 +52,7 @@ CHECKS: tuple[Check, ...] = (
     check_mappings,
     check_shared_mappings,
     check_sysv,
+    check_contents,
     check_programs,
     check_gpu,
     check_service,

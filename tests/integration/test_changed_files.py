@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.command import Criuctl
 from support.pauses import paused
-from support.trip import Trip
+from support.trip import RECORDED, Trip
 from support.zoo import Zoo
 
 pytestmark = pytest.mark.integration
@@ -89,7 +89,7 @@ def test_without_contents_it_is_refused_precisely(change: str, zoo: Zoo, trip: T
     animal = zoo.launch("counter.py")
     for _ in range(3):
         animal.ask()
-    told = trip.dump(animal)
+    told = trip.dump(animal, env=RECORDED)
     log = animal.folder / "log"
     log.unlink() if change == "gone" else log.write_text("1\n")
     refused = criuctl("restore", told["checkpoint"], check=False)
@@ -114,7 +114,7 @@ def test_other_modes_stop_nobody(zoo: Zoo, trip: Trip) -> None:
 
 def test_a_working_folder_that_is_gone_is_told_before(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     animal = zoo.launch("counter.py")
-    told = trip.dump(animal)
+    told = trip.dump(animal, env=RECORDED)
     away = animal.folder.rename(animal.folder.with_name("away"))
     refused = criuctl("restore", told["checkpoint"], check=False)
     assert refused["exit_code"] == 4

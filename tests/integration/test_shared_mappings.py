@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.command import Criuctl, Home
 from support.keeper import wait_until
-from support.trip import Trip
+from support.trip import RECORDED, Trip
 from support.zoo import Animal, Zoo
 
 pytestmark = pytest.mark.integration
@@ -181,10 +181,10 @@ def test_multiprocessing_of_python(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> No
 
 
 def test_on_a_disk_it_is_judged(zoo: Zoo, trip: Trip, compiled: Path, tmp_path: Path, criuctl: Criuctl) -> None:
-    """Recorded, and refused when it has changed: its contents are on a disk, and not taken along unless that is asked."""
+    """Recorded, and refused when it has changed and its contents were not taken along, as those of small files are."""
     path = tmp_path / "mapped"
     animal = counting(zoo, compiled, path)
-    told = criuctl("dump", animal.pid)
+    told = criuctl("dump", animal.pid, env=RECORDED)
     was = path.read_bytes()
     path.write_bytes(b"x" * 4096)
     refused = criuctl("restore", told["checkpoint"], check=False)
@@ -193,7 +193,11 @@ def test_on_a_disk_it_is_judged(zoo: Zoo, trip: Trip, compiled: Path, tmp_path: 
     restored = trip.restore(told, animal, equal=False)
     goes_on(restored)
     assert in_a_row(restored)
-    told = criuctl("dump", restored.pid, "--with-files", path)
+    told = criuctl("dump", restored.pid)
+    path.write_bytes(b"x" * 4096)
+    restored = trip.restore(told, restored, equal=False)
+    goes_on(restored)
+    told = criuctl("dump", restored.pid, "--with-files", path, env=RECORDED)
     path.unlink()
     restored = trip.restore(told, restored, equal=False)
     goes_on(restored)
@@ -219,7 +223,7 @@ def test_what_is_too_large_is_told_before(
 ) -> None:
     """Nothing of it is taken along then, but with --with-files."""
     animal = counting(zoo, compiled, SHM / name)
-    small = {"CRIUCTL_SHARED_MEMORY_MAX_MIB": "0"}
+    small = {"CRIUCTL_SHARED_MEMORY_MAX_MIB": "0", **RECORDED}
     told = criuctl("check", animal.pid, check=False, env=small)
     (finding,) = (f for f in told["findings"] if f["code"] == "shared-memory-large")
     assert finding["level"] == "warning" and "--with-files" in finding["hint"] and str(SHM / name) in finding["text"]
@@ -260,7 +264,7 @@ def test_private_mappings_take_nothing_along(name: str, zoo: Zoo, trip: Trip, cr
     path.write_bytes(bytes(4096))
     animal = zoo.launch([sys.executable, "-c", PRIVATE, str(path)], quiet=False)
     goes_on(animal)
-    told = criuctl("dump", animal.pid)
+    told = criuctl("dump", animal.pid, env=RECORDED)
     assert told["bytes"].get("files", 0) == 0
     path.unlink()
     refused = criuctl("restore", told["checkpoint"], check=False)

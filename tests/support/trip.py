@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,11 +11,16 @@ from . import oracle
 from .keeper import start_time, wait_until
 from .zoo import Animal, Zoo
 
+RECORDED = {"CRIUCTL_FILES_SMALL_MIB": "0"}
+"""The environment of a dump that takes no contents of files along by itself."""
+
 
 class Runs(Protocol):
     """The part of the `criuctl` fixture that round trips use."""
 
-    def __call__(self, *arguments: str | int | Path, check: bool = True, timeout: float = 120) -> Any:
+    def __call__(
+        self, *arguments: str | int | Path, check: bool = True, timeout: float = 120, env: Mapping[str, str] | None = None
+    ) -> Any:
         """Run a command to its end: its JSON."""
 
 
@@ -25,12 +31,12 @@ class Trip:
         self.criuctl = criuctl
         self.zoo = zoo
 
-    def dump(self, animal: Animal, *options: str | Path) -> dict[str, Any]:
+    def dump(self, animal: Animal, *options: str | Path, env: Mapping[str, str] | None = None) -> dict[str, Any]:
         """Dump and end the tree: every process of it is gone afterwards, and nothing is added to its folder."""
         identities = animal.identities()
         animal.remember()
         animal.listing = _listing(animal.folder)
-        told: dict[str, Any] = self.criuctl("dump", animal.pid, *options)
+        told: dict[str, Any] = self.criuctl("dump", animal.pid, *options, env=env)
         assert told["processes"] == len(identities)
         # Nothing outlives the dump; that its parent, who is not criuctl, reaps it is waited for: PIDs are free then.
         assert [i for i in identities if start_time(i[0]) == i[1] and oracle.stat_of(i[0])[:1] not in ([], ["Z"], ["X"])] == []

@@ -208,6 +208,6 @@ def _held(scene: Scene, own: dict[int, Mount]) -> Iterator[tuple[Process, Descri
 
 def _travels(scene: Scene, d: Descriptor | None, path: str) -> bool:
     """Whether it is taken along: named by --with-files, or written to, with ``files: carry``."""
-    if any(path == folder or path.startswith(f"{folder.rstrip('/')}/") for folder in scene.with_files):
+    if scene.named(path):
         return True
     return scene.config.files == "carry" and d is not None and d.kind == "file" and d.writable

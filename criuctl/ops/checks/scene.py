@@ -68,6 +68,10 @@ class Scene(Struct, dict=True):
         """The terminals of the tree."""
         return terminals(self.tree, self.opened)
 
+    def named(self, path: str) -> bool:
+        """Whether a file is taken along because it is named, or is in a folder that is."""
+        return any(path == place or path.startswith(f"{place.rstrip('/')}/") for place in self.with_files)
+
     def descriptors(self) -> Iterator[tuple[Process, Descriptor]]:
         """Every descriptor of every process."""
         for process in self.tree:

@@ -1,4 +1,4 @@
-"""Memory that the tree shares through a file, with others outside or too large to be taken along."""
+"""Memory that the tree shares with processes outside: through files, or since a fork."""
 
 from __future__ import annotations
 
@@ -12,13 +12,10 @@ from msgspec import Struct
 from ...errors import CriuctlError
 from ...proc.procfs import all_pids
 from ...proc.tree import Process, mappings
-from ...quoting import quoted
 from ...report import Finding
 from ..openfiles import sharedmaps
 from ..openfiles.besides import writers_to
 from .scene import Scene
-
-_NAMED = 8  # findings of one kind
 
 
 class _Shared(Struct):
@@ -26,17 +23,15 @@ class _Shared(Struct):
 
     process: Process
     path: str
-    size: int
-    in_memory: bool
 
 
 def check_shared_mappings(scene: Scene) -> Iterator[Finding]:
-    """Files that are memory of the tree: what others write to them, and what does not travel."""
+    """Memory of the tree to which others write."""
     found = _files(scene)
     outside = writers_to({inode: [file.path] for inode, file in found.items()}, but=scene.by_pid)
     others = [(found[inode], pid) for inode, pid in outside.items() if scene.outside(pid)]
-    for file, pid in others[:_NAMED]:
-        more = f" (and {len(others) - _NAMED} more such files)" if len(others) > _NAMED else ""
+    if others:
+        (file, pid), more = others[0], f" (and {len(others) - 1} more such files)" if others[1:] else ""
         yield Finding(
             "warning",
             "shared-outside",
@@ -46,19 +41,6 @@ def check_shared_mappings(scene: Scene) -> Iterator[Finding]:
             pid=file.process.pid,
         )
     yield from _nameless(scene)
-    limit = scene.config.shared_memory_max_mib
-    large = [file for file in found.values() if file.in_memory and not _taken_along(scene, file)]
-    for file in large[:_NAMED]:
-        more = f" (and {len(large) - _NAMED} more such files)" if len(large) > _NAMED else ""
-        yield Finding(
-            "warning",
-            "shared-memory-large",
-            f"{file.process} shares memory through {file.path} ({file.size >> 20} MiB, on a file system in memory):"
-            f" its contents are not taken along, as shared_memory_max_mib is {limit}, and a restore is refused"
-            f" once it has changed or is gone, as when the host starts again{more}",
-            f"Take it along with --with-files {quoted(file.path)}, or raise shared_memory_max_mib.",
-            pid=file.process.pid,
-        )
 
 
 def _nameless(scene: Scene) -> Iterator[Finding]:
@@ -101,19 +83,10 @@ def _files(scene: Scene) -> dict[tuple[int, int], _Shared]:
         with suppress(OSError):
             fd = os.open(sharedmaps.behind(process.pid, m), os.O_PATH | os.O_CLOEXEC)
             try:
-                status, memory = os.fstat(fd), sharedmaps.in_memory(fd)
+                status = os.fstat(fd)
             finally:
                 os.close(fd)
             if stat.S_ISREG(status.st_mode):
-                file = _Shared(process, m.path, status.st_size, memory)
+                file = _Shared(process, m.path)
                 found.setdefault((status.st_dev, status.st_ino), file)
     return found
-
-
-def _taken_along(scene: Scene, file: _Shared) -> bool:
-    """By itself, by ``files: carry`` or by --with-files."""
-    if sharedmaps.travels(scene.config, file.size):
-        return True
-    if scene.config.files == "carry" and file.size <= scene.config.files_max_mib << 20:
-        return True
-    return any(file.path == f or file.path.startswith(f"{f.rstrip('/')}/") for f in scene.with_files)

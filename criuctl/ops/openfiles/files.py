@@ -4,7 +4,7 @@ CRIU saves descriptors, not the files behind them, and on restore refuses a file
 failure of checkpointing.  So every regular file that the tree has open or mapped is recorded, under each name that it uses:
 
 - ``written``: open, or mapped shared, for writing: size and hash of its contents, and the contents too when the policy
-  (`Config.files` = carry) says so, or it is memory of the tree (`sharedmaps`);
+  (`Config.files` = carry) says so, it is memory of the tree (`sharedmaps`), or it is small (`mark_small`);
 - ``read``: open for reading only: its identity (size, time, inode);
 - ``mapped``: executables and libraries: identity; CRIU compares build-ids itself; with ``--carry-binaries`` contents and hash
   too, for `criuctl.ops.openfiles.overlays`;
@@ -77,6 +77,7 @@ class _Open(Struct):
     mapped: bool = False
     executable: bool = False  # mapped as code
     shared: bool = False  # mapped so that the tree writes to it
+    small: bool = False  # written to, and travels for that
     leased: tuple[int, int] | None = None  # process and descriptor with a write lease (F_SETLEASE) on it
     others: dict[str, None] = field(default_factory=dict)  # further names, hard links, under which it is open or mapped
 
@@ -177,6 +178,7 @@ def collect(
         except PreflightRefused as error:  # somebody has put a link there since
             raise DumpFailed(error.message, hint=error.hint) from error
     saved = saved_devices(root_pid)
+    mark_small(config, [e for key, e in found_open.items() if key[0] not in saved and key not in carried])
     for (device, inode), entry in found_open.items():
         if device in saved:
             continue
@@ -192,6 +194,27 @@ def collect(
         # CRIU opens it by each of its names, and at the restore they may be different files, or gone.
         records += [found.with_use(path=name) for name in names]
     return records
+
+
+def mark_small(config: Config, entries: Iterable[_Open]) -> None:
+    """Mark those files that travel because they are small, up to `Config.files_small_mib` in all.
+
+    Programs remove their PID and lock files when they end, and what the JVM tells of itself: without the contents, no restore
+    after that is possible.
+    """
+    left = config.files_small_mib << 20
+    if not left:
+        return
+    sizes: list[tuple[int, str, _Open]] = []
+    for entry in entries:
+        if entry.kind == "written":
+            with suppress(OSError):
+                sizes.append((os.stat(entry.source).st_size, entry.path, entry))
+    for size, _path, entry in sorted(sizes, key=lambda found: found[:2]):
+        left -= size
+        if left < 0:
+            break
+        entry.small = True
 
 
 def store_ahead(writer: CheckpointWriter, root: int, binaries: Binaries) -> None:
@@ -235,7 +258,7 @@ def _record(writer: CheckpointWriter, config: Config, entry: _Open, binaries: Bi
         hashed, data, size, attributes = "", None, status.st_size, dict[str, str]()
         if entry.kind == "written":
             memory = entry.shared and in_memory(fd) and travels(config, size)
-            if memory or (config.files == "carry" and size <= config.files_max_mib << 20):
+            if memory or entry.small or (config.files == "carry" and size <= config.files_max_mib << 20):
                 hashed, data, size = _store(writer, entry.path, fd, size, reporter)
             else:
                 hashed = digest(fd, status.st_size)
