@@ -45,6 +45,8 @@ from ..resources import fifos, filelocks, semaphores, socketnames, timerfds
 from ..resources.interrupted import restart_living, restart_seized  # here now, whatever is met when they are needed
 from ..resources.namespaces import NamespacePlan
 from ..resources.terminals import DumpedTerminals
+from ..storing import latest
+from ..storing.latest import Latest
 from ..supervising.fencing import Home
 from . import arounddump, latesignals, ownmemory, shields, surroundings
 from .delivery import Delivery
@@ -343,6 +345,8 @@ class Dumping(Struct, eq=False):
         manifest = replace(manifest, fifos=fifos.seen_again(manifest.fifos, self.tree))
         self.reporter.step("commit")
         summary = self.writer.commit(manifest, self.home.look if self.home is not None else None)
+        if self.delivery is None:
+            latest.note(self.config, Latest.of(summary, self.repository.store.url), self.reporter)
         return replace(manifest, number=summary.number)
 
     def _with_sizes(self, manifest: Manifest) -> Manifest:

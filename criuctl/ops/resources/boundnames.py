@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import socket
 import stat
 import time
@@ -37,6 +36,7 @@ from ...proc.namespaces import in_mount_namespace
 from ...proc.procfs import read_text
 from ...proc.syscalls import bind_mount
 from ...proc.tree import read_tree
+from ...quoting import quoted
 from ...report import Finding
 from ..openfiles.putback import dress
 from .netplace import Place, opened
@@ -241,7 +241,7 @@ def settle(names: Iterable[TakenName], findings: list[Finding], *, copy: bool, i
             its = f"the {'copy' if copy else 'tree'}'s unix socket is {n.own}"
             text = f"{n.path} leads to {n.by}; {its}" if n.by else f"{its}, for {n.path} was somebody else's"
             text += ", which its own processes alone find there" if shown else ", and its own processes do not find it there"
-            hint = "" if n.exists else f"`ln -s {shlex.quote(n.own)} {shlex.quote(n.path)}` lets them."
+            hint = "" if n.exists else f"`ln -s {quoted(n.own)} {quoted(n.path)}` lets them."
         else:
             text = f"{n.path} is the name of a unix socket of the tree, and {n.by} has it"
             if n.what == "deleted" or (copy and not n.own):

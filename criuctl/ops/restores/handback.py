@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ...checkpoint.manifest import ConnectionRecord
 from ...config import Config
@@ -129,7 +130,7 @@ class HandBack(Struct):
             decided, record = plan.decision, plan.record
             jobs.append(
                 Job(
-                    record=record,
+                    record=replace(record, host=decided.host),
                     protocol=find(self.config, decided.application, self.facts) if decided.application else None,
                     settings=decided.settings,
                     seconds=decided.deadline,
