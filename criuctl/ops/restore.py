@@ -39,7 +39,7 @@ from .host import host_id
 from .journal import events
 from .maintenance import check_open
 from .moving import moves
-from .openfiles import deletednames, predicates
+from .openfiles import deletednames, predicates, untrusted
 from .openfiles.absent import absent
 from .openfiles.besides import left_behind, spared
 from .openfiles.judgement import Policy
@@ -205,6 +205,11 @@ def restore(
             devices = stack.enter_context(RestoredDevices(manifest.gpu, reporter))
             facts = replace(facts, findings=(*facts.findings, *devices.judge()))
         facts = replace(facts, bound=interfaces.bound(images, facts.netns), owners=owners_in(images))
+        authentic = repository.encrypted or held is not None
+        objections = untrusted.objections(
+            config, manifest, images, facts.files, authentic=authentic, hang_up=connections == "hangup"
+        )
+        facts = replace(facts, findings=(*facts.findings, *objections))
         plan = make_plan(manifest, facts, wishes)
         if dry_run:
             return plan
@@ -289,6 +294,7 @@ def restore(
             held=held,
             feeder=feeder,
             filling=filling,
+            authentic=authentic,
             devices=devices,
         )
         with ExitStack() as running:

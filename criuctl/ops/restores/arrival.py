@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from ...errors import (
     RestoreFailed,
     Vetoed,
 )
+from ...proc import ways
 from ...proc.mounts import read_mounts
 from ...proc.tree import ProcessIdentity, read_tree, wait_ended
 from ...quoting import quoted
@@ -214,8 +216,10 @@ def kill_tree(root: ProcessIdentity | None, patience: float = _GONE_TIMEOUT) -> 
 def remove_ghosts(paths: Iterable[str]) -> None:
     """Deleted files that a CRIU which was killed has left under names of its own; the next one would stumble over them."""
     for path in paths:
-        with suppress(OSError):
-            os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
+        name = os.path.basename(path)
+        with suppress(OSError), ways.folder(os.path.dirname(path)) as folder:
+            kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            os.rmdir(name, dir_fd=folder) if stat.S_ISDIR(kind) else os.unlink(name, dir_fd=folder)
 
 
 def explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> CriuctlError:
