@@ -257,9 +257,10 @@ def dump(
             with after.optional("the reports of trees that are gone could not be removed"):
                 insidereport.sweep(config)
             if delivery is not None:
-                delivery.ended(left)
-            with after.optional(f"the lease of {name} could not be given back"):
-                leases.release(repository, session.name, host=host_id(config), seen=home.seen if home is not None else None)
+                delivery.ended(left)  # and the lease there is the target's, which a source cannot read
+            else:
+                with after.optional(f"the lease of {name} could not be given back"):
+                    leases.release(repository, session.name, host=host_id(config), seen=home.seen if home is not None else None)
         record = replace(work.session, store=work.where, checkpoint=manifest.id, boot_id=boot_id())
         lock = work.lock_table() if work.stays_locked else None
         with after.optional(f"where {name} is could not be written down"):

@@ -13,6 +13,7 @@ from pathlib import Path
 from ..config import Config
 from ..errors import PreflightRefused
 from ..proc.folders import make_private
+from ..proc.ownership import check_own
 
 _KEY = "predicates.key"  # in the state folder
 _LENGTH = 32  # bytes
@@ -40,6 +41,7 @@ def _mac(key: bytes, text: str) -> str:
 def _key(config: Config, *, make: bool) -> bytes:
     """The key; empty if there is none, and none is to be made."""
     path = Path(config.state_dir) / _KEY
+    check_own(path.parent)  # whoever could write the key could have us run commands
     with suppress(FileNotFoundError):
         key = path.read_bytes()
         if len(key) == _LENGTH:
