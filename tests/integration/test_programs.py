@@ -17,7 +17,7 @@ import pytest
 from support import oracle
 from support.command import Criuctl
 from support.keeper import wait_until
-from support.trip import Trip
+from support.trip import RECORDED, Trip
 from support.zoo import Animal, Zoo
 
 from criuctl.proc.syscalls import borrowed
@@ -259,7 +259,7 @@ def test_a_lease_is_not_broken(zoo: Zoo, criuctl: Criuctl) -> None:
     told = criuctl("dump", animal.pid, "--leave-running")
     assert [w for w in told["warnings"] if "lease" in w and "/written:" in w]
     animal.ask()
-    told = criuctl("dump", animal.pid, "--with-files", animal.folder / "both")
+    told = criuctl("dump", animal.pid, "--with-files", animal.folder / "both", env=RECORDED)
     assert told["bytes"]["files"] == (animal.folder / "both").stat().st_size
     (animal.folder / "both").unlink()
     zoo.adopt(criuctl("restore", told["checkpoint"])["pid"], animal).ask()
@@ -276,7 +276,7 @@ def test_a_lease_that_is_being_broken(zoo: Zoo, trip: Trip) -> None:
     wait_until((animal.folder / "ready").exists, 60, "it has its lease")
     with pytest.raises(BlockingIOError):
         os.open(animal.folder / "f", os.O_RDONLY | os.O_NONBLOCK)
-    told = trip.criuctl("dump", animal.pid, "--leave-running", "--with-files", animal.folder / "f")
+    told = trip.criuctl("dump", animal.pid, "--leave-running", "--with-files", animal.folder / "f", env=RECORDED)
     assert told["bytes"]["files"] == len("precious")
     assert told["frozen_ms"] < int(Path("/proc/sys/fs/lease-break-time").read_text()) * 1000 / 2
 

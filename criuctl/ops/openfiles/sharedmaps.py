@@ -15,6 +15,7 @@ files that are written to hold: `judgement`.
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 from contextlib import suppress
@@ -29,7 +30,10 @@ _FILE_SHARED = 1 << 7  # of a vma's status in CRIU
 
 
 def writes(pid: int, mapping: Mapping) -> bool:
-    """Whether the process may write to the file through this mapping, if need be after mprotect(2)."""
+    """Whether the process may write to the file through this mapping, if need be after mprotect(2).
+
+    Of one that it cannot write to now, the kernel may tell what was mapped in the same range before.
+    """
     if not mapping.shared or not mapping.inode:
         return False
     if "w" in mapping.perms:
@@ -82,7 +86,7 @@ def shared_files(images: ImageSet) -> set[int]:
         if name.startswith("mm-")
         for memory in read(images.folder, name, "MM")
         for vma in memory.vmas
-        if vma.status & _FILE_SHARED and vma.fdflags & os.O_ACCMODE == os.O_RDWR
+        if vma.status & _FILE_SHARED and (vma.prot & mmap.PROT_WRITE or vma.fdflags & os.O_ACCMODE == os.O_RDWR)
     }
 
 
