@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.command import Criuctl
 from support.pauses import paused
-from support.trip import Trip
+from support.trip import RECORDED, Trip
 from support.zoo import Animal, Zoo
 
 pytestmark = pytest.mark.integration
@@ -240,7 +240,7 @@ def test_open_under_two_names_and_grown(how: tuple[str, str], first: str, zoo: Z
 def test_one_of_two_names_is_gone(gone: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """Refused, naming it, before anything starts; where its contents came along it is a name of that file again."""
     animal = zoo.launch("hardlinks.py", "a:write", "b:read")
-    told = trip.snapshot(animal, "--name", "first")
+    told = criuctl("dump", animal.pid, "--leave-running", "--name", "first", env=RECORDED)
     carried = trip.dump(animal, "--name", "second", "--with-files", animal.folder / "a")
     (animal.folder / gone).unlink()
     refused = criuctl("restore", told["checkpoint"], check=False)
