@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from ...checkpoint.manifest import Manifest
 from ...checkpoint.reader import CheckpointReader
 from ...config import Config
-from ...criu import binary, driver, ttyimages
+from ...criu import binary, driver, ghostfolders, ttyimages
 from ...criu.images import ImageSet
 from ...criu.lazy import LazyImage, LazyPages
 from ...criu.options import RestoreOptions
@@ -217,6 +217,8 @@ class Restoring(Struct):
             names.begin()
             stack.enter_context(self.pipes)
             self.pipes.enter_context(fifos.settled(self.images, manifest, self.reporter, theirs, copy=self.copy))
+            folders = ghostfolders.arrange(self.images, own_mounts=plan.pids == "init")
+            stack.callback(lambda: None if self.root else arrival.remove_folders(folders))
             ghosts = self.images.number_ghosts(self.holder.session)
             arrival.remove_ghosts(ghosts)  # of a CRIU that was killed together with its criuctl, restoring this session
             stack.callback(lambda: None if self.root else arrival.remove_ghosts(ghosts))
