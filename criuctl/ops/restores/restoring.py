@@ -35,7 +35,7 @@ from ..holders import RestoredHolder
 from ..openfiles import overlays, remaps
 from ..openfiles.putback import Applied
 from ..registry import boot_id
-from ..resources import cgroups, fifos, groupyard, interrupted, netplace, semaphores, timerfds
+from ..resources import cgroups, fifos, groupyard, interrupted, memoryfiles, netplace, semaphores, timerfds
 from ..resources.boundnames import Bindings
 from ..resources.manners import set_manners
 from ..resources.namespaces import last_pid
@@ -194,6 +194,7 @@ class Restoring(Struct):
             )
             self.timers = timerfds.arm_timers(self.images)
             mend.unreserve(self.images)
+            memoryfiles.map_sealed(self.images)
             self.images.order_pairs()
             self.watches = mend.part_watches(self.images)
             self.flags = mend.part_flags(self.images)
