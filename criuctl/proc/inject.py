@@ -51,6 +51,7 @@ _TRIES, _PAUSE = 100, 0.002  # to meet who waits for us in the system call in wh
 _PTRACE, _BELOW_STACK = 101, 4096  # far below the red zone, well inside the stack's mapping
 PRCTL, FCNTL, OPEN, CLOSE, IOCTL, EPOLL_CTL = 157, 72, 2, 3, 16, 233
 MUNMAP, DUP3 = 11, 292
+LSEEK, PIDFD_OPEN, PIDFD_GETFD = 8, 434, 438
 _EXIT_GROUP = 231
 TIOCSCTTY = 0x540E
 PR_SET_CHILD_SUBREAPER = 36

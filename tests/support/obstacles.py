@@ -507,6 +507,7 @@ REFUSED = [
         "m = os.memfd_create('p', 0); os.write(m, open('/bin/sleep', 'rb').read())\n"
         "os.posix_spawn(f'/proc/self/fd/{m}', ['sleep', '1000'], {}, file_actions=[(os.POSIX_SPAWN_CLOSE, READY)])",
         "program-in-memory",
+        criu=True,  # no restore of it works
     ),
     case(
         "huge-memfd",
