@@ -39,7 +39,7 @@ from .host import host_id
 from .journal import events
 from .maintenance import check_open
 from .moving import moves
-from .openfiles import deletednames, predicates, untrusted
+from .openfiles import deletednames, kernelfiles, predicates, untrusted
 from .openfiles.absent import absent
 from .openfiles.besides import left_behind, spared
 from .openfiles.judgement import Policy
@@ -195,7 +195,8 @@ def restore(
             stale = predicates.examine(config, manifest, force=force)
             own = {j.record.path for j in facts.files if j.verdict == "beside"}
             locked = locked_elsewhere(images, own, copy=wishes.copy)
-            gone = absent(images, manifest, facts.files, facts.missing_folders)
+            gone = list(absent(images, manifest, facts.files, facts.missing_folders))
+            gone += kernelfiles.missing(images, manifest, copy=wishes.copy)
             names = boundnames.taken(images, manifest, facts.netns, copy=wishes.copy)
             facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone), names=names)
         devices: RestoredDevices | None = None

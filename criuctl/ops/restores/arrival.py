@@ -222,6 +222,13 @@ def remove_ghosts(paths: Iterable[str]) -> None:
             os.rmdir(name, dir_fd=folder) if stat.S_ISDIR(kind) else os.unlink(name, dir_fd=folder)
 
 
+def remove_folders(paths: Iterable[str]) -> None:
+    """Deleted folders that a CRIU which was killed has made, the innermost first; what is not empty stays."""
+    for path in paths:
+        with suppress(OSError):
+            os.rmdir(path)
+
+
 def explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> CriuctlError:
     """CRIU's failure in the user's words; its log is kept."""
     from ..failures import diagnosis  # a table of regular expressions that only failures need
