@@ -30,7 +30,7 @@ from ..hooks.contract import RECONNECT
 from ..hooks.find import executables
 from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
-from ..report import Reporter
+from ..report import Reporter, summarised
 from ..store import open_store
 from . import hooking, insidereport
 from .failures.helpers import told_as
@@ -202,7 +202,7 @@ def restore(
             return plan
         if plan.errors:
             raise arrival.refusal(plan.errors)
-        for finding in plan.findings:
+        for finding in summarised(plan.findings):
             reporter.finding(finding)
 
         session, lease = arrival.next_incarnation(registry, repository, manifest, name, copy=new_name is not None)

@@ -13,7 +13,7 @@ from ..app import DEGRADED, App, pass_app
 from ..outcomes import connection_lines
 from ..pages import Seconds, page
 from ..text import duration, facts, printable
-from .check import EXIT_REFUSED, finding_lines
+from .check import EXIT_REFUSED, findings_lines
 from .dump import POLICIES
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _plan(plan: Mapping[str, Any]) -> str:
     rows.append(("network", printable(plan["net"])))
     rows += [("connection", line) for line in connection_lines(plan["connections"], "policy")]
     rows += [("file", f"{printable(f['path'])}: {printable(f['verdict'])}; {printable(f['why'])}") for f in plan["files"]]
-    lines = [facts(rows), *(line for f in plan["findings"] for line in finding_lines(f))]
+    lines = [facts(rows), *findings_lines(plan["findings"])]
     return "\n".join([*lines, "can be restored" if plan["ok"] else "cannot be restored here now"])
 
 
