@@ -2,7 +2,7 @@
 
 The checks say what stands in the way in the kernel's words.  Why a program has such a thing, and which
 of its options does without, is the program's own matter: that is what this table holds.  Each row was
-tried with the program: with the remedy `check` finds no error, and the program goes on after a restore.
+tried with the program (tests/integration/test_known_programs.py): `check` finds no error any more.
 Programs that can be dumped as they come have no row (Redis, nginx, a JVM).
 """
 
