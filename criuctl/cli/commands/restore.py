@@ -169,8 +169,8 @@ def restore(
 
     Before anything is started the checkpoint and this host are compared: kernel, CPU, files, users, ports, PIDs.
     Changed files are never overwritten silently: a newer copy is kept aside and told. What the original of a
-    copy (--as) writes to stays where it is, and the copy gets its own beside it. A restore that fails
-    leaves nothing behind, no process and no file.
+    copy (--as) writes to or has locked stays where it is, and the copy gets its own beside it. A
+    restore that fails leaves nothing behind, no process and no file.
 
     The tree runs on by itself when criuctl ends. The result tells, per connection to the outside, what became of it.
     """

@@ -117,7 +117,8 @@ def executables(scene: Scene, findings: Iterable[Finding]) -> dict[int, list[str
     lines: dict[int, list[str]] = {}
     for pid in {f.pid for f in findings if f.level == "error" and f.pid in scene.by_pid}:
         assert pid is not None
-        line, at = [], scene.by_pid.get(pid)
+        line: list[str] = []
+        at = scene.by_pid.get(pid)
         while at is not None and len(line) <= len(scene.tree):
             line.append(at.exe)
             at = scene.by_pid.get(at.ppid) if at.pid != scene.root.pid else None
