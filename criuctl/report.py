@@ -18,6 +18,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from . import pausepoints
+from .redact import redacted
 
 Level = Literal["error", "warning", "info"]
 
@@ -114,7 +115,7 @@ class Reporter:
 
     def warning(self, text: str, hint: str = "") -> None:
         """Something optional went wrong or something surprising was found; the operation goes on."""
-        self.warnings.append(f"{text} ({hint})" if hint else text)
+        self.warnings.append(redacted(f"{text} ({hint})" if hint else text))
 
     def finding(self, finding: Finding) -> None:
         """A check found something; warnings are kept, errors are the caller's business."""
