@@ -24,7 +24,7 @@ Level = Literal["error", "warning", "info"]
 
 _STEPS = 64
 _NAMED = 4  # processes or descriptors of findings that are alike
-_PROCESS = re.compile(r"(?<=/proc/)\d+|\b\d+ \(.*?\)")  # a folder of /proc, and ``PID (command)``
+_PROCESS = re.compile(r"(?<=/proc/)\d+|\b\d+ \(.{0,64}?\)")  # a folder of /proc, and ``PID (command)``
 
 
 class Finding(Struct, frozen=True):
