@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ..config import Config
 from ..errors import CriuctlError
 from ..report import Finding
+from .checks import known_programs
 from .checks.connections import check_sockets
 from .checks.files import check_descriptors
 from .checks.folders import check_folders
@@ -80,4 +81,5 @@ def look_at(
             found.append(
                 Finding("warning", "check-incomplete", f"{check.__name__.replace('_', ' ')} was not possible: {error}", hint)
             )
+    found = known_programs.remedied(found, known_programs.executables(scene, found))
     return sorted(found, key=lambda f: _ORDER[f.level]), scene
