@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from .errors import ConfigError
+from .errors import ConfigError, UntrustedPath
 
 SYSTEM_FILE = Path("/etc/criuctl/config.yaml")
 DEFAULT_STORE = "/var/lib/criuctl/store"
@@ -24,6 +24,15 @@ FilePolicy = Literal["record", "carry"]
 FileConflictPolicy = Literal["refuse", "restore"]
 ConnectionPolicy = Literal["keep", "reconnect", "hangup", "refuse"]
 EventSink = Literal["none", "journald", "syslog"]
+MAX_FREEZE = {"snapshot": 300.0, "dump": 3600.0, "migrate": 3600.0}
+"""Seconds a tree may be frozen if it goes on afterwards, is to end, or moves to another host.
+
+The defaults bound what hangs, not what is large.  A snapshot of 24 GiB is frozen for 8 to 12 s, one of
+a GPU with 140 GiB for about three minutes; a program that has stood still for longer has most likely
+lost its peers anyway.  A dump that ends its tree waits for the checkpoint, however large that is and
+however slow the store.
+"""
+
 ConnectionRules = tuple[tuple[str, Mapping[str, Any]], ...]  # (where it stands, the rule as it was written)
 
 
@@ -42,9 +51,14 @@ class Config(Struct, frozen=True):
     s3_endpoint: str = ""  # endpoint URL; "" leaves it to boto3 (AWS_ENDPOINT_URL, ~/.aws/config)
     s3_region: str = ""  # region; "" leaves it to boto3
     s3_retries: int = 6  # attempts per request on transient errors
-    s3_timeout: float = 30.0  # seconds for one connect or read
+    s3_timeout: float = 30.0  # seconds for one connect or read; an attempt in all may take twice as long
+    s3_deadline: float = 120.0  # seconds for a request, all attempts and pauses together; and one more per 32 KiB of contents
     criu: str = ""  # CRIU binary or prefix folder; "" picks the one that scripts/setup chose
     criu_timeout: int = 30  # seconds CRIU may take to freeze a tree
+    verify_writes: bool = False  # read back what was written, before a checkpoint relies on it
+    max_freeze: Mapping[str, float] = field(
+        default_factory=dict
+    )  # seconds a tree may be frozen, 0: any time; a number, or by snapshot (300), dump, migrate (3600)
     compression: int = 1  # zstd level, -7..19
     buffers_mib: int = 128  # memory for pages on their way to the store
     workers: int = 0  # threads that compress and seal; 0 is one per core
@@ -100,15 +114,21 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+_BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _SECONDS, _COUNT = (0, 2_000_000), (0, (1 << 31) - 1)  # of other numbers; the kernel waits no longer
-_RANGES: dict[str, tuple[float, float]] = {"compression": (-7, 19), "workers": (0, 1024), "criu_timeout": _SECONDS}
+_RANGES: dict[str, tuple[float, float]] = {
+    "compression": (-7, 19),
+    "workers": (0, 1024),
+    "criu_timeout": _SECONDS,
+    "s3_deadline": (1, 2_000_000),
+}
 _FOLDERS = ("state_dir", "cache_dir", "run_dir", "key_dir")
 
 
 def _coerce(key: str, value: Any, where: str) -> Any:
     """The value as the field of `Config` wants it, or a `ConfigError` naming `where`."""
     wanted = _typed(key, value, where)
-    if isinstance(wanted, int | float):
+    if isinstance(wanted, int | float) and not isinstance(wanted, bool):
         low, high = _RANGES.get(key, _SECONDS if isinstance(wanted, float) else _COUNT)
         if not low <= wanted <= high:
             raise ConfigError(f"{where}: {key} must be from {low} to {high}, not {value!r}")
@@ -119,6 +139,8 @@ def _coerce(key: str, value: Any, where: str) -> Any:
 
 def _typed(key: str, value: Any, where: str) -> Any:
     default = getattr(_DEFAULTS, key)
+    if key == "max_freeze":
+        return _max_freeze(value, where)
     if key == "connection_rules":
         return _rules(value, where)
     if key in _NESTED:
@@ -130,6 +152,8 @@ def _typed(key: str, value: Any, where: str) -> Any:
     if key in _CHOICES and value not in _CHOICES[key]:
         raise ConfigError(f"{where}: {key} must be one of {', '.join(_CHOICES[key])}, not {value!r}")
     try:
+        if isinstance(default, bool):
+            return _BOOLS[str(value).lower()]
         if isinstance(default, tuple):
             items = value.split(":") if isinstance(value, str) else value
             if not isinstance(items, list | tuple) or not all(isinstance(i, str) for i in items):
@@ -145,7 +169,7 @@ def _typed(key: str, value: Any, where: str) -> Any:
         if isinstance(default, str) and not isinstance(value, str):
             raise ValueError
         return type(default)(value)
-    except (TypeError, ValueError, OverflowError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         kind = "list of text" if isinstance(default, tuple) else type(default).__name__
         kind = "mapping of text" if isinstance(default, dict) else kind
         raise ConfigError(f"{where}: {key} must be {kind}, not {value!r}") from None
@@ -167,6 +191,19 @@ def _rules(value: Any, where: str) -> ConnectionRules:
     if not isinstance(value, list) or not all(isinstance(rule, dict) for rule in value):
         raise ConfigError(f"{where}: connection_rules must be a list of mappings, each with match and policy")
     return tuple((f"{where}: connection_rules[{number}]", rule) for number, rule in enumerate(value, 1))
+
+
+def _max_freeze(value: Any, where: str) -> dict[str, float]:
+    """Seconds by operation, of one number for all of them or of a mapping."""
+    if isinstance(value, str):  # of a variable
+        value = _yaml(value, where)
+    by_kind = value if isinstance(value, dict) else dict.fromkeys(MAX_FREEZE, value)
+    for kind, seconds in by_kind.items():
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if kind not in MAX_FREEZE or not number or not _SECONDS[0] <= seconds <= _SECONDS[1]:
+            kinds = ", ".join(MAX_FREEZE)
+            raise ConfigError(f"{where}: max_freeze must be seconds from 0 to {_SECONDS[1]}, or a mapping of {kinds} to them")
+    return {kind: float(seconds) for kind, seconds in by_kind.items()}
 
 
 def _mappings(value: Any, key: str, where: str) -> dict[str, dict[str, Any]]:
@@ -192,8 +229,14 @@ def _by_pattern(value: Any, key: str, where: str, what: str, fits: Callable[[Any
 
 
 def _read_file(path: Path) -> dict[str, Any]:
+    """What a file says that nobody else could have written: it names programs that criuctl starts."""
+    from .proc.ownership import opened_own
+
     try:
-        text = path.read_text()
+        with opened_own(path) as fd, open(fd, encoding="utf-8", closefd=False) as file:
+            text = file.read()
+    except UntrustedPath as error:
+        raise ConfigError(error.message, hint=_whose(path, error.hint)) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     loaded = _yaml(text, str(path))
@@ -207,6 +250,14 @@ def _read_file(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{path}: unknown key {key!r}", hint=f"Known keys: {', '.join(sorted(_FIELDS))}.")
         values[key] = _coerce(key, value, str(path))
     return values
+
+
+def _whose(path: Path, hint: str) -> str:
+    """What to do about a file that others could have written."""
+    if os.geteuid() or path == SYSTEM_FILE:
+        return hint or "See what is there."
+    own = "`sudo -H`, which has root's own HOME, or --config with another file"
+    return f"{hint} if you trust what it says; else {own}." if hint else f"Use {own}."
 
 
 def load(path: str | None = None, environ: Mapping[str, str] = os.environ) -> Config:

@@ -8,14 +8,19 @@ it as it is.
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from typing import Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import asdict
 
 from . import pausepoints
+from .redact import redacted
 
 Level = Literal["error", "warning", "info"]
+
+_STEPS = 64
 
 
 class Finding(Struct, frozen=True):
@@ -48,17 +53,23 @@ class Reporter:
     def __init__(self) -> None:
         self.warnings: list[str] = []
         self.codes: list[str] = []  # of warnings that have one
+        self.marks: deque[tuple[str, float]] = deque(maxlen=_STEPS)  # the last ones, and when they began (monotonic)
 
     def step(self, name: str, **facts: Any) -> None:
         """A named step of the operation begins; subclasses call this too, so that tests can pause there (`pausepoints`)."""
+        self.at(name)
         pausepoints.reached(name)
+
+    def at(self, name: str) -> None:
+        """A step begins that only `marks` tells of."""
+        self.marks.append((name, time.monotonic()))
 
     def progress(self, name: str, done: int, total: int | None = None, unit: str = "bytes") -> None:
         """`done` of `total` units of `name` are through; may be called from any thread, often."""
 
     def warning(self, text: str, hint: str = "") -> None:
         """Something optional went wrong or something surprising was found; the operation goes on."""
-        self.warnings.append(f"{text} ({hint})" if hint else text)
+        self.warnings.append(redacted(f"{text} ({hint})" if hint else text))
 
     def finding(self, finding: Finding) -> None:
         """A check found something; warnings are kept, errors are the caller's business."""

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from ..errors import UntrustedPath
 from ..proc.folders import make_private
 
 T = TypeVar("T")
@@ -164,5 +165,5 @@ def _prepare(path: Path) -> bool:
             return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
         finally:
             os.close(fd)
-    except OSError:
+    except (OSError, UntrustedPath):
         return False

@@ -150,24 +150,29 @@ class Pipeline:
         self.buffers.wake()
         self._pack_buffers.wake()
 
-    def close(self) -> None:
-        """End and join all threads and give the memory back; what is not durable by now is dropped."""
+    def close(self, until: float | None = None) -> bool:
+        """End and join all threads and give the memory back; what is not durable by now is dropped.
+
+        With `until`, a monotonic time, what has not ended by then is left to itself; whether all has ended.
+        """
         self.fail(Aborted("the dump was given up"))
+        ended = True
         if self._started:
             self._windows.put(None)
-            _join([self._hasher])
+            ended = _join([self._hasher], until)
             for _ in self._workers:
                 self._work.put(None)
-            _join(self._workers)
+            ended = _join(self._workers, until) and ended
             for _ in self._uploaders:
                 self._full.put(None)
-            _join(self._uploaders)
+            ended = _join(self._uploaders, until) and ended
         self._open.clear()
         self._seen.clear()
         self._ahead.clear()
         self._layers = None
         self.buffers.close()
         self._pack_buffers.close()
+        return ended
 
     def leave_out_unused(self) -> list[PackIndex]:
         """Packs of nothing but what was sent ahead and is in no kept stream; they are no longer told of."""
@@ -397,7 +402,10 @@ class Pipeline:
                     self.stats.sending += time.monotonic() - self._put_since
 
 
-def _join(threads: Iterable[threading.Thread]) -> None:
+def _join(threads: Iterable[threading.Thread], until: float | None) -> bool:
+    ended = True
     for thread in threads:
         if thread.ident is not None:  # else it could not be started
-            thread.join()
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+            ended = ended and not thread.is_alive()
+    return ended

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Collection, Hashable
-from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from ..config import Config
 from ..errors import CriuctlError, Damaged, StoreUnreachable
-from ..proc.threads import side_by_side
+from ..proc.threads import Later, side_by_side
 from .buffers import BUFFER_SIZE, PageBuffer
 from .chunks import ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, PAGE, WINDOW, StreamRef
 from .effort import fitting
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _BATCH = 16  # windows handed over at once
 _MEASURABLE = 32 << 20  # plain bytes from which on speeds are measured
+_LAST = 5.0  # seconds in which what has been given up may end
 _CHECKERS = 8  # packs looked at side by side at the commit
 
 
@@ -79,6 +80,8 @@ class CheckpointWriter:
         self._intent: Intent | None = None  # until the manifest is there, or surely never will be
         self._committed = False
         self._told: threading.Thread | None = None
+        self._committing: threading.Thread | None = None
+        self._given_up = False
 
     @property
     def stats(self) -> WriterStats:
@@ -92,8 +95,18 @@ class CheckpointWriter:
         self.close()
 
     def close(self) -> None:
-        """End all threads; without a `commit`, give the checkpoint up.  May be called again."""
-        self._pipeline.close()
+        """End all threads; without a `commit`, give the checkpoint up.  May be called again.
+
+        After `give_up` what hangs in the store is left to itself, and what is in the store to the garbage collection.
+        """
+        until = time.monotonic() + _LAST if self._given_up else None
+        ended = self._pipeline.close(until)
+        if self._committing is not None:
+            self._committing.join(None if until is None else max(0.0, until - time.monotonic()))
+            ended = ended and not self._committing.is_alive()
+        if not ended:
+            self._repository.hangs = True
+            return
         if self._intent is not None:
             self._intent.end()
         if self._told is not None:
@@ -102,10 +115,19 @@ class CheckpointWriter:
             self._unused += self._pipeline.packs
             self._pipeline.packs = []
         while self._unused:
-            with suppress(CriuctlError):  # left to the garbage collection
+            try:
                 self._repository.store.delete(object_name(self._unused.pop().pack))
+            except StoreUnreachable:  # so are the others; they are left to the garbage collection
+                self._unused.clear()
+            except CriuctlError:
+                continue
         self._streams.clear()
         self._pending.clear()
+
+    def give_up(self, error: CriuctlError) -> None:
+        """Nobody waits for the store any more: every call under way, and every later one, raises `error`; from any thread."""
+        self._given_up = True
+        self._pipeline.fail(error)
 
     # -- content ---------------------------------------------------------------------------------------
 
@@ -271,9 +293,26 @@ class CheckpointWriter:
 
         Raises `Damaged` when a pack of the checkpoint is gone, as when it shares one with older checkpoints (the next
         dump stores it again), `Conflict` when a garbage collection is deleting one, and every error of the store; then
-        there is no checkpoint, but after `StoreUnreachable`, which leaves it open.
+        there is no checkpoint, but after `StoreUnreachable`, which leaves it open.  So does an interrupt: what the store is asked
+        for is asked by a thread, so that the caller can be interrupted wherever the store hangs.
         """
         self.flush()
+        work = Later(lambda: self._commit(manifest, allowed))
+        thread = threading.Thread(target=work.run, name="criuctl-commit", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # there is no room for one more
+            work.run()
+        else:
+            self._committing = thread
+        try:
+            return work.result()
+        except BaseException as error:
+            if thread.is_alive():  # we are interrupted, and it shall not go on to the manifest
+                self._pipeline.fail(error)
+            raise
+
+    def _commit(self, manifest: Manifest, allowed: Callable[[], object] | None) -> CheckpointSummary:
         self._unused += self._pipeline.leave_out_unused()
         self._reporter.step("index")
         index = self._repository.index
@@ -302,6 +341,7 @@ class CheckpointWriter:
             raise
         self._reporter.step("manifest")
         intent.check()
+        self._pipeline.check()
         self._intent = None  # whatever interrupts this leaves open whether there is a manifest
         try:
             summary = self._repository.publish(manifest, number)

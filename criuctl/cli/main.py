@@ -28,6 +28,7 @@ import click
 
 from .. import __version__
 from ..errors import NO_MEMORY, NO_THREADS, CriuctlError, UsageError, of_the_host
+from ..redact import redacted
 from .app import App
 from .pages import Entry, LazyGroup
 from .streams import ResultLost, discard, fill_standard_streams, jsonable, reader_gone, tell, write_result
@@ -320,7 +321,7 @@ def _tell_traceback(error: BaseException) -> None:
 
 
 def _bug(error: BaseException, app: App) -> int:
-    message = f"this is a bug in criuctl, sorry: {type(error).__name__}: {error}"
+    message = redacted(f"this is a bug in criuctl, sorry: {type(error).__name__}: {error}")
     hint = "Run it again with -v and report the traceback together with the output of `criuctl version`."
     if _in_json(app):
         _print_error({"code": "bug", "exit_code": 1, "message": message, "hint": hint})

@@ -107,7 +107,8 @@ def global_options() -> list[click.Parameter]:
             {
                 "metavar": "FILE",
                 "type": click.Path(dir_okay=False),
-                "help": "Read this configuration file too, after /etc/criuctl/config.yaml and ~/.config/criuctl/config.yaml.",
+                "help": "Read this configuration file too, after /etc/criuctl/config.yaml and ~/.config/criuctl/config.yaml."
+                " One that another user could have written is refused.",
             },
         ),
         (["--json"], {"is_flag": True, "help": "Print the result as JSON on standard output, and nothing else there."}),

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from ..errors import CriuctlError
+from ..redact import redacted
 
 
 class ResultLost(CriuctlError):
@@ -29,6 +30,19 @@ def write_result(text: str) -> None:
     ``>`` above all).
     """
     _write(lambda stream: stream.write(text + "\n"))
+
+
+def unheard(write: Callable[[], object]) -> bool:
+    """`write` the result of what is done for good; whether nobody takes it, which is told, and is no failure of what was done."""
+    try:
+        write()
+        return False
+    except BrokenPipeError:
+        discard(1)
+        tell("criuctl: done, but nobody reads the result")
+    except ResultLost as error:
+        tell(f"criuctl: done, but {error.message}")
+    return True
 
 
 def write_bytes(data: bytes) -> None:
@@ -51,12 +65,12 @@ def _write(write: Callable[[TextIO], object]) -> None:
 
 
 def tell(line: str) -> None:
-    """Print one line on standard error; if nobody can read it, go on without."""
+    """Print one line, without credentials, on standard error; if nobody can read it, go on without."""
     stream = sys.stderr
     if stream is None:
         return
     try:
-        stream.write(line + "\n")
+        stream.write(redacted(line) + "\n")
         stream.flush()
     except OSError:
         discard(2)  # a closed pipe, or a terminal that went away

@@ -22,8 +22,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from ..config import Config
-from ..errors import PlatformError, TimedOut
+from ..errors import PlatformError, TimedOut, UntrustedPath
 from ..proc import command
+from ..proc.ownership import opened_own
 from . import features, stall
 from .rpc import Swrk
 
@@ -108,7 +109,7 @@ def find(config: Config) -> CriuBinary:
     if config.criu:
         path = Path(config.criu)
         if path.is_dir():
-            return _from_record(path / "criu.json")
+            return _from_record(path / "criu.json", named=True)
         if not os.access(path, os.X_OK):
             raise PlatformError(
                 f"{path} is not an executable CRIU", hint="Set `criu` in the configuration to a binary or to a prefix folder."
@@ -116,7 +117,7 @@ def find(config: Config) -> CriuBinary:
         return CriuBinary((str(path),), origin="config")
     for prefix in SETUP_PREFIXES:
         if (prefix / "criu.json").is_file():
-            return _from_record(prefix / "criu.json")
+            return _from_record(prefix / "criu.json", named=prefix == SETUP_PREFIXES[0])
     found = shutil.which("criu") or shutil.which("criu", path="/usr/local/sbin:/usr/sbin:/sbin")
     if found is None:
         raise PlatformError(
@@ -125,13 +126,27 @@ def find(config: Config) -> CriuBinary:
     return CriuBinary((found,), origin="PATH")
 
 
-def _from_record(record: Path) -> CriuBinary:
+def _from_record(record: Path, *, named: bool) -> CriuBinary:
+    """The CRIU of a record.  `named`: by the operator, or it belongs to this criuctl's own installation, with which whoever could
+    change the record could change criuctl itself; any other one nobody but root, or we, may have been able to change."""
     try:
-        found = json.loads(record.read_text())
-        argv, version = found["argv"], str(found.get("version", ""))
+        if named:
+            text = record.read_bytes()
+        else:
+            with opened_own(record) as fd, open(fd, "rb", closefd=False) as file:
+                text = file.read()
+        found = json.loads(text)
+        argv, version = [str(word) for word in found["argv"]], str(found.get("version", ""))
+        for word in argv if not named else ():
+            if word.startswith("/") and os.path.isfile(word):
+                with opened_own(word):
+                    pass
+    except UntrustedPath as error:
+        hint = f"{error.hint}, or set `criu` in the configuration." if error.hint else "Set `criu` in the configuration."
+        raise PlatformError(f"the CRIU of {record} is not used: {error.message}", hint=hint) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PlatformError(f"{record} is not a record of an installed CRIU: {error}", hint="Run scripts/setup again.") from error
-    return CriuBinary(tuple(map(str, argv)), origin=str(record), recorded_version=version)
+    return CriuBinary(tuple(argv), origin=str(record), recorded_version=version)
 
 
 def host_configs() -> list[str]:

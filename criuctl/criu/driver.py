@@ -24,6 +24,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
+from typing import Any
 
 from msgspec import Struct
 
@@ -32,7 +33,7 @@ from ..proc.command import Starter
 from .binary import CriuBinary
 from .options import CONFIG_NAME, LOG_NAME, DumpOptions, RestoreOptions, config_text, dump_options, restore_options
 from .pages import B, PageGuard, PageImage, PageReceiver, PageSink, socket_pair
-from .rpc import CriuGone, CriuRefused, end_tracer
+from .rpc import CriuGone, CriuRefused, Swrk, end_tracer
 
 _LOG_START, _LOG_END = 1 << 20, 15 << 20  # bytes of log that are read back: who runs is told first, why it failed last
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -64,6 +65,7 @@ class DumpSteps(Struct, frozen=True):
 
     frozen: Callable[[], Frozen]  # every task is stopped; CRIU has not looked at sockets yet, nor locked connections
     commit: Callable[[list[PageImage]], None]  # all pages and images are there, the tree is still frozen
+    begins: Callable[[], None] = lambda: None  # CRIU is about to stop the first task
 
 
 def folder_path(folder: int) -> str:
@@ -110,6 +112,8 @@ class Dumper:
         self._criu, self._folder, self._enter = criu, folder, enter
         self._asked: DumpOptions | None = None
         self._pages: socket.socket | None = None  # where its pages will come; until a receiver has it
+        self._receiver: PageReceiver[Any] | None = None
+        self._swrk: Swrk | None = None
         self._running = ExitStack()
 
     def ask(self, options: DumpOptions) -> None:
@@ -123,19 +127,21 @@ class Dumper:
                 with open(os.open(CONFIG_NAME, _NEW, 0o600, dir_fd=self._folder), "w") as file:
                     file.write(config_text(options))
             with theirs:  # CRIU holds its own copy; the stream must end when CRIU does
-                self._swrk = stack.enter_context(self._criu.swrk(enter=self._enter, pass_fds=fds, to_the_end=True))
-                self._swrk.ask("DUMP", dump_options(folder_path(self._folder), theirs.fileno(), options))
+                self._swrk = swrk = stack.enter_context(self._criu.swrk(enter=self._enter, pass_fds=fds, to_the_end=True))
+                swrk.ask("DUMP", dump_options(folder_path(self._folder), theirs.fileno(), options))
             self._running = stack.pop_all()
         self._asked = options
 
     @property
     def conversation(self) -> int:
         """Our end of what CRIU is spoken to over.  While others have it open too, CRIU waits for an answer if we are killed."""
+        assert self._swrk is not None
         return self._swrk.sock.fileno()
 
     @property
     def pid(self) -> int:
         """CRIU's PID, or that of its parent."""
+        assert self._swrk is not None
         return self._swrk.pid
 
     def close(self) -> None:
@@ -145,6 +151,23 @@ class Dumper:
         if self._pages is not None:
             self._pages.close()
             self._pages = None
+
+    def break_off(self) -> None:
+        """No more pages are taken, and CRIU's next question is answered with no; one that is being answered is not."""
+        if self._swrk is not None:
+            self._swrk.refuse()
+        if self._receiver is not None:
+            self._receiver.stop()
+
+    @property
+    def asks(self) -> bool:
+        """Whether CRIU waits for one of the steps of `dump`."""
+        return self._swrk is not None and self._swrk.asks
+
+    def veto(self) -> None:
+        """Let CRIU roll back now, if it waits for a step of `dump`, though that step is not done; from another thread."""
+        if self._swrk is not None:
+            self._swrk.veto()
 
     def dump(self, options: DumpOptions, sink: PageSink[B], steps: DumpSteps) -> None:
         """Dump a tree: pages into `sink`, metadata images into the folder.
@@ -158,8 +181,9 @@ class Dumper:
             with closing(self):
                 if self._asked != options:
                     self.ask(options)
-                assert self._pages is not None
+                assert self._pages is not None and self._swrk is not None
                 receiver, self._pages = PageReceiver(self._pages, sink), None
+                self._receiver = receiver
                 receiver.start()
                 self._swrk.answer(partial(_notify, receiver, steps, committed))
         except (CriuRefused, CriuGone) as error:
@@ -179,7 +203,9 @@ class Dumper:
 def _notify(
     receiver: PageReceiver[B], steps: DumpSteps, committed: threading.Event, script: str, _pid: int
 ) -> bool | Sequence[str]:
-    if script == "query-ext-files":
+    if script == "pre-dump":
+        steps.begins()
+    elif script == "query-ext-files":
         frozen = steps.frozen()
         receiver.guards = frozen.guards
         return frozen.external

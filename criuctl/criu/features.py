@@ -23,6 +23,7 @@ from zlib import crc32
 from ..errors import CriuctlError
 from ..proc import command
 from ..proc.mounts import read_mounts
+from ..proc.ownership import check_own
 from ..proc.procfs import read_lines
 
 FOLDER = Path("/run/criuctl/features")
@@ -73,6 +74,7 @@ def _way(fd: int) -> str:
 
 
 def _lend(argv: Sequence[str]) -> int | None:
+    check_own(FOLDER)  # what is kept there CRIU takes for true
     kept = FOLDER / _name(argv)
     if not kept.exists():
         run = os.stat(_CACHE.parent).st_dev

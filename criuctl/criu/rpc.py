@@ -6,6 +6,8 @@ any number of NOTIFY messages, each of which must be acknowledged, and at last b
 request's own type.  pycriu's own client has no notify loop and drops ``cr_errmsg``, hence this one; the
 message classes are pycriu's.
 
+Another thread may say no in place of the caller, who is at work on an answer (`veto`).
+
 CRIU ends by itself when its socket closes: mid-dump it then lets the tree go on, mid-restore it kills what
 it had restored.  A CRIU that dumps is never killed from here, because one killed half way leaves parasites in the tree; one
 that restores is (`expendable`), if it gets nothing done any more: nothing of the tree has run.  And it is when it has nothing
@@ -18,7 +20,9 @@ import os
 import select
 import signal
 import socket
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..errors import CriuctlError
@@ -56,6 +60,28 @@ class Swrk:
         self.expendable = False  # what it has made so far may be ended, as nothing of that has run
         self.hangs = False  # it gets nothing done
         self._rpc = schema.rpc()
+        self._turn = threading.Lock()  # guards what follows
+        self._asks = False  # CRIU waits for the answer to a notification
+        self._refused = False  # whatever the answers are, they are no
+
+    def refuse(self) -> None:
+        """From now on every answer is no, though not at once: that is for the caller to give, if CRIU waits for one."""
+        with self._turn:
+            self._refused = True
+
+    @property
+    def asks(self) -> bool:
+        """Whether CRIU waits for the answer to a notification."""
+        return self._asks
+
+    def veto(self) -> None:
+        """Say no at once, if CRIU waits for an answer, whatever the caller is at; may be called from any thread."""
+        with self._turn:
+            self._refused = True
+            if self._asks:
+                self._asks = False
+                with suppress(CriuGone):
+                    self._reply(False)
 
     def call(
         self, kind: str, options: Any = None, notify: Notify | None = None, keep_open: bool = False, until: str | None = None
@@ -92,19 +118,18 @@ class Swrk:
                 return response
             pid = response.notify.pid if response.notify.HasField("pid") else 0
             accepted: bool | Sequence[str] = False
-            if veto is None:
+            with self._turn:
+                self._asks, refused = True, self._refused
+            if veto is None and not refused:
                 try:
                     accepted = True if notify is None else notify(script, pid)
                 except BaseException as error:  # answered to CRIU first, raised when CRIU has rolled back
                     veto = error
-            answer = self._rpc.criu_req()
-            answer.type = self._rpc.NOTIFY
-            answer.notify_success = accepted is not False
-            if not isinstance(accepted, bool) and accepted:
-                answer.opts.images_dir_fd = -1  # a required field of the message, not looked at here
-                answer.opts.external.extend(accepted)
             try:
-                self._send(answer)
+                with self._turn:
+                    if self._asks:  # else `veto` has answered
+                        self._asks = False
+                        self._reply(accepted if not self._refused else False)
             except CriuGone:
                 if veto is not None:
                     raise veto from None
@@ -118,11 +143,17 @@ class Swrk:
 
     def go_on(self) -> Any:
         """Say yes to the notification at which CRIU waits, and see the request through."""
+        self._reply(True)
+        return self.answer()
+
+    def _reply(self, accepted: bool | Sequence[str]) -> None:
         answer = self._rpc.criu_req()
         answer.type = self._rpc.NOTIFY
-        answer.notify_success = True
+        answer.notify_success = accepted is not False
+        if not isinstance(accepted, bool) and accepted:
+            answer.opts.images_dir_fd = -1  # a required field of the message, not looked at here
+            answer.opts.external.extend(accepted)
         self._send(answer)
-        return self.answer()
 
     def _send(self, message: Any) -> None:
         try:

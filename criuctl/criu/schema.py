@@ -41,6 +41,7 @@ _MESSAGES = {
     "SK_QUEUES": ("sk_packet_pb2", "sk_packet_entry"),
     "STATS": ("stats_pb2", "stats_entry"),
     "TTY_INFO": ("tty_pb2", "tty_info_entry"),
+    "USERNS": ("userns_pb2", "userns_entry"),
 }
 
 

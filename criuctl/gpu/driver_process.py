@@ -67,6 +67,7 @@ class DriverProcess:
         self._sock = ours
         self._buffer = b""
         self._next = 0
+        self._under_way: set[int] = set()  # requests that are not answered yet
         try:
             told = self._ask([{"call": "hello"}], _START)[0]
         except BaseException:
@@ -142,6 +143,7 @@ class DriverProcess:
     def _ask(self, requests: Sequence[dict[str, Any]], deadline: float) -> list[dict[str, Any]]:
         numbered = [{"id": self._next + i, **request} for i, request in enumerate(requests)]
         self._next += len(requests)
+        self._under_way |= {one["id"] for one in numbered}
         self._send(b"".join(json.dumps(one).encode() + b"\n" for one in numbered))
         answers: dict[int, dict[str, Any]] = {}
         until = time.monotonic() + deadline
@@ -150,7 +152,7 @@ class DriverProcess:
             if answer is None:
                 late = [one.get("pid", one["call"]) for one in numbered if one["id"] not in answers]
                 raise TimedOut(
-                    f"NVIDIA's driver has not answered `{numbered[0]['call']}` within {deadline:g} s"
+                    f"NVIDIA's driver has not answered the call {numbered[0]['call']} within {deadline:g} s"
                     f" (PID {', '.join(map(str, late))})"
                 )
             answers[answer["id"]] = answer
@@ -181,4 +183,12 @@ class DriverProcess:
             self._buffer += piece
         line, _, self._buffer = self._buffer.partition(b"\n")
         answer: dict[str, Any] = json.loads(line)
+        self._under_way.discard(answer["id"])
         return answer
+
+    def settle(self, deadline: float) -> bool:
+        """Wait until calls that an interrupt has left under way have ended; whether they have within `deadline` seconds."""
+        until = time.monotonic() + deadline
+        while self._under_way and self._receive(until) is not None:
+            pass
+        return not self._under_way

@@ -3,7 +3,9 @@
 Who may end the tree: only CRIU, only after `Dumping.commit` has returned, which for a dump that ends the tree
 is after the manifest is in the store.  Every failure before that, of whatever part, is a veto: CRIU lets the
 tree go on and the packs already written stay unreferenced.  ``kill -9`` of criuctl closes CRIU's socket, which
-is a veto too.  Of a CRIU that is killed itself what it has done to connections can be undone (`criuctl.connections.repairs`), but
+is a veto too, and so is a freeze that takes too long (`freeze_limit`).
+
+Of a CRIU that is killed itself what it has done to connections can be undone (`criuctl.connections.repairs`), but
 nobody can undo what it was just doing inside a process, so it ignores the signals that may be ignored.  A dump that leaves the
 tree running thaws it as soon as everything is in memory of ours, and uploads afterwards: the tree is never in danger.
 
@@ -34,11 +36,13 @@ from ..gpu.use import opened_device
 from ..proc.procfs import reading
 from ..proc.scratch import Scratch
 from ..proc.threads import side_by_side
+from ..quoting import quoted
 from ..report import Reporter
 from ..store import open_store
 from . import hooking, insidereport
 from .checks.scene import Scene
-from .dumps import arounddump, surroundings
+from .dumps import arounddump, freeze_limit, surroundings
+from .dumps.after_commit import AfterCommit
 from .dumps.delivery import Delivery
 from .dumps.describe import DumpResult
 from .dumps.dumping import Dumping
@@ -83,9 +87,13 @@ def dump(
     precopy: bool = False,
     carry_binaries: bool = False,
     require: Sequence[str] = (),
+    max_freeze: float | None = None,
 ) -> DumpResult:
     """Dump the tree that `target` names into the configured store; see the module's text for what may fail how."""
     began = time.monotonic()
+    bound = freeze_limit.allowed(config, max_freeze, "migrate" if delivery else "snapshot" if leave_running else "dump")
+    if bound:  # CRIU bounds the stopping of the processes by itself
+        config = replace(config, criu_timeout=min(config.criu_timeout, int(bound) + 2))
     registry = Registry(config)
     check_outside(config)
     reporter.step("resolve", target=target)
@@ -94,7 +102,7 @@ def dump(
     resolved = resolve_target(target, registry.lookup, registry.session_of)
     root = resolved.root
     busy = f"PID {root.pid} is being dumped by another criuctl"
-    with ExitStack() as stack:
+    with AfterCommit(reporter) as after, ExitStack() as stack:
         stack.enter_context(told_as(DumpFailed, lambda: "the tree runs on" if root.alive() else ""))
         stack.enter_context(stopping(config, reporter))
         stack.enter_context(exclusive(config, f"tree/{boot_id()}/{root.pid}/{root.start_time}", busy))
@@ -107,6 +115,7 @@ def dump(
 
         # Everything that can be known to fail is found out here, before anything is touched.
         reporter.step("preflight")
+        registry.check_writable()
         findings, scene = arounddump.look_at(resolved, config, reporter, leave_running=leave_running, with_files=with_files)
         errors = [f for f in findings if f.level == "error"]
         if scene is None and errors[0].code == NoSuchProcess.code:  # it has ended just now
@@ -123,6 +132,8 @@ def dump(
         carried = files.resolve_carried(with_files, root.pid)
         required = predicates.wanted(config, session.name, require) if delivery is None else []
         scratch = stack.enter_context(Scratch())
+        for finding in scratch.findings():
+            reporter.finding(finding)
         folder = scratch.folder("images")
         stack.callback(os.close, folder)
         entry = plan_entry(root.pid)
@@ -142,6 +153,7 @@ def dump(
             stack.callback(store.close)
             preload(DUMP, enough=store.ready)
             repository = arounddump.open_for(store, config, registry, session, root)
+            repository.warn_unpinned(reporter)
         else:
             repository = delivery.open(session)
             store = repository.store
@@ -188,6 +200,7 @@ def dump(
             hooks=hooks,
             delivery=delivery,
             home=home,
+            max_freeze=bound,
         )
         stack.callback(work.farewell.drop)
         stack.callback(work.shielded.close)
@@ -198,7 +211,7 @@ def dump(
         if uses_devices(scene):
             from .dumps.devices import DumpedDevices
 
-            work.devices = DumpedDevices(config, reporter, root.pid)
+            work.devices = DumpedDevices(config, reporter, root.pid, max_freeze=bound)
             stack.callback(work.devices.close)
         try:
             files.store_ahead(work.writer, root.pid, work.binaries)
@@ -229,33 +242,37 @@ def dump(
                 raise arounddump.explain(config, error, work.session.name, work.root, work.tree, work.tries) from error
             # The last process of a private PID namespace takes CRIU, its guest, along: no answer, but all is done.
             manifest = work.committed()
-        hooks.done = True
+        after.begins(hooks)
+        name = repr(session.name)
         if work.devices is not None:
-            work.devices.ended()
+            with after.optional("the helper that holds the GPUs of the tree could not be ended"):
+                work.devices.ended()
         if home is not None:
-            home.keep()
+            with after.optional(f"what is known of the lease of {name} is not complete"):
+                home.keep()
         if not leave_running:
             left = work.see_ended()
-            try:
+            with after.optional("not all that was made for the dump could be removed"):
                 work.tidy()
+            with after.optional("the reports of trees that are gone could not be removed"):
                 insidereport.sweep(config)
-            finally:  # whatever of that fails: the tree is not here any more
-                if delivery is not None:
-                    delivery.ended(left)
-            try:
-                leases.release(repository, session.name, host=host_id(config), seen=home.seen if home is not None else None)
-            except CriuctlError as error:
-                reporter.warning(f"the lease of {session.name!r} could not be given back: {error.message}", error.hint)
+            if delivery is not None:
+                delivery.ended(left)  # and the lease there is the target's, which a source cannot read
+            else:
+                with after.optional(f"the lease of {name} could not be given back"):
+                    leases.release(repository, session.name, host=host_id(config), seen=home.seen if home is not None else None)
         record = replace(work.session, store=work.where, checkpoint=manifest.id, boot_id=boot_id())
         lock = work.lock_table() if work.stays_locked else None
-        arounddump.remember(config, registry, record, work.tree[0].identity, leave_running=leave_running, lock=lock)
-        work.holder.done(manifest.id, manifest.number, ended=not leave_running)
+        with after.optional(f"where {name} is could not be written down"):
+            arounddump.remember(config, registry, record, work.tree[0].identity, leave_running=leave_running, lock=lock)
+        with after.optional(f"the holder of {name} could not be told of the checkpoint"):
+            work.holder.done(manifest.id, manifest.number, ended=not leave_running)
     hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
     rounds = [r.to_dict() for r in work.rounds]
     lost = work.devices.lost if work.devices is not None else []
     if lost:
-        there = f"{manifest.session.name}@{manifest.number}"
-        reporter.warning("; ".join(lost), f"The checkpoint is complete: end the tree, then `criuctl restore {there}`.")
+        ref = quoted(f"{manifest.session.name}@{manifest.number}")
+        reporter.warning("; ".join(lost), f"The checkpoint is complete: end the tree, then `criuctl restore {ref}`.")
     degraded = hooks.degraded or bool(lost)
     return DumpResult(manifest, store.url, list(reporter.warnings), degraded, hooks.records(), rounds)

@@ -28,7 +28,7 @@ from ..proc import command, terminalkeeper
 from ..proc.namespaces import ns_pids
 from ..proc.tree import ProcessIdentity, wait_ended
 from ..session import cgroup, sessions
-from ..session.protocol import RESTORES
+from ..session.protocol import ANSWER_TIMEOUT, RESTORES
 from .registry import SessionRecord
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _STREAM = "scrollback"
 _GONE = 10.0  # seconds for a holder that was told to end
+_GIVE_UP = 5.0  # seconds for one that finds out by itself what it is told
 
 
 class DumpedHolder:
@@ -72,12 +73,15 @@ class DumpedHolder:
         self._end = found.end
 
     @contextmanager
-    def prepared(self) -> Iterator[int | None]:
-        """The tree is about to be frozen: nobody else may, from now on.  Descriptor of the control group that already has."""
+    def prepared(self, patience: float = 0.0) -> Iterator[int | None]:
+        """The tree is about to be frozen: nobody else may, from now on.  Descriptor of the control group that already has.
+
+        The holder, which may have stopped the tree when it answers, is waited for `patience` seconds at most, if given.
+        """
         freezer: str | None = None
         if self._session is not None and "standstill" in self._session.hello["features"]:
             asked = time.monotonic()
-            told = self._session.request("checkpoint-prepare", hold=True)
+            told = self._session.request("checkpoint-prepare", hold=True, timeout=min(ANSWER_TIMEOUT, patience or ANSWER_TIMEOUT))
             freezer, self._held = told["freezer"], told.get("held")  # an older one holds nobody
             self.held_since = asked if self._held is not None else 0.0
         if freezer is None:
@@ -98,10 +102,12 @@ class DumpedHolder:
         if held is not None and self._session is not None:
             try:
                 self._session.request("checkpoint-seized")
-            except SessionGone:  # nobody else is left who would
+            except BaseException as error:  # it does not do it, and nobody else is left who would
                 group = cgroup.existing(held)
                 if group is not None:
                     group.thaw()
+                if not isinstance(error, SessionGone):
+                    raise
 
     def unprepare(self) -> None:
         """The dump begins anew."""
@@ -143,7 +149,7 @@ class DumpedHolder:
         """The tree goes on, and nothing comes of the dump, even if its checkpoint exists."""
         if self._session is not None and self._begun:
             with suppress(CriuctlError):  # it finds that out by itself
-                self._session.request("checkpoint-abort")
+                self._session.request("checkpoint-abort", timeout=_GIVE_UP)
 
     def thawed(self) -> None:
         """The tree goes on, though its checkpoint is not stored yet: input reaches it again."""

@@ -16,6 +16,7 @@ from typing import Any
 from ..checkpoint.manifest import now
 from ..config import Config
 from ..proc.namespaces import namespaces, ns_pids
+from ..proc.ownership import check_own
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 
@@ -45,6 +46,7 @@ def _publish(config: Config, root: int, identity: Mapping[str, Any], connections
         except FileExistsError:  # another restore may be making it at this moment
             continue
         each.chmod(0o755)  # whatever the umask is
+    check_own(folder)
     process = ProcessIdentity.of(root)
     body = {
         **identity,
@@ -69,6 +71,7 @@ def _publish(config: Config, root: int, identity: Mapping[str, Any], connections
 
 def sweep(config: Config) -> None:
     """Remove the reports of trees that are gone."""
+    check_own(_folder(config))
     for path in _folder(config).glob("*.json"):
         try:
             told = json.loads(path.read_text())

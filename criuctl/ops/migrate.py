@@ -33,6 +33,7 @@ from ..report import Finding, Reporter
 from ..session.client import Session
 from ..transport import ssh
 from .dump import dump
+from .dumps.after_commit import AfterCommit
 from .dumps.arounddump import session_for
 from .journal import events
 from .moving.delivering import HostDelivery, Wishes
@@ -100,7 +101,7 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
     began = time.monotonic()
     check_outside(config)
     moves = Moves(config, Outgoing)
-    with ExitStack() as stack:
+    with AfterCommit(reporter) as after, ExitStack() as stack:
         stack.enter_context(stopping(config, reporter))
         _here(config, target)
         reporter.step("reach", host=to)
@@ -129,6 +130,7 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
                 connections=wishes.connections,
                 precopy=wishes.precopy,
                 delivery=delivery,
+                max_freeze=wishes.max_freeze,
             )
         except BaseException:
             if not delivery.settled():
@@ -137,7 +139,8 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
             dumped = None
         answer = delivery.outcome()
         assert delivery.move is not None
-        moved_away(config, delivery.move, str(there.link.hello.get("host_id", "")), answer, reporter)
+        after.begins()
+        moved_away(config, delivery.move, str(there.link.hello.get("host_id", "")), answer, reporter, after)
     manifest = delivery.manifest
     assert manifest is not None
     return MigrateResult(
@@ -155,7 +158,7 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
         connections=answer.get("connections", []),
         files=answer.get("files", []),
         warnings=[*reporter.warnings, *(f"{delivery.host_name}: {w}" for w in answer.get("warnings", []))],
-        degraded=bool(answer.get("degraded")) or bool(dumped and dumped.degraded),
+        degraded=after.degraded or bool(answer.get("degraded")) or bool(dumped and dumped.degraded),
     )
 
 

@@ -26,6 +26,7 @@ from ..config import Config
 from ..errors import Conflict, PlatformError
 from ..proc import locks, netfilter
 from ..proc.folders import make_private
+from ..proc.ownership import check_own
 from ..proc.tree import ProcessIdentity
 from ..session import sessions
 from ..session.names import DEFAULT_RUN_DIR, check_name, valid_name
@@ -33,6 +34,7 @@ from ..session.names import DEFAULT_RUN_DIR, check_name, valid_name
 _NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 _INSTEAD = Path("/dev/shm/criuctl")  # of /run
 _LOCKS, SHIELDS, GPUS = "locks", "shields", "gpus"
+_ROOM = 4096  # bytes of a record that there is room for
 _LONGEST = 200  # bytes of the name of a lock's file
 
 __all__ = [
@@ -102,6 +104,7 @@ class Registry:
     """The sessions of this host."""
 
     def __init__(self, config: Config) -> None:
+        check_own(config.state_dir)  # what is there says which process is killed, and which commands are our own
         self._config = config
         self.folder = Path(config.state_dir) / "sessions"
         self._around: str | None = None  # see `check_outside`
@@ -204,6 +207,19 @@ class Registry:
         write_record(self.folder, check_name(record.name), {k: v for k, v in asdict(record).items() if k in _KEYS})
         return record
 
+    def check_writable(self) -> None:
+        """Find out before anything is touched that records cannot be written: `OSError`, with the folder."""
+        make_private(self.folder)
+        probe = self.folder / f".probe.{os.getpid()}"
+        try:
+            with open(os.open(probe, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+                file.write(bytes(_ROOM))
+        except OSError as error:
+            error.filename = str(self.folder)
+            raise
+        finally:
+            probe.unlink(missing_ok=True)
+
     def forget(self, name: str) -> None:
         """Remove the record; absent is fine."""
         (self.folder / f"{check_name(name)}.json").unlink(missing_ok=True)
@@ -233,10 +249,14 @@ def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
 
 
 def run_folder(config: Config, name: str) -> Path:
-    """A folder of files that live as long as who has locked them, and no longer than the host runs (`criuctl.proc.locks`)."""
+    """A folder of files that live as long as who has locked them, and no longer than the host runs (`criuctl.proc.locks`).
+
+    `UntrustedPath` if somebody else has made it, or could put something else there.
+    """
     folder = Path(config.run_dir or DEFAULT_RUN_DIR)
     if not config.run_dir and os.geteuid() == 0 and not os.access(folder if folder.exists() else folder.parent, os.W_OK):
         folder = _INSTEAD  # in a container whose root is read-only, say
+    check_own(folder / name)  # in /dev/shm anybody could have made it
     return folder / name
 
 

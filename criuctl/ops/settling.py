@@ -7,7 +7,9 @@ from typing import Any
 
 from ..config import Config
 from ..errors import CriuctlError, NotFound, TimedOut
+from ..quoting import quoted
 from ..report import Reporter
+from .dumps.after_commit import AfterCommit
 from .journal import events
 from .moving import inbox
 from .moving.delivering import SETTLE, put_back
@@ -40,7 +42,7 @@ def resolve(config: Config, session: str | None, *, reporter: Reporter) -> list[
                 if not stays:
                     answer |= {"outcome": "moved", "pid": told["result"].get("pid")}
                     host = str(there.link.hello.get("host_id", ""))
-                    moved_away(config, move, host, told["result"], reporter)
+                    moved_away(config, move, host, told["result"], reporter, AfterCommit(reporter))
                 else:
                     moves.forget(move.id)
         except CriuctlError as error:
@@ -57,7 +59,7 @@ def _arrived(config: Config, session: str) -> str:
     inbox_store = inbox.configured(config).store
     return (
         f"It has come here from {move.origin}, which has not said that it is gone there: resolve it there. If that host is lost"
-        f" for good: `criuctl restore {session} --store {inbox_store} --take-over`."
+        f" for good: `criuctl restore {quoted(session)} --store {quoted(inbox_store)} --take-over`."
     )
 
 

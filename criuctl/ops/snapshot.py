@@ -46,6 +46,7 @@ def snapshot(
     until: float | None = None,
     late: str = "the deadline has passed",
     leave_running: bool = True,
+    max_freeze: float | None = None,
 ) -> Iterator[SnapshotOutcome]:
     """Dump each, `jobs` at a time, and leave it running (or not); yields each outcome as soon as it is known.
 
@@ -55,7 +56,7 @@ def snapshot(
         if subject.error is not None:
             snapshot_failed(config, reporter, subject.name, subject.error)
             yield SnapshotOutcome(subject.name, error=subject.error)
-    work = [(subject.name, _dump(config, subject, leave_running)) for subject in subjects if subject.error is None]
+    work = [(subject.name, _dump(config, subject, leave_running, max_freeze)) for subject in subjects if subject.error is None]
     for outcome in batch.each(work, reporter=reporter, jobs=jobs, until=until, broken=DumpFailed, late=late):
         if outcome.answer is not None:
             yield SnapshotOutcome(outcome.key, outcome.answer["result"], outcome.answer["degraded"])
@@ -66,11 +67,15 @@ def snapshot(
         yield SnapshotOutcome(outcome.key, error=outcome.error)
 
 
-def _dump(config: Config, subject: Subject, leave_running: bool) -> Callable[[Reporter], dict[str, Any]]:
+def _dump(
+    config: Config, subject: Subject, leave_running: bool, max_freeze: float | None
+) -> Callable[[Reporter], dict[str, Any]]:
     def work(reporter: Reporter) -> dict[str, Any]:
         labels = dict(subject.labels) if subject.tree else {}
         try:
-            result = dump(config, subject.name, reporter=reporter, leave_running=leave_running, labels=labels)
+            result = dump(
+                config, subject.name, reporter=reporter, leave_running=leave_running, labels=labels, max_freeze=max_freeze
+            )
         except CriuctlError as error:
             snapshot_failed(config, reporter, subject.name, error)  # here, so that nobody waits for its hooks
             raise

@@ -112,6 +112,10 @@ class Connection:
         value = pickle.loads(self._exactly(length))  # noqa: S301  # the other end is this very program
         return value, self._exactly(behind, into if into is not None and into.nbytes == behind else None)
 
+    def patience(self, seconds: float | None) -> None:
+        """`TimeoutError` from a `send` or `receive` in which the other end does nothing for so long."""
+        self._end.settimeout(seconds)
+
     def waiting(self) -> bool:
         """Whether `receive` would not wait."""
         return bool(select.select([self._end], [], [], 0)[0])

@@ -156,7 +156,7 @@ class InterruptsDeferred:
         self._came: list[int] = []
         self._handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGURG):  # the last: a freeze is too long
                 handler = signal.getsignal(number)
                 if callable(handler) and not isinstance(handler, signal.Handlers):
                     self._handlers[number] = handler

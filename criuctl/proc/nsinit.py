@@ -23,12 +23,15 @@ criuctl answers, the namespace stands on its own:
 
 Until then it ends with criuctl: the end of the stream makes PID 1 exit, as one that was killed, and the kernel kills whatever
 is in the namespace.  ``bind`` shows the folder FROM at TO inside.  ``layers`` is a detached tmpfs; its file ``list``, JSON, says
-which of its files are shown over which here (``binds``), and which of its folders are laid over which here (``covers``).
+which of its files are shown over which here (``binds``), and which of its folders are laid over which here (``covers``), each
+with the device and inode that must be there: the way may be another user's, so it is walked without links, and nothing is mounted
+over another inode.  Without ``set_uid`` no mount of the namespace has set-uid programs, and none arrives from the host later.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -39,7 +42,9 @@ import sys
 import time
 
 _NEWNS, _NEWIPC, _NEWPID, _NEWNET = 0x00020000, 0x08000000, 0x20000000, 0x40000000
-_MS_RDONLY, _MS_BIND, _MS_REC, _MNT_DETACH = 0x1, 0x1000, 0x4000, 2
+_MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MNT_DETACH = 0x1, 0x2, 0x4, 0x1000, 0x4000, 2
+_SYS_MOUNT_SETATTR, _AT_RECURSIVE, _MOUNT_ATTR_NOSUID, _MS_PRIVATE = 442, 0x8000, 0x2, 0x40000
+_PLACE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _SYS_MOVE_MOUNT, _MOVE_MOUNT_F_EMPTY_PATH, _AT_FDCWD = 429, 4, -100
 _STAGE = "/dev"  # is everywhere, and no program of a tree is in it
 _MS_NOSUID_NODEV_NOEXEC, _MS_SLAVE_REC = 0x2 | 0x4 | 0x8, 0x80000 | 0x4000
@@ -85,26 +90,63 @@ def _lay(fd: int) -> None:
     _check(moved, "attaching the carried files")
     with open(f"{_STAGE}/list") as file:
         wanted = json.load(file)
-    for name, target in wanted["binds"]:
-        _mount(f"{_STAGE}/{name}", target)
-    for name, folder in wanted["covers"]:
-        _cover(f"{_STAGE}/{name}", folder, wanted["source"])
+    for name, target, there in wanted["binds"]:
+        place = _expected(target, there)
+        _mount(f"{_STAGE}/{name}", f"/proc/self/fd/{place}")
+        os.close(place)
+    flags = _MS_RDONLY | _MS_NODEV | (0 if wanted["set_uid"] else _MS_NOSUID)
+    for name, folder, there in wanted["covers"]:
+        _cover(f"{_STAGE}/{name}", folder, there, wanted["source"], flags)
     _check(_libc.umount2(_STAGE.encode(), ctypes.c_int(_MNT_DETACH)), "detaching the carried files")
     os.close(fd)
+    if not wanted["set_uid"]:
+        _no_set_uid()
 
 
-def _cover(layer: str, folder: str, source: str) -> None:
-    """Lay one folder over another, read-only; the other's sub-folders are as they were."""
-    below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with os.scandir(below) as entries:
-        inside = {
-            e.name: os.open(e.name, os.O_PATH | os.O_CLOEXEC, dir_fd=below) for e in entries if e.is_dir(follow_symlinks=False)
-        }
-    _mount(source, folder, "overlay", _MS_RDONLY, f"lowerdir={layer}:/proc/self/fd/{below}")
-    for name, fd in inside.items():
-        _mount(f"/proc/self/fd/{fd}", f"{folder}/{name}", flags=_MS_BIND | _MS_REC)
+def _no_set_uid() -> None:
+    """Make every mount of the namespace nosuid, and have no more come from the host."""
+    attributes = struct.pack("=QQQQ", _MOUNT_ATTR_NOSUID, 0, _MS_PRIVATE, 0)
+    call = (_SYS_MOUNT_SETATTR, _AT_FDCWD, b"/", ctypes.c_uint(_AT_RECURSIVE), attributes, ctypes.c_size_t(len(attributes)))
+    _check(_libc.syscall(ctypes.c_long(call[0]), *call[1:]), "taking set-uid programs away (Linux 5.12)")
+
+
+def _place(path: str) -> int:
+    """A descriptor of what is at `path` without following any link."""
+    fd = os.open("/", _PLACE)
+    for part in path.split("/"):
+        if part:
+            inner = os.open(part, _PLACE, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+    return fd
+
+
+def _expected(path: str, there: list[int]) -> int:
+    """The same, of what was judged."""
+    fd = _place(path)
+    status = os.fstat(fd)
+    if [status.st_dev, status.st_ino] != there:
         os.close(fd)
-    os.close(below)
+        raise OSError(errno.ESTALE, f"{path}: something else is in its place by now")
+    return fd
+
+
+def _cover(layer: str, folder: str, there: list[int], source: str, flags: int) -> None:
+    """Lay one folder over another, read-only; the other's sub-folders are as they were."""
+    place = _expected(folder, there)
+    below = os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with os.scandir(below) as entries:
+        names = [e.name for e in entries if e.is_dir(follow_symlinks=False)]
+    inside = {name: os.open(name, _PLACE | os.O_DIRECTORY, dir_fd=below) for name in names}
+    _mount(source, f"/proc/self/fd/{place}", "overlay", flags, f"lowerdir={layer}:/proc/self/fd/{below}")
+    top = _place(folder)
+    if os.fstat(top).st_dev == there[0]:  # it is the overlay's now, unless the folder has been moved away
+        raise OSError(errno.ESTALE, f"{folder}: something else is in its place by now")
+    for name, fd in inside.items():
+        _mount(f"/proc/self/fd/{fd}", f"/proc/self/fd/{top}/{name}", flags=_MS_BIND | _MS_REC)
+        os.close(fd)
+    for fd in (place, below, top):
+        os.close(fd)
 
 
 def _prepare(last_pid: int, net: bool, bind: list[str], layers: int | None) -> None:

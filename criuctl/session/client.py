@@ -31,8 +31,10 @@ from ..errors import (
     TimedOut,
     WrongState,
 )
+from ..proc.ownership import check_own
 from . import names, protocol
-from .wire import ANSWER_TIMEOUT, Answer, Event, Message, Output, Wire
+from .protocol import ANSWER_TIMEOUT
+from .wire import Answer, Event, Message, Output, Wire
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -89,6 +91,7 @@ class Session(Wire):
 
             config = load()
         path = names.run_folder(config.run_dir, name) / "socket"
+        check_own(path.parent)  # at a socket of somebody else's, keys that are typed would be read
         try:
             sock = names.connect(path, timeout)
         except PermissionError as error:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ..errors import SessionGone, UsageError
 from ..proc import command
 from ..proc.child import Child
+from ..proc.ownership import check_own
 from ..transport import ssh
 from . import names
 from .client import Session
@@ -82,8 +83,10 @@ class Remote:
 
 def relay(config: Config, name: str) -> None:
     """Carry bytes between our standard streams and the holder of session `name`, until one side closes."""
+    folder = names.run_folder(config.run_dir, name)
+    check_own(folder)
     try:
-        holder = names.connect(names.run_folder(config.run_dir, name) / "socket", 10.0)
+        holder = names.connect(folder / "socket", 10.0)
     except OSError as error:
         raise SessionGone(f"session {name!r} has no holder on this host ({error.strerror or error})") from error
     with holder:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CriuctlError
+from ..proc.ownership import check_own
 from ..proc.procfs import read_bytes
 from ..proc.tree import ProcessIdentity, read_tree
 from . import names
@@ -90,12 +91,15 @@ def leftovers(state: Mapping[str, Any]) -> list[ProcessIdentity]:
 
 def state_of(config: Config, name: str) -> dict[str, Any] | None:
     """`read_state` of the session `name`."""
-    return read_state(names.run_folder(config.run_dir, name))
+    folder = names.run_folder(config.run_dir, name)
+    check_own(folder)
+    return read_state(folder)
 
 
 def all_states(config: Config) -> list[dict[str, Any]]:
     """The states of all sessions that have, or had, a holder here since the boot, by name."""
     folder = Path(config.run_dir or names.DEFAULT_RUN_DIR) / "holders"
+    check_own(folder)
     try:
         found = sorted(name for name in os.listdir(folder) if names.valid_name(name))
     except FileNotFoundError:
@@ -106,7 +110,7 @@ def all_states(config: Config) -> list[dict[str, Any]]:
 def forget(config: Config, name: str) -> bool:
     """Remove all that is left of a session without a holder: state, output, audit log; False while it has one."""
     run_folder = names.run_folder(config.run_dir, name)
-    state = read_state(run_folder)
+    state = state_of(config, name)
     if state is not None and state["holder_alive"]:
         return False
     if state is not None and state["cgroup"]:

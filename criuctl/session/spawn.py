@@ -30,6 +30,7 @@ from pathlib import Path
 
 from ..errors import CommandFailed, PlatformError
 from ..proc import sessionchild
+from ..proc.ownership import check_own
 from ..proc.privatens import PrivateNamespaces
 from ..proc.tree import ProcessIdentity, children
 from . import names
@@ -63,6 +64,8 @@ class Inside:
         """Tell the program who it is; atomically, for it may read at any time."""
         self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.shown.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for folder in (self.folder, self.shown):
+            check_own(folder)
         temporary = self.folder / ".session.json"
         body = {"session": name, "id": identifier, "incarnation": incarnation, "restored": dict(restored) if restored else None}
         temporary.write_text(json.dumps(body) + "\n")

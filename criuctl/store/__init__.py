@@ -50,7 +50,7 @@ def open_store(url: str, config: Config) -> Store:
         raise _unknown_scheme(url, scheme)
     from .local import LocalStore
 
-    return LocalStore(_local_path(url, scheme))
+    return LocalStore(_local_path(url, scheme), verify=config.verify_writes)
 
 
 @contextmanager

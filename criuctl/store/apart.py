@@ -6,6 +6,9 @@ that is asked of the store.
 
 Contents that lie in memory that `Apart.memory` gave are not copied.  A call that is interrupted here goes on there, as one whose
 answer is lost: its connection is not used again, and what it sends may by then be something else, under a name that nobody knows.
+
+That process bounds the time of each request (`s3_deadline`); should it be stopped itself, or hang where nothing is bounded (in
+the resolver, say), no call here waits for much longer than its requests may take.
 """
 
 from __future__ import annotations
@@ -27,6 +30,10 @@ from ..proc.threads import Later
 from .base import Capabilities, Data, Keeping, ObjectInfo, Store, as_views
 
 _LISTED = 1000  # objects in one answer
+_REQUESTS = 4  # that one call may be, at most: to create a large object is to look, to send, to complete and to look again
+_UNKNOWN = 64 << 20  # bytes of an object whose size nobody has told
+_SPARE = 30.0  # seconds for that process to load what it needs
+_SLOWEST = 32 << 10  # bytes a second, as in `s3_deadline`, which is not for this process to load
 
 
 class Apart(Store):
@@ -35,6 +42,7 @@ class Apart(Store):
     def __init__(self, url: str, config: Config, aside: Aside) -> None:
         """Tell the process which store it is for."""
         self.url = url
+        self._patience = _REQUESTS * config.s3_deadline + _SPARE
         self._aside = aside
         self._ended = False
         self._idle = aside.connections  # the last one first: its window has been touched
@@ -53,20 +61,20 @@ class Apart(Store):
         places = [self._aside.shared.place(view) for view in views]
         sent = [view for view, place in zip(views, places, strict=True) if place is None]
         sizes = [place if place is not None else view.nbytes for view, place in zip(views, places, strict=True)]
-        self._ask("put", name, sizes, if_absent, body=sent)
+        self._ask("put", name, sizes, if_absent, body=sent, size=sum(view.nbytes for view in views))
 
     def get(self, name: str, limit: int | None = None) -> bytes:
-        content: bytes = self._ask("get", name, limit)
+        content: bytes = self._ask("get", name, limit, size=limit or _UNKNOWN)
         return content
 
     def get_range(self, name: str, offset: int, length: int) -> bytes:
-        content: bytes = self._ask("get_range", name, offset, length)
+        content: bytes = self._ask("get_range", name, offset, length, size=length)
         return content
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         target = buffer.cast("B")
         place = self._aside.shared.place(target)
-        self._ask("read_into", name, offset, place if place is not None else target.nbytes, into=target)
+        self._ask("read_into", name, offset, place if place is not None else target.nbytes, into=target, size=target.nbytes)
 
     def stat(self, name: str) -> ObjectInfo:
         found: ObjectInfo = self._ask("stat", name)
@@ -74,6 +82,7 @@ class Apart(Store):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         with self._connection() as connection:
+            connection.patience(self._patience)
             found = self._call(connection, "list", prefix)
             while found:
                 try:
@@ -95,6 +104,9 @@ class Apart(Store):
 
     def check_writable(self) -> None:
         self._ask("check_writable")
+
+    def place(self) -> str:
+        return str(self._ask("place"))
 
     def sweep(self, older_than: float) -> int:
         return int(self._ask("sweep", older_than))
@@ -122,8 +134,11 @@ class Apart(Store):
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def _ask(self, verb: str, *arguments: object, body: Sequence[memoryview] = (), into: memoryview | None = None) -> Any:
+    def _ask(
+        self, verb: str, *arguments: object, body: Sequence[memoryview] = (), into: memoryview | None = None, size: int = 0
+    ) -> Any:
         with self._connection() as connection:
+            connection.patience(self._patience + _REQUESTS * size / _SLOWEST)
             return self._call(connection, verb, *arguments, body=body, into=into)
 
     @contextmanager
@@ -161,6 +176,9 @@ class Apart(Store):
         try:
             connection.send((verb, arguments), body)
             (answer, failure), _body = connection.receive(into)
+        except TimeoutError as late:
+            text = f"the process that speaks to {self.url} does not answer"
+            raise _Lost(text, hint="Is it stopped, or does the resolver hang?  Run the command again.") from late
         except (OSError, EOFError) as lost:
             raise self._lost() from lost
         if failure is not None:

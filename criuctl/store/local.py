@@ -26,13 +26,25 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from ..errors import NoSuchBucket, ObjectExists, ObjectMissing, StoreCannot, StoreDenied, StoreError, StoreFull, StoreUnreachable
+from ..errors import (
+    Damaged,
+    NoSuchBucket,
+    ObjectExists,
+    ObjectMissing,
+    StoreCannot,
+    StoreDenied,
+    StoreError,
+    StoreFull,
+    StoreUnreachable,
+)
+from ..quoting import quoted
 from . import direct
 from .base import (
     Capabilities,
     Data,
     ObjectInfo,
     Store,
+    allocate,
     as_views,
     check_limit,
     check_name,
@@ -47,15 +59,21 @@ _STALE = 3600.0  # seconds after which a temporary file that nobody holds is a d
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _INSIDE = _FOLDER | os.O_NOFOLLOW
 _VECTORS = 1024  # Linux's IOV_MAX
+_PIECE = 4 << 20  # bytes that are read back at once
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class LocalStore(Store):
     """Objects as files in the folder `path` (absolute)."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, verify: bool = False) -> None:
+        """`verify`: what was written is read back from the disk before it gets its name."""
+        self._verify = verify
         self.url = path
         self._path = path
+
+    def place(self) -> str:
+        return os.path.abspath(self._path)
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -68,6 +86,8 @@ class LocalStore(Store):
                 try:
                     _write_all(fd, views)
                     os.fdatasync(fd)
+                    if self._verify:
+                        self._read_back(fd, views, name)
                     with _folder(root, folder_name, make=True) as folder:
                         fresh = if_absent or not _exists(folder, base)
                         self._publish(temps, temp, folder, base, name, if_absent)
@@ -84,6 +104,24 @@ class LocalStore(Store):
                         os.unlink(temp, dir_fd=temps)
             finally:
                 os.close(fd)  # the lock goes with it, so after the name
+
+    def _read_back(self, fd: int, views: Sequence[memoryview], name: str) -> None:
+        """`Damaged` if the file is not what was written.  What the kernel keeps of it in memory says nothing of the disk."""
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        buffer, done = allocate(_PIECE), 0
+        for view in views:
+            for start in range(0, view.nbytes, _PIECE):
+                wanted = view[start : start + _PIECE]
+                got = direct.read(fd, done, buffer[: wanted.nbytes])
+                while got < wanted.nbytes and (count := os.preadv(fd, [buffer[got : wanted.nbytes]], done + got)):
+                    got += count
+                if buffer[:got] != wanted:
+                    raise Damaged(
+                        f"{name} in {self.url} is not what was written, when it is read back",
+                        hint="The disk, or the memory of this host, is faulty: see the kernel's log.",
+                        object=name,
+                    )
+                done += wanted.nbytes
 
     def _publish(self, temps: int, temp: str, folder: int, base: str, name: str, if_absent: bool) -> None:
         if not if_absent:
@@ -199,7 +237,7 @@ class LocalStore(Store):
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NoSuchBucket(
                 f"the store's folder {self._path} {_missing(error)}",
-                hint=f"Make it with `criuctl store init --store {self._path}`, or mount what holds it.",
+                hint=f"Make it with `criuctl store init --store {quoted(self._path)}`, or mount what holds it.",
             ) from None
         try:
             yield fd

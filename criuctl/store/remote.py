@@ -17,7 +17,7 @@ store.sweep        older_than                                 removed
 =================  =========================================  ==============================================
 
 Errors of the other side's store come back as what they are there, with the host's name.  When the link is lost, so is the answer:
-`LinkLost` is a `StoreUnreachable`.
+`LinkLost` is a `StoreUnreachable`.  So is a request that is not answered in time, as by a store there that hangs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..errors import Damaged, LinkLost, StoreError, UnsupportedFormat
+from ..errors import Damaged, LinkLost, StoreError, StoreUnreachable, TimedOut, UnsupportedFormat
 from .base import Capabilities, Data, ObjectInfo, Store, as_views, check_limit, check_name, check_prefix, short_object, valid_name
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 PIECE = 32 << 20  # bytes of a larger object that travel at once
 WHOLE = 64 << 20  # the largest object that travels in one message
+_PATIENCE = 120.0  # seconds for one request
+_SLOWEST = 32 << 10  # bytes a second: contents are given more time
 
 
 class RemoteStore(Store):
@@ -129,10 +131,13 @@ class RemoteStore(Store):
     def _ask(
         self, verb: str, arguments: dict[str, Any] | None = None, body: Data = b"", *, into: memoryview | None = None
     ) -> Answer:
+        size = sum(view.nbytes for view in as_views(body)) + int((arguments or {}).get("length", 0))
         try:
-            return self._link.ask(verb, arguments, body, into=into)
+            return self._link.ask(verb, arguments, body, into=into, timeout=_PATIENCE + size / _SLOWEST)
         except LinkLost:
             raise
+        except TimedOut as late:
+            raise StoreUnreachable(late.message, hint="The store there, or the network between, is too slow.") from late
         except (StoreError, Damaged) as error:
             error.message = f"{self._link.name}: {error.message}"
             error.args = (error.message,)

@@ -12,7 +12,11 @@ What differs between servers decides how this module talks to them:
   are off, for they do not cover the reading of bodies).  A server that has never answered is given up on after
   about ten seconds, or the first ``s3_timeout`` if it takes connections: a wrong address, or a server that hangs, is
   likelier than a passing fault.
+- Each request ends in time, its attempts, pauses and a body that drips included; see `s3_deadline`.
 - A HEAD's failure has no body, so 404 might be the bucket or the key: the error is asked for again by GET.
+- What the server says that it has stored, an ETag that is an MD5, is compared with what was sent.  An ETag may be something
+  else (encrypted by the server with keys of its own, say): where it differs, what is stored decides, and if that is what was
+  sent, the ETags of this server are not looked at any more.  With ``verify_writes`` what is stored is always read back.
 - Bodies are signed over http, see `s3_client`; small ones (all conditional ones are) go with Content-MD5 too, for
   servers that look at no signature, and all of them once a server asks, as one with object lock does.  What comes is
   received into the caller's memory.
@@ -25,14 +29,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import cached_property
+from functools import partial
 from typing import Any, TypeVar
 
 from botocore.exceptions import ClientError
 from tenacity import RetryCallState, Retrying, retry_if_exception, wait_exponential, wait_random
 
 from ..config import Config
-from ..errors import ConfigError, CriuctlError, ObjectExists, ObjectMissing, StoreCannot, StoreError
+from ..errors import ConfigError, CriuctlError, Damaged, ObjectExists, ObjectMissing, StoreCannot, StoreError
 from .base import (
     Capabilities,
     Data,
@@ -46,10 +50,12 @@ from .base import (
     short_object,
     valid_name,
 )
-from .s3_body import ViewReader, md5_of, slices
-from .s3_client import make_client
+from .s3_body import Body, ViewReader, md5_etag, slices
+from .s3_client import make_client, server_of
+from .s3_deadline import Limit, expect, limited
 from .s3_errors import (
     FOREIGN,
+    TookTooLong,
     code_of,
     condition_failed,
     condition_unknown,
@@ -70,7 +76,6 @@ _PIECE = 1 << 20
 _SMALL = 1 << 20  # bodies up to this are sent with Content-MD5 always
 _PAUSE, _PAUSE_MAX, _JITTER = 0.25, 10.0, 0.5  # seconds before another attempt: first, ceiling, random part
 _FIRST_CONTACT_SECONDS, _FIRST_CONTACT_ATTEMPTS = 8.0, 3
-_ENOUGH_SECONDS = 100.0  # no further attempt begins after that, however many are allowed
 
 
 class S3Store(Store):
@@ -86,6 +91,12 @@ class S3Store(Store):
         self._answered = False  # whether the server ever did
         self._digests = False  # whether the server wants Content-MD5 with every body
         self._conditions = True  # whether the server may be asked for conditional writes
+        self._etags = True  # whether the server's ETags may be MD5s
+
+    def place(self) -> str:
+        endpoint = self._client.meta.endpoint_url
+        with self._mapped_settings():
+            return f"{self.url} at {server_of(endpoint)}"
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -95,37 +106,60 @@ class S3Store(Store):
         if if_absent:
             self._create(name, views, size)
         elif size <= MULTIPART_BYTES:
-            body = _Body(views, size)
-            self._retry(f"writing {name}", lambda: self._put_once(key, body), name)
+            body = Body(views, size)
+            etag = self._retry(f"writing {name}", lambda: self._put_once(key, body), name, size=size)
+            self._see_stored(name, body, etag)
         else:
             from .s3_multipart import put_in_parts
 
             with self._mapped(f"writing {name}", name):
-                put_in_parts(self._client, self._call, self._bucket, key, views, size, self._config.uploads)
+                etag = put_in_parts(self._client, self._call, self._bucket, key, views, size, self._config.uploads)
+            self._see_stored(name, Body(views, size), etag)
 
-    def _put_once(self, key: str, body: _Body, **condition: str) -> None:
+    def _put_once(self, key: str, body: Body, **condition: str) -> str:
+        """What the server calls that which it has stored."""
         reader = ViewReader(body.views)
         digest = {"ContentMD5": body.md5} if self._digests or body.size <= _SMALL else {}
         try:
-            self._client.put_object(Bucket=self._bucket, Key=key, Body=reader, **digest, **condition)
+            answer = self._client.put_object(Bucket=self._bucket, Key=key, Body=reader, **digest, **condition)
+            return str(answer.get("ETag", ""))
         except ClientError as error:
             if digest or not digest_wanted(error):
                 raise
             self._digests = True
-            self._put_once(key, body, **condition)
+            return self._put_once(key, body, **condition)
+
+    def _see_stored(self, name: str, body: Body, etag: str) -> None:
+        """`Damaged`, with the object removed as far as possible, if the server has stored something else than was sent."""
+        if not self._config.verify_writes:
+            if not self._etags or (known := md5_etag(etag)) is None or known == body.etag(known):
+                return
+        if self._retry(f"reading back {name}", lambda: self._same(name, body), name, size=body.size):
+            if not self._config.verify_writes:
+                self._etags = False
+            return
+        with suppress(CriuctlError):
+            self.delete(name)
+        raise Damaged(
+            f"{name} in {self.url} at {self._client.meta.endpoint_url} is not what was sent, though the server acknowledged it",
+            hint="The server, or its disk or memory, is faulty: what it holds cannot be relied on.",
+            object=name,
+        )
 
     def _create(self, name: str, views: list[memoryview], size: int) -> None:
         if size > _SINGLE_MAX:
             raise StoreCannot(f"{name} is too large ({size} bytes) to be written only if absent", object=name)
         taken = ObjectExists(f"{name} is in {self.url} already", object=name)
-        body = _Body(views, size)
-        if self._retry(f"looking at {name}", lambda: self._same(name, body), name) is not None:
+        body = Body(views, size)
+        if self._retry(f"looking at {name}", lambda: self._same(name, body), name, size=size) is not None:
             raise taken
+
+        made: list[str] = []  # the server's answer, unless what is there was looked at
 
         def attempt() -> bool:
             """Whether the object is ours now; raises when that is unknown."""
             try:
-                self._put_once(self._key(name), body, **({"IfNoneMatch": "*"} if self._conditions else {}))
+                made.append(self._put_once(self._key(name), body, **({"IfNoneMatch": "*"} if self._conditions else {})))
                 return True
             except FOREIGN as error:
                 if condition_unknown(error) and self._conditions:
@@ -138,10 +172,12 @@ class S3Store(Store):
                     raise
                 return ours
 
-        if not self._retry(f"creating {name}", attempt, name, also=condition_failed):
+        if not self._retry(f"creating {name}", attempt, name, also=condition_failed, size=size):
             raise taken
+        if made:
+            self._see_stored(name, body, made[-1])
 
-    def _same(self, name: str, body: _Body) -> bool | None:
+    def _same(self, name: str, body: Body) -> bool | None:
         """Whether the object is exactly `body`; None if it is absent."""
         try:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._key(name))
@@ -170,7 +206,9 @@ class S3Store(Store):
             answer = self._client.get_object(Bucket=self._bucket, Key=key)
             with closing(answer["Body"]) as stream:
                 # urllib3 sees to it that all of it comes, and no more.
-                check_limit(name, self.url, self._field(answer, "ContentLength"), limit)
+                size = self._field(answer, "ContentLength")
+                check_limit(name, self.url, size, limit)
+                expect(size)
                 content: bytes = stream.read()
             return content
 
@@ -186,7 +224,7 @@ class S3Store(Store):
                 content: bytes = stream.read()
             return content
 
-        return self._retry(f"reading {name}", attempt, name)
+        return self._retry(f"reading {name}", attempt, name, size=length)
 
     def read_into(self, name: str, offset: int, buffer: memoryview) -> None:
         target = buffer.cast("B")
@@ -203,7 +241,7 @@ class S3Store(Store):
                         raise short_object(name, self.url, offset, target.nbytes, done)
                     done += count
 
-        self._retry(f"reading {name}", attempt, name)
+        self._retry(f"reading {name}", attempt, name, size=target.nbytes)
 
     @contextmanager
     def _span(self, name: str, offset: int, length: int) -> Iterator[Any]:
@@ -281,7 +319,7 @@ class S3Store(Store):
         from .s3_probe import probe
 
         self.create()
-        with self._mapped("probing"):
+        with self._mapped("probing"), limited(self._config):
             return probe(self._client, self._bucket, self._base)
 
     def sweep(self, older_than: float) -> int:
@@ -327,8 +365,12 @@ class S3Store(Store):
             yield
         except FOREIGN as error:
             raise store_error(error, "preparing the connection", self.url, self._config.s3_endpoint or "S3") from error
-        except ValueError as error:
-            raise ConfigError(f"the S3 settings do not make sense: {error}", hint="Look at s3_endpoint and ~/.aws.") from error
+        except ValueError:
+            # Its text repeats pieces of the endpoint, of a password too: what is in front of a slash passes for a port.
+            raise ConfigError(
+                "the S3 settings do not make sense: the endpoint is not an address",
+                hint="Look at s3_endpoint, AWS_ENDPOINT_URL and ~/.aws: it is written https://HOST:PORT.",
+            ) from None
 
     @contextmanager
     def _mapped(self, doing: str, name: str = "") -> Iterator[None]:
@@ -346,42 +388,49 @@ class S3Store(Store):
             ) from error
 
     def _retry(
-        self, doing: str, request: Callable[[], T], name: str = "", also: Callable[[BaseException], bool] | None = None
+        self,
+        doing: str,
+        request: Callable[[], T],
+        name: str = "",
+        also: Callable[[BaseException], bool] | None = None,
+        size: int = 0,
     ) -> T:
-        """`request()`, again after transient failures; botocore's errors become ours."""
+        """`request()`, with contents of `size` bytes, again after transient failures; botocore's errors become ours."""
         with self._mapped(doing, name):
-            return self._call(request, also)
+            return self._call(request, also, size)
 
-    def _call(self, request: Callable[[], T], also: Callable[[BaseException], bool] | None = None) -> T:
+    def _call(self, request: Callable[[], T], also: Callable[[BaseException], bool] | None = None, size: int = 0) -> T:
         """`request()`, again after failures that are transient or that `also` accepts; botocore's errors stay."""
-        attempts = Retrying(
-            retry=retry_if_exception(lambda error: is_transient(error) or (also is not None and also(error))),
-            wait=wait_exponential(multiplier=_PAUSE, max=_PAUSE_MAX) + wait_random(0, _JITTER),
-            stop=self._give_up,
-            reraise=True,
-        )
-        result = attempts(request)
+        with limited(self._config, size) as limit:
+
+            def attempt() -> T:
+                limit.attempt()
+                return request()
+
+            attempts = Retrying(
+                retry=retry_if_exception(lambda error: is_transient(error) or (also is not None and also(error))),
+                wait=wait_exponential(multiplier=_PAUSE, max=_PAUSE_MAX) + wait_random(0, _JITTER),
+                stop=partial(self._give_up, limit),
+                reraise=True,
+            )
+            try:
+                result = attempts(attempt)
+            except FOREIGN as error:
+                if limit.over() and is_transient(error):
+                    raise TookTooLong(seconds=limit.seconds, error=error) from error
+                raise
         self._answered = True
         return result
 
-    def _give_up(self, state: RetryCallState) -> bool:
+    def _give_up(self, limit: Limit, state: RetryCallState) -> bool:
         error = state.outcome.exception() if state.outcome is not None else None
-        attempts, seconds = max(1, self._config.s3_retries), _ENOUGH_SECONDS
+        attempts = max(1, self._config.s3_retries)
         if error is not None and status_of(error):
             self._answered = True
+        if limit.over(state.upcoming_sleep):
+            return True
         if not self._answered and error is not None and unanswered(error):
-            attempts, seconds = min(attempts, _FIRST_CONTACT_ATTEMPTS), _FIRST_CONTACT_SECONDS
-        return state.attempt_number >= attempts or (state.seconds_since_start or 0.0) > seconds
-
-
-class _Body:
-    """What is to be sent."""
-
-    def __init__(self, views: list[memoryview], size: int) -> None:
-        self.views = views
-        self.size = size
-
-    @cached_property
-    def md5(self) -> str:
-        """For Content-MD5."""
-        return md5_of(self.views)
+            if (state.seconds_since_start or 0.0) > _FIRST_CONTACT_SECONDS:
+                return True
+            attempts = min(attempts, _FIRST_CONTACT_ATTEMPTS)
+        return state.attempt_number >= attempts

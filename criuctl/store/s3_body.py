@@ -5,10 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 _PIECE = 1 << 20
 _SMALL = 64 << 10  # pieces below this are sent together
+PART_BYTES = 16 << 20
+_MAX_PARTS = 9000  # S3 allows 10,000
+_MD5_ETAG = re.compile(r"[0-9a-f]{32}(-[1-9][0-9]*)?")
 
 
 def slices(view: memoryview, size: int) -> Iterator[memoryview]:
@@ -23,6 +28,40 @@ def md5_of(views: Sequence[memoryview]) -> str:
     for view in views:
         digest.update(view)
     return base64.b64encode(digest.digest()).decode()
+
+
+def md5_etag(etag: str) -> str | None:
+    """The ETag without quotes if it looks like an MD5, or like that of an object in parts; else None."""
+    bare = etag.removeprefix("W/").strip('"').lower()
+    return bare if _MD5_ETAG.fullmatch(bare) else None
+
+
+def etag_in_parts(views: Sequence[memoryview], size: int) -> str:
+    """The ETag that S3 gives to `views`, `size` bytes, sent in parts: of the MD5s of the parts, and how many they were."""
+    parts = [*in_parts(views, size)]
+    digests = b"".join(base64.b64decode(md5_of(part)) for part in parts)
+    return f"{hashlib.md5(digests, usedforsecurity=False).hexdigest()}-{len(parts)}"
+
+
+def in_parts(views: Sequence[memoryview], size: int) -> Iterator[list[memoryview]]:
+    """`views`, `size` bytes together, as S3's multipart upload is given them."""
+    return cut(views, max(PART_BYTES, -(-size // _MAX_PARTS)))
+
+
+def cut(views: Sequence[memoryview], size: int) -> Iterator[list[memoryview]]:
+    """`views` in runs of exactly `size` bytes, the last one shorter."""
+    run: list[memoryview] = []
+    room = size
+    for view in views:
+        while view.nbytes >= room:
+            run.append(view[:room])
+            yield [piece for piece in run if piece.nbytes]
+            view, run, room = view[room:], [], size
+        if view.nbytes:
+            run.append(view)
+            room -= view.nbytes
+    if run:
+        yield run
 
 
 class ViewReader:
@@ -79,3 +118,20 @@ class ViewReader:
             self._start -= self._views[self._index].nbytes
             self._index += 1
         return self._position
+
+
+class Body:
+    """What is to be sent, and its digests."""
+
+    def __init__(self, views: list[memoryview], size: int) -> None:
+        self.views = views
+        self.size = size
+
+    @cached_property
+    def md5(self) -> str:
+        """For Content-MD5."""
+        return md5_of(self.views)
+
+    def etag(self, like: str) -> str:
+        """What the ETag of this must be, if it is an MD5: of an object in parts, with a number, where `like` has one."""
+        return etag_in_parts(self.views, self.size) if "-" in like else base64.b64decode(self.md5).hex()

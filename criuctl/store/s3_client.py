@@ -5,6 +5,7 @@
 - Some servers write an answer's head and its body in two pieces and wait, as Nagle has it, for the first one's
   acknowledgement before they send the second; the kernel delays that by 40 ms.  So before an answer is read the
   connection is told to acknowledge at once (TCP_QUICKACK, which lasts for one turn only).
+- Its sockets wait no longer than the request may take in all, see `s3_deadline`.
 - botocore's defaults for checksums fail with radosgw 16 over TLS and with rclone's ranges.
 - Every command that opens a store in S3 makes a client, so what that takes counts: boto3's core alone is asked for it
   (botocore, with the same sources of settings; boto3 itself adds resources and a transfer manager, which are not used
@@ -16,9 +17,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import socket
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from botocore.awsrequest import AWSHTTPConnection, AWSHTTPConnectionPool, AWSHTTPSConnection, AWSHTTPSConnectionPool
 from botocore.config import Config as BotoConfig
@@ -26,14 +29,19 @@ from botocore.loaders import JSONFileLoader, Loader
 from botocore.session import get_session
 
 from ..config import Config
+from .s3_deadline import LimitedSocket, LimitedTLSSocket
 
 _CONNECT_SECONDS = 5.0
+_AWS = re.compile(r"s3[.-](?:dualstack\.)?[a-z0-9-]+\.(amazonaws\.com(?:\.cn)?)")
 
 
 class _Prompt:
-    """A connection whose answers are acknowledged at once."""
+    """A connection whose answers are acknowledged at once, and that waits no longer than its request may take."""
 
     sock: socket.socket | None
+
+    def _new_conn(self) -> socket.socket:
+        return LimitedSocket.of(super()._new_conn())  # type: ignore[misc]
 
     def getresponse(self, *args: Any, **kwargs: Any) -> Any:
         if self.sock is not None:
@@ -48,6 +56,11 @@ class PromptConnection(_Prompt, AWSHTTPConnection):  # type: ignore[misc]
 
 class PromptTLSConnection(_Prompt, AWSHTTPSConnection):  # type: ignore[misc]
     """https."""
+
+    def connect(self) -> None:
+        if self.ssl_context is not None:
+            self.ssl_context.sslsocket_class = LimitedTLSSocket
+        super().connect()
 
 
 class _Files(JSONFileLoader):  # type: ignore[misc]
@@ -92,5 +105,17 @@ def make_client(config: Config) -> Any:
             tcp_keepalive=True,
         ),
     )
+    if not client.meta.endpoint_url.isprintable() or " " in client.meta.endpoint_url:
+        raise ValueError("an endpoint has no blanks")  # botocore would send it, and `redact` does not see its end
     client.meta.config.s3["payload_signing_enabled"] = not client.meta.endpoint_url.startswith("https:")
     return client
+
+
+def server_of(endpoint: str) -> str:
+    """The endpoint as a host pins it: one spelling, without credentials; AWS is one server in all its regions."""
+    parts = urlsplit(endpoint)
+    host, port = (parts.hostname or "").rstrip("."), parts.port
+    host = f"s3.{found[1]}" if (found := _AWS.fullmatch(host)) else host
+    host = f"[{host}]" if ":" in host else host
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    return f"{parts.scheme}://{host}{f':{port}' if port not in (None, usual) else ''}{parts.path.rstrip('/')}"

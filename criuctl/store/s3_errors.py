@@ -27,6 +27,13 @@ from ..errors import (
 # What boto3 raises for requests; errors of a client's making are among them.
 FOREIGN = (b.BotoCoreError, b.ClientError, ResponseParserError)
 
+
+class TookTooLong(b.BotoCoreError):  # type: ignore[misc]
+    """A request was given up on because of the time that it took in all."""
+
+    fmt = "not done after {seconds:.3g} s: {error}"
+
+
 _NOT_REACHED = (b.EndpointConnectionError, b.ConnectTimeoutError, b.ProxyConnectionError)
 _CUT = (
     *_NOT_REACHED,
@@ -128,6 +135,11 @@ def store_error(error: Exception, doing: str, where: str, endpoint: str, name: s
         return StoreUnreachable(
             f"{text}: the server's certificate is not trusted: {error}",
             hint="Name the certificate authority by AWS_CA_BUNDLE.",
+        )
+    if isinstance(error, TookTooLong):
+        return StoreUnreachable(
+            f"{text}: {error}",
+            hint="The server, or the network between, is too slow; s3_deadline is what one request may take.",
         )
     if isinstance(error, b.IncompleteReadError | b.ResponseStreamingError) and "IncompleteRead" in repr(error):
         return Damaged(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -17,14 +17,12 @@ from typing import Any, TypeVar
 from botocore.exceptions import ClientError
 
 from ..errors import StoreError
-from .s3_body import ViewReader, md5_of
+from .s3_body import ViewReader, in_parts, md5_of
 from .s3_errors import code_of, digest_wanted, field, not_s3
 
 T = TypeVar("T")
-Caller = Callable[[Callable[[], Any]], Any]  # runs a request, again after transient failures
+Caller = Callable[..., Any]  # runs a request, with contents of `size` bytes, again after transient failures
 
-PART_BYTES = 16 << 20
-_MAX_PARTS = 9000  # S3 allows 10,000
 _LARGE = ("packs/", "index/", "checkpoints/")  # nothing else that criuctl stores is large enough for parts
 
 
@@ -32,8 +30,8 @@ class _Stopped(Exception):
     """Another part failed; this one need not go up."""
 
 
-def put_in_parts(client: Any, call: Caller, bucket: str, key: str, views: list[memoryview], size: int, threads: int) -> None:
-    """Store `views` (`size` bytes together) as one object; botocore's errors pass through."""
+def put_in_parts(client: Any, call: Caller, bucket: str, key: str, views: list[memoryview], size: int, threads: int) -> str:
+    """Store `views` (`size` bytes together) as one object; its ETag.  botocore's errors pass through."""
     target = {"Bucket": bucket, "Key": key}
     where = client.meta.endpoint_url
     upload = field(call(lambda: client.create_multipart_upload(**target)), "UploadId", where)
@@ -49,10 +47,12 @@ def put_in_parts(client: Any, call: Caller, bucket: str, key: str, views: list[m
         except Exception as failure:
             error.add_note(f"the unfinished upload of {key} could not be aborted: {failure}")
         raise
-    held = field(call(lambda: client.head_object(**target)), "ContentLength", where)
+    found = call(lambda: client.head_object(**target))
+    held = field(found, "ContentLength", where)
     if held != size:
         call(lambda: client.delete_object(**target))
         raise StoreError(f"the server put {key} together wrongly: {held} bytes instead of {size}", object=key)
+    return str(found.get("ETag", ""))
 
 
 def abort_stale(client: Any, call: Caller, bucket: str, base: str, older_than: float) -> int:
@@ -104,14 +104,15 @@ def _send_parts(
                 return attempt()
 
         try:
-            return {"PartNumber": number, "ETag": field(call(attempt), "ETag", client.meta.endpoint_url)}
+            answer = call(attempt, size=sum(view.nbytes for view in part))
+            return {"PartNumber": number, "ETag": field(answer, "ETag", client.meta.endpoint_url)}
         except BaseException:
             stop.set()
             raise
 
     with ThreadPoolExecutor(max(1, threads), thread_name_prefix="s3-part") as pool:
         try:
-            parts = _cut(views, max(PART_BYTES, -(-size // _MAX_PARTS)))
+            parts = in_parts(views, size)
             futures = [pool.submit(send, number, part) for number, part in enumerate(parts, 1)]
             failed = [error for future in futures if (error := future.exception()) is not None]
         except BaseException:
@@ -138,19 +139,3 @@ def _complete(client: Any, call: Caller, upload: dict[str, str], parts: list[dic
                 raise
 
     call(attempt)
-
-
-def _cut(views: list[memoryview], size: int) -> Iterator[list[memoryview]]:
-    """`views` in runs of exactly `size` bytes, the last one shorter."""
-    run: list[memoryview] = []
-    room = size
-    for view in views:
-        while view.nbytes >= room:
-            run.append(view[:room])
-            yield [piece for piece in run if piece.nbytes]
-            view, run, room = view[room:], [], size
-        if view.nbytes:
-            run.append(view)
-            room -= view.nbytes
-    if run:
-        yield run

@@ -297,3 +297,18 @@ def test_a_store_that_was_announced_is_handed_out_once(monkeypatch: pytest.Monke
     assert not Path(f"/proc/{pid}").exists()
     with coming("s3://", config), pytest.raises(UsageError):
         open_store("s3://", config)
+
+
+def test_a_process_that_stands_still_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("criuctl.store.apart._SPARE", 1.0)
+    store = ApartStore(str(tmp_path / "store"), Config(s3_deadline=1.0))
+    store.create()
+    os.kill(store.aside.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        with pytest.raises(StoreUnreachable, match="does not answer"):
+            store.put("o", b"content")
+        assert 4 < time.monotonic() - began < 15
+    finally:
+        os.kill(store.aside.pid, signal.SIGCONT)
+        store.close()

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from criuctl.config import Config
-from criuctl.errors import NoSuchBucket, ObjectExists, ObjectMissing, StoreDenied, StoreError, StoreFull
+from criuctl.errors import Damaged, NoSuchBucket, ObjectExists, ObjectMissing, StoreDenied, StoreError, StoreFull
 from criuctl.store import Store, open_store
 
 pytestmark = pytest.mark.contract
@@ -357,3 +357,29 @@ def test_no_verb_keeps_a_descriptor(store: Store) -> None:
         store.get("p/nothing")
     assert next(store.list()).name == "p/new"  # a listing that is not read to its end
     assert os.listdir("/proc/self/fd") == descriptors
+
+
+@pytest.mark.parametrize("size", [10, 5 << 20])
+@pytest.mark.parametrize("if_absent", [False, True])
+def test_with_verify_writes_a_disk_that_changes_a_byte_is_found_out(
+    size: int, if_absent: bool, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is read back is not what was written, so it never gets its name."""
+    content = os.urandom(size)
+    fdatasync = os.fdatasync
+
+    def faulty(fd: int) -> None:
+        fdatasync(fd)
+        os.pwrite(fd, bytes([content[size // 2] ^ 1]), size // 2)
+        fdatasync(fd)
+
+    verifying = open_store(str(folder), Config(verify_writes=True))
+    verifying.put("good", [content[:3], content[3:]], if_absent=if_absent)
+    monkeypatch.setattr(os, "fdatasync", faulty)
+    store.put("unseen", content)
+    with pytest.raises(Damaged, match="not what was written") as caught:
+        verifying.put("bad", [content[:3], content[3:]], if_absent=if_absent)
+    assert caught.value.details["object"] == "bad"
+    assert _files(folder) == ["good", "unseen"]
+    assert verifying.get("good") == content
+    assert verifying.get("unseen") != content

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import io
 import os
+import secrets
 import signal
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,10 +48,11 @@ def through(patient: bool, gateway: Place, radosgw_server: RadosGateway, monkeyp
         monkeypatch.setattr("criuctl.store.s3._PAUSE", 0.02)
         monkeypatch.setattr("criuctl.store.s3._JITTER", 0.04)
 
-    def make(retries: int = 5, **faults: str) -> tuple[FaultProxy, Store]:
-        proxies.append(FaultProxy(radosgw_server.port, faults))
-        patience = 3 if "h" in "".join(faults.values()) else 20
-        settings = Config(s3_endpoint=proxies[-1].endpoint, s3_timeout=patience, s3_retries=retries)
+    def make(retries: int = 5, pause: float = 1.0, deadline: float = 120.0, **faults: str) -> tuple[FaultProxy, Store]:
+        proxies.append(FaultProxy(radosgw_server.port, faults, pause=pause))
+        patience = 3 if set("hd") & set("".join(faults.values())) else 20
+        endpoint = proxies[-1].endpoint
+        settings = Config(s3_endpoint=endpoint, s3_timeout=patience, s3_retries=retries, s3_deadline=deadline)
         stores.append(open_store(gateway.url, settings))
         return proxies[-1], stores[-1]
 
@@ -101,6 +108,82 @@ def test_a_lasting_fault_is_told_in_time(through: Through, gateway: Place, fault
     assert proxy.spoiled() == fault * 5
     with pytest.raises(ObjectMissing):
         gateway.open().get("o")
+
+
+@pytest.mark.parametrize("verb", ["put", "get", "list", "stat", "read_into", "delete"])
+def test_an_answer_that_drips_is_bounded_in_all(through: Through, gateway: Place, verb: str) -> None:
+    """Each byte comes well within the time-out of a read, and all of them would take minutes."""
+    gateway.open().put("o", b"content" * 100)
+    proxy, store = through(pause=0.5, deadline=8.0, **dict.fromkeys(("PUT", "GET", "HEAD", "DELETE"), "d" * 50))
+    calls: dict[str, Callable[[], object]] = {
+        "put": lambda: store.put("p", b"x"),
+        "get": lambda: store.get("o"),
+        "list": lambda: list(store.list()),
+        "stat": lambda: store.stat("o"),
+        "read_into": lambda: store.read_into("o", 0, memoryview(bytearray(700))),
+        "delete": lambda: store.delete("o"),
+    }
+    began = time.monotonic()
+    with pytest.raises(StoreUnreachable, match=r"not done after 8(\.0\d)? s") as caught:
+        calls[verb]()
+    assert time.monotonic() - began < 8 + 3
+    assert "s3_deadline" in caught.value.hint
+    assert proxy.spoiled() == "dd"  # an attempt may take twice the time-out of a read
+
+
+def test_an_answer_that_drips_is_asked_for_again(through: Through, gateway: Place) -> None:
+    proxy, store = through(pause=0.5, PUT="d")
+    began = time.monotonic()
+    store.put("o", b"content")
+    assert 5 < time.monotonic() - began < 12
+    assert proxy.spoiled() == "d"
+    assert gateway.open().get("o") == b"content"
+
+
+def test_contents_are_given_more_time(through: Through, gateway: Place) -> None:
+    """A body may come as slowly as 32 KiB a second, however small the deadline is."""
+    content = os.urandom(300 << 10)
+    gateway.open().put("o", content)
+    proxy, store = through(deadline=0.5, GET="p")
+    threading.Timer(4.0, proxy.proceed.set).start()
+    assert store.get_range("o", 0, len(content)) == content
+
+
+def test_over_tls_an_answer_that_drips_is_bounded_in_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificate, key = tmp_path / "certificate", tmp_path / "key"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    made += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(made, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    over = threading.Event()
+
+    def drip(client: socket.socket) -> None:
+        with suppress(OSError), context.wrap_socket(client, server_side=True) as secured:
+            secured.recv(4096)
+            for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n" + b"X-Padding: x\r\n" * 20:
+                secured.sendall(bytes([byte]))
+                if over.wait(0.2):
+                    return
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                threading.Thread(target=drip, args=(listener.accept()[0],), daemon=True).start()
+
+    monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        endpoint = f"https://localhost:{listener.getsockname()[1]}"
+        began = time.monotonic()
+        settings = Config(s3_endpoint=endpoint, s3_timeout=1.0, s3_deadline=3.0)
+        with open_store("s3://bucket/p", settings) as store, pytest.raises(StoreUnreachable, match="not done after 3 s"):
+            store.put("o", b"x")
+        assert time.monotonic() - began < 6
+        over.set()
+        listener.shutdown(socket.SHUT_RDWR)
 
 
 def test_what_is_no_passing_fault_is_not_tried_again(through: Through) -> None:
@@ -174,6 +257,69 @@ def test_a_body_is_signed_where_nothing_else_protects_it(scheme: str, signed: bo
     with pytest.raises(EndpointConnectionError):
         client.put_object(Bucket="bucket", Key="key", Body=io.BytesIO(b"x"))
     assert [text != b"UNSIGNED-PAYLOAD" for text in seen] == [signed]
+
+
+# -- what the server has stored ----------------------------------------------------------------------
+
+Spoiler = Callable[..., tuple[FaultProxy, Store]]
+
+
+@pytest.fixture
+def spoiling(weak: Place, rclone_server: RcloneServer) -> Iterator[Spoiler]:
+    """A server that changes a byte of what it was given, and then says (`honest`) what it has stored, or does not."""
+    proxies: list[FaultProxy] = []
+
+    def make(plan: str, *, honest: bool, flips: bool = True, **settings: Any) -> tuple[FaultProxy, Store]:
+        def harm(path: str) -> str | None:
+            file = rclone_server.data / path.lstrip("/")
+            content = bytearray(file.read_bytes())
+            if flips:
+                content[len(content) // 2] ^= 1
+                file.write_bytes(content)
+                return hashlib.md5(content).hexdigest() if honest else None
+            return secrets.token_hex(16)
+
+        proxies.append(FaultProxy(rclone_server.port, {"PUT": plan}, harm=harm))
+        return proxies[-1], open_store(weak.url, Config(s3_endpoint=proxies[-1].endpoint, **settings))
+
+    yield make
+    for proxy in proxies:
+        proxy.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("size", [700, 3 << 20])
+@pytest.mark.parametrize("if_absent", [False, True])
+def test_what_the_server_says_that_it_has_stored_is_compared(size: int, if_absent: bool, spoiling: Spoiler, weak: Place) -> None:
+    _, store = spoiling("X" * 9, honest=True)
+    with store, pytest.raises(Damaged, match="not what was sent") as caught:
+        store.put("o", os.urandom(size), if_absent=if_absent)
+    assert caught.value.details["object"] == "o"
+    assert weak.left() == []
+
+
+def test_with_verify_writes_nothing_is_believed(spoiling: Spoiler, weak: Place) -> None:
+    """Without it, a server that lies about what it has stored is found out by who reads it; with it, at once."""
+    content = os.urandom(2 << 20)
+    _, store = spoiling("X", honest=False)
+    with store:
+        store.put("o", content)
+        assert store.get("o") != content
+    _, store = spoiling(".X", honest=False, verify_writes=True)
+    with store:
+        store.put("good", content)
+        with pytest.raises(Damaged, match="not what was sent"):
+            store.put("bad", content)
+        assert [info.name for info in store.list()] == ["good", "o"]
+
+
+def test_etags_that_are_no_digests(spoiling: Spoiler) -> None:
+    """As of a server that encrypts: what is stored is looked at once, and from then on they say nothing."""
+    proxy, store = spoiling("X" * 9, honest=False, flips=False)
+    with store:
+        for name in ("one", "two", "three"):
+            store.put(name, b"content")
+        assert sum(method == "GET" for method, _, _ in proxy.seen) == 1
+        assert store.get("two") == b"content"
 
 
 # -- creating only if absent, with lost answers ------------------------------------------------------

@@ -11,6 +11,8 @@ pass.  What was done is in `seen`, so that a test can assert that its fault was 
     n  answered 501 NotImplemented          s  half of the answer's body arrives, then the connection is closed
     h  never answered (until the end)       w  one byte of the answer's body is changed
     p  kept back until `proceed` is set     x  one byte of the request's body is changed
+    d  the answer arrives byte by byte, one in `pause` seconds, until the end
+    X  carried out, then `harm` is called with the path; an ETag that it returns takes the place of the answer's
     C  If-None-Match is judged here, by looking first: right one by one, racy when writers overlap (the way of
        OpenStack Swift)
 
@@ -35,9 +37,17 @@ class FaultProxy:
     """See the module's docstring."""
 
     def __init__(
-        self, port: int, faults: Mapping[str, str] = MappingProxyType({}), exists: Callable[[str], bool] | None = None
+        self,
+        port: int,
+        faults: Mapping[str, str] = MappingProxyType({}),
+        exists: Callable[[str], bool] | None = None,
+        *,
+        pause: float = 1.0,
+        harm: Callable[[str], str | None] | None = None,
     ) -> None:
         self.faults = faults
+        self.pause = pause
+        self._harm = harm
         self.seen: list[tuple[str, str, str]] = []  # method, path, letter
         self.proceed = threading.Event()
         self.arrived = threading.Event()  # some spoiled request is there
@@ -135,13 +145,13 @@ class FaultProxy:
                 return
             up = threading.Thread(target=_quietly(_copy), args=(client, server, todo), daemon=True)
             up.start()
-            self._answer_of(server, client, letter)
+            self._answer_of(server, client, letter, path)
             # The server has ended its answer; a body it did not want is not waited for.
             with suppress(OSError):
                 client.shutdown(socket.SHUT_RDWR)
             up.join(10)
 
-    def _answer_of(self, server: socket.socket, client: socket.socket, letter: str) -> None:
+    def _answer_of(self, server: socket.socket, client: socket.socket, letter: str, path: str) -> None:
         head, rest = _read_head(server)
         if head.startswith(b"HTTP/1.1 100"):
             client.sendall(head)
@@ -161,9 +171,26 @@ class FaultProxy:
             body[len(body) // 2] ^= 1
             client.sendall(head + body)
             return
+        if letter == "d":
+            self._drip(server, client, head + rest)
+            return
+        if letter == "X" and self._harm is not None:
+            etag = self._harm(path.partition("?")[0])
+            if etag is not None:
+                head = b"\r\n".join(
+                    b'ETag: "%s"' % etag.encode() if line.lower().startswith(b"etag:") else line for line in head.split(b"\r\n")
+                )
         client.sendall(head + rest)
         while piece := server.recv(_PIECE):
             client.sendall(piece)
+
+    def _drip(self, server: socket.socket, client: socket.socket, answer: bytes) -> None:
+        while answer:
+            for byte in answer:
+                client.sendall(bytes([byte]))
+                if self._over.wait(self.pause):
+                    return
+            answer = server.recv(_PIECE)
 
     def _watched(self, sock: socket.socket) -> _Watched:
         return _Watched(sock, self._open, self._lock)

@@ -322,6 +322,15 @@ class Programs:
             program = self.restored(self.zoo.host_pid(launched.pid, inner), program)
         return program
 
+    def living(self, program: DeviceProgram) -> list[int]:
+        """Processes of this program and folder, original or restored."""
+        found = []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                if str(program.folder).encode() in Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0"):
+                    found.append(int(name))
+        return found
+
     def restored(self, pid: int, original: DeviceProgram) -> DeviceProgram:
         """Take over what a restore made."""
         return DeviceProgram(self.zoo.adopt(pid, original.animal))

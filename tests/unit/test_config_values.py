@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from criuctl.config import Config, load
+from criuctl.config import MAX_FREEZE, Config, load
 from criuctl.errors import ConfigError
+from criuctl.ops.dumps.freeze_limit import allowed
 
 
 @pytest.mark.parametrize(
@@ -84,3 +85,40 @@ def test_a_configuration_that_is_no_regular_file(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(ConfigError):
             load(str(path), nowhere)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("30", {"snapshot": 30.0, "dump": 30.0, "migrate": 30.0}),
+        ("{snapshot: 5, dump: 0}", {"snapshot": 5.0, "dump": 0.0}),
+        ("0", {"snapshot": 0.0, "dump": 0.0, "migrate": 0.0}),
+    ],
+)
+def test_max_freeze_is_one_number_or_by_operation(tmp_path: Path, text: str, found: dict[str, float]) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"max_freeze: {text}\n")
+    config = load(str(file), {})
+    assert config.max_freeze == found
+    assert load(None, {"CRIUCTL_MAX_FREEZE": text, "HOME": str(tmp_path)}).max_freeze == found
+    assert [allowed(config, None, kind) for kind in MAX_FREEZE] == [{**MAX_FREEZE, **found}[kind] for kind in MAX_FREEZE]
+    assert allowed(config, 7.0, "dump") == 7.0
+
+
+@pytest.mark.parametrize("text", ["-1", "soon", "{restore: 5}", "{dump: soon}", "[1]", "yes", ".nan", "{dump: 9e9}"])
+def test_a_max_freeze_that_makes_no_sense_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"max_freeze: {text}\n")
+    with pytest.raises(ConfigError, match=f"{file}: max_freeze must be "):
+        load(str(file), {})
+
+
+@pytest.mark.parametrize(("text", "found"), [("true", True), ("yes", True), ("1", True), ("false", False), ("off", False)])
+def test_verify_writes_is_yes_or_no(tmp_path: Path, text: str, found: bool) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"verify_writes: {text}\n")
+    assert load(str(file), {}).verify_writes is found
+    assert load(None, {"CRIUCTL_VERIFY_WRITES": text, "HOME": str(tmp_path)}).verify_writes is found
+    file.write_text("verify_writes: perhaps\n")
+    with pytest.raises(ConfigError, match="verify_writes must be bool"):
+        load(str(file), {})

@@ -29,9 +29,8 @@ from criuctl.errors import (
 )
 from criuctl.store import open_store
 from criuctl.store.base import as_views
-from criuctl.store.s3_body import ViewReader, md5_of, slices
+from criuctl.store.s3_body import ViewReader, cut, md5_of, slices
 from criuctl.store.s3_errors import FOREIGN, is_transient, store_error
-from criuctl.store.s3_multipart import _cut
 
 pieces = st.lists(st.binary(max_size=300) | st.integers(60_000, 70_000).map(os.urandom), max_size=12)
 
@@ -72,7 +71,7 @@ def test_md5_is_of_all_views(parts: list[bytes]) -> None:
 @given(pieces, st.integers(1, 200_000))
 def test_parts_are_of_one_size_but_the_last(buffers: list[bytes], size: int) -> None:
     content = b"".join(buffers)
-    runs = [b"".join(run) for run in _cut(as_views(buffers), max(size, len(content) // 50))]
+    runs = [b"".join(run) for run in cut(as_views(buffers), max(size, len(content) // 50))]
     assert b"".join(runs) == content
     assert all(runs)
     assert len({len(run) for run in runs[:-1]}) <= 1

@@ -11,9 +11,18 @@ from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..outcomes import connection_lines
 from ..pages import Seconds, page
+from ..streams import unheard
 from ..text import duration, plural, printable, size
 
 POLICIES = click.Choice(["keep", "reconnect", "hangup", "refuse"])
+
+MAX_FREEZE = click.option(
+    "--max-freeze",
+    metavar="SECONDS",
+    type=Seconds(0, 2_000_000),
+    help="Undo the dump when the tree has been frozen for this long, 0: never; it runs on, and the exit code is 12."
+    "  [default: the configuration's max_freeze: 300 for a tree that goes on afterwards, 3600 for one that ends or moves]",
+)
 
 
 def parse_labels(_ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> dict[str, str]:
@@ -120,6 +129,7 @@ def _outcome(result: Mapping[str, Any]) -> str:
     default=0.0,
     help="Before the freeze, wait up to this long until connections to outside are idle.  [default: by the rules, else 0]",
 )
+@MAX_FREEZE
 @pass_app
 def dump(
     app: App,
@@ -133,6 +143,7 @@ def dump(
     drain: float,
     precopy: bool,
     require: tuple[str, ...],
+    max_freeze: float | None,
 ) -> int:
     """Freezes the process tree under TARGET, writes a complete image of it into the store, and then ends the tree,
     or lets it run on with --leave-running. The options that CRIU needs for this very tree are found by criuctl.
@@ -154,10 +165,16 @@ def dump(
     With --carry-binaries a restore that finds one of the tree's programs and libraries missing, or another one in its place,
     gives the tree its own, in a mount namespace of its own: the host's files stay as they are, and nothing is left when the
     tree ends. Programs that the tree starts later see them, too. What is not mapped, scripts and modules, needs --with-files.
+    In a tree that is not root's alone, set-uid programs then run without their owners' rights; and a file that is not root's
+    comes to no folder of root's, nor to where a link of a user leads.
 
     A --require is looked at just before the freeze, and is in the checkpoint; what is not so then is refused. Commands are run by
     sh, as criuctl's user, for hook_timeout seconds at most. At a restore they are run on the host that took the checkpoint, and
     on hosts whose configuration has the same command under `predicates`; elsewhere the checkpoint counts as stale.
+
+    A store that does not answer, a hook or a holder that hangs do not keep the tree frozen for ever: see --max-freeze. The time
+    begins when CRIU stops the first process. A tree that is to end waits for its checkpoint, however large and however slow the
+    store, so that bound is wide; for one that goes on, being frozen is the harm itself.
 
     What the store holds already, from an earlier dump of the same tree say, is not stored again.
     """
@@ -177,7 +194,8 @@ def dump(
             drain=drain,
             precopy=precopy,
             require=require,
+            max_freeze=max_freeze,
         )
     body = result.to_dict()
-    app.emit(body, lambda: _outcome(body), brief=lambda: str(body["checkpoint"]))
-    return DEGRADED if result.degraded else 0
+    lost = unheard(lambda: app.emit(body, lambda: _outcome(body), brief=lambda: str(body["checkpoint"])))
+    return DEGRADED if result.degraded or lost else 0

@@ -11,9 +11,10 @@ from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..outcomes import connection_lines
 from ..pages import page
+from ..streams import unheard
 from ..text import duration, printable, size
 from .check import EXIT_REFUSED, finding_lines
-from .dump import POLICIES
+from .dump import MAX_FREEZE, POLICIES
 
 if TYPE_CHECKING:
     from ...ops.moving.delivering import Wishes
@@ -109,6 +110,7 @@ def _resolved(answer: Mapping[str, Any]) -> str:
     help="Let it run there at once; memory is fetched, from that host's disk, as it is touched. If criuctl there is killed before"
     " all of it is, the session begins there again with what was sent.  [default: for trees of 256 MiB and more]",
 )
+@MAX_FREEZE
 @click.option("--dry-run", is_flag=True, help="Only examine the other host and tell all that stands in the way.")
 @click.option("--resolve", is_flag=True, help="Finish what an interrupted migration left open: of TARGET, or of all sessions.")
 @pass_app
@@ -125,6 +127,7 @@ def migrate(
     pids: str | None,
     pre_copy: bool,
     lazy: bool | None,
+    max_freeze: float | None,
     dry_run: bool,
     resolve: bool,
 ) -> int:
@@ -158,6 +161,7 @@ def migrate(
         keep_addresses=keep_address,
         precopy=pre_copy,
         lazy=lazy,
+        max_freeze=max_freeze,
     )
     return _examine(app, target, host, wishes) if dry_run else _migrate(app, target, host, wishes)
 
@@ -168,8 +172,8 @@ def _migrate(app: App, target: str, host: str, wishes: Wishes) -> int:
     with app.reporting() as reporter:
         result = move(app.config, target, host, wishes, reporter=reporter)
     body = result.to_dict()
-    app.emit(body, lambda: _outcome(body), brief=lambda: str(body["pid"]))
-    return DEGRADED if result.degraded else 0
+    lost = unheard(lambda: app.emit(body, lambda: _outcome(body), brief=lambda: str(body["pid"])))
+    return DEGRADED if result.degraded or lost else 0
 
 
 def _examine(app: App, target: str, host: str, wishes: Wishes) -> int:

@@ -10,6 +10,7 @@ import click
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import command_argument
+from ..streams import tell
 from ..text import printable
 from .dump import parse_labels
 
@@ -84,6 +85,10 @@ def run(
     comes back.
 
     Inside, CRIUCTL_SESSION is the name, and session.json in the folder CRIUCTL_SESSION_DIR tells the incarnation.
+
+    The session inherits the environment, which is then part of its checkpoints, but of the variables CRIUCTL_* only plain
+    settings (folders, store, numbers): no passphrase, key, command or rule. AWS_* is inherited, as its program may use S3
+    itself; where criuctl's own store is on S3, a warning names the secret ones.
     """
     from ...errors import UsageError
     from ...ops.sessions import connect
@@ -103,6 +108,9 @@ def run(
         labels=labels,
         workspace=workspace,
     )
+    if not app.json and not app.quiet:
+        for warning in session.warnings:
+            tell(f"criuctl: warning: {printable(warning)}")
     if detach:
         body = session.to_dict()
         app.emit(body, lambda: printable(session.name))

@@ -14,7 +14,7 @@ from ..pages import page
 from ..streams import tell, write_result
 from ..telling import tell_each, tell_failure
 from ..text import printable
-from .dump import outcome_line, parse_labels
+from .dump import MAX_FREEZE, outcome_line, parse_labels
 
 if TYPE_CHECKING:
     from ...ops.snapshot import SnapshotOutcome
@@ -53,6 +53,7 @@ JOBS = click.option(
 @click.option("--wait", metavar="SPAN", help="Wait so long for the same snapshots that are being taken.  [default: 0]")
 @click.option("--jitter", metavar="SPAN", help="Begin up to this much later, by chance.  [default: 0]")
 @click.option("--deadline", metavar="SPAN", help="Interrupt what takes longer.  [default: none]")
+@MAX_FREEZE
 @pass_app
 def snapshot(
     app: App,
@@ -63,6 +64,7 @@ def snapshot(
     wait: str | None,
     jitter: str | None,
     deadline: str | None,
+    max_freeze: float | None,
 ) -> int:
     """Dumps several trees, some at a time, and leaves them running: criuctl dump --leave-running of each, and one line, or
     one JSON object, for each as soon as it is known. A failure of one does not keep the others from being dumped. A
@@ -95,7 +97,7 @@ def snapshot(
             until = batch.ends_at(spans[2])
             late = f"the deadline of {spans[2]:g} s has passed"
             subjects = chosen(app.config, targets, every=all_, labels=labels)
-            yield from take(app.config, subjects, reporter=reporter, jobs=jobs, until=until, late=late)
+            yield from take(app.config, subjects, reporter=reporter, jobs=jobs, until=until, late=late, max_freeze=max_freeze)
 
     codes = tell_each(app, taken(), teller(app), lambda outcome: outcome.to_dict())
     if not codes and not app.quiet and not app.json:

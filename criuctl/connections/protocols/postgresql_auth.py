@@ -21,11 +21,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct, field
 
+from ...errors import UntrustedPath
+from ...proc.trustedpath import opened
 from .base import CannotRebuild, PeerAway
 from .postgresql_wire import Conversation, ServerError, frame, startup
 
 _MOST_ITERATIONS = 1_000_000  # a server that asks for more wants to keep us busy
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+_LARGEST = 1 << 20  # characters of a password file
 _METHODS = {2: "Kerberos V5", 6: "SCM credentials", 7: "GSSAPI", 8: "GSSAPI", 9: "SSPI"}
 
 
@@ -188,18 +190,22 @@ def _saslprep(text: str) -> str:
 def from_password_file(file: PasswordFile, database: str, user: str, warnings: list[str]) -> str | None:
     """The password of the first line that matches; a file that others may read is not used, as with libpq."""
     try:
-        with open(os.open(file.path, _READ), encoding="utf-8", errors="surrogateescape") as stream:
-            status = os.fstat(stream.fileno())
-            if not stat.S_ISREG(status.st_mode):
+        # The program named the path: no link that another user has made is followed, and no device or FIFO is opened.
+        with opened(os.path.abspath(file.path), trusted={0, file.uid or 0}) as place:
+            if not stat.S_ISREG(place.status.st_mode):
                 warnings.append(f"{file.path} is not a regular file and was not used")
                 return None
-            if status.st_mode & 0o077:
+            if place.status.st_mode & 0o077:
                 warnings.append(f"{file.path} may be read by others and was not used (chmod 0600)")
                 return None
-            if file.uid not in (None, 0, status.st_uid):
+            if file.uid not in (None, 0, place.status.st_uid):
                 warnings.append(f"{file.path} belongs to another user than the program and was not used")
                 return None
-            return _match(stream, [*file.hosts], str(file.port), database, user)
+            with place.reopened() as fd, open(fd, encoding="utf-8", errors="surrogateescape", closefd=False) as stream:
+                return _match(stream.read(_LARGEST).split("\n"), [*file.hosts], str(file.port), database, user)
+    except UntrustedPath as error:
+        warnings.append(f"{error.message}; it was not used")
+        return None
     except OSError:
         return None  # no such file is the usual case
 

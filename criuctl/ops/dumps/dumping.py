@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Collection, Hashable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ...checkpoint.manifest import ConnectionRecord, FileRecord, Manifest, PredicateRecord
+from ...checkpoint.manifest import ConnectionRecord, FileRecord, InodeRecord, Manifest, PredicateRecord
 from ...checkpoint.repository import Repository
 from ...checkpoint.writer import CheckpointWriter
 from ...config import Config
@@ -27,7 +28,7 @@ from ...criu import driver
 from ...criu.images import ImageSet
 from ...criu.options import DumpOptions
 from ...criu.pages import PageImage
-from ...errors import CriuctlError, DumpFailed, NoSuchProcess
+from ...errors import CriuctlError, DumpFailed, FrozenTooLong, NoSuchProcess
 from ...hooks import Hooks
 from ...proc import netfilter
 from ...proc.descriptors import Descriptor, descriptors
@@ -37,17 +38,20 @@ from ...proc.tree import Process, ProcessIdentity, read_tree, wait_ended
 from ...report import Reporter
 from .. import hooking
 from ..holders import DumpedHolder
-from ..openfiles import files, overlays, predicates, remaps
+from ..openfiles import files, heldinodes, overlays, predicates, remaps
 from ..preload import DUMP, preload
 from ..registry import Registry, SessionRecord, boot_id
 from ..resources import fifos, filelocks, memoryfiles, semaphores, socketnames, timerfds
 from ..resources.interrupted import restart_living, restart_seized  # here now, whatever is met when they are needed
 from ..resources.namespaces import NamespacePlan
 from ..resources.terminals import DumpedTerminals
+from ..storing import latest
+from ..storing.latest import Latest
 from ..supervising.fencing import Home
 from . import arounddump, latesignals, ownmemory, shields, surroundings
 from .delivery import Delivery
 from .describe import Taken, describe
+from .freeze_limit import FreezeLimit
 from .waits import Waits
 
 if TYPE_CHECKING:
@@ -61,7 +65,7 @@ class _Beside(Struct, frozen=True):
     """What another thread looks at beside CRIU, while the tree is frozen."""
 
     heard: Reporter  # what collecting the files tells; nothing of a try that CRIU gives up
-    files: Later[list[FileRecord]]
+    files: Later[tuple[list[FileRecord], list[InodeRecord]]]
     own: Later[dict[int, list[tuple[int, int]]]]
 
 
@@ -112,6 +116,11 @@ class Dumping(Struct, eq=False):
     repairs: Repairs = field(default_factory=Repairs)
     shielded: ExitStack = field(default_factory=ExitStack)
     kept: bool = False  # an external connection is to be kept: the firewall lock stays
+    max_freeze: float = 0.0  # seconds; 0: as long as it takes
+    limit: FreezeLimit | None = None  # while it runs
+    dumped: bool = False  # CRIU is done with the tree, but for letting it go or ending it
+    given_back: bool = False  # the tree has got back what was taken from it for CRIU
+    giving: threading.Lock = field(default_factory=threading.Lock)  # guards that
 
     def net_socket(self, family: int, kind: int, protocol: int) -> socket.socket:
         """A socket of ours in the tree's net namespace, which may outlive the tree."""
@@ -121,23 +130,11 @@ class Dumping(Struct, eq=False):
         """Freeze, take everything, commit; returns the manifest that is in the store."""
         self.holder.read_ahead(self.writer)
         ahead = self.writer.keys()
-        steps = driver.DumpSteps(self.frozen, self.commit)
-        while True:
-            self.survey.wait(self.root)
-            self.reporter.step("freeze")
-            try:
-                with Beside("criuctl-collect") as self.helper:
-                    self.helper.do(partial(preload, DUMP))  # beside CRIU
-                    self.waits.look(self.root)
-                    with self.holder.prepared() as freezer:
-                        self.dumper.dump(self._options(freezer), self.writer, steps)
-                break
-            except FreezeAgain as error:  # nothing has been taken of the tree yet, and it runs again
-                self.holder.unprepare()
-                self.tree, self.opened = [], {}
-                self.reporter.step("thawed", why=error.message)
-            except driver.CriuFailed as error:
-                self._outwait(error, ahead)
+        self.limit = limit = FreezeLimit(
+            self.max_freeze, self.reporter, break_off=self._break_off, undo=self._undo, progress=self._how_far
+        )
+        with closing(limit):
+            self._freeze(limit, ahead)
         assert self.manifest is not None  # commit ran, or the driver raised
         if self.leave_running:
             self.repairs.rest()
@@ -154,6 +151,65 @@ class Dumping(Struct, eq=False):
 
     def _gpu_timings(self) -> dict[str, float]:
         return {f"gpu_{name}": ms for name, ms in self.devices.timings.items()} if self.devices is not None else {}
+
+    def _freeze(self, limit: FreezeLimit, ahead: Collection[Hashable]) -> None:
+        """Until CRIU has let go of the tree, or ended it."""
+        steps = driver.DumpSteps(self.frozen, self.commit, limit.start)
+        while True:
+            self.survey.wait(self.root)
+            self.reporter.step("freeze")
+            self.dumped = self.given_back = False
+            try:
+                with Beside("criuctl-collect") as self.helper:
+                    self.helper.do(partial(preload, DUMP))  # beside CRIU
+                    self.waits.look(self.root)
+                    with self.holder.prepared(self.max_freeze) as freezer, limit.freeze(self._still_since()):
+                        self.dumper.dump(self._options(freezer), self.writer, steps)
+                return
+            except FreezeAgain as error:  # nothing has been taken of the tree yet, and it runs again
+                self.holder.unprepare()
+                self.tree, self.opened = [], {}
+                self.reporter.step("thawed", why=error.message)
+            except driver.CriuFailed as error:
+                self._outwait(error, ahead)
+
+    def _still_since(self) -> float:
+        """Since when the tree stands still before CRIU stops it (monotonic): for its holder, or for its devices; 0: it runs."""
+        devices = self.devices.taken_at if self.devices is not None else 0.0
+        return min(filter(None, (self.holder.held_since, devices)), default=0.0)
+
+    def _break_off(self, error: FrozenTooLong) -> None:
+        """The tree has been frozen for too long: nobody waits for the store, or for more of CRIU's pages."""
+        error.message += "; the tree runs on" if self.identity.alive() else "; the tree is gone"
+        error.args = (error.message,)
+        self.writer.give_up(error)
+        self.dumper.break_off()
+
+    def _undo(self) -> None:
+        """From the watchdog's thread: let the tree go on, though `frozen` or `commit` have not returned."""
+        if self.dumper.asks:
+            self._give_back()
+            self.dumper.veto()
+
+    def _give_back(self) -> None:
+        """The tree is about to go on: what was taken from it for CRIU is its own again, before it can say more."""
+        with self.giving:
+            if self.given_back:
+                return
+            self.terminals.back()
+            if self.dumped:
+                restart_living(ImageSet(self.folder), self.tree, self.reporter)
+            else:
+                restart_seized(self.tree, self.reporter)
+            self.given_back = True
+
+    def _how_far(self) -> str:
+        """What the store has got to, for a message."""
+        stats = self.writer.stats
+        if not stats.bytes_in:
+            return ""
+        read, new, stored = (n >> 20 for n in (stats.bytes_in, stats.bytes_new, stats.bytes_stored))
+        return f" ({read} MiB were read, {new} MiB of them are new, {stored} MiB are stored)"
 
     def _outwait(self, error: driver.CriuFailed, ahead: Collection[Hashable]) -> None:
         """CRIU has let the tree go for what passes by itself: undo all but the streams `ahead` and wait; else raise `error`."""
@@ -190,11 +246,14 @@ class Dumping(Struct, eq=False):
 
     def frozen(self) -> driver.Frozen:
         """Every task is stopped: what /proc says now is what the images will say."""
+        assert self.limit is not None
         try:
-            return self._frozen()
+            with self.limit.interruptible():
+                frozen = self._frozen()
+            self.reporter.at("pages")
+            return frozen
         except BaseException:
-            self.terminals.back()  # before the tree says more
-            restart_seized(self.tree, self.reporter)
+            self._give_back()
             raise
 
     def _frozen(self) -> driver.Frozen:
@@ -227,28 +286,34 @@ class Dumping(Struct, eq=False):
         self.hooks.run("frozen", processes=[p.pid for p in self.tree])
         return driver.Frozen(surroundings.page_guards(self.tree), looked.unix_keys())
 
-    def _collect(self, heard: Reporter) -> list[FileRecord]:
-        """The files of the frozen tree."""
+    def _collect(self, heard: Reporter) -> tuple[list[FileRecord], list[InodeRecord]]:
+        """The files of the frozen tree, and which inodes they are."""
+        held = heldinodes.record(self.tree, self.opened)
+        return self._files(heard), held
+
+    def _files(self, heard: Reporter) -> list[FileRecord]:
         return files.collect(self.writer, self.config, self.opened, self.with_files, self.binaries, self.root, heard)
 
     def commit(self, memory: list[PageImage]) -> None:
         """Inside post-dump: all pages and images are there.  Returning lets CRIU end (or thaw) the tree."""
+        assert self.limit is not None
+        self.dumped = True
         try:
-            self._commit(memory)
+            with self.limit.interruptible():
+                self._commit(memory, self.limit)
         except BaseException:
             if not self.let_go:
-                self.terminals.back()
-                restart_living(ImageSet(self.folder), self.tree, self.reporter)
+                self._give_back()
             raise
 
-    def _commit(self, memory: list[PageImage]) -> None:
+    def _commit(self, memory: list[PageImage], limit: FreezeLimit) -> None:
         self.terminals.seen()
         self.reporter.step("collect")
         self.manifest = self._describe(memory)
         if self.leave_running:
             self.writer.hashed()
-            self.terminals.back()
-            restart_living(ImageSet(self.folder), self.tree, self.reporter)
+            limit.decide()  # before that: it would be interrupted in the middle of giving back
+            self._give_back()
             self.frozen_ms = (time.monotonic() - self.frozen_at) * 1000
             return
         self.frozen_ms = (time.monotonic() - self.frozen_at) * 1000
@@ -264,6 +329,7 @@ class Dumping(Struct, eq=False):
         ended = replace(ended, pid=root.pid, start_time=root.start_time)
         self.registry.put(replace(ended, lock_table=self.lock_table(), lock_kept=self.stays_locked))
         self.holder.commit(self.manifest.id)
+        limit.decide()
         self.links.clean(self.reporter)  # nobody would remove them if we were killed from here on
         self.terminals.drop()
         self.repairs.rest()
@@ -279,6 +345,8 @@ class Dumping(Struct, eq=False):
         manifest = replace(manifest, fifos=fifos.seen_again(manifest.fifos, self.tree))
         self.reporter.step("commit")
         summary = self.writer.commit(manifest, self.home.look if self.home is not None else None)
+        if self.delivery is None:
+            latest.note(self.config, Latest.of(summary, self.repository.store.url), self.reporter)
         return replace(manifest, number=summary.number)
 
     def _with_sizes(self, manifest: Manifest) -> Manifest:
@@ -305,7 +373,7 @@ class Dumping(Struct, eq=False):
         socketnames.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)
         assert self.beside is not None
-        file_records = self.beside.files.result()
+        file_records, held = self.beside.files.result()
         for text in self.beside.heard.warnings:
             self.reporter.warning(text)
         self.reporter.codes += self.beside.heard.codes
@@ -317,6 +385,8 @@ class Dumping(Struct, eq=False):
         taken = Taken(self.tree, file_records, self.connections, links, self.external, self.entry, own, typed, holder, pipes)
         running = self.leave_running
         made = describe(self.config, self.session, self.labels, taken, images, memory, self.writer, leave_running=running)
+        held += heldinodes.of_links(links)
+        made = made.with_use(inodes=tuple(held), inodes_mac=heldinodes.mac(self.config, made.session.id, held))
         if self.devices is not None:
             made = made.with_gpu(self.devices.record(), self._gpu_timings())
         return predicates.with_required(made, self.required)

@@ -16,6 +16,7 @@ Files are 0600 and hold no secret: names, numbers, codes, never a message, a com
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -27,6 +28,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
 
+from ...errors import UntrustedPath
 from ...proc.folders import make_private
 from .tally import Tally
 
@@ -54,7 +56,10 @@ class EventLog:
         """Add an event for each of `bodies`, with number and time, all or none; returns them.  `OSError`."""
         if not bodies:
             return []
-        make_private(self.folder)
+        try:
+            make_private(self.folder)
+        except UntrustedPath as error:  # what was done is done, whether or not it can be written down
+            raise PermissionError(errno.EACCES, error.message, str(self.folder)) from error
         with contextlib.ExitStack() as stack:
             with self._locked():
                 file = stack.enter_context(self._open())

@@ -17,6 +17,7 @@ from ...report import Reporter
 from ...session import sessions
 from ...session.client import Session
 from ...store import open_store
+from ..dumps.after_commit import AfterCommit
 from ..host import host_id
 from ..registry import Registry, SessionRecord, boot_id
 from ..supervising import fencing
@@ -32,15 +33,17 @@ def check_home(config: Config, record: SessionRecord | None, reporter: Reporter)
             raise fenced.error()
 
 
-def moved_away(config: Config, move: Outgoing, host: str, answer: Mapping[str, Any], reporter: Reporter) -> None:
-    """It runs there, on the host of the id `host`: everything here that speaks of it says so."""
-    record = Registry(config).get(move.session)
-    _record_moved(config, move, answer.get("incarnation", 0))
-    Moves(config, Outgoing).forget(move.id)
-    try:
+def moved_away(
+    config: Config, move: Outgoing, host: str, answer: Mapping[str, Any], reporter: Reporter, after: AfterCommit
+) -> None:
+    """It runs there, on the host of the id `host`: everything here that speaks of it says so, as far as that is possible."""
+    record = None
+    with after.optional(f"where {move.session!r} has gone could not be written down"):
+        record = Registry(config).get(move.session)
+        _record_moved(config, move, answer.get("incarnation", 0))
+        Moves(config, Outgoing).forget(move.id)
+    with after.optional(f"those who are attached here could not be told where {move.session!r} is"):
         _tell_operators(config, move, answer)
-    except CriuctlError as error:
-        reporter.warning(f"those who are attached here could not be told where {move.session!r} is: {error.message}", error.hint)
     if record is not None:
         _pass_leases(config, record, move, host, answer, reporter)
 

@@ -41,6 +41,7 @@ class NeededFile(Record, frozen=True):
     use: str  # one of USES; folder: things are made in it, its mode does not matter
     size: int = 0
     mode: int = 0
+    uid: int = 0
     mtime_ns: int = 0
     rdev: int = 0  # of a device
     build_id: str = ""  # hex; of mapped files
@@ -58,7 +59,7 @@ class NeededFile(Record, frozen=True):
         if os.path.normpath(self.path) != self.path or f"{self.path}/".startswith(KERNELS_OWN):
             raise damaged(f"{where}.path", "is not plain, or a file that every kernel makes itself")
         check_pattern(_HEX, self.build_id, f"{where}.build_id")
-        for name in ("size", "mode", "mtime_ns", "rdev", "blocks"):
+        for name in ("size", "mode", "uid", "mtime_ns", "rdev", "blocks"):
             check_range(getattr(self, name), 0, LATEST, f"{where}.{name}")
 
 

@@ -144,6 +144,7 @@ def _needed(path: str, use: str, status: os.stat_result, **more: Any) -> NeededF
         use=use,
         size=status.st_size,
         mode=status.st_mode,
+        uid=status.st_uid,
         mtime_ns=max(0, min(status.st_mtime_ns, LATEST)),
         rdev=status.st_rdev,
         blocks=status.st_blocks * 512,

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from ...checkpoint.manifest import FileRecord
 from ...proc.elfnotes import build_id
+from ...quoting import quoted
 from ...report import Finding, Level
 from ..openfiles.judgement import Policy, judge
-from ..openfiles.overlays import obstacle
+from ..openfiles.overlays import ROOTS, objection, obstacle
 from .needed import NeededFile
 
+_ANOTHER = "is another one here"
 _ALIKE = 100  # findings of the same kind
 _MORE = "What is told of the others helps here too."
 _PACKAGE = "Install the version that the program was started from, or migrate with --carry-binaries."
@@ -26,11 +28,18 @@ _SET_ASIDE = "Move it away, or migrate with --files restore (keeps the copy that
 _WHAT = {"cwd": "the working folder", "root": "the root folder", "folder": "a folder in which a unix socket has its name"}
 
 
-def judge_files(files: Iterable[NeededFile], policy: Policy) -> Iterator[Finding]:
-    """What is wrong with these paths here; of the same kind of finding so many as one can read."""
+def judge_files(
+    files: Iterable[NeededFile],
+    policy: Policy,
+    uids: Collection[int] = ROOTS,
+) -> Iterator[Finding]:
+    """What is wrong with these paths here; of the same kind of finding so many as one can read.
+
+    `uids`: the users of the tree.
+    """
     number: dict[tuple[Level, str], int] = {}
     for needed in files:
-        for finding in _judged(needed, policy):
+        for finding in _judged(needed, policy, uids):
             kind = finding.level, finding.code
             number[kind] = number.get(kind, 0) + 1
             if number[kind] <= _ALIKE:
@@ -40,9 +49,9 @@ def judge_files(files: Iterable[NeededFile], policy: Policy) -> Iterator[Finding
             yield Finding(level, code, f"and {count - _ALIKE} more files of which the same is to be said", _MORE)
 
 
-def _judged(needed: NeededFile, policy: Policy) -> list[Finding]:
+def _judged(needed: NeededFile, policy: Policy, uids: Collection[int]) -> list[Finding]:
     try:
-        return list(_judge(needed, policy))
+        return list(_judge(needed, policy, uids))
     except OSError as error:
         return [_finding("warning", needed, "file-unseen", f"cannot be looked at: {error.strerror}")]
 
@@ -53,19 +62,19 @@ def _finding(level: Level, needed: NeededFile, code: str, text: str, hint: str =
     return Finding(level, code, f"{needed.path}: {text}", hint, pid, None if fd == -1 else fd)
 
 
-def _judge(needed: NeededFile, policy: Policy) -> Iterator[Finding]:
+def _judge(needed: NeededFile, policy: Policy, uids: Collection[int]) -> Iterator[Finding]:
     try:
         now = os.lstat(needed.path) if needed.travels else os.stat(needed.path)
     except (FileNotFoundError, NotADirectoryError):
         if not needed.travels:
             yield _missing(needed)
         elif needed.use == "mapped":
-            yield from _covering(needed, "is missing here")
+            yield from _covering(needed, "is missing here", uids)
         return
     if needed.use in ("cwd", "root", "folder") or (stat.S_ISDIR(needed.mode) and not needed.travels):
         yield from _folder(needed, now)
     elif needed.travels:
-        yield from _conflict(needed, now, policy)
+        yield from _conflict(needed, now, policy, uids)
     elif needed.use == "written" or not stat.S_ISREG(needed.mode):
         yield from _left_behind(needed, now)
     else:
@@ -82,22 +91,24 @@ def _missing(needed: NeededFile) -> Finding:
     if needed.use in _WHAT:
         return _finding("error", needed, "folder-missing", f"{_WHAT[needed.use]} does not exist here", _folder_hint(needed))
     what = {"mapped": "is mapped into memory", "read": "is open", "written": "is open for writing"}[needed.use]
-    hint = _PACKAGE if needed.use == "mapped" else f"Put it there, or migrate with --with-files {needed.path}."
+    hint = _PACKAGE if needed.use == "mapped" else f"Put it there, or migrate with --with-files {quoted(needed.path)}."
     return _finding("error", needed, "file-missing", f"{what} and does not exist here", hint)
 
 
-def _covering(needed: NeededFile, what: str) -> Iterator[Finding]:
-    """A carried program or library that has no file of this host to lie over."""
-    if (problem := obstacle(needed.path)) is not None:
+def _covering(needed: NeededFile, what: str, uids: Collection[int]) -> Iterator[Finding]:
+    """A carried program or library that would have to lie over what is here."""
+    record = FileRecord(path=needed.path, kind="mapped", mode=needed.mode, uid=needed.uid)
+    missing = what != _ANOTHER
+    if (problem := objection(record, uids) or (obstacle(needed.path) if missing else None)) is not None:
         yield _finding("error", needed, "file-refuse", f"{what}, and {problem[0]}", problem[1])
 
 
 def _folder_hint(needed: NeededFile) -> str:
+    path = quoted(needed.path)
+    make = f"`install -d -m {needed.mode & 0o7777:o} {path}`"
     if needed.use == "cwd":
-        return (
-            f"Take it along with --with-files {needed.path}, or make it: `install -d -m {needed.mode & 0o7777:o} {needed.path}`."
-        )
-    return f"Make it on the target: `install -d -m {needed.mode & 0o7777:o} {needed.path}`."
+        return f"Take it along with --with-files {path}, or make it: {make}."
+    return f"Make it on the target: {make}."
 
 
 def _folder(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
@@ -132,11 +143,13 @@ def _open_plain(path: str) -> int | None:
     return None
 
 
-def _conflict(needed: NeededFile, now: os.stat_result, policy: Policy) -> Iterator[Finding]:
+def _conflict(needed: NeededFile, now: os.stat_result, policy: Policy, uids: Collection[int]) -> Iterator[Finding]:
     """A file that travels and is here already: contents are compared when it comes, sizes and times now."""
     if needed.use == "mapped":  # --carry-binaries: what is here stays, the tree does not see it
         if not stat.S_ISREG(now.st_mode):
-            yield from _covering(needed, "is another kind of file here")
+            yield from _covering(needed, "is another kind of file here", uids)
+        elif (now.st_size, now.st_mode) != (needed.size, needed.mode):
+            yield from _covering(needed, _ANOTHER, uids)
         return
     if stat.S_IFMT(now.st_mode) != stat.S_IFMT(needed.mode):
         why = "is another kind of file here"
@@ -169,4 +182,4 @@ def _left_behind(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
     elif stat.S_ISREG(needed.mode) and now.st_size != needed.size:
         text = f"is open for writing, does not travel, and has {now.st_size} bytes here and {needed.size} on the source"
         level: Level = "warning" if needed.append and now.st_size > needed.size else "error"
-        yield _finding(level, needed, "file-refuse", text, f"Migrate with --with-files {needed.path}.")
+        yield _finding(level, needed, "file-refuse", text, f"Migrate with --with-files {quoted(needed.path)}.")

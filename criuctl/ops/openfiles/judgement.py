@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from contextlib import suppress
 from pathlib import PurePath
 from typing import Literal
@@ -31,6 +31,7 @@ from msgspec.structs import replace
 from ...checkpoint.manifest import FileRecord
 from ...errors import Damaged
 from ...proc import ways
+from ...quoting import quoted
 from ...report import Finding
 from . import overlays
 from .files import digest
@@ -186,15 +187,28 @@ def _missing(record: FileRecord) -> Judgement:
     )
 
 
-def judge_all(records: Iterable[FileRecord], policy: Policy) -> list[Judgement]:
-    """Judge every record, parents before what is in them."""
-    judged = [judge(record, policy) for record in sorted(records, key=lambda r: r.path)]
+def judge_all(records: Iterable[FileRecord], policy: Policy, uids: Collection[int] = overlays.ROOTS) -> list[Judgement]:
+    """Judge every record, parents before what is in them; `uids` are the users of the tree."""
+    judged = [_if_allowed(judge(record, policy), uids) for record in sorted(records, key=lambda r: r.path)]
     anew = {j.record.path for j in judged if j.verdict == "put-back"}
     judged = [_if_reached(j, anew) if j.verdict == "put-back" else j for j in judged]
     if not any(j.verdict == "overlaid" for j in judged):
         return judged
     written = overlays.written_folders(j.record for j in judged)
     return [_beside_written(j, written) for j in judged]
+
+
+def _if_allowed(judgement: Judgement, uids: Collection[int]) -> Judgement:
+    """Refused if it came along and another place than it was meant for would be covered, or one that is not the tree's."""
+    if judgement.verdict != "overlaid":
+        return judgement
+    try:
+        problem = overlays.objection(judgement.record, uids)
+    except OSError as error:
+        problem = f"it cannot be looked at: {error.strerror}", "See what is there, and on the way there."
+    if problem is None:
+        return judgement
+    return replace(judgement, verdict="refuse", why=f"came along and is not shown to the tree: {problem[0]}", hint=problem[1])
 
 
 def _if_reached(judgement: Judgement, anew: Container[str]) -> Judgement:
@@ -220,13 +234,13 @@ def _beside_written(judgement: Judgement, written: Mapping[str, str]) -> Judgeme
     record = judgement.record
     if judgement.verdict != "overlaid" or overlays.is_file(record.path):
         return judgement
-    folder = os.path.realpath(overlays.folder_of(record.path))
+    folder = overlays.ground_of(record.path).folder
     if folder not in written:
         return judgement
     return Judgement(
         record,
         "refuse",
         f"cannot be laid over {folder}, because {written[folder]} in that folder is written to",
-        f"Take it along with --with-files {record.path}.",
+        f"Take it along with --with-files {quoted(record.path)}.",
         exists=judgement.exists,
     )

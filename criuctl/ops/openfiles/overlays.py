@@ -16,6 +16,12 @@ along is in the upper layer even where it is the same, and folders on overlays a
 Nothing on this host's disk is touched, and all of it ends with the namespace.
 
 The mounts are known by their source (`SOURCE`): what a later dump finds mapped from them travels again, asked or not.
+
+Where it lies is decided by whoever controls the way there, which may be the user whose tree it is.  So the way is walked without
+links that a user could have made (`criuctl.proc.trustedpath`), the list names the real folder and its inode, and PID 1 covers
+that inode or nothing.  A folder that root alone controls takes only what was root's own, unless all of the tree is root's
+(`objection`): else a set-uid program would run what the user put there.  In a tree that is not root's alone nothing is set-uid,
+on any mount: an old library with a hole, kept mapped until root had replaced it, is else as good as one's own.
 """
 
 from __future__ import annotations
@@ -23,16 +29,18 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...checkpoint.chunks import StreamRef
 from ...checkpoint.manifest import FileRecord
 from ...checkpoint.reader import CheckpointReader
-from ...errors import RestoreFailed
+from ...errors import RestoreFailed, UntrustedPath
 from ...proc.mounts import read_mounts
 from ...proc.scratch import Scratch
+from ...proc.trustedpath import Fault, opened
+from ...quoting import quoted
 
 if TYPE_CHECKING:
     from .judgement import Judgement
@@ -41,6 +49,8 @@ SOURCE = "criuctl-carried"
 FEATURE = "carried-binaries"  # of a manifest: mapped files with contents, which are not to be put on the disk
 _DATA_LIMIT = 64 << 20  # bytes; larger files that are mapped as data only do not count as part of a program
 _NEVER = ("/dev", "/proc", "/sys")
+ROOTS = frozenset({0})  # the users of a tree that is root's alone
+Identity = tuple[int, int]  # st_dev, st_ino
 
 
 class Binaries:
@@ -66,26 +76,81 @@ def _below(path: str, point: str) -> bool:
     return path == point or path.startswith(f"{point.rstrip('/')}/")
 
 
-def folder_of(path: str) -> str:
-    """The nearest folder on the way to `path` that exists here, named as in `path`."""
-    folder = os.path.dirname(path)
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-    return folder
+class Ground(NamedTuple):
+    """The nearest folder on the way to a file that exists here, and the file if it is in there."""
+
+    named: str  # as in the file's path
+    folder: str  # without links
+    status: os.stat_result
+    fault: Fault | None  # why somebody else than root has a say in it
+    file: os.stat_result | None = None  # the regular file, over which another one can be shown
+
+    @property
+    def identity(self) -> Identity:
+        """Which inode it is."""
+        return (self.status.st_dev, self.status.st_ino)
+
+
+def ground_of(path: str) -> Ground:
+    """Walk the way to `path` as far as it exists; `UntrustedPath`, `OSError`."""
+    named = os.path.dirname(path)
+    while True:
+        try:
+            with opened(named) as place:
+                if stat.S_ISDIR(place.status.st_mode):
+                    found = Ground(named, place.path, place.status, place.fault)
+                    if os.path.dirname(path) == named:
+                        with suppress(FileNotFoundError):
+                            file = os.stat(os.path.basename(path), dir_fd=place.fd, follow_symlinks=False)
+                            found = found._replace(file=file if stat.S_ISREG(file.st_mode) else None)
+                    return found
+        except (FileNotFoundError, NotADirectoryError):
+            pass
+        named = os.path.dirname(named)
+
+
+def objection(record: FileRecord, uids: Collection[int]) -> tuple[str, str] | None:
+    """Why a file that came along may not be shown to a tree of these users at its path, and what helps."""
+    try:
+        ground = ground_of(record.path)
+    except UntrustedPath as error:
+        return f"the way there is not safe: {error.message}", f"See what the link is for. {_along(record.path)}"
+    if ROOTS.issuperset(uids):
+        return None
+    if ground.fault is None:
+        others = stat.S_IWGRP | stat.S_IWOTH
+        if record.uid == 0 and not record.mode & others:
+            return None
+        who = f"belongs to user {record.uid}" if record.uid else "could be written by others than root"
+        missing = os.path.join(ground.folder, os.path.relpath(record.path, ground.named).split("/")[0])
+        make = f"Make the folder as that user's: `install -d -o {record.uid:d} {quoted(missing)}`. "
+        hint = _along(record.path) if ground.file is not None else make + _along(record.path)
+        return f"it {who}, and would lie in {ground.folder}, which is root's", hint
+    users = set(uids) - ROOTS
+    if ground.status.st_uid in users or (ground.file is not None and ground.file.st_uid in users):
+        return None  # who may write there anyway
+    return f"it would lie in {ground.folder}, and {ground.fault.reason}", _along(record.path)
+
+
+def _along(path: str) -> str:
+    return f"Take it along with --with-files {quoted(path)}."
 
 
 def obstacle(path: str) -> tuple[str, str] | None:
     """Why the folder in which `path` is missing cannot be covered, and what helps."""
-    folder = folder_of(path)
-    real = os.path.realpath(folder)
+    try:
+        ground = ground_of(path)
+    except UntrustedPath as error:
+        return f"the way there is not safe: {error.message}", _along(path)
+    folder, real = ground.named, ground.folder
     below = path[len(folder.rstrip("/")) + 1 :].split("/")
-    make = f"Make the folder on the host that it comes to: `mkdir {os.path.join(folder, below[0])}`."
-    along = f"Take it along with --with-files {os.path.join(folder, below[0])}."
+    make = f"Make the folder on the host that it comes to: `mkdir {quoted(os.path.join(folder, below[0]))}`."
+    along = _along(os.path.join(folder, below[0]))
     if real == "/":
         return "the root folder cannot be covered", make if len(below) > 1 else along
     if any(_below(real, never) for never in _NEVER):
         return f"nothing can be laid over {real}", along
-    if os.stat(real).st_mode & stat.S_IWOTH:
+    if ground.status.st_mode & stat.S_IWOTH:
         return f"everybody writes to {folder}, so it cannot be covered", make if len(below) > 1 else along
     return None
 
@@ -108,54 +173,67 @@ def is_file(path: str) -> bool:
 
 
 @contextmanager
-def laid(judgements: Sequence[Judgement], reader: CheckpointReader) -> Iterator[int | None]:
-    """The carried files that are wanted here, in a tmpfs, with a list of what goes where; None when there are none."""
+def laid(judgements: Sequence[Judgement], reader: CheckpointReader, uids: Collection[int] = ROOTS) -> Iterator[int | None]:
+    """The carried files that are wanted here, in a tmpfs, with a list of what goes where; None when there are none.
+
+    `uids`: the users of the tree.
+    """
     if not any(j.verdict == "overlaid" for j in judgements):
         yield None
         return
-    with Scratch(source=SOURCE, executable=True) as scratch:
+    set_uid = ROOTS.issuperset(uids)
+    with Scratch(source=SOURCE, executable=True, set_uid=set_uid) as scratch:
         try:
-            _fill(scratch, judgements, reader)
+            _fill(scratch, judgements, reader, uids)
+        except UntrustedPath as error:
+            raise RestoreFailed(error.message, hint=error.hint) from error
         except OSError as error:
             raise RestoreFailed(f"the carried programs and libraries cannot be provided: {error.strerror}") from error
         yield scratch.fd
 
 
-def _fill(scratch: Scratch, judgements: Sequence[Judgement], reader: CheckpointReader) -> None:
+def _fill(scratch: Scratch, judgements: Sequence[Judgement], reader: CheckpointReader, uids: Collection[int]) -> None:
     written = written_folders(j.record for j in judgements)
     wanted = [j.record for j in judgements if j.verdict == "overlaid"]
     same = [j.record for j in judgements if j.verdict == "same" and j.record.kind == "mapped" and j.record.data is not None]
     on_overlays = _overlay_devices()
-    covers: dict[str, str] = {}  # folder -> name in the tmpfs
+    grounds: dict[str, Ground] = {}  # as they are now; PID 1 compares the inodes
+    covers: dict[str, tuple[str, Ground]] = {}  # folder -> name in the tmpfs, and the folder
     for record in wanted:
-        folder = os.path.realpath(folder_of(record.path))
-        possible = obstacle(record.path) is None and folder not in written and os.stat(folder).st_dev not in on_overlays
-        if possible or not is_file(record.path):
-            covers.setdefault(folder, f"cover-{len(covers)}")
-    for name in covers.values():
+        if (problem := objection(record, uids)) is not None:  # judged before, but somebody may have moved a folder since
+            raise RestoreFailed(f"{record.path} cannot be shown to the tree: {problem[0]}", hint=problem[1])
+        ground = grounds[record.path] = ground_of(record.path)
+        possible = obstacle(record.path) is None and ground.folder not in written and ground.status.st_dev not in on_overlays
+        if possible or ground.file is None:
+            covers.setdefault(ground.folder, (f"cover-{len(covers)}", ground))
+    for name, _ground in covers.values():
         os.mkdir(f"{scratch.path}/{name}", 0o755)
-    binds: list[tuple[str, str]] = []
+    binds: list[tuple[str, str, Identity]] = []
     places: dict[str, FileRecord] = {}  # name in the tmpfs -> what goes there
     for number, record in enumerate([*wanted, *same]):
-        folder = folder_of(record.path)
-        cover = covers.get(os.path.realpath(folder))
-        if cover is not None:
-            name = f"{cover}/{os.path.relpath(record.path, folder)}"
+        if number >= len(wanted) and objection(record, uids) is not None:
+            continue  # it is the same here, and need not come along
+        ground = grounds.get(record.path) or ground_of(record.path)
+        if ground.folder in covers:
+            name = f"{covers[ground.folder][0]}/{os.path.relpath(record.path, ground.named)}"
             os.makedirs(f"{scratch.path}/{os.path.dirname(name)}", 0o755, exist_ok=True)
-        elif number >= len(wanted):
+        elif number >= len(wanted) or ground.file is None:
             continue
         else:
             name = f"file-{number}"
-            binds.append((name, record.path))
+            here = (ground.file.st_dev, ground.file.st_ino)
+            binds.append((name, os.path.join(ground.folder, os.path.basename(record.path)), here))
         places[name] = record
     _write(scratch.path, places, reader)
-    for folder, name in covers.items():  # the overlay's root is like its uppermost layer
-        like = os.stat(folder)
-        os.chown(f"{scratch.path}/{name}", like.st_uid, like.st_gid)
-        os.chmod(f"{scratch.path}/{name}", stat.S_IMODE(like.st_mode))
-    deepest_first = sorted(((name, folder) for folder, name in covers.items()), key=lambda cover: -cover[1].count("/"))
+    for name, ground in covers.values():  # the overlay's root is like its uppermost layer
+        os.chown(f"{scratch.path}/{name}", ground.status.st_uid, ground.status.st_gid)
+        os.chmod(f"{scratch.path}/{name}", stat.S_IMODE(ground.status.st_mode))
+    deepest_first = sorted(
+        ((name, folder, ground.identity) for folder, (name, ground) in covers.items()), key=lambda cover: -cover[1].count("/")
+    )
+    order = {"source": SOURCE, "set_uid": ROOTS.issuperset(uids), "binds": binds, "covers": deepest_first}
     with open(f"{scratch.path}/list", "w") as file:
-        json.dump({"source": SOURCE, "binds": binds, "covers": deepest_first}, file)
+        json.dump(order, file)
 
 
 def _overlay_devices() -> set[int]:

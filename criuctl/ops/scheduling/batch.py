@@ -128,6 +128,7 @@ class _Named(Reporter):
         self._reporter, self._name = reporter, name
 
     def step(self, name: str, **facts: Any) -> None:
+        self.at(name)
         self._reporter.step(name, of=self._name, **facts)
 
     def progress(self, name: str, done: int, total: int | None = None, unit: str = "bytes") -> None:

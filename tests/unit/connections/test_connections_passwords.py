@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,35 @@ def test_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
     warnings: list[str] = []
     assert from_password_file(PasswordFile(str(tmp_path / "passwords"), ("db",), 5432), "stock", "bob", warnings) is None
     assert "not a regular file" in warnings[0]
+
+
+def test_what_is_no_file_is_not_even_opened(tmp_path: Path) -> None:
+    """To open a watchdog's device, say, has the host restart unless it is closed in its own way; of a FIFO one can see it."""
+    fifo = tmp_path / "passwords"
+    os.mkfifo(fifo, 0o600)
+    writing = threading.Thread(target=lambda: os.close(os.open(fifo, os.O_WRONLY)), daemon=True)
+    writing.start()  # returns once somebody opens the FIFO to read
+    for _ in range(25):
+        from_password_file(PasswordFile(str(fifo), ("db",), 5432), "stock", "bob", [])
+        writing.join(0.02)
+    assert writing.is_alive()
+    os.close(os.open(fifo, os.O_RDONLY | os.O_NONBLOCK))
+    writing.join(60)
+
+
+@pytest.mark.parametrize(("maker", "found"), [(BOB, "secret"), (0, "secret"), (BOB + 1, None)])
+def test_a_link_on_the_way(maker: int, found: str | None, tmp_path: Path) -> None:
+    """The program's user may have one; nobody else leads root anywhere."""
+    file, link = tmp_path / "passwords", tmp_path / "link"
+    file.write_text("db:5432:*:bob:secret\n")
+    file.chmod(0o600)
+    link.symlink_to(file)
+    os.chown(file, BOB, BOB)
+    os.chown(link, maker, maker, follow_symlinks=False)
+    warnings: list[str] = []
+    asked = PasswordFile(str(link), ("db",), 5432, BOB)
+    assert from_password_file(asked, "stock", "bob", warnings) == found
+    assert bool(warnings) == (found is None)
 
 
 def test_the_user_of_a_program_that_has_changed_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def library(tmp_path: Path) -> Path:
 @pytest.fixture
 def carried(library: Path, tmp_path: Path) -> tuple[FileRecord, CheckpointReader]:
     """The record of the library, with its contents, and their reader."""
-    config = Config(cache_dir=str(tmp_path / "cache"))
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     repository = Repository.open(open_store(str(tmp_path / "store"), config), config, create_local=True)
     with repository.writer(Reporter()) as writer, library.open("rb") as file:
         writer.add_file("file", file.fileno(), len(CODE))
@@ -138,7 +139,9 @@ def test_what_is_laid(library: Path, carried: tuple[FileRecord, CheckpointReader
         assert fd is not None
         place = Path(f"/proc/self/fd/{fd}")
         wanted = json.loads((place / "list").read_text())
-        assert wanted == {"source": overlays.SOURCE, "binds": [], "covers": [["cover-0", str(library.parent)]]}
+        there = [library.parent.stat().st_dev, library.parent.stat().st_ino]
+        covers = [["cover-0", str(library.parent), there]]
+        assert wanted == {"source": overlays.SOURCE, "set_uid": True, "binds": [], "covers": covers}
         for name in ("lib.so", "not/here/lib.so"):
             assert (place / "cover-0" / name).read_bytes() == CODE
             assert (place / "cover-0" / name).stat().st_mode == record.mode
@@ -191,3 +194,37 @@ def test_which_files_travel() -> None:
     assert not asked.travels("/dev/zero", 1, executable=True)
     nothing = overlays.Binaries(os.getpid(), wanted=False)
     assert not nothing.any and not nothing.travels("/usr/lib/lib.so", 1000, executable=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "uid", "mode", "allowed"),
+    [
+        ("{root}/lib.so", 0, 0o755, True),  # root's own, in root's folder
+        ("{root}/lib.so", 1001, 0o755, False),
+        ("{root}/lib.so", 0, 0o775, False),
+        ("{root}/missing/lib.so", 1001, 0o755, False),
+        ("{root}/missing/lib.so", 0, 0o755, True),
+        ("{home}/lib.so", 1001, 0o755, True),  # in the folder of the tree's user
+        ("{home}/missing/lib.so", 0, 0o755, True),
+        ("{home}/link/lib.so", 1001, 0o755, False),
+        ("{other}/lib.so", 1001, 0o755, False),  # in that of another one
+        ("/etc/ld.so.preload", 1001, 0o644, False),  # what a manifest may name
+        ("/usr/bin/no-such-program", 1001, 0o4755, False),
+    ],
+)
+def test_where_the_files_of_a_user_s_tree_may_lie(tmp_path: Path, path: str, uid: int, mode: int, allowed: bool) -> None:
+    folders = {name: tmp_path / name for name in ("root", "home", "other")}
+    for folder in folders.values():
+        folder.mkdir(mode=0o755)
+    os.chown(folders["home"], 1001, 1001)
+    os.chown(folders["other"], 1002, 1002)
+    (folders["home"] / "link").symlink_to(folders["root"])
+    record = FileRecord(path=path.format(**folders), kind="mapped", mode=stat.S_IFREG | mode, uid=uid)
+    found = overlays.objection(record, {1001})
+    assert (found is None) == allowed, found
+    if found is not None:
+        assert found[1].endswith(f"--with-files {record.path}.")
+    mixed = overlays.objection(record, {0, 1001})  # a process of root's among them would run it
+    assert (mixed is None) == allowed, mixed
+    roots = overlays.objection(record, {0})
+    assert (roots is None) == ("link" not in path), roots

@@ -19,6 +19,7 @@ from criuctl.errors import Damaged, UnsupportedFormat
 from criuctl.ops.host import host_info
 from criuctl.ops.moving.needed import NeededFile, NeededTerminal, Needs, read
 from criuctl.ops.moving.targetcheck import TREE_CHECKS, Arrival, examine, findings
+from criuctl.ops.moving.targetfiles import judge_files
 from criuctl.ops.registry import Registry, SessionRecord, boot_id
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Finding
@@ -274,6 +275,21 @@ def test_carried_programs_may_be_missing(config: Config, tmp_path: Path) -> None
     nowhere = replace(gone, path="/no-such-folder/lib.so")  # the root folder cannot be covered
     (found,) = ask(needs(files=(nowhere,), carry_binaries=True), config)
     assert (found.level, found.code) == ("error", "file-refuse") and "mkdir /no-such-folder" in found.hint
+
+
+def test_carried_programs_of_a_user_in_a_folder_of_root_s(config: Config, tmp_path: Path) -> None:
+    """Told before anything is frozen, as the restore would: not for root's own program, nor for a tree of root's."""
+    here = tmp_path / "here"
+    here.write_text("another one")
+    theirs = ProcessRecord(pid=7, ns_pid=7, uid=1001)
+    for path in (here, tmp_path / "gone"):
+        file = NeededFile(path=str(path), use="mapped", size=9, mode=0o100755, uid=1001, travels=True)
+        wanted = needs(files=(file,), carry_binaries=True)
+        assert [found.code for found in judge_files(wanted.files, "restore", {0})] == []
+        told = [f for f in ask(replace(wanted, processes=(theirs,)), config) if f.code == "file-refuse"]
+        assert [f.level for f in told] == ["error"] and "belongs to user 1001" in told[0].text
+        roots = replace(wanted, files=(replace(file, uid=0),), processes=(theirs,))
+        assert not [f for f in ask(roots, config) if f.code == "file-refuse"]
 
 
 def test_what_blocks_when_opened_is_not_opened(config: Config, tmp_path: Path) -> None:

@@ -1,0 +1,20 @@
+"""The users whose processes a set of images brings back."""
+
+from __future__ import annotations
+
+from .images import ImageSet, read
+
+
+def user_ids(images: ImageSet) -> frozenset[int]:
+    """The real, effective, saved and file system user ids of every thread.
+
+    Of the images, which CRIU restores, and not of the manifest, which says the same in other words.
+    """
+    found: set[int] = set()
+    for name in images.names():
+        if name.startswith("core-"):
+            core = read(images.folder, name, "CORE")[0]
+            if core.HasField("thread_core") and core.thread_core.HasField("creds"):
+                creds = core.thread_core.creds
+                found.update((creds.uid, creds.euid, creds.suid, creds.fsuid))
+    return frozenset(found)

@@ -1,0 +1,471 @@
+"""The one way in which root opens a path that comes from outside: from a process, a manifest, an
+archive or a peer.
+
+A name says nothing about who chose what it leads to.  `opened` therefore walks a path component by
+component, each opened with O_PATH and O_NOFOLLOW relative to the descriptor of the one before, and
+answers with a `Place`: the O_PATH descriptor that it came to, everything that it passed, and who
+could have put something else there.  A caller judges the descriptor and goes on with the descriptor
+(``/proc/self/fd/N``); it never opens the name again.
+
+Symbolic links are followed only where nobody but root could have made or moved them: the link and
+all folders before it belong to root, and no folder before it can be written by others.  A sticky
+folder such as /tmp is no exception for a link: whoever has a link of root's in a folder of their
+own can move or hard-link it there.  A *folder* of root's in a sticky folder is as safe as its own
+mode, because the kernel lets nobody else move it.  Links of procfs are not followed, apart from
+those at its top (``/proc/self``): what they say is chosen by the process, whoever owns the link.
+
+POSIX ACLs: where a file has one, the group bits of its mode are the ACL's mask, the most that any
+named user or group may have. So "can be written by others" errs on the safe side without reading
+it.  `may_open` reads it.  A file system in user space (FUSE) may claim any owner, so only one that
+root mounted is believed.
+
+Nothing here blocks on a FIFO or has an effect on a device: O_PATH opens neither.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shlex
+import stat
+import struct
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from ..errors import UntrustedPath
+from .credentials import CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, Credentials
+from .mounts import read_mounts
+
+MAX_LINKS = 40  # as the kernel has it
+ROOT = frozenset({0})
+_O_PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_FUSE, _PROC = 0x65735546, 0x9FA0  # f_type of statfs(2)
+_PROC_ROOT = 1  # the inode of /proc itself
+_ACL = "system.posix_acl_access"
+_ACL_USER, _ACL_GROUP_OBJ, _ACL_GROUP, _ACL_MASK = 0x02, 0x04, 0x08, 0x10
+
+
+class Component(NamedTuple):
+    """Something that was passed on the way: a folder, a link, or what the path came to."""
+
+    path: str  # as the walk names it, links before it resolved
+    status: os.stat_result
+    acl: bytes = b""  # system.posix_acl_access, if it has one
+
+    @property
+    def mode(self) -> int:
+        """``st_mode``."""
+        return self.status.st_mode
+
+
+class Fault(NamedTuple):
+    """Who else than root could have decided what a path leads to."""
+
+    component: str  # the path of the folder, link or file at fault
+    reason: str  # a sentence without a full stop that begins with it
+    remedy: str  # a command, or ""
+
+
+class Place:
+    """What a path came to.  `fd` is an O_PATH descriptor of it that lives as long as the
+    ``with``.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        walked: tuple[Component, ...],
+        chain: tuple[Component, ...],
+        way_fault: Fault | None,
+    ) -> None:
+        self.fd = fd
+        # Everything that was passed, in order, with the links and what ".." left again.
+        self.walked = walked
+        self.chain = chain  # the folders from the root, or the start, down to it, and itself
+        self.way_fault = way_fault  # why somebody else than root could have put another file there
+        # Why somebody else than root could have changed the file itself.
+        self.own_fault: Fault | None = None
+
+    @property
+    def path(self) -> str:
+        """Its real path below the root or the start of the walk."""
+        return self.chain[-1].path
+
+    @property
+    def status(self) -> os.stat_result:
+        """Of what the descriptor is open on."""
+        return self.chain[-1].status
+
+    @property
+    def fixed_by_root(self) -> bool:
+        """Whether nobody but root could put another file at this path; its contents may be
+        anybody's.
+        """
+        return self.way_fault is None
+
+    @property
+    def controlled_by_root(self) -> bool:
+        """Whether, besides, nobody but root owns it or may write to it."""
+        return self.fault is None
+
+    @property
+    def fault(self) -> Fault | None:
+        """The first component that is not root's alone."""
+        return self.way_fault or self.own_fault
+
+    @property
+    def magic(self) -> str:
+        """A path by which this process reaches it, whatever has become of the name."""
+        return f"/proc/self/fd/{self.fd}"
+
+    @contextmanager
+    def reopened(
+        self,
+        flags: int = os.O_RDONLY,
+        *,
+        kinds: Collection[int] = (stat.S_IFREG, stat.S_IFDIR),
+    ) -> Iterator[int]:
+        """A descriptor for reading or writing of this very inode; `OSError` EINVAL for another kind
+        than those of `kinds`.
+
+        The kind is judged before the open, which has effects of its own on a device or a FIFO.
+        """
+        if stat.S_IFMT(self.status.st_mode) not in kinds:
+            raise OSError(errno.EINVAL, "not a file of the expected kind", self.path)
+        fd = os.open(self.magic, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            if not os.path.samestat(os.fstat(fd), self.status):
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), self.path)
+            yield fd
+        finally:
+            os.close(fd)
+
+
+@contextmanager
+def opened(
+    path: str,
+    *,
+    root: int | None = None,
+    start: int | None = None,
+    trusted: Collection[int] = ROOT,
+    groups: Collection[int] = (),
+    sticky_files: bool = False,
+    follow_last: bool = True,
+) -> Iterator[Place]:
+    """Open what `path` leads to; a context manager of a `Place`.
+
+    `root`: a descriptor of the folder that is "/" for this path, the host's without it.  `start`:
+    one of the folder at which a relative path begins, for which its caller vouches; the walk never
+    leaves it by "..".  `trusted`: user ids that may own what is on the way.  `groups`: group ids
+    that may have the right to write there.  `sticky_files`: believe also the owner of a file in a
+    sticky folder, which somebody may have moved or linked there.  `follow_last` False: what the
+    last name is, even if that is a link.
+    Raises `UntrustedPath` for a link that may not be followed, `OSError` as open(2) would.
+    """
+    with _Walk(path, root, start, trusted) as walk:
+        walk.groups, walk.sticky_files = groups, sticky_files
+        parts = walk.parts(path)
+        yield walk.place(parts, follow_last)
+
+
+@contextmanager
+def opened_parent(
+    path: str, *, root: int | None = None, start: int | None = None, trusted: Collection[int] = ROOT
+) -> Iterator[tuple[Place, str]]:
+    """The folder in which `path` lies, or would lie, and its last name there, for creating,
+    renaming and unlinking by descriptor.
+
+    The last component is not looked at.  `OSError` EINVAL if the path ends in "/", "." or "..".
+    """
+    folder, _, name = path.rpartition("/")
+    if name in ("", ".", ".."):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+    folder = folder or ("/" if path.startswith("/") else ".")
+    with opened(folder, root=root, start=start, trusted=trusted) as place:
+        if not stat.S_ISDIR(place.status.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), folder)
+        yield place, name
+
+
+class _Walk:
+    """One walk: the descriptors from the root (or the start) down to where it is."""
+
+    groups: Collection[int] = ()
+    sticky_files = False
+
+    def __init__(
+        self,
+        path: str,
+        root: int | None,
+        start: int | None,
+        trusted: Collection[int],
+    ) -> None:
+        if not path or "\0" in path:
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if not path.startswith("/") and start is None:
+            raise OSError(errno.EINVAL, "not an absolute path", path)
+        self._asked, self._root, self._trusted = path, root, trusted
+        self._relative = start if not path.startswith("/") else None
+        self._stack: list[tuple[int, Component]] = []  # where it is, from the top down
+        self._faults: list[Fault | None] = []  # of the way to each of these
+        self._walked: list[Component] = []
+        # By st_dev: whether a FUSE server of a user's says who owns what is there.
+        self._unbelievable: dict[int, bool] = {}
+        self._open = ExitStack()
+
+    def __enter__(self) -> _Walk:
+        try:
+            self._begin(relative=self._relative is not None)
+        except BaseException:
+            self._open.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    @staticmethod
+    def parts(path: str) -> list[str]:
+        """The components still to walk, the next one last; a trailing slash asks for a folder."""
+        path = f"{path}." if path.endswith("/") else path
+        return [part for part in path.split("/") if part][::-1]
+
+    def _begin(self, *, relative: bool) -> None:
+        """Go to the top: the start of a relative path, or the root."""
+        self._stack.clear()
+        self._faults.clear()
+        if relative and self._relative is not None:
+            fd, name = os.open(".", _O_PATH | os.O_DIRECTORY, dir_fd=self._relative), "."
+        elif self._root is not None:
+            fd, name = os.open(".", _O_PATH | os.O_DIRECTORY, dir_fd=self._root), "/"
+        else:
+            fd, name = os.open("/", _O_PATH | os.O_DIRECTORY), "/"
+        self._push(fd, self._component(fd, name), None)
+
+    def _push(self, fd: int, component: Component, fault: Fault | None) -> None:
+        self._open.callback(os.close, fd)
+        self._stack.append((fd, component))
+        self._faults.append(fault)
+        self._walked.append(component)
+
+    def _component(self, fd: int, path: str) -> Component:
+        status = os.fstat(fd)
+        if status.st_dev not in self._unbelievable:
+            foreign = _fs_type(fd) == _FUSE and _fuse_users(status.st_dev) != {"user_id=0"}
+            self._unbelievable[status.st_dev] = foreign
+        acl = b""
+        if not stat.S_ISLNK(status.st_mode):
+            try:
+                acl = os.getxattr(f"/proc/self/fd/{fd}", _ACL)
+            except OSError:  # it has none, or is of a file system without
+                pass
+        return Component(path, status, acl)
+
+    def place(self, pending: list[str], follow_last: bool) -> Place:
+        """Walk what is pending."""
+        links = 0
+        while pending:
+            name = pending.pop()
+            here, folder = self._stack[-1]
+            if not stat.S_ISDIR(folder.mode):
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self._asked)
+            if name == ".":
+                continue
+            if name == "..":
+                if len(self._stack) > 1:
+                    self._stack.pop()
+                    self._faults.pop()
+                elif folder.path == ".":
+                    raise UntrustedPath(
+                        f"{self._asked} leads out of the folder at which it begins",
+                        path=self._asked,
+                    )
+                continue
+            fd = self._open_next(here, name)
+            named = name if folder.path == "." else os.path.join(folder.path, name)
+            found = self._component(fd, named)
+            fault = self._faults[-1] or self._way_fault(folder, found)
+            if stat.S_ISLNK(found.mode) and (pending or follow_last):
+                try:
+                    self._walked.append(found)
+                    links += 1
+                    if links > MAX_LINKS:
+                        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), self._asked)
+                    target = self._target(fd, folder, found, fault)
+                finally:
+                    os.close(fd)
+                pending += self.parts(target)
+                if target.startswith("/"):
+                    self._begin(relative=False)
+                continue
+            self._push(fd, found, fault)
+        place = Place(
+            self._stack[-1][0],
+            tuple(self._walked),
+            tuple(one for _, one in self._stack),
+            self._faults[-1],
+        )
+        place.own_fault = self._own_fault(place.chain[-1])
+        return place
+
+    def _open_next(self, here: int, name: str) -> int:
+        try:
+            return os.open(name, _O_PATH, dir_fd=here)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._asked) from None
+
+    def _target(self, fd: int, folder: Component, link: Component, fault: Fault | None) -> str:
+        """Where a link leads, if it may be followed."""
+        if fault is None and link.status.st_uid not in self._trusted:
+            owner = f"a link that belongs to user {link.status.st_uid}"
+            fault = Fault(link.path, f"{link.path} is {owner}", "")
+        if fault is None and _fs_type(fd) == _PROC and folder.status.st_ino != _PROC_ROOT:
+            decides = "a link of a process, which decides where it leads"
+            fault = Fault(link.path, f"{link.path} is {decides}", "")
+        if fault is not None:
+            via = "" if fault.component == link.path else f", on which the link {link.path} lies"
+            raise UntrustedPath(
+                f"{self._asked}: {fault.reason}{via}",
+                hint=f"Use the path that {link.path} leads to, if that is meant.",
+                path=self._asked,
+                component=fault.component,
+            )
+        return os.readlink("", dir_fd=fd)
+
+    def _way_fault(self, folder: Component, found: Component) -> Fault | None:
+        """Why somebody else could have put `found` into `folder`."""
+        if (fault := self._owner_fault(folder)) is not None:
+            return fault
+        if not self._written_by_others(folder):
+            return None
+        if not folder.mode & stat.S_ISVTX:
+            return _written(folder)
+        # Nobody moves another's folder into a sticky one; any other file may have been moved or
+        # linked there.
+        kept = stat.S_ISDIR(found.mode) or (self.sticky_files and not stat.S_ISLNK(found.mode))
+        if not kept:
+            others = "lies in a folder to which others may write"
+            return Fault(found.path, f"{found.path} {others}", "")
+        return self._owner_fault(found)
+
+    def _own_fault(self, found: Component) -> Fault | None:
+        fault = self._owner_fault(found)
+        if fault is None and not stat.S_ISLNK(found.mode) and self._written_by_others(found):
+            return _written(found)
+        return fault
+
+    def _written_by_others(self, found: Component) -> bool:
+        ours = not found.acl and found.status.st_gid in self.groups
+        return bool(found.mode & (stat.S_IWOTH if ours else stat.S_IWOTH | stat.S_IWGRP))
+
+    def _owner_fault(self, found: Component) -> Fault | None:
+        if found.status.st_uid not in self._trusted:
+            owner = f"belongs to user {found.status.st_uid}, not to {_users(self._trusted)}"
+            return Fault(
+                found.path,
+                f"{found.path} {owner}",
+                f"chown {min(self._trusted)} {shlex.quote(found.path)}",
+            )
+        if self._unbelievable[found.status.st_dev]:
+            provided = "is on a file system that a user provides (FUSE)"
+            return Fault(found.path, f"{found.path} {provided}", "")
+        return None
+
+
+def _fuse_users(device: int) -> set[str]:
+    """The ``user_id=`` of the FUSE mounts of this device."""
+    mounts = [mount for mount in read_mounts() if mount.device == device]
+    fuse = [mount for mount in mounts if mount.kind.startswith("fuse")]
+    return {one for mount in fuse for one in mount.settings if one.startswith("user_id=")}
+
+
+def _written(found: Component) -> Fault:
+    return Fault(
+        found.path,
+        f"{found.path} can be written by others than its owner",
+        f"chmod go-w {shlex.quote(found.path)}",
+    )
+
+
+def _users(trusted: Collection[int]) -> str:
+    return " or ".join("root" if uid == 0 else f"user {uid}" for uid in sorted(trusted))
+
+
+def _fs_type(fd: int) -> int:
+    """``f_type`` of the file system; fstatfs(2) takes an O_PATH descriptor."""
+    buffer = ctypes.create_string_buffer(256)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.fstatfs(fd, buffer) < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(ctypes.c_long.from_buffer(buffer).value)
+
+
+# -- whether a process could open it ------------------------------------------------------------
+
+
+def may_open(credentials: Credentials, components: Collection[Component], access: int) -> bool:
+    """Whether the owner of `credentials` could open the last of `components` itself, with `access`
+    (os.R_OK, W_OK, X_OK bits).
+
+    `components`: everything on the way (`Place.walked`).  Judged as the kernel does without
+    security modules: the right to search each folder, then the rights to the file, by owner, ACL,
+    groups and the capabilities of the initial user namespace.
+    """
+    *way, last = components
+    needed = [(one, os.X_OK) for one in way if stat.S_ISDIR(one.mode)] + [(last, access)]
+    return all(_allowed(credentials, one, wanted) for one, wanted in needed)
+
+
+def component(fd: int, path: str) -> Component:
+    """A file that is open already, for `may_open`, under the name `path`."""
+    try:
+        acl = os.getxattr(f"/proc/self/fd/{fd}", _ACL)
+    except OSError:  # it has none, or is of a file system without
+        acl = b""
+    return Component(path, os.fstat(fd), acl)
+
+
+def access_of(flags: int) -> int:
+    """The access that open(2) with these flags asks for, as os.R_OK and os.W_OK bits; none with
+    O_PATH.
+    """
+    if flags & os.O_PATH:
+        return 0
+    both = os.R_OK | os.W_OK
+    wanted = {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK}.get(flags & os.O_ACCMODE, both)
+    return wanted | (os.W_OK if flags & os.O_TRUNC else 0)
+
+
+def _allowed(credentials: Credentials, one: Component, access: int) -> bool:
+    if any(access & ~permission == 0 for permission in _permissions(credentials, one)):
+        return True
+    if credentials.has(CAP_DAC_OVERRIDE):
+        return bool(stat.S_ISDIR(one.mode) or not access & os.X_OK or one.mode & 0o111)
+    only_reads = not access & os.W_OK and (stat.S_ISDIR(one.mode) or not access & os.X_OK)
+    return only_reads and credentials.has(CAP_DAC_READ_SEARCH)
+
+
+def _permissions(credentials: Credentials, one: Component) -> list[int]:
+    """The rwx bits of each entry that applies; the kernel wants one of them to allow all that is
+    asked for.
+    """
+    mode, status = one.mode, one.status
+    if status.st_uid == credentials.uid:
+        return [mode >> 6 & 7]
+    if not one.acl:
+        return [mode >> 3 & 7] if status.st_gid in credentials.all_groups else [mode & 7]
+    entries = list(struct.iter_unpack("<HHI", one.acl[4:]))
+    mask = next((permission for tag, permission, _ in entries if tag == _ACL_MASK), 7)
+    for tag, permission, who in entries:
+        if tag == _ACL_USER and who == credentials.uid:
+            return [permission & mask]
+    matching = [
+        permission & mask
+        for tag, permission, who in entries
+        if (tag == _ACL_GROUP_OBJ and status.st_gid in credentials.all_groups)
+        or (tag == _ACL_GROUP and who in credentials.all_groups)
+    ]
+    return matching or [mode & 7]
