@@ -24,16 +24,15 @@ from __future__ import annotations
 
 import os
 import stat
-import struct
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..errors import Damaged
-from .images import REMAP_GHOST, ImageSet, magics, parse, path_of, read, write
+from .ghostimages import Ghost
+from .images import REMAP_GHOST, ImageSet, path_of, read, write
 
 _IMAGE, _KIND = "remap-fpath.img", "REMAP_FPATH"
+_DEEPEST = 4096  # no path has so many folders
 _SUFFIX = ".cr_link"  # CRIU's own, for a name that is another file's
-_LONGEST = 1 << 16  # bytes of the description of a ghost, far more than CRIU writes
 
 
 def arrange(images: ImageSet, *, own_mounts: bool) -> list[str]:
@@ -73,7 +72,7 @@ def arrange(images: ImageSet, *, own_mounts: bool) -> list[str]:
     def place(remap: Any) -> int:
         """Files first, then folders, the innermost first."""
         folder = folders.get(remap.remap_id) if remap.remap_type == REMAP_GHOST else None
-        return -folder.count("/") if folder is not None else -_LONGEST
+        return -folder.count("/") if folder is not None else -_DEEPEST
 
     write(images.folder, _IMAGE, _KIND, sorted(remaps, key=place))
     return sorted(folders.values(), key=lambda path: -path.count("/"))
@@ -113,15 +112,9 @@ def _between(origins: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _head(images: ImageSet, number: int) -> Any:
-    """The description of a ghost: the first message of its image, before its contents."""
-    name = f"ghost-file-{number:x}.img"
-    start = magics("GHOST_FILE")
-    with open(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=images.folder), "rb") as file:
-        data = file.read(len(start) + 4 + _LONGEST)
-    if not data.startswith(start) or len(data) < len(start) + 4:
-        raise Damaged(f"image {name} is not a CRIU image of kind GHOST_FILE")
-    (size,) = struct.unpack_from("<I", data, len(start))
-    return parse(data[: len(start) + 4 + size], name, "GHOST_FILE")[0]
+    """The description of a ghost."""
+    with Ghost(images, number) as ghost:
+        return ghost.entry
 
 
 def _copy(message: Any) -> Any:

@@ -23,7 +23,7 @@ from .checks.memory import check_mappings, check_programs
 from .checks.mounts import check_mounts
 from .checks.pipes import check_pipes
 from .checks.processes import check_processes
-from .checks.procfiles import check_proc_files
+from .checks.procfiles import check_proc_files, check_proc_folders
 from .checks.scene import Scene, collect
 from .checks.services import check_service
 from .checks.spaces import check_freezer, check_ipc, check_namespaces, check_network, check_proc_mount
@@ -45,6 +45,7 @@ CHECKS: tuple[Check, ...] = (
     check_folders,
     check_descriptors,
     check_proc_files,
+    check_proc_folders,
     check_pipes,
     check_watches,
     check_sockets,

@@ -71,6 +71,14 @@ def test_of_a_process_outside_that_lives(zoo: Zoo, trip: Trip, criuctl: Criuctl,
     trip.round(animal)
 
 
+def test_a_working_folder_of_a_thread(zoo: Zoo, criuctl: Criuctl) -> None:
+    """Not even criuctl's way to open files afterwards helps: refused before anything is touched."""
+    animal = zoo.launch("proc_files.py", "thread-working-folder")
+    refused = criuctl("dump", animal.pid, check=False)
+    assert refused["exit_code"] and "proc-folder" in {f["code"] for f in refused["error"]["findings"]}
+    assert animal.alive()
+
+
 @pytest.mark.parametrize("how", ["ended", "taken", "copy"])
 def test_of_a_process_outside_that_is_gone(
     how: str, zoo: Zoo, trip: Trip, outside: subprocess.Popen[bytes], request: pytest.FixtureRequest

@@ -345,6 +345,8 @@ def _descriptor(pid: int, pidfd: int, fd: int, names: _Names) -> dict[str, Any] 
             record |= _pipe(copy) if kind == "pipe" else _socket(copy)
         return record
     record["target"] = target.replace(".cr_link (deleted)", " (deleted)")
+    if re.match(r"/proc/\d+/net/", target):  # whoever looks such a name up has the kernel forget it of those who had it open
+        record["target"] = target.removesuffix(" (deleted)")
     if terminal := re.fullmatch(r"/dev/pts/(\d+)", target):  # its number may be somebody else's by now
         record["target"] = names.inode("pts", terminal[1], holder)
     locks = [re.sub(r"^lock:\s*\d+:\s*", "", line) for line in info if line.startswith("lock:")]

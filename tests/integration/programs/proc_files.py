@@ -51,6 +51,8 @@ match WHICH:
         tid = thread()
         folder = os.open(f"/proc/{ME}/task/{tid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         place = os.open(f"/proc/{tid}", os.O_PATH)
+    case "thread-working-folder":
+        os.chdir(f"/proc/{ME}/task/{thread()}")
     case "shared":
         tid = thread()
         fd = look(f"/proc/{ME}/task/{tid}/stat", b"%d (" % tid)
