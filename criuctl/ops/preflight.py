@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ..config import Config
 from ..errors import CriuctlError
 from ..report import Finding
+from .checks import known_programs
 from .checks.connections import check_sockets
 from .checks.contents import check_contents
 from .checks.files import check_descriptors
@@ -23,6 +24,7 @@ from .checks.memory import check_mappings, check_programs
 from .checks.mounts import check_mounts
 from .checks.pipes import check_pipes
 from .checks.processes import check_processes
+from .checks.procfiles import check_proc_files, check_proc_folders
 from .checks.scene import Scene, collect
 from .checks.services import check_service
 from .checks.sharedmaps import check_shared_mappings
@@ -45,6 +47,8 @@ CHECKS: tuple[Check, ...] = (
     check_mounts,
     check_folders,
     check_descriptors,
+    check_proc_files,
+    check_proc_folders,
     check_pipes,
     check_watches,
     check_sockets,
@@ -84,4 +88,5 @@ def look_at(
             found.append(
                 Finding("warning", "check-incomplete", f"{check.__name__.replace('_', ' ')} was not possible: {error}", hint)
             )
+    found = known_programs.remedied(found, known_programs.executables(scene, found))
     return sorted(found, key=lambda f: _ORDER[f.level]), scene

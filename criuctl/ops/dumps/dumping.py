@@ -41,7 +41,7 @@ from ..holders import DumpedHolder
 from ..openfiles import files, heldinodes, overlays, predicates, remaps
 from ..preload import DUMP, preload
 from ..registry import Registry, SessionRecord, boot_id
-from ..resources import fifos, filelocks, semaphores, socketnames, timerfds
+from ..resources import fifos, filelocks, memoryfiles, semaphores, socketnames, timerfds
 from ..resources.interrupted import restart_living, restart_seized  # here now, whatever is met when they are needed
 from ..resources.namespaces import NamespacePlan
 from ..resources.terminals import DumpedTerminals
@@ -368,6 +368,7 @@ class Dumping(Struct, eq=False):
         latesignals.add(images, self.tree)
         filelocks.add_inherited(images, self.tree, self.opened)
         semaphores.mark(images, self.tree, self.opened)
+        memoryfiles.mark(images, self.tree)
         self.waits.amend(images)
         socketnames.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)

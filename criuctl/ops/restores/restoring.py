@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ...checkpoint.manifest import Manifest
 from ...checkpoint.reader import CheckpointReader
 from ...config import Config
-from ...criu import binary, driver, ttyimages
+from ...criu import binary, driver, ghostfolders, procfiles, ttyimages
 from ...criu.heldfiles import credentials, held_files
 from ...criu.images import ImageSet
 from ...criu.lazy import LazyImage, LazyPages
@@ -40,7 +40,7 @@ from ..openfiles import handover, overlays, remaps
 from ..openfiles.granting import HINT, Judge
 from ..openfiles.putback import Applied
 from ..registry import boot_id
-from ..resources import cgroups, fifos, groupyard, interrupted, netplace, semaphores, timerfds
+from ..resources import cgroups, fifos, groupyard, interrupted, memoryfiles, netplace, semaphores, timerfds
 from ..resources.boundnames import Bindings
 from ..resources.manners import set_manners
 from ..resources.namespaces import last_pid
@@ -49,11 +49,11 @@ from ..resources.ownbinds import OwnBinds
 from ..resources.ports import free_ports
 from ..resources.processors import bind_processors
 from ..resources.restoredterminals import RestoredTerminals
-from . import arrival, comparison, handback, mend
+from . import arrival, comparison, handback, lateprocfiles, mend
 from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
 from .filling import Filling
-from .plan import RestorePlan
+from .plan import RestorePlan, taken
 
 if TYPE_CHECKING:
     from .devices import RestoredDevices
@@ -96,6 +96,7 @@ class Restoring(Struct):
     watches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # of epolls, that CRIU cannot set
     flags: dict[tuple[int, int], int] = field(default_factory=dict)  # of descriptors, that CRIU cannot set
     owners: dict[tuple[int, int], Any] = field(default_factory=dict)  # likewise
+    proc_files: procfiles.Sorted = field(default_factory=procfiles.Sorted)
     timers: set[int] = field(default_factory=set)  # file ids of those that CRIU would let expire
     pipes: ExitStack = field(default_factory=ExitStack)  # named ones that we have open until the tree has
     early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
@@ -137,6 +138,7 @@ class Restoring(Struct):
         if judged:
             self.images.forget_sizes(judged)
 
+        self.proc_files = self._sort_proc_files()
         with ExitStack() as stack:
             applied = Applied(self.reader, manifest.id[:8])
             stack.callback(lambda: None if self.root else applied.undo())
@@ -161,7 +163,7 @@ class Restoring(Struct):
             if plan.pids == "private" or plan.net == "private":
                 spaces = PrivateNamespaces(
                     net=plan.net == "private",
-                    reserved=self.images.reserved_ids(),
+                    reserved=self.images.reserved_ids() | self.proc_files.numbers,
                     last=last_pid(manifest.namespaces),
                     bind=self.holder.shown,
                     layers=stack.enter_context(overlays.laid(plan.files, self.reader, user_ids(self.images))),
@@ -204,6 +206,7 @@ class Restoring(Struct):
             )
             self.timers = timerfds.arm_timers(self.images)
             mend.unreserve(self.images)
+            memoryfiles.map_sealed(self.images)
             self.images.order_pairs()
             self.watches = mend.part_watches(self.images)
             self.flags = mend.part_flags(self.images)
@@ -224,6 +227,8 @@ class Restoring(Struct):
                     else stack.enter_context(self.feeder.pages(criu, prefix))
                 )
             start = self.holder.starter if private is None else None
+            folders = ghostfolders.arrange(self.images, own_mounts=plan.pids == "init")
+            stack.callback(lambda: None if self.root else arrival.remove_folders(folders))
             ghosts = self.images.number_ghosts(self.holder.session)
             arrival.remove_ghosts(ghosts)  # of a CRIU that was killed together with its criuctl, restoring this session
             stack.callback(lambda: None if self.root else arrival.remove_ghosts(ghosts))
@@ -291,6 +296,7 @@ class Restoring(Struct):
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         if self.devices is not None:
             self.devices.reopen(pids)
+        lateprocfiles.open_late(self.proc_files.late, pids)
         mend.set_watches(self.watches, pids)
         inherited = self.terminals.owners
         owners = {key: owner for key, owner in self.owners.items() if owner.pid or key in inherited}
@@ -367,6 +373,23 @@ class Restoring(Struct):
     def _at_home(self) -> bool:
         """Whether the tree comes back as itself, to the host from which it went and that has not been started anew since."""
         return self.manifest.host.boot_id == boot_id() and not self.copy
+
+    def _sort_proc_files(self) -> procfiles.Sorted:
+        """See to files of /proc that CRIU cannot open as they are, and say what is lost of them."""
+        age = self._age()
+
+        def same(pid: int) -> bool:
+            return age is not None and mend.older(pid, age)
+
+        def in_use(pid: int) -> bool:
+            return self.plan.pids == "same" and bool(taken([pid]))
+
+        found = procfiles.sort(self.images, same, in_use)
+        for path, pid, fd in found.ended:
+            text = f"PID {pid}: {path} (fd {fd}) was of a process outside of the tree, which has ended"
+            text += " or cannot be seen from there; reading it says so (ESRCH)"
+            self.reporter.warning(text)
+        return found
 
     def _age(self) -> float | None:
         """Seconds since the dump, if the processes around the tree may still be those of then, under the same PIDs."""
