@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from msgspec import Struct
 
+from ...errors import NoSuchProcess
 from ...quoting import quoted
 from ...report import Finding
 from ..openfiles import sharedmaps
@@ -70,8 +71,10 @@ def check_contents(scene: Scene) -> Iterator[Finding]:
 
 def _left_behind(scene: Scene) -> tuple[_Left, _Left]:
     """Those on disks and those in memory, by the rules of `criuctl.ops.openfiles.files.collect`."""
-    saved = saved_devices(scene.root.pid)
-    found = [entry for key, entry in open_files(scene.opened).items() if key[0] not in saved]
+    saved: frozenset[int] = frozenset()
+    with suppress(NoSuchProcess):  # its first thread has ended
+        saved = saved_devices(scene.root.pid)
+    found = [entry for key, entry in open_files(scene.opened, scene.mapped).items() if key[0] not in saved]
     entries = [entry for entry in found if entry.kind == "written" and not scene.named(entry.path)]
     mark_small(scene.config, entries)
     disk, memory = _Left(), _Left()

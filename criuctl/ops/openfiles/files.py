@@ -36,6 +36,7 @@ from ...config import Config
 from ...errors import DumpFailed, NoSuchProcess, PreflightRefused, UsageError
 from ...proc import ways
 from ...proc.descriptors import Descriptor, descriptors
+from ...proc.mappings import Mapping as MappedRange
 from ...proc.syscalls import pidfd_getfd
 from ...proc.tree import mappings, read_tree
 from ...report import Reporter
@@ -97,8 +98,13 @@ class _Open(Struct):
             self.others[path] = None
 
 
-def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, int], _Open]:
-    """(device, inode) -> every regular file with a name that the processes in `opened` have open or mapped."""
+def open_files(
+    opened: Mapping[int, Sequence[Descriptor]], mapped: Mapping[int, Sequence[MappedRange]] | None = None
+) -> dict[tuple[int, int], _Open]:
+    """(device, inode) -> every regular file with a name that the processes in `opened` have open or mapped.
+
+    `mapped`: what they have mapped, if that is known.
+    """
     found: dict[tuple[int, int], _Open] = {}
     seen: dict[tuple[int, int], tuple[int, int]] = {}  # device and inode of a mapping -> those of the file
     devices: set[tuple[int, int]] = set()  # of mappings of devices
@@ -113,7 +119,7 @@ def open_files(opened: Mapping[int, Sequence[Descriptor]]) -> dict[tuple[int, in
             entry = found.setdefault((d.device, d.inode), _Open(d.target, f"/proc/{pid}/fd/{d.fd}"))
             entry.use(pid, d)
             entry.also(d.target)
-        for m in mappings(pid):
+        for m in mappings(pid) if mapped is None else mapped.get(pid, ()):
             if not m.inode or m.deleted or not m.path.startswith("/"):
                 continue
             key = (m.device, m.inode)
