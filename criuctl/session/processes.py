@@ -175,7 +175,7 @@ class Tree:
         if sum(_threads(identity.pid) for identity in members) <= _HOLD_THREADS or not asker or self.group.has(asker):
             return None
         for _ in range(_HOLD_TRIES):
-            frozen = self.group.freeze(_HOLD_SECONDS)
+            frozen = self.group.freeze(_HOLD_SECONDS, 0)
             if frozen and not any(_vforks(identity) for identity in members):
                 return self.group.path
             self.group.thaw()
