@@ -56,6 +56,12 @@ _DUMP = (
         "Raise its limit: `prlimit --pid PID --as=BYTES:`.",
     ),
     _r(
+        "mappings-used-up",
+        r"remote_mprotect failed",
+        "CRIU cannot map what it needs inside of a process, which may have no more memory mappings (vm.max_map_count)",
+        "See how many it has (`wc -l /proc/PID/maps`), and raise the limit: `sysctl vm.max_map_count=NUMBER`.",
+    ),
+    _r(
         "descriptors-used-up",
         r"Can't create memfd in victim: Too many open files",
         "a process may not open what CRIU needs inside of it (ulimit -n)",
@@ -310,7 +316,7 @@ _DUMP = (
         "freeze",
         r"Unable to freeze cgroup|Timeout reached",
         "the tree could not be frozen in time",
-        "Try again, or raise criu_timeout.",
+        "Try again, or raise criu_timeout; `criuctl check` names a process that cannot be frozen.",
     ),
     _r(
         "freeze",
