@@ -168,7 +168,7 @@ def dump(
         if name is not None and not resolved.session and registry.get(session.name) is None and repository.list(session.name):
             reporter.warning(f"the store already holds checkpoints named {session.name!r}; this one is added to them")
         if former is not None:
-            arounddump.tell_superseded(reporter, former)
+            arounddump.tell_superseded(config, reporter, former)
 
         with reading(root.pid):
             net = os.open(f"/proc/{root.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)

@@ -146,7 +146,7 @@ def restore(
         stack.enter_context(arrival.offering_another(repository, ref, manifest))
         name = new_name or manifest.session.name
         stack.enter_context(exclusive_session(config, name))
-        arrival.check_not_running(registry, name, copy=new_name is not None)
+        arrival.check_not_running(config, registry, name, copy=new_name is not None)
         found = history.look(config, repository, ref, manifest, older=older)
         if not (dry_run or alone or returning or held is not None):
             check_open(config)
