@@ -29,6 +29,7 @@ _MESSAGES = {
     "IDS": ("core_pb2", "task_kobj_ids_entry"),
     "INVENTORY": ("inventory_pb2", "inventory_entry"),
     "IPCNS_SHM": ("ipc_shm_pb2", "ipc_shm_entry"),
+    "MEMFD_INODE": ("memfd_pb2", "memfd_inode_entry"),
     "MM": ("mm_pb2", "mm_entry"),
     "MNTS": ("mnt_pb2", "mnt_entry"),
     "PAGEMAP": ("pagemap_pb2", "pagemap_entry"),

@@ -45,7 +45,7 @@ from .openfiles.besides import left_behind, spared
 from .openfiles.judgement import Policy
 from .preload import RESTORE, preload
 from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
-from .resources import boundnames, fifos, groupyard, interfaces
+from .resources import boundnames, fifos, groupyard, interfaces, memoryneeds
 from .resources.filelocks import locked_elsewhere
 from .resources.netlock import table_of
 from .resources.restoredterminals import RestoredTerminals
@@ -205,6 +205,7 @@ def restore(
             devices = stack.enter_context(RestoredDevices(manifest.gpu, reporter))
             facts = replace(facts, findings=(*facts.findings, *devices.judge()))
         facts = replace(facts, bound=interfaces.bound(images, facts.netns), owners=owners_in(images))
+        facts = replace(facts, findings=(*facts.findings, *memoryneeds.lacking(images)))
         plan = make_plan(manifest, facts, wishes)
         if dry_run:
             return plan

@@ -55,4 +55,4 @@ def test_a_hint_says_which_store_has_the_checkpoint(criuctl: Criuctl, tmp_path: 
         assert f"`criuctl restore {told['checkpoint'][:12]} --as NAME --store '{store}'`" in warning
         criuctl("dump", program.pid, "--name", "web", "--store", store)
     refused = criuctl("run", "-d", "--name", "web", "--", "true", check=False)
-    assert f"`criuctl restore web --store '{store}'`" in refused["error"]["hint"]
+    assert f"`criuctl restore web --store '{store}'`" in refused["stderr"]

@@ -218,7 +218,7 @@ def _huge(process: Process, d: Descriptor) -> Iterator[Finding]:
             d,
             "huge-pages",
             f"{d.target} is of huge pages of {size >> 10} KiB; CRIU needs a free one to save it, and this host has none",
-            f"Have it have one more: `echo N > {quoted(pool)}/nr_hugepages`.",
+            f"Add a free huge page: `echo N > {quoted(pool)}/nr_hugepages`.",
         )
 
 

@@ -172,7 +172,7 @@ _DUMP = (
         "huge-pages",
         r"Can't lookup mount=\d+ for fd=(?P<fd>-?\d+) path=(?P<path>/memfd:.*)",
         "{path} is of huge pages, of which this host has none free; CRIU needs one to save it",
-        "Have it have one more: nr_hugepages in /sys/kernel/mm/hugepages.",
+        "Add a free huge page: nr_hugepages in /sys/kernel/mm/hugepages.",
     ),
     _r(
         "mount-namespace",
@@ -449,7 +449,12 @@ _RESTORE = (
         "Make it first.",
     ),
     _r("loginuid", r"Setting loginuid for", "the login uid cannot be set", "criuctl needs CAP_AUDIT_CONTROL."),
-    _r("no-memory", r"Cannot allocate memory", "memory ran out", "Free memory, or restore with --lazy."),
+    _r(
+        "no-memory",
+        r"Cannot allocate memory|Can't restore \S+ mapping with 0xf+4$",  # -ENOMEM
+        "memory ran out",
+        "Free memory, or restore with --lazy; of a tree with huge pages: more of those (nr_hugepages).",
+    ),
     _r(
         "no-space",
         r"No space left on device",
