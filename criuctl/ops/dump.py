@@ -41,6 +41,7 @@ from ..report import Reporter
 from ..store import open_store
 from . import hooking, insidereport
 from .checks.scene import Scene
+from .connections import hung_up_unasked
 from .dumps import arounddump, freeze_limit, surroundings
 from .dumps.after_commit import AfterCommit
 from .dumps.delivery import Delivery
@@ -129,6 +130,9 @@ def dump(
         arounddump.end_former_holder(config, session.name, root)
         survey = Survey(config, reporter, wish=connections, drain=drain, ending=not leave_running)
         survey.ahead(root.pid, (scene.tree, scene.opened))
+        if not leave_running:  # a snapshot is restored when its peers have gone anyway
+            for finding in hung_up_unasked(survey.unasked):
+                reporter.finding(finding)
         carried = files.resolve_carried(with_files, root.pid)
         required = predicates.wanted(config, session.name, require) if delivery is None else []
         scratch = stack.enter_context(Scratch())
