@@ -308,6 +308,13 @@ DUMPABLE = [
         "f = open(TMP + '/f', 'w'); fcntl.flock(f, 2); g = open(TMP + '/g', 'w'); fcntl.lockf(g, 2)\n"
         "h = open(TMP + '/h', 'w'); fcntl.fcntl(h, 37, struct.pack('hhqqi4x', 1, 0, 0, 0, 0))",
     ),
+    case(
+        "lease-that-is-being-broken",
+        "signal.signal(signal.SIGIO, lambda *_: None); f = open(TMP + '/f', 'w'); fcntl.fcntl(f, 1024, 1)\n"
+        "def other():\n try:\n  os.open(TMP + '/f', os.O_RDONLY | os.O_NONBLOCK)\n except BlockingIOError:\n  pass\n"
+        "child(other)",
+        also=("lease-breaking",),
+    ),
     case("lease", "f = open(TMP + '/f', 'w'); fcntl.fcntl(f, 1024, 1)"),
     case("mlocked", "a = map_fd(-1, 65536, 3, 0x22); assert libc.mlock(ctypes.c_void_p(a), 65536) == 0"),
     case("aio-ring", "c = ctypes.c_ulong(); call(206, 8, ctypes.byref(c))"),
