@@ -291,13 +291,12 @@ def _fail(error: CriuctlError, app: App) -> int:
     if _in_json(app) and not isinstance(error, ResultLost):  # which says that standard output takes nothing
         _print_error(error.to_dict())
     elif obstacles := [f for f in error.details.get("findings", ()) if f["level"] == "error"]:
-        from .commands.check import finding_lines
+        from .commands.check import findings_lines
 
         # Each obstacle on a line, with its own remedy: the message has them all in one sentence.
         _say("refused before anything was touched:")
-        for obstacle in obstacles:
-            for line in finding_lines(obstacle):
-                tell(f"  {line}")
+        for line in findings_lines(obstacles):
+            tell(f"  {line}")
     else:
         _say(error.message, error.hint)
     if app.verbose:

@@ -37,7 +37,7 @@ from ..proc.procfs import reading
 from ..proc.scratch import Scratch
 from ..proc.threads import side_by_side
 from ..quoting import quoted
-from ..report import Reporter
+from ..report import Reporter, summarised
 from ..store import open_store
 from . import hooking, insidereport
 from .checks.scene import Scene
@@ -122,11 +122,11 @@ def dump(
         if scene is None and errors[0].code == NoSuchProcess.code:  # it has ended just now
             raise NoSuchProcess(errors[0].text, hint=errors[0].hint)
         if errors:
-            raise PreflightRefused("; ".join(str(f) for f in errors), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
+            text = "; ".join(map(str, summarised(errors)))
+            raise PreflightRefused(text, hint=errors[0].hint, findings=[f.to_dict() for f in errors])
         assert scene is not None  # else there is an error
-        for finding in findings:
-            if finding.code not in UNTAKEN:  # which the freeze tells
-                reporter.finding(finding)
+        for finding in summarised(f for f in findings if f.code not in UNTAKEN):  # which the freeze tells
+            reporter.finding(finding)
         arounddump.end_former_holder(config, session.name, root)
         survey = Survey(config, reporter, wish=connections, drain=drain, ending=not leave_running)
         survey.ahead(root.pid, (scene.tree, scene.opened))
@@ -261,9 +261,10 @@ def dump(
             with after.optional("the reports of trees that are gone could not be removed"):
                 insidereport.sweep(config)
             if delivery is not None:
-                delivery.ended(left)
-            with after.optional(f"the lease of {name} could not be given back"):
-                leases.release(repository, session.name, host=host_id(config), seen=home.seen if home is not None else None)
+                delivery.ended(left)  # and the lease there is the target's, which a source cannot read
+            else:
+                with after.optional(f"the lease of {name} could not be given back"):
+                    leases.release(repository, session.name, host=host_id(config), seen=home.seen if home is not None else None)
         record = replace(work.session, store=work.where, checkpoint=manifest.id, boot_id=boot_id())
         lock = work.lock_table() if work.stays_locked else None
         with after.optional(f"where {name} is could not be written down"):

@@ -30,7 +30,7 @@ from ..hooks.contract import RECONNECT
 from ..hooks.find import executables
 from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
-from ..report import Reporter
+from ..report import Reporter, summarised
 from ..store import open_store
 from . import hooking, insidereport
 from .failures.helpers import told_as
@@ -39,14 +39,13 @@ from .host import host_id
 from .journal import events
 from .maintenance import check_open
 from .moving import moves
-from .openfiles import deletednames, predicates
+from .openfiles import deletednames, kernelfiles, predicates, untrusted
 from .openfiles.absent import absent
-from .openfiles.besides import left_behind, spared
+from .openfiles.besides import left_behind, separated, spared
 from .openfiles.judgement import Policy
 from .preload import RESTORE, preload
 from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
-from .resources import boundnames, fifos, groupyard, interfaces, memoryneeds
-from .resources.filelocks import locked_elsewhere
+from .resources import boundnames, fifos, filelocks, groupyard, interfaces, memoryneeds
 from .resources.netlock import table_of
 from .resources.restoredterminals import RestoredTerminals
 from .restores import arrival, history, materialise
@@ -183,7 +182,11 @@ def restore(
         if not wishes.copy:
             facts = replace(facts, findings=(*facts.findings, *left_behind(facts.files)))
         else:
-            settled, shared = spared(facts.files, images, arrival.living(registry, manifest))
+            judged = facts.files
+            if not alone and (taken := filelocks.held(filelocks.wanted(images))):
+                holders = {lock.path: filelocks.holder(lock.path) for lock in taken}
+                judged = separated(judged, images, holders)
+            settled, shared = spared(judged, images, arrival.living(registry, manifest))
             own_pipes = fifos.own_for_copy(images, manifest)
             facts = replace(facts, files=(*settled, *own_pipes), findings=(*facts.findings, *shared))
         deleted = deletednames.judge(manifest, images, facts.files, wishes.files, reader)
@@ -194,8 +197,9 @@ def restore(
         else:
             stale = predicates.examine(config, manifest, force=force)
             own = {j.record.path for j in facts.files if j.verdict == "beside"}
-            locked = locked_elsewhere(images, own, copy=wishes.copy)
-            gone = absent(images, manifest, facts.files, facts.missing_folders)
+            locked = filelocks.locked_elsewhere(images, own, copy=wishes.copy)
+            gone = list(absent(images, manifest, facts.files, facts.missing_folders))
+            gone += kernelfiles.missing(images, manifest, copy=wishes.copy)
             names = boundnames.taken(images, manifest, facts.netns, copy=wishes.copy)
             facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone), names=names)
         devices: RestoredDevices | None = None
@@ -206,12 +210,17 @@ def restore(
             facts = replace(facts, findings=(*facts.findings, *devices.judge()))
         facts = replace(facts, bound=interfaces.bound(images, facts.netns), owners=owners_in(images))
         facts = replace(facts, findings=(*facts.findings, *memoryneeds.lacking(images)))
+        authentic = repository.encrypted or held is not None
+        objections = untrusted.objections(
+            config, manifest, images, facts.files, authentic=authentic, hang_up=connections == "hangup"
+        )
+        facts = replace(facts, findings=(*facts.findings, *objections))
         plan = make_plan(manifest, facts, wishes)
         if dry_run:
             return plan
         if plan.errors:
             raise arrival.refusal(plan.errors)
-        for finding in plan.findings:
+        for finding in summarised(plan.findings):
             reporter.finding(finding)
 
         session, lease = arrival.next_incarnation(registry, repository, manifest, name, copy=new_name is not None)
@@ -290,6 +299,7 @@ def restore(
             held=held,
             feeder=feeder,
             filling=filling,
+            authentic=authentic,
             devices=devices,
         )
         with ExitStack() as running:

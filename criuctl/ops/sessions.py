@@ -76,6 +76,7 @@ def run(
     size: tuple[int, int] = (24, 80),
     host_pids: bool = False,
     io_uring: bool = True,
+    mptcp: bool = False,
     labels: Mapping[str, str] | None = None,
     workspace: str | None = None,
     env: Mapping[str, str] | None = None,
@@ -83,7 +84,7 @@ def run(
     """Start `argv` as a new session under a holder of its own; `size` is rows and columns.
 
     The folder `workspace` is where it starts, and travels along when the session moves to another host.  Without `io_uring`
-    it finds a kernel that has none.
+    or `mptcp` (Multipath TCP) it finds a kernel that has none.
 
     `Conflict` when the name is taken or when we run inside of a session, `NotFound` when there is no such command.
     """
@@ -120,7 +121,7 @@ def run(
             labels=dict(labels or {}),
             facts={"workspace": folder} if workspace is not None else {},
             spawner=SPAWNER,
-            options={"host_pids": host_pids, "io_uring": io_uring, "run_dir": config.run_dir, "umask": _umask()},
+            options={"host_pids": host_pids, "io_uring": io_uring, "mptcp": mptcp, "run_dir": config.run_dir, "umask": _umask()},
         )
         try:
             started = start_holder(config, spec)

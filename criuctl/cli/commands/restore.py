@@ -13,7 +13,7 @@ from ..app import DEGRADED, App, pass_app
 from ..outcomes import connection_lines
 from ..pages import Seconds, page
 from ..text import duration, facts, printable, span
-from .check import EXIT_REFUSED, finding_lines
+from .check import EXIT_REFUSED, findings_lines
 from .dump import POLICIES
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _plan(plan: Mapping[str, Any]) -> str:
     rows.append(("network", printable(plan["net"])))
     rows += [("connection", line) for line in connection_lines(plan["connections"], "policy")]
     rows += [("file", f"{printable(f['path'])}: {printable(f['verdict'])}; {printable(f['why'])}") for f in plan["files"]]
-    lines = [facts(rows), *(line for f in plan["findings"] for line in finding_lines(f))]
+    lines = [facts(rows), *findings_lines(plan["findings"])]
     return "\n".join([*lines, "can be restored" if plan["ok"] else "cannot be restored here now"])
 
 
@@ -185,8 +185,8 @@ def restore(
 
     Before anything is started the checkpoint and this host are compared: kernel, CPU, files, users, ports, PIDs.
     Changed files are never overwritten silently: a newer copy is kept aside and told. What the original of a
-    copy (--as) writes to stays where it is, and the copy gets its own beside it. A restore that fails
-    leaves nothing behind, no process and no file.
+    copy (--as) writes to or has locked stays where it is, and the copy gets its own beside it. A
+    restore that fails leaves nothing behind, no process and no file.
 
     A NAME alone means the last state of that session. So it is refused (9) where the newest checkpoint found is of another
     session than the one that this host knows by the name, or is older than the last that this host stored or restored: one

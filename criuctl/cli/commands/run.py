@@ -47,6 +47,11 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tu
     help="Refuse it io_uring, which cannot be dumped; programs do without, as in most containers.  [default: it may be had]",
 )
 @click.option(
+    "--mptcp",
+    is_flag=True,
+    help="Let it have Multipath TCP, whose sockets cannot be dumped.  [default: refused; programs take TCP instead]",
+)
+@click.option(
     "--label",
     "labels",
     metavar="KEY=VALUE",
@@ -72,6 +77,7 @@ def run(
     detach: bool,
     host_pids: bool,
     no_io_uring: bool,
+    mptcp: bool,
     labels: Mapping[str, str],
     workspace: str | None,
     size: tuple[int, int] | None,
@@ -105,6 +111,7 @@ def run(
         size=size or (here[:2] if here is not None else (24, 80)),
         host_pids=host_pids,
         io_uring=not no_io_uring,
+        mptcp=mptcp,
         labels=labels,
         workspace=workspace,
     )

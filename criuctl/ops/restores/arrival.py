@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -29,10 +30,11 @@ from ...errors import (
     RestoreFailed,
     Vetoed,
 )
+from ...proc import ways
 from ...proc.mounts import read_mounts
 from ...proc.tree import ProcessIdentity, read_tree, wait_ended
 from ...quoting import quoted
-from ...report import Finding
+from ...report import Finding, summarised
 from ..registry import Registry, SessionRecord, boot_id, restore_command
 from .history import Found
 
@@ -147,7 +149,7 @@ def check_not_moved(registry: Registry, repository: Repository, manifest: Manife
 def refusal(errors: Sequence[Finding]) -> CriuctlError:
     """The plan's errors as one: nothing was touched.  Only policies in the way is a veto."""
     kind = Vetoed if all(f.code == "connection-refuse" for f in errors) else PreflightRefused
-    return kind("; ".join(str(f) for f in errors), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
+    return kind("; ".join(map(str, summarised(errors))), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
 
 
 def remains_of(manifest: Manifest) -> list[ProcessIdentity]:
@@ -213,8 +215,17 @@ def kill_tree(root: ProcessIdentity | None, patience: float = _GONE_TIMEOUT) -> 
 def remove_ghosts(paths: Iterable[str]) -> None:
     """Deleted files that a CRIU which was killed has left under names of its own; the next one would stumble over them."""
     for path in paths:
+        name = os.path.basename(path)
+        with suppress(OSError), ways.folder(os.path.dirname(path)) as folder:
+            kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            os.rmdir(name, dir_fd=folder) if stat.S_ISDIR(kind) else os.unlink(name, dir_fd=folder)
+
+
+def remove_folders(paths: Iterable[str]) -> None:
+    """Deleted folders that a CRIU which was killed has made, the innermost first; what is not empty stays."""
+    for path in paths:
         with suppress(OSError):
-            os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
+            os.rmdir(path)
 
 
 def explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> CriuctlError:
