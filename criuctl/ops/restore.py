@@ -45,7 +45,7 @@ from .openfiles.besides import left_behind, separated, spared
 from .openfiles.judgement import Policy
 from .preload import RESTORE, preload
 from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
-from .resources import boundnames, fifos, filelocks, groupyard, interfaces
+from .resources import boundnames, fifos, filelocks, groupyard, interfaces, memoryneeds
 from .resources.netlock import table_of
 from .resources.restoredterminals import RestoredTerminals
 from .restores import arrival, history, materialise
@@ -145,7 +145,7 @@ def restore(
         stack.enter_context(arrival.offering_another(repository, ref, manifest))
         name = new_name or manifest.session.name
         stack.enter_context(exclusive_session(config, name))
-        arrival.check_not_running(registry, name, copy=new_name is not None)
+        arrival.check_not_running(config, registry, name, copy=new_name is not None)
         found = history.look(config, repository, ref, manifest, older=older)
         if not (dry_run or alone or returning or held is not None):
             check_open(config)
@@ -209,6 +209,7 @@ def restore(
             devices = stack.enter_context(RestoredDevices(manifest.gpu, reporter))
             facts = replace(facts, findings=(*facts.findings, *devices.judge()))
         facts = replace(facts, bound=interfaces.bound(images, facts.netns), owners=owners_in(images))
+        facts = replace(facts, findings=(*facts.findings, *memoryneeds.lacking(images)))
         authentic = repository.encrypted or held is not None
         objections = untrusted.objections(
             config, manifest, images, facts.files, authentic=authentic, hang_up=connections == "hangup"
