@@ -24,7 +24,7 @@ from .checks.pipes import check_pipes
 from .checks.processes import check_processes
 from .checks.scene import Scene, collect
 from .checks.services import check_service
-from .checks.spaces import check_freezer, check_ipc, check_namespaces, check_network, check_proc_mount
+from .checks.spaces import check_bound, check_freezer, check_ipc, check_namespaces, check_network, check_proc_mount
 from .checks.terminals import check_terminals
 from .checks.watches import check_watches
 from .target import Target
@@ -37,6 +37,7 @@ CHECKS: tuple[Check, ...] = (
     check_namespaces,
     check_proc_mount,
     check_network,
+    check_bound,
     check_ipc,
     check_freezer,
     check_mounts,

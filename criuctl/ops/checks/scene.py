@@ -23,6 +23,7 @@ from ...proc.procfs import read_link, read_text
 from ...proc.sockets import TreeSocket, tree_sockets
 from ...proc.tree import Process, read_tree
 from ...proc.tty import Terminal, terminals
+from ..resources.networks import OwnNetwork, own_network
 from ..target import ancestors
 
 ENTERED = ("mnt", "pid", "net")
@@ -83,6 +84,11 @@ class Scene(Struct, dict=True):
     def entered(self, kind: str) -> bool:
         """Whether CRIU is put into the root's namespace of this kind, it being another than ours."""
         return kind in ENTERED and self.foreign(kind)
+
+    @cached_property
+    def own_network(self) -> OwnNetwork | None:
+        """The root's net namespace, if it is another than ours and ends with the tree."""
+        return own_network(self.root.pid, self.by_pid) if self.foreign("net") else None
 
     def foreign(self, kind: str) -> bool:
         """Whether the root's namespace of this kind is not ours."""

@@ -1,0 +1,230 @@
+"""What a net namespace of a tree holds that a new one does not: what would be lost with it.
+
+A net namespace without a name ends with its last process.  Where it is the tree's alone, and CRIU
+can make again all that is in it (`own_network`), CRIU stays outside of it and saves it: links,
+addresses, the routes of the main table, rules, firewall tables.  What CRIU leaves out (most settings
+under /proc/sys/net, routes of other tables) criuctl notes itself, and puts back into the new one
+before the program runs.  Everywhere else CRIU enters the namespace and saves nothing of it; then the
+differences from a new one are what `check` and `dump` warn of.
+
+`Network` is compared with one of a namespace that was just made, so what every namespace has (the
+devices of tunnels that the kernel makes itself, its rules) is no difference, whatever the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from msgspec import Struct
+
+from ...errors import CriuctlError, NoSuchProcess
+from ...proc import netfilter
+from ...proc.namespaces import in_net_namespace, named_netns, new_net_namespace
+from ...proc.procfs import all_pids, read_link, read_text, reading
+from ...proc.rtnetlink import IFF_LOOPBACK, Link, Rtnetlink
+from ...proc.sockdiag import socket_inside
+from ..target import ancestors
+
+_SYSCTLS = "/proc/sys/net"
+_SECRETS = ("key", "secret")  # ends of the names of settings that differ in every namespace
+_OF_LOOPBACK = frozenset({"127.0.0.1/8 on lo", "::1/128 on lo"})
+_WITH_DEVICES = ("conf", "neigh")
+_ALWAYS = ("all", "default", "lo")
+_SAVED_KINDS = frozenset({"veth", "bridge"})  # by CRIU, with all that makes them what they are
+_PID_1 = "/nsinit.py"
+
+
+class Network(Struct, frozen=True):
+    """What is in a net namespace, each thing in words."""
+
+    links: frozenset[str]  # "v0 (veth)"
+    addresses: frozenset[str]  # "10.9.9.1/24 on lo"
+    routes: frozenset[bytes]
+    rules: frozenset[bytes]
+    tables: frozenset[str]  # of nftables, "inet filter"
+    queueing: frozenset[str]  # "tbf on v0"
+    settings: dict[str, str]  # "ipv4/ip_forward" -> "1", all that can be set
+    lost: frozenset[str] = frozenset()  # those of the links that CRIU cannot make again
+
+    def beyond(self, other: Network) -> Network:
+        """What this one has and the other has not."""
+        return Network(
+            self.links - other.links,
+            self.addresses - other.addresses,
+            self.routes - other.routes,
+            self.rules - other.rules,
+            self.tables - other.tables,
+            self.queueing - other.queueing,
+            {name: value for name, value in self.settings.items() if other.settings.get(name, value) != value},
+            self.lost - other.links,
+        )
+
+    def words(self) -> list[str]:
+        """What there is, for a sentence; [] for nothing."""
+        return [
+            *_some("interface", "interfaces", sorted(self.links)),
+            *_some("address", "addresses", sorted(self.addresses)),
+            *_some("firewall table", "firewall tables", sorted(self.tables)),
+            *_some("queueing discipline", "queueing disciplines", sorted(self.queueing)),
+            *([_count(len(self.routes), "route")] if self.routes else []),
+            *([_count(len(self.rules), "routing rule")] if self.rules else []),
+            *_some("setting", "settings", [f"net.{_dotted(n)}={v}" for n, v in sorted(self.settings.items())]),
+        ]
+
+
+def _some(one: str, many: str, items: list[str]) -> Iterator[str]:
+    if items:
+        more = f" and {len(items) - 3} more" if len(items) > 3 else ""
+        yield f"{one if len(items) == 1 else many} {', '.join(items[:3])}{more}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' if number != 1 else ''}"
+
+
+def _dotted(name: str) -> str:
+    return name.replace("/", ".")
+
+
+def look(namespace: int) -> Network:
+    """What is in the net namespace of that descriptor; `OSError`, `PlatformError`."""
+    with Rtnetlink(namespace) as net:
+        links = {link.index: link for link in net.links()}
+        names = {index: link.name for index, link in links.items()}
+        addresses = {f"{a.ip}/{a.prefix} on {names.get(a.index, '?')}" for a in net.addresses() if not _by_itself(a.ip)}
+        found = [route for family in (socket.AF_INET, socket.AF_INET6) for route in _routes(net, family)]
+        rules = net.rules()
+        queueing = {f"{kind} on {names.get(index, '?')}" for index, kind in net.queueing() if kind != "noqueue"}
+    tables = frozenset(netfilter.all_tables(partial(socket_inside, namespace)))
+    own = [link for link in links.values() if not link.flags & IFF_LOOPBACK]
+    return Network(
+        frozenset(map(_name, own)),
+        frozenset(addresses - _OF_LOOPBACK),
+        frozenset(found),
+        frozenset(rules),
+        tables,
+        frozenset(queueing),
+        in_net_namespace(namespace, _settings),
+        frozenset(_name(link) for link in own if not _saved(link)),
+    )
+
+
+def _routes(net: Rtnetlink, family: int) -> Iterator[bytes]:
+    with suppress(OSError):  # a kernel without IPv6
+        yield from (route.message for route in net.routes(family))
+
+
+def _by_itself(ip: str) -> bool:
+    """Whether a device has such an address as soon as it is up."""
+    return ip.startswith("fe80:") and "ff:fe" in ip
+
+
+def _name(link: Link) -> str:
+    return f"{link.name} ({link.driver or 'physical'})"
+
+
+def _saved(link: Link) -> bool:
+    return link.driver in _SAVED_KINDS and not link.lower_outside
+
+
+def _settings() -> dict[str, str]:
+    """What /proc/sys/net says in the caller's net namespace, without what devices of their own have."""
+    found = {}
+    for folder, folders, files in os.walk(_SYSCTLS):
+        if os.path.basename(folder) in _WITH_DEVICES:
+            folders[:] = [name for name in folders if name in _ALWAYS]
+        for name in files:
+            path = os.path.join(folder, name)
+            with suppress(OSError, UnicodeDecodeError):  # one that can only be written, say
+                if os.stat(path).st_mode & 0o200 and not name.endswith(_SECRETS):
+                    found[path[len(_SYSCTLS) + 1 :]] = Path(path).read_text().strip()
+    return found
+
+
+class OwnNetwork(Struct, frozen=True):
+    """The net namespace of a tree, which ends with it."""
+
+    network: Network  # what it has beyond a new one
+    why_not: str = ""  # why CRIU cannot save it; "" if it can
+
+    @property
+    def saved(self) -> bool:
+        """Whether CRIU stays outside of it and saves it."""
+        return not self.why_not
+
+
+def own_network(root: int, tree: Collection[int], *, tools_in: str = "/") -> OwnNetwork | None:
+    """That of `root`, if it is another than ours; None if something else than the `tree` keeps it.
+
+    `tools_in` is the root folder in which CRIU looks for the programs it runs.  `NoSuchProcess`, `OSError`,
+    `PlatformError`.
+    """
+    with reading(root):
+        namespace = os.open(f"/proc/{root}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        inode = os.fstat(namespace).st_ino
+        if inode == os.stat("/proc/self/ns/net").st_ino or _is_kept(inode, tree):
+            return None
+        network = beyond_new(namespace)
+    finally:
+        os.close(namespace)
+    why = ""
+    if network.lost:
+        why = f"CRIU cannot make {', '.join(sorted(network.lost))} again"
+    elif network.queueing:
+        why = f"CRIU does not save queueing disciplines: {', '.join(sorted(network.queueing))}"
+    elif _tools_missing(tools_in):
+        why = f"CRIU finds no `ip` command in {tools_in}"
+    return OwnNetwork(network, why)
+
+
+def beyond_new(namespace: int) -> Network:
+    """What the net namespace of that descriptor has beyond a new one; `OSError`, `PlatformError`."""
+    fresh = new_net_namespace()
+    try:
+        return look(namespace).beyond(look(fresh))
+    finally:
+        os.close(fresh)
+
+
+def _is_kept(inode: int, tree: Collection[int]) -> bool:
+    """Whether a net namespace has a name, or a process that does not end with the tree."""
+    if named_netns(inode):
+        return True
+    inside = (pid for pid in all_pids() if pid not in tree and _lives_in(pid, inode))
+    return not all(_below(pid, tree) or _ends_with_child(pid) for pid in inside)
+
+
+def _lives_in(pid: int, inode: int) -> bool:
+    try:
+        return os.stat(f"/proc/{pid}/ns/net").st_ino == inode
+    except OSError:
+        return False
+
+
+def _below(pid: int, tree: Collection[int]) -> bool:
+    """Whether a process of the tree has started it, since the look at the tree."""
+    try:
+        return not ancestors(pid).isdisjoint(tree)
+    except NoSuchProcess:
+        return True  # it has ended
+
+
+def _ends_with_child(pid: int) -> bool:
+    """Whether it has made namespaces for a tree and waits: ``unshare --fork``, or the PID 1 of a restored tree."""
+    try:
+        words = read_text(pid, "cmdline").split("\0")
+        return os.path.basename(read_link(pid, "exe")) == "unshare" or any(w.endswith(_PID_1) for w in words)
+    except CriuctlError:
+        return True  # it has ended
+
+
+def _tools_missing(folder: str) -> bool:
+    path = os.pathsep.join(folder.rstrip("/") + place for place in os.get_exec_path() if place.startswith("/"))
+    return shutil.which("ip", path=path) is None
