@@ -48,6 +48,7 @@ from .registry import Registry, boot_id, check_name, check_outside, exclusive_se
 from .resources import boundnames, fifos, groupyard, interfaces
 from .resources.filelocks import locked_elsewhere
 from .resources.netlock import table_of
+from .resources.netplace import is_new
 from .resources.restoredterminals import RestoredTerminals
 from .restores import arrival, materialise
 from .restores.arrival import RestoreResult
@@ -207,7 +208,7 @@ def restore(
 
         session, lease = arrival.next_incarnation(registry, repository, manifest, name, copy=new_name is not None)
         hooks.run("pre-restore", incarnation=session.incarnation, connections=plan.to_dict()["connections"])
-        if facts.missing_addresses and plan.net != "private" and (still := missing_addresses(manifest, facts.netns)):
+        if facts.missing_addresses and not is_new(plan.net) and (still := missing_addresses(manifest, facts.netns)):
             text = f"{', '.join(sorted(still))}: no address of this host, nor has a hook made it one; the tree listens there"
             raise RestoreFailed(text, hint=ADD_ADDRESS)
 

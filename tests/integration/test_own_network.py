@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 
 import pytest
 from support.command import Criuctl
+from support.trip import Trip
 from support.zoo import Animal, Zoo
 
 pytestmark = pytest.mark.integration
@@ -74,3 +77,78 @@ def test_a_socket_that_is_bound_to_an_interface_that_would_be_lost(kind: str, zo
     animal.ask()
     warnings = criuctl("dump", animal.pid, "--leave-running")["warnings"]
     assert any("interface m0" in text for text in warnings)
+
+
+_SHOW = "ip -br link; ip -br addr; ip route show table all; ip -6 route show table all; ip rule; nft list ruleset; "
+_SHOW += "sysctl net.core.somaxconn net.ipv4.ip_forward net.ipv4.conf.all.accept_redirects net.ipv4.tcp_syncookies"
+
+
+def _shown(animal: Animal) -> list[str]:
+    """What the system's own programs say of its network."""
+    inside = ["nsenter", "-t", str(animal.pid), "-n", "sh", "-c", _SHOW]
+    return sorted(subprocess.run(inside, capture_output=True, text=True, check=True).stdout.splitlines())
+
+
+_NETWORKS = {
+    "down": [],
+    "up": [_UP],
+    "all": [
+        _UP,
+        *(command for command, _ in _ANYTHING),
+        "ip addr add 10.8.8.1/24 dev v0; ip link set v0 up; ip link set v1 up",
+        "ip link add br0 type bridge; ip link set v1 master br0; ip route add 10.6.0.0/16 via 10.8.8.7",
+        "echo 1 >/proc/sys/net/ipv4/ip_forward; echo 1 >/proc/sys/net/ipv4/conf/all/accept_redirects",
+        "echo 0 >/proc/sys/net/ipv4/tcp_syncookies",
+        "nft 'add chain inet zoo in { type filter hook input priority 0; }'",
+        "nft add rule inet zoo in tcp dport 77 drop",
+    ],
+}
+_SPACES = {
+    "net": (("--net",), False),
+    "init": (("--net", "--pid", "--fork", "--mount-proc"), True),
+    "everything": (("--net", "--pid", "--fork", "--mount-proc", "--mount", "--uts", "--ipc"), True),
+}
+
+
+@pytest.mark.parametrize("network", _NETWORKS)
+@pytest.mark.parametrize("spaces", _SPACES)
+def test_the_network_comes_back_with_the_tree(network: str, spaces: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Time and again."""
+    unshare, leader = _SPACES[spaces]
+    animal = zoo.launch("counter.py", prefix=_inside(*_NETWORKS[network], unshare=unshare, leader=leader))
+    before = _shown(animal)
+    for _ in range(2):
+        assert _told(criuctl, animal) == {}
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
+        assert (_shown(animal), animal.answer["warnings"]) == (before, [])
+        animal.ask()
+
+
+@pytest.mark.parametrize("kind", ["tcp", "udp", "packet"])
+def test_a_socket_that_is_bound_to_an_interface_of_it(kind: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    bound = [sys.executable, "-c", _BOUND, kind, "v0"]
+    animal = zoo.launch("counter.py", prefix=[*_inside(_UP, _MACVLAN.split(";", maxsplit=1)[0], "ip link set v0 up"), *bound])
+    show = ["nsenter", "-t", str(animal.pid), "-n", "ss", "-H", "-n", "-a", "-0" if kind == "packet" else f"--{kind}"]
+    before = subprocess.run(show, capture_output=True, text=True, check=True).stdout
+    assert "v0" in before
+    assert _told(criuctl, animal) == {}
+    restored = trip.restore(trip.dump(animal), animal, ignore=("*/namespaces/net",))
+    show[2] = str(restored.pid)
+    assert subprocess.run(show, capture_output=True, text=True, check=True).stdout == before
+    restored.ask()
+
+
+@pytest.mark.parametrize("options", [(), ("--pids", "private"), ("--as", "copy")])
+def test_connections_inside_of_it(options: tuple[str, ...], zoo: Zoo, trip: Trip) -> None:
+    """They go on, and no table of the lock on them stays; beside its original a copy has the same network."""
+    address = "ip addr add 10.9.9.1/24 dev lo"
+    animal = zoo.launch("sockets.py", prefix=_inside(_UP, address))
+    before = _shown(animal)
+    told = trip.snapshot(animal) if "--as" in options else trip.dump(animal)
+    restored = trip.restore(told, animal, *options, equal=False)
+    assert _shown(restored) == before
+    assert len({os.stat(f"/proc/{pid}/ns/net").st_ino for pid in (restored.pid, os.getpid())}) == 2
+    restored.ask()
+    if "--as" in options:
+        assert _shown(animal) == before
+        animal.ask()

@@ -133,13 +133,13 @@ def check_proc_mount(scene: Scene) -> Iterator[Finding]:
 def check_network(scene: Scene) -> Iterator[Finding]:
     """A net namespace that ends with the tree, and with it what is in there and a restore does not make again."""
     own = scene.own_network
-    if own is None or not (lost := own.network.words()):
+    if own is None or own.saved or not (lost := own.network.words()):
         return
     yield Finding(
         "warning",
         "own-network",
         f"the net namespace of {scene.root} ends with it, and a restore makes one that has only a loopback interface; "
-        f"gone would be: {'; '.join(lost)}",
+        f"gone would be: {'; '.join(lost)} ({own.why_not})",
         _KEEP_NETWORK.format(scene.root.pid),
         pid=scene.root.pid,
     )
@@ -151,7 +151,7 @@ def check_bound(scene: Scene) -> Iterator[Finding]:
     A connection to outside that a restore gives up comes without it.
     """
     own = scene.own_network
-    if own is None:
+    if own is None or own.saved:
         return
     for s in scene.sockets:
         if s.socket.family not in ("inet", "inet6", "packet") or s.where is Peer.OUTSIDE:

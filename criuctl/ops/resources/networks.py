@@ -16,10 +16,11 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -27,8 +28,9 @@ from ...errors import CriuctlError, NoSuchProcess
 from ...proc import netfilter
 from ...proc.namespaces import in_net_namespace, named_netns, new_net_namespace
 from ...proc.procfs import all_pids, read_link, read_text, reading
-from ...proc.rtnetlink import IFF_LOOPBACK, Link, Rtnetlink
+from ...proc.rtnetlink import IFF_LOOPBACK, Link, Route, Rtnetlink
 from ...proc.sockdiag import socket_inside
+from ...report import Reporter
 from ..target import ancestors
 
 _SYSCTLS = "/proc/sys/net"
@@ -37,7 +39,11 @@ _OF_LOOPBACK = frozenset({"127.0.0.1/8 on lo", "::1/128 on lo"})
 _WITH_DEVICES = ("conf", "neigh")
 _ALWAYS = ("all", "default", "lo")
 _SAVED_KINDS = frozenset({"veth", "bridge"})  # by CRIU, with all that makes them what they are
+_FIRST = ("ip_forward", "forwarding")
 _PID_1 = "/nsinit.py"
+
+
+_LISTED, _COUNTED = ("links", "addresses", "tables", "queueing"), ("routes", "rules")
 
 
 class Network(Struct, frozen=True):
@@ -61,9 +67,23 @@ class Network(Struct, frozen=True):
             self.rules - other.rules,
             self.tables - other.tables,
             self.queueing - other.queueing,
-            {name: value for name, value in self.settings.items() if other.settings.get(name, value) != value},
+            {name: value for name, value in self.settings.items() if other.settings.get(name) != value},
             self.lost - other.links,
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a manifest has it: what a restore puts back itself, and what it looks for in the new namespace."""
+        listed = {name: sorted(getattr(self, name)) for name in _LISTED}
+        return {**listed, **{name: sorted(v.hex() for v in getattr(self, name)) for name in _COUNTED}, "settings": self.settings}
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Network:
+        """From what a manifest has; what is not of its form is left out."""
+        parts: dict[str, Any] = {name: frozenset(_texts(told.get(name))) for name in _LISTED}
+        parts |= {name: frozenset(map(_bytes, _texts(told.get(name)))) - {b""} for name in _COUNTED}
+        settings = told.get("settings")
+        known = settings.items() if isinstance(settings, Mapping) else ()
+        return cls(**parts, settings={n: v for n, v in known if isinstance(n, str) and isinstance(v, str)})
 
     def words(self) -> list[str]:
         """What there is, for a sentence; [] for nothing."""
@@ -76,6 +96,17 @@ class Network(Struct, frozen=True):
             *([_count(len(self.rules), "routing rule")] if self.rules else []),
             *_some("setting", "settings", [f"net.{_dotted(n)}={v}" for n, v in sorted(self.settings.items())]),
         ]
+
+
+def _texts(told: Any) -> list[str]:
+    return [item for item in told if isinstance(item, str)] if isinstance(told, list) else []
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        return b""
 
 
 def _some(one: str, many: str, items: list[str]) -> Iterator[str]:
@@ -98,7 +129,7 @@ def look(namespace: int) -> Network:
         links = {link.index: link for link in net.links()}
         names = {index: link.name for index, link in links.items()}
         addresses = {f"{a.ip}/{a.prefix} on {names.get(a.index, '?')}" for a in net.addresses() if not _by_itself(a.ip)}
-        found = [route for family in (socket.AF_INET, socket.AF_INET6) for route in _routes(net, family)]
+        routes = frozenset(_all_routes(net))
         rules = net.rules()
         queueing = {f"{kind} on {names.get(index, '?')}" for index, kind in net.queueing() if kind != "noqueue"}
     tables = frozenset(netfilter.all_tables(partial(socket_inside, namespace)))
@@ -106,7 +137,7 @@ def look(namespace: int) -> Network:
     return Network(
         frozenset(map(_name, own)),
         frozenset(addresses - _OF_LOOPBACK),
-        frozenset(found),
+        routes,
         frozenset(rules),
         tables,
         frozenset(queueing),
@@ -115,9 +146,10 @@ def look(namespace: int) -> Network:
     )
 
 
-def _routes(net: Rtnetlink, family: int) -> Iterator[bytes]:
-    with suppress(OSError):  # a kernel without IPv6
-        yield from (route.message for route in net.routes(family))
+def _all_routes(net: Rtnetlink) -> Iterator[bytes]:
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError):  # a kernel without IPv6
+            yield from (route.message for route in net.routes(family))
 
 
 def _by_itself(ip: str) -> bool:
@@ -228,3 +260,35 @@ def _ends_with_child(pid: int) -> bool:
 def _tools_missing(folder: str) -> bool:
     path = os.pathsep.join(folder.rstrip("/") + place for place in os.get_exec_path() if place.startswith("/"))
     return shutil.which("ip", path=path) is None
+
+
+def complete(namespace: int, told: Mapping[str, Any], reporter: Reporter) -> None:
+    """Put what CRIU has left out into the net namespace of that descriptor, which it has just made; warn of what is not there.
+
+    `told` is `Network.to_dict` of the dump, from a manifest: nothing is written but settings that the namespace has.
+    """
+    wanted = Network.from_dict(told)
+    try:
+        in_net_namespace(namespace, partial(_set, wanted.settings))
+        with Rtnetlink(namespace) as net:
+            for message in wanted.routes - set(_all_routes(net)):
+                with suppress(OSError):  # which is seen below
+                    net.add_route(Route(message, 0))
+        missing = wanted.beyond(beyond_new(namespace)).words()
+    except (CriuctlError, OSError) as error:
+        reporter.warning(f"the tree's network may not be complete: {error}")
+        return
+    if missing:
+        reporter.warning(f"the tree's network is not complete, missing: {'; '.join(missing)}")
+
+
+def _set(wanted: Mapping[str, str]) -> None:
+    """Make settings of the caller's net namespace what they were.
+
+    Those that turn forwarding on come first: the kernel changes others with them.
+    """
+    now = _settings()
+    for name in sorted(wanted, key=lambda name: (name.rpartition("/")[2] not in _FIRST, name)):
+        if now.get(name, wanted[name]) != wanted[name]:
+            with suppress(OSError):
+                Path(_SYSCTLS, name).write_text(wanted[name])

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from ...checkpoint.manifest import Manifest
 from ...checkpoint.reader import CheckpointReader
 from ...config import Config
-from ...criu import binary, driver, ttyimages
+from ...criu import binary, driver, netimages, ttyimages
 from ...criu.images import ImageSet
 from ...criu.lazy import LazyImage, LazyPages
 from ...criu.options import RestoreOptions
@@ -29,14 +29,14 @@ from ...hooks import Hooks
 from ...proc.child import InterruptsDeferred
 from ...proc.namespaces import pid_in
 from ...proc.privatens import PrivateNamespaces
-from ...proc.procfs import read_status
+from ...proc.procfs import read_status, reading
 from ...proc.tree import ProcessIdentity
 from ...report import Reporter
 from ..holders import RestoredHolder
 from ..openfiles import overlays, remaps
 from ..openfiles.putback import Applied
 from ..registry import boot_id
-from ..resources import cgroups, fifos, groupyard, interrupted, netplace, semaphores, timerfds
+from ..resources import cgroups, fifos, groupyard, interrupted, netplace, networks, semaphores, timerfds
 from ..resources.boundnames import Bindings
 from ..resources.manners import set_manners
 from ..resources.namespaces import last_pid
@@ -148,6 +148,8 @@ class Restoring(Struct):
                 self.net, place = netplace.enter(manifest, plan.net, plan.net_source)
                 stack.callback(os.close, self.net)
                 prefix = ["nsenter", f"--net={place}", "--"]
+                if netplace.new(manifest) == "dumped":
+                    netimages.leave_network(self.images)
             network = list(prefix)
             if plan.pids == "private" or plan.net == "private":
                 spaces = PrivateNamespaces(
@@ -166,10 +168,13 @@ class Restoring(Struct):
                 private = None if plan.pids == "init" else fresh
                 network = [*prefix, *(fresh.net_entry if fresh.net else [])]
                 prefix += fresh.net_entry if private is None else fresh.entry
-            lock = ConnectionLock(self.images, self.reporter, self.net, fresh=plan.net == "private")
+            lock = ConnectionLock(self.images, self.reporter, self.net, fresh=netplace.is_new(plan.net))
             stack.callback(lambda: self._unlock(lock))
-            lock.make(network)  # not with libraries that came along
-            if plan.net != "private":
+            if plan.net == "dumped":  # CRIU makes it, and locks it
+                netimages.forget_states(self.images)
+            else:
+                lock.make(network)  # not with libraries that came along
+            if not netplace.is_new(plan.net):
                 free_ports(manifest.connections, self.images, self.net)
             on: str | None = None
             if plan.pids == "init":
@@ -268,6 +273,8 @@ class Restoring(Struct):
             self.filling.finish(pids)
         if private is not None and self.names is not None:
             self.names.show(private.init.pid)
+        if self.plan.net == "dumped":
+            self._complete_network(root)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         if self.devices is not None:
             self.devices.reopen(pids)
@@ -300,6 +307,14 @@ class Restoring(Struct):
             self.following.about_to_run()
         self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys, pids, self.images)
         self.reporter.step("resume")
+
+    def _complete_network(self, root: int) -> None:
+        with reading(root):
+            namespace = os.open(f"/proc/{root}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            networks.complete(namespace, self.manifest.namespaces["net"].get("network", {}), self.reporter)
+        finally:
+            os.close(namespace)
 
     def _let_go(self, running: ExitStack) -> int | None:
         """`_about_to_run`, not to be interrupted any more, unless the tree has still to get its memory."""
