@@ -23,7 +23,9 @@ _ROUTE = 0
 _NEWLINK, _GETLINK = 16, 18
 _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
 _NEWROUTE, _GETROUTE = 24, 26
-_GETRULE, _GETQDISC = 34, 38
+_GETRULE, _GETQDISC, _GETNSID = 34, 38, 90
+_NETNSA_NSID, _NETNSA_FD = 1, 3
+_NSID = struct.Struct("=i")
 _ERROR, _DONE = 2, 3
 _REQUEST, _ACK, _DUMP, _CREATE, _EXCLUSIVE, _REPLACE = 1, 4, 0x300, 0x400, 0x200, 0x100
 _DUMP_INTERRUPTED = 0x10
@@ -60,7 +62,7 @@ class Link:
     flags: int
     hardware: bytes  # "" without one
     driver: str = ""  # "veth", "bridge", ...: IFLA_INFO_KIND; "" for loopback and for physical devices
-    lower_outside: bool = False  # the device below it, or the other end of a veth pair, is in another net namespace
+    lower_namespace: int | None = None  # the number of the other net namespace that its other end, or device below it, is in
 
     @property
     def up(self) -> bool:
@@ -152,8 +154,8 @@ class Rtnetlink:
             name = os.fsdecode(told.get(IFLA_IFNAME, b"").rstrip(b"\0"))
             info = _attributes(told.get(_IFLA_LINKINFO, b""), 0)
             driver = os.fsdecode(info.get(_IFLA_INFO_KIND, b"").rstrip(b"\0"))
-            outside = _IFLA_LINK_NETNSID in told
-            found.append(Link(index, name, kind, flags, told.get(IFLA_ADDRESS, b""), driver, outside))
+            other = _NSID.unpack(told[_IFLA_LINK_NETNSID])[0] if _IFLA_LINK_NETNSID in told else None
+            found.append(Link(index, name, kind, flags, told.get(IFLA_ADDRESS, b""), driver, other))
         return found
 
     def addresses(self) -> list[Address]:
@@ -181,6 +183,17 @@ class Rtnetlink:
             head = _ROUTE_MESSAGE.pack(*route[:8], route[8] & _ONLINK)  # the other flags are states
             found.append(Route(head + bytes(message[_ROUTE_MESSAGE.size :]), device))
         return found
+
+    def number_of(self, namespace: int) -> int | None:
+        """The number by which this net namespace knows that of a descriptor; None if it does not yet."""
+        attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + _NSID.size, _NETNSA_FD) + _NSID.pack(namespace)
+        self._send(_GETNSID, 0, bytes(4) + attribute)
+        for kind, _flags, payload in self._answers():
+            if kind == _ERROR:
+                raise _error(payload)
+            (number,) = _NSID.unpack(_attributes(payload, 4)[_NETNSA_NSID])
+            return int(number) if number >= 0 else None
+        return None
 
     def rules(self) -> set[bytes]:
         """The rules that choose a routing table, IPv4 and IPv6, each as the kernel tells it."""

@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from support.command import Criuctl
+from support.keeper import wait_until
 from support.trip import Trip
 from support.zoo import Animal, Zoo
+
+from criuctl.proc.tree import read_tree
 
 pytestmark = pytest.mark.integration
 
@@ -83,9 +87,11 @@ _SHOW = "ip -br link; ip -br addr; ip route show table all; ip -6 route show tab
 _SHOW += "sysctl net.core.somaxconn net.ipv4.ip_forward net.ipv4.conf.all.accept_redirects net.ipv4.tcp_syncookies"
 
 
-def _shown(animal: Animal) -> list[str]:
-    """What the system's own programs say of its network."""
-    inside = ["nsenter", "-t", str(animal.pid), "-n", "sh", "-c", _SHOW]
+def _shown(pid: int) -> list[str]:
+    """What the system's own programs say of its network, once its new IPv6 addresses are there for good."""
+    inside = ["nsenter", "-t", str(pid), "-n", "ip", "-6", "addr", "show", "tentative"]
+    wait_until(lambda: not subprocess.run(inside, capture_output=True, check=True).stdout, 60, "addresses are checked")
+    inside[4:] = ["sh", "-c", _SHOW]
     return sorted(subprocess.run(inside, capture_output=True, text=True, check=True).stdout.splitlines())
 
 
@@ -116,11 +122,11 @@ def test_the_network_comes_back_with_the_tree(network: str, spaces: str, zoo: Zo
     """Time and again."""
     unshare, leader = _SPACES[spaces]
     animal = zoo.launch("counter.py", prefix=_inside(*_NETWORKS[network], unshare=unshare, leader=leader))
-    before = _shown(animal)
+    before = _shown(animal.pid)
     for _ in range(2):
         assert _told(criuctl, animal) == {}
         animal = trip.restore(trip.dump(animal), animal, equal=False)
-        assert (_shown(animal), animal.answer["warnings"]) == (before, [])
+        assert (_shown(animal.pid), animal.answer["warnings"]) == (before, [])
         animal.ask()
 
 
@@ -143,12 +149,92 @@ def test_connections_inside_of_it(options: tuple[str, ...], zoo: Zoo, trip: Trip
     """They go on, and no table of the lock on them stays; beside its original a copy has the same network."""
     address = "ip addr add 10.9.9.1/24 dev lo"
     animal = zoo.launch("sockets.py", prefix=_inside(_UP, address))
-    before = _shown(animal)
+    before = _shown(animal.pid)
     told = trip.snapshot(animal) if "--as" in options else trip.dump(animal)
     restored = trip.restore(told, animal, *options, equal=False)
-    assert _shown(restored) == before
+    assert _shown(restored.pid) == before
     assert len({os.stat(f"/proc/{pid}/ns/net").st_ino for pid in (restored.pid, os.getpid())}) == 2
     restored.ask()
     if "--as" in options:
-        assert _shown(animal) == before
+        assert _shown(animal.pid) == before
+        animal.ask()
+
+
+_NESTED = """import ctypes, os, subprocess, sys
+kinds, inside, then = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+done, told = os.pipe()
+child = os.fork()
+if child == 0:
+    assert ctypes.CDLL(None).unshare(kinds) == 0
+    subprocess.run(["sh", "-ec", inside], check=True)
+    os.close(done); os.write(told, b"x"); os.close(told)
+    os.execvp("sleep", ["sleep", "600"])
+os.close(told)
+assert os.read(done, 1) == b"x"
+os.close(done)
+subprocess.run(["sh", "-ec", then, "sh", str(child)], check=True)
+os.execvp(sys.argv[4], sys.argv[4:])
+"""
+_NEWNET, _NEWNS = 0x40000000, 0x20000
+_REACH = "import socket; s = socket.socket(); s.settimeout(5); raise SystemExit(s.connect_ex(('10.9.9.2', 9)) != 111)"
+
+
+def _nested(animal: Animal) -> int:
+    """The child of the program that has namespaces of its own."""
+    (child,) = (p.pid for p in read_tree(animal.pid) if p.command == "sleep")
+    return child
+
+
+@pytest.mark.parametrize("spaces", ["net", "init"])
+def test_several_networks_in_one_tree(spaces: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """An interface has its other end in the other one; in each are things that CRIU leaves out."""
+    unshare, leader = _SPACES[spaces]
+    inside = f"{_UP}; echo 666 >/proc/sys/net/core/somaxconn"
+    peers = "ip link add v0 type veth peer name v1 netns $1; ip addr add 10.9.9.1/24 dev v0; ip link set v0 up; "
+    peers += "nsenter -t $1 -n sh -c 'ip addr add 10.9.9.2/24 dev v1; ip link set v1 up'"
+    nested = [sys.executable, "-c", _NESTED, str(_NEWNET), inside, peers]
+    prefix = [*_inside(_UP, "echo 777 >/proc/sys/net/core/somaxconn", unshare=unshare, leader=leader), *nested]
+    animal = zoo.launch("counter.py", prefix=prefix)
+    before = _shown(animal.pid), _shown(_nested(animal))
+    assert before[0] != before[1]
+    for _ in range(2):
+        assert _told(criuctl, animal) == {}
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
+        assert (_shown(animal.pid), _shown(_nested(animal)), animal.answer["warnings"]) == (*before, [])
+        ping = ["nsenter", "-t", str(animal.pid), "-n", sys.executable, "-c", _REACH]
+        assert subprocess.run(ping, check=False).returncode == 0
+        animal.ask()
+
+
+def test_a_network_in_the_tree_that_others_live_in_too(zoo: Zoo, criuctl: Criuctl) -> None:
+    """CRIU would make another one of it."""
+    animal = zoo.launch("counter.py", prefix=[*_inside(_UP), sys.executable, "-c", _NESTED, str(_NEWNET), _UP, "true"])
+    child = _nested(animal)
+    other = zoo.launch(["sleep", "600"], prefix=["nsenter", "-t", str(child), "-n"], name="other")
+    net = os.readlink(f"/proc/{child}/ns/net")
+    wait_until(lambda: os.readlink(f"/proc/{other.pid}/ns/net") == net, 60, "it has come")
+    errors = [f for f in criuctl("check", animal.pid, check=False)["findings"] if f["level"] == "error"]
+    assert [(f["code"], f["pid"]) for f in errors] == [("nested-namespace", child)]
+
+
+def test_several_mount_namespaces_in_one_tree(zoo: Zoo, trip: Trip) -> None:
+    """Of a root that is PID 1, whose own CRIU saves."""
+    unshare, leader = _SPACES["everything"]
+    mount = "mkdir own; mount -t tmpfs own own; echo inner >own/f"
+    prefix = [*_inside(unshare=unshare, leader=leader), sys.executable, "-c", _NESTED, str(_NEWNS), mount, "true"]
+    animal = zoo.launch("counter.py", prefix=prefix)
+    for _ in range(2):
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
+        own = f"{animal.folder}/own/f"
+        assert Path(f"/proc/{_nested(animal)}/root{own}").read_text() == "inner\n"
+        assert not Path(f"/proc/{animal.pid}/root{own}").exists()
+        animal.ask()
+
+
+@pytest.mark.parametrize("unshare", [("--pid", "--fork"), ("--pid", "--fork", "--mount")])
+def test_a_tree_that_is_pid_1_and_sees_the_proc_of_the_host(unshare: tuple[str, ...], zoo: Zoo, trip: Trip) -> None:
+    """CRIU stays outside of it, where the right one is."""
+    animal = zoo.launch("counter.py", prefix=_inside(unshare=unshare, leader=True))
+    for _ in range(2):
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
         animal.ask()

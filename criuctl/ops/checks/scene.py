@@ -85,6 +85,10 @@ class Scene(Struct, dict=True):
             return False
         return kind in self._entered
 
+    def saved(self, kind: str) -> bool:
+        """Whether CRIU saves the root's namespace of this kind, it being another than ours."""
+        return self.foreign(kind) and not self.entered(kind)
+
     @cached_property
     def _entered(self) -> frozenset[str]:
         return entered_kinds(self.root.pid) if self.root.pid in self.namespaces else frozenset()

@@ -28,6 +28,7 @@ _WORDS = {
     "mnt": "mount",
 }
 
+_NESTED = ("mnt", "net")  # of which CRIU takes several in a tree
 _KEEP_NETWORK = "Keep it, under a name by which a restore finds it: `ip netns attach NAME {}`."
 _IFNAMSIZ = 16
 
@@ -36,7 +37,7 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
     """Namespaces that processes of the tree have and its root has not.
 
     CRIU does dump nested mount and net namespaces, but restores them only with a root that has its own of
-    that kind in the images; criuctl, which enters those of the root, never has them there.
+    that kind in the images, and not one that CRIU enters.
     """
     home = scene.namespaces.get(scene.root.pid, {})
     if scene.foreign("user"):
@@ -48,12 +49,13 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
             "Start the program without one: as root, `unshare` and `bwrap` need none; a container without user namespace.",
             pid=scene.root.pid,
         )
+    nested = frozenset(kind for kind in _NESTED if scene.saved(kind))
     inside: set[int] = set()  # the first process of each tree that is inside by itself, and everything below it
     for process in scene.tree:
         mine = scene.namespaces.get(process.pid)
         if process.ppid in inside:
             inside.add(process.pid)  # it is of that tree, which is told once
-        elif mine is not None and (others := sorted(kind for kind in mine if mine[kind] != home.get(kind))):
+        elif mine is not None and (others := sorted(kind for kind in mine.keys() - nested if mine[kind] != home.get(kind))):
             inside.add(process.pid)
             words = [_WORDS[kind] for kind in others]
             yield Finding(

@@ -47,7 +47,7 @@ class NamespacePlan(Struct, frozen=True):
     netns_inode: int
     last_pid: int  # that was given in the root's PID namespace; 0: not known
     netns_cookie: int = 0  # of another than ours, by which a restore knows it again; 0: not known
-    network: Network | None = None  # what is in a net namespace that CRIU saves
+    networks: Mapping[int, Network] = {}  # what is in the net namespaces that CRIU saves, by the PID inside of one in it
 
     def to_dict(self) -> dict[str, Any]:
         """Per kind: ``mode`` host (ours), entered, or dumped (in CRIU's images); for net also what it is known by."""
@@ -58,8 +58,8 @@ class NamespacePlan(Struct, frozen=True):
         modes["net"].update(name=self.netns_name, inode=self.netns_inode)
         if self.netns_cookie:
             modes["net"]["cookie"] = self.netns_cookie
-        if self.network is not None:
-            modes["net"]["network"] = self.network.to_dict()
+        if self.networks:
+            modes["net"]["networks"] = [{"pid": pid, **network.to_dict()} for pid, network in self.networks.items()]
         modes["pid"].update(init=self.is_init, last=self.last_pid)
         return modes
 
@@ -84,8 +84,8 @@ def plan_entry(root: int) -> NamespacePlan:
     strange = foreign(root)
     init = "pid" in strange and is_namespace_init(root)
     own = network_of(root, {p.pid for p in read_tree(root)}) if "net" in strange else None
-    saved = own.network if own is not None and own.saved else None
-    entered = entered_kinds(root) - ({"net"} if saved is not None else set())
+    saved = own.networks if own is not None and own.saved else {}
+    entered = entered_kinds(root) - ({"net"} if saved else set())
     inodes = namespaces(root)
     return NamespacePlan(
         prefix=tuple(entry_prefix(root, entered)),
@@ -97,7 +97,7 @@ def plan_entry(root: int) -> NamespacePlan:
         netns_inode=inodes["net"],
         last_pid=0 if init else _last_pid(root if "pid" in entered else 0),
         netns_cookie=_cookie(root) if "net" in strange else 0,
-        network=saved,
+        networks={pids_of(pid)[-1]: network for pid, network in saved.items()},
     )
 
 

@@ -52,7 +52,9 @@ def find(manifest: Manifest, *, copy: bool) -> Place:
         for folder in _FOLDERS:
             if os.path.exists(f"{folder}/{os.path.basename(name)}"):
                 return Place("named", f"{folder}/{os.path.basename(name)}")
-    if copy or manifest.host.boot_id != boot_id():
+    saved = net.get("networks")
+    several = isinstance(saved, list) and len(saved) > 1  # CRIU makes all of them, or none
+    if copy or several or manifest.host.boot_id != boot_id():
         return Place(new(manifest))  # what another kernel's namespaces are known by means nothing here
     unsure = False
     for path in _with_inode(net.get("inode")):

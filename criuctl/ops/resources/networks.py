@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,10 +123,14 @@ def _dotted(name: str) -> str:
     return name.replace("/", ".")
 
 
-def look(namespace: int) -> Network:
-    """What is in the net namespace of that descriptor; `OSError`, `PlatformError`."""
+def look(namespace: int, others: Iterable[int] = ()) -> Network:
+    """What is in the net namespace of that descriptor; `OSError`, `PlatformError`.
+
+    `others` are those that CRIU saves as well: an interface may have its other end there.
+    """
     with Rtnetlink(namespace) as net:
         links = {link.index: link for link in net.links()}
+        saved = {None, *(net.number_of(other) for other in others)}
         names = {index: link.name for index, link in links.items()}
         addresses = {f"{a.ip}/{a.prefix} on {names.get(a.index, '?')}" for a in net.addresses() if not _by_itself(a.ip)}
         routes = frozenset(_all_routes(net))
@@ -142,7 +146,7 @@ def look(namespace: int) -> Network:
         tables,
         frozenset(queueing),
         in_net_namespace(namespace, _settings),
-        frozenset(_name(link) for link in own if not _saved(link)),
+        frozenset(_name(link) for link in own if link.driver not in _SAVED_KINDS or link.lower_namespace not in saved),
     )
 
 
@@ -161,10 +165,6 @@ def _name(link: Link) -> str:
     return f"{link.name} ({link.driver or 'physical'})"
 
 
-def _saved(link: Link) -> bool:
-    return link.driver in _SAVED_KINDS and not link.lower_outside
-
-
 def _settings() -> dict[str, str]:
     """What /proc/sys/net says in the caller's net namespace, without what devices of their own have."""
     found = {}
@@ -180,10 +180,15 @@ def _settings() -> dict[str, str]:
 
 
 class OwnNetwork(Struct, frozen=True):
-    """The net namespace of a tree, which ends with it."""
+    """The net namespace of a tree's root, which ends with the tree."""
 
-    network: Network  # what it has beyond a new one
+    networks: dict[int, Network]  # what it, and others in which processes of the tree live, have beyond a new one, by a PID in it
     why_not: str = ""  # why CRIU cannot save it; "" if it can
+
+    @property
+    def network(self) -> Network:
+        """The root's own."""
+        return next(iter(self.networks.values()))
 
     @property
     def saved(self) -> bool:
@@ -197,30 +202,40 @@ def own_network(root: int, tree: Collection[int], *, tools_in: str = "/") -> Own
     `tools_in` is the root folder in which CRIU looks for the programs it runs.  `NoSuchProcess`, `OSError`,
     `PlatformError`.
     """
-    with reading(root):
-        namespace = os.open(f"/proc/{root}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        inode = os.fstat(namespace).st_ino
-        if inode == os.stat("/proc/self/ns/net").st_ino or _is_kept(inode, tree):
+    with ExitStack() as stack:
+        opened: dict[int, tuple[int, int]] = {}  # inode -> a PID, and a descriptor
+        for pid in (root, *tree):
+            with suppress(NoSuchProcess) if pid != root else nullcontext(), reading(pid):
+                inode = os.stat(f"/proc/{pid}/ns/net").st_ino
+                if inode not in opened:
+                    namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+                    stack.callback(os.close, namespace)
+                    opened[inode] = pid, namespace
+        ours = os.stat("/proc/self/ns/net").st_ino
+        kept = [pid for inode, (pid, _) in opened.items() if inode == ours or _is_kept(inode, tree)]
+        if root in kept:
             return None
-        network = beyond_new(namespace)
-    finally:
-        os.close(namespace)
+        descriptors = [namespace for _, namespace in opened.values()]
+        networks = {pid: beyond_new(namespace, descriptors) for pid, namespace in opened.values()}
+    lost = sorted(set().union(*(network.lost for network in networks.values())))
+    queueing = sorted(set().union(*(network.queueing for network in networks.values())))
     why = ""
-    if network.lost:
-        why = f"CRIU cannot make {', '.join(sorted(network.lost))} again"
-    elif network.queueing:
-        why = f"CRIU does not save queueing disciplines: {', '.join(sorted(network.queueing))}"
+    if kept:
+        why = f"PID {kept[0]} lives in another net namespace, which does not end with the tree"
+    elif lost:
+        why = f"CRIU cannot make {', '.join(lost)} again"
+    elif queueing:
+        why = f"CRIU does not save queueing disciplines: {', '.join(queueing)}"
     elif _tools_missing(tools_in):
         why = f"CRIU finds no `ip` command in {tools_in}"
-    return OwnNetwork(network, why)
+    return OwnNetwork(networks, why)
 
 
-def beyond_new(namespace: int) -> Network:
-    """What the net namespace of that descriptor has beyond a new one; `OSError`, `PlatformError`."""
+def beyond_new(namespace: int, others: Iterable[int] = ()) -> Network:
+    """What the net namespace of that descriptor has beyond a new one; see `look`."""
     fresh = new_net_namespace()
     try:
-        return look(namespace).beyond(look(fresh))
+        return look(namespace, others).beyond(look(fresh))
     finally:
         os.close(fresh)
 
@@ -262,24 +277,39 @@ def _tools_missing(folder: str) -> bool:
     return shutil.which("ip", path=path) is None
 
 
-def complete(namespace: int, told: Mapping[str, Any], reporter: Reporter) -> None:
-    """Put what CRIU has left out into the net namespace of that descriptor, which it has just made; warn of what is not there.
+def complete(net: Mapping[str, Any], pids: Mapping[int, int], reporter: Reporter) -> None:
+    """Put what CRIU has left out into the net namespaces that it has just made; warn of what is not there.
 
-    `told` is `Network.to_dict` of the dump, from a manifest: nothing is written but settings that the namespace has.
+    `net` is what a manifest says of them; `pids` has the PID here of each PID there.
     """
-    wanted = Network.from_dict(told)
-    try:
-        in_net_namespace(namespace, partial(_set, wanted.settings))
-        with Rtnetlink(namespace) as net:
-            for message in wanted.routes - set(_all_routes(net)):
-                with suppress(OSError):  # which is seen below
-                    net.add_route(Route(message, 0))
-        missing = wanted.beyond(beyond_new(namespace)).words()
-    except (CriuctlError, OSError) as error:
-        reporter.warning(f"the tree's network may not be complete: {error}")
-        return
-    if missing:
-        reporter.warning(f"the tree's network is not complete, missing: {'; '.join(missing)}")
+    networks = net.get("networks")
+    for told in networks if isinstance(networks, list) else ():
+        there = told.get("pid") if isinstance(told, Mapping) else None
+        pid = pids.get(there) if isinstance(there, int) else None
+        if pid is None:
+            continue
+        try:
+            with reading(pid):
+                namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                missing = _complete(namespace, Network.from_dict(told)).words()
+            finally:
+                os.close(namespace)
+        except (CriuctlError, OSError) as error:
+            reporter.warning(f"the network of PID {pid} may not be complete: {error}")
+            continue
+        if missing:
+            reporter.warning(f"the network of PID {pid} is not complete, missing: {'; '.join(missing)}")
+
+
+def _complete(namespace: int, wanted: Network) -> Network:
+    """Set what is missing, but for settings that the namespace does not have; what is missing then."""
+    in_net_namespace(namespace, partial(_set, wanted.settings))
+    with Rtnetlink(namespace) as net:
+        for message in wanted.routes - set(_all_routes(net)):
+            with suppress(OSError):  # it is missing
+                net.add_route(Route(message, 0))
+    return wanted.beyond(beyond_new(namespace))
 
 
 def _set(wanted: Mapping[str, str]) -> None:

@@ -29,7 +29,7 @@ from ...hooks import Hooks
 from ...proc.child import InterruptsDeferred
 from ...proc.namespaces import pid_in
 from ...proc.privatens import PrivateNamespaces
-from ...proc.procfs import read_status, reading
+from ...proc.procfs import read_status
 from ...proc.tree import ProcessIdentity
 from ...report import Reporter
 from ..holders import RestoredHolder
@@ -274,7 +274,7 @@ class Restoring(Struct):
         if private is not None and self.names is not None:
             self.names.show(private.init.pid)
         if self.plan.net == "dumped":
-            self._complete_network(root)
+            networks.complete(self.manifest.namespaces["net"], pids, self.reporter)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         if self.devices is not None:
             self.devices.reopen(pids)
@@ -307,14 +307,6 @@ class Restoring(Struct):
             self.following.about_to_run()
         self.holder.adopt(root, private.init.pid if private is not None else 0, self.terminals.ptys, pids, self.images)
         self.reporter.step("resume")
-
-    def _complete_network(self, root: int) -> None:
-        with reading(root):
-            namespace = os.open(f"/proc/{root}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            networks.complete(namespace, self.manifest.namespaces["net"].get("network", {}), self.reporter)
-        finally:
-            os.close(namespace)
 
     def _let_go(self, running: ExitStack) -> int | None:
         """`_about_to_run`, not to be interrupted any more, unless the tree has still to get its memory."""
