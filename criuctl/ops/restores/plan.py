@@ -12,6 +12,7 @@ import os
 import platform
 import pwd
 import shlex
+import shutil
 import socket
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, Literal
@@ -156,7 +157,14 @@ def observe(
         missing_peers=_missing_peers(manifest, net),
         missing_folders=_missing_folders(manifest, files),
         missing_addresses=missing_addresses(manifest, net),
+        findings=tuple(_network_tools(net)),
     )
+
+
+def _network_tools(net: Place) -> Iterator[Finding]:
+    if net.mode == "dumped" and shutil.which("ip") is None:
+        text = "CRIU makes the tree's network with the `ip` command, which is not here"
+        yield Finding("error", "ip-missing", text, "Install iproute2.")
 
 
 def _used(manifest: Manifest, net: Place) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:
