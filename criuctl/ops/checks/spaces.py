@@ -28,7 +28,7 @@ _WORDS = {
     "mnt": "mount",
 }
 
-_NESTED = ("mnt", "net")  # of which CRIU takes several in a tree
+_NESTED = ("net",)  # of which a tree may have several
 _KEEP_NETWORK = "Keep it, under a name by which a restore finds it: `ip netns attach NAME {}`."
 _IFNAMSIZ = 16
 
@@ -37,7 +37,8 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
     """Namespaces that processes of the tree have and its root has not.
 
     CRIU does dump nested mount and net namespaces, but restores them only with a root that has its own of
-    that kind in the images, and not one that CRIU enters.
+    that kind in the images, and not one that CRIU enters.  Nested mount namespaces are not let through:
+    processes in the root's own came back with a working folder on the host's mount.
     """
     home = scene.namespaces.get(scene.root.pid, {})
     if scene.foreign("user"):
