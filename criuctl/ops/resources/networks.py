@@ -292,6 +292,10 @@ def complete(net: Mapping[str, Any], pids: Mapping[int, int], reporter: Reporter
             with reading(pid):
                 namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
             try:
+                # Images and manifest are two things: together they must not change a network that is not the tree's own.
+                if os.fstat(namespace).st_ino == os.stat("/proc/self/ns/net").st_ino:
+                    reporter.warning(f"PID {pid} has no net namespace of its own: nothing is set in this one")
+                    continue
                 missing = _complete(namespace, Network.from_dict(told)).words()
             finally:
                 os.close(namespace)

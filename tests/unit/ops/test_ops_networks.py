@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -35,16 +36,37 @@ def test_what_it_has_survives_a_manifest(namespace: int) -> None:
     [
         {"networks": 7},
         {"networks": [7, {}, {"pid": []}, {"pid": 2}]},
-        {"networks": [{"pid": 1, "routes": ["x"], "rules": 7, "links": [[]], "settings": [1]}]},
     ],
 )
 def test_what_is_not_of_its_form_is_left_out(told: dict[str, object]) -> None:
-    """Of our own namespace nothing is changed, and nothing is missed."""
+    assert _warned(told) == []
+
+
+def test_parts_that_are_not_of_their_form_are_left_out() -> None:
+    told = {"routes": ["x"], "rules": 7, "links": [[]], "settings": [1]}
+    assert networks.Network.from_dict(told).words() == []
+
+
+def test_the_network_of_the_host_is_not_changed() -> None:
+    """By a manifest that calls the tree's own what is the host's, in its images."""
+    setting = Path("/proc/sys/net/core/somaxconn")
+    before = setting.read_text()
+    told = {"networks": [{"pid": 1, "settings": {"core/somaxconn": str(int(before) + 1)}}]}
+    try:
+        (warning,) = _warned(told)
+        assert "no net namespace of its own" in warning
+        assert setting.read_text() == before
+    finally:
+        setting.write_text(before)
+
+
+def _warned(told: Mapping[str, object]) -> list[str]:
+    """What is said where PID 1 of the checkpoint is in our own net namespace."""
     warnings: list[str] = []
     reporter = Reporter()
     reporter.warning = lambda text, hint="": warnings.append(text)  # type: ignore[method-assign]
     networks.complete(told, {1: os.getpid()}, reporter)
-    assert warnings == []
+    return warnings
 
 
 def test_a_setting_is_no_path(namespace: int, tmp_path: Path) -> None:
