@@ -14,6 +14,8 @@ import errno
 import os
 from typing import Any
 
+from .redact import redacted
+
 EXIT_CODES: dict[int, str] = {
     0: "done",
     1: "a bug in criuctl",
@@ -24,7 +26,7 @@ EXIT_CODES: dict[int, str] = {
     6: "restore failed, nothing is left of it",
     7: "store unreachable or denied",
     8: "damaged, wrong key, or a format this version cannot read",
-    9: "conflict: name taken, lease held elsewhere",
+    9: "conflict: name taken, lease held elsewhere, another store or an older checkpoint than expected",
     10: "vetoed by a hook or a policy",
     11: "done, but something optional failed",
     12: "timed out",
@@ -39,10 +41,10 @@ class CriuctlError(Exception):
     code = "error"
 
     def __init__(self, message: str, *, hint: str = "", **details: Any) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint or self.default_hint()
-        self.details = details
+        self.message = redacted(message)
+        super().__init__(self.message)
+        self.hint = redacted(hint or self.default_hint())
+        self.details: dict[str, Any] = {k: redacted(v) if isinstance(v, str) else v for k, v in details.items()}
 
     @classmethod
     def default_hint(cls) -> str:
@@ -252,6 +254,20 @@ class KeyMissing(StoreError):
     code = "key-missing"
 
 
+class StoreChanged(StoreError):
+    """The store at this place is not the one that this host has pinned."""
+
+    exit_code = 9  # it answers; what watches over sessions takes it for one that does not
+    code = "store-changed"
+
+
+class StoreNotTrusted(StoreError):
+    """A store without encryption that this host has not been told to use."""
+
+    exit_code = 9
+    code = "store-not-trusted"
+
+
 # -- data that cannot be trusted --------------------------------------------------------------------
 
 
@@ -298,6 +314,18 @@ class Conflict(CriuctlError):
 
     exit_code = 9
     code = "conflict"
+
+
+class OlderCheckpoint(Conflict):
+    """The newest checkpoint found is older than the last one that this host knows of."""
+
+    code = "older-checkpoint"
+
+
+class AnotherSession(Conflict):
+    """The checkpoint is of another session than the one that this host knows by its name."""
+
+    code = "another-session"
 
 
 class LeaseHeld(Conflict):

@@ -8,24 +8,30 @@ it as it is.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from . import pausepoints
+from .redact import redacted
 
 Level = Literal["error", "warning", "info"]
 
 _STEPS = 64
+_NAMED = 4  # processes or descriptors of findings that are alike
+_PROCESS = re.compile(r"(?<=/proc/)\d+|\b\d+ \(.{0,64}?\)")  # a folder of /proc, and ``PID (command)``
 
 
 class Finding(Struct, frozen=True):
     """One thing a check found: what, where and what to do about it.
 
-    `level` error stops the operation, warning is told, info is only shown when asked for.
+    `level` error stops the operation, warning is told, info is only shown when asked for.  `program`
+    names the known program whose remedy the hint is (`criuctl.ops.checks.known_programs`).
     """
 
     level: Level
@@ -34,16 +40,57 @@ class Finding(Struct, frozen=True):
     hint: str = ""
     pid: int | None = None
     fd: int | None = None
+    program: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """The finding as the JSON contract of ``check`` and ``doctor`` has it."""
-        return asdict(self)
+        body = asdict(self)
+        if not self.program:
+            del body["program"]
+        return body
 
     def __str__(self) -> str:
         where = "" if self.pid is None else f"PID {self.pid}"
         if self.fd is not None:
             where += f" fd {self.fd}"
         return f"{where}: {self.text}" if where else self.text
+
+
+def summarised(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings for people: of those with one cause the first, with a count and some of the others.
+
+    One cause have findings of one code whose texts differ in nothing but their process, and all that a
+    known program's remedy ends.
+    """
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for f in findings:
+        key = (f.level, f.code, _impersonal(f.text, f.pid), _impersonal(f.hint, f.pid))
+        groups.setdefault((f.level, f.program, f.hint) if f.program else key, []).append(f)
+    return [_counted(alike) for alike in groups.values()]
+
+
+def _impersonal(text: str, pid: int | None) -> str:
+    return re.sub(rf"\b{pid}\b", "PID", _PROCESS.sub("PID", text))
+
+
+def _counted(alike: list[Finding]) -> Finding:
+    first, *others = alike
+    if not others:
+        return first
+    names = dict.fromkeys(_place(f, first.pid) for f in others)
+    for nothing_new in ("", _place(first, first.pid)):
+        names.pop(nothing_new, None)
+    places = list(names)[:_NAMED]
+    if len(names) > _NAMED:
+        places.append(f"{len(names) - _NAMED} more")
+    where = " and ".join(part for part in (", ".join(places[:-1]), *places[-1:]) if part)
+    text = f"{first.text}; and {len(others)} more like it{f': {where}' if where else ''}"
+    return replace(first, text=text)
+
+
+def _place(finding: Finding, known: int | None) -> str:
+    pid = "" if finding.pid in (None, known) else f"PID {finding.pid}"
+    return f"{pid} fd {finding.fd}".strip() if finding.fd is not None else pid
 
 
 class Reporter:
@@ -68,7 +115,7 @@ class Reporter:
 
     def warning(self, text: str, hint: str = "") -> None:
         """Something optional went wrong or something surprising was found; the operation goes on."""
-        self.warnings.append(f"{text} ({hint})" if hint else text)
+        self.warnings.append(redacted(f"{text} ({hint})" if hint else text))
 
     def finding(self, finding: Finding) -> None:
         """A check found something; warnings are kept, errors are the caller's business."""

@@ -8,16 +8,16 @@ reading anything.  Heads of manifests are fetched once per host and kept as the 
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import AmbiguousRef, Damaged, DataError, NoSuchCheckpoint, ObjectMissing
+from ..proc import jsontext
 from ..proc.threads import in_parallel
 from ..store import Store
-from . import objects
+from . import bounds, objects
 from .cache import Cache
 from .codec import Sealer
 from .manifest import CheckpointSummary
@@ -47,11 +47,13 @@ def parse_name(name: str) -> tuple[str, int, str]:
     return match[1], int(match[2]), match[3]
 
 
-def load_json(data: bytes, name: str) -> dict[str, Any]:
-    """The JSON object in `data`, out of the object `name`; `Damaged`."""
+def load_json(data: bytes, name: str, stored: int) -> dict[str, Any]:
+    """The JSON object in `data`, which the object `name` holds in `stored` bytes; `Damaged`."""
     try:
-        loaded = json.loads(data)
-    except (ValueError, RecursionError):
+        loaded = jsontext.decoded(data, bounds.most_values(stored))
+    except jsontext.TooManyValues:
+        raise Damaged(f"{name} holds more values than anything that criuctl stores in so few bytes", object=name) from None
+    except ValueError:
         raise Damaged(f"{name} does not hold JSON", object=name) from None
     if not isinstance(loaded, dict):
         raise Damaged(f"{name} does not hold a JSON object", object=name)
@@ -86,7 +88,7 @@ class Catalog:
         for name, (size, data) in self._heads(names, unreadable).items():
             try:
                 outline = objects.layout(objects.MANIFEST, name, data, size)
-                summary = CheckpointSummary.from_dict(load_json(objects.open_head(name, outline, data, self._sealer), name))
+                summary = CheckpointSummary.from_dict(load_json(objects.open_head(name, outline, data, self._sealer), name, size))
                 if summary.object != name or (summary.number, summary.id) != parse_name(name)[1:]:
                     raise Damaged(f"{name} holds the summary of another checkpoint", object=name)
             except DataError as error:

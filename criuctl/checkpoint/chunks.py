@@ -16,7 +16,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from msgspec import Struct
 
@@ -112,6 +112,31 @@ def entries(packed: bytes) -> Iterator[tuple[bytes, int]]:
     return ENTRY.iter_unpack(packed)
 
 
+class ChunkList(Sequence[tuple[bytes, int]]):
+    """A packed list of chunks as (id, plain size) of each; it takes no more memory than the packed list."""
+
+    def __init__(self, packed: bytes) -> None:
+        self._packed = packed
+
+    def __len__(self) -> int:
+        return len(self._packed) // ENTRY.size
+
+    @overload
+    def __getitem__(self, number: int) -> tuple[bytes, int]: ...
+    @overload
+    def __getitem__(self, number: slice) -> ChunkList: ...
+    def __getitem__(self, number: int | slice) -> tuple[bytes, int] | ChunkList:
+        places = range(len(self))[number]
+        if isinstance(places, int):
+            return ENTRY.unpack_from(self._packed, places * ENTRY.size)
+        if places.step != 1:
+            raise ValueError("only neighbours can be taken out of a list of chunks")
+        return ChunkList(self._packed[places.start * ENTRY.size : places.stop * ENTRY.size])
+
+    def __iter__(self) -> Iterator[tuple[bytes, int]]:
+        return ENTRY.iter_unpack(self._packed)
+
+
 def check_entries(packed: bytes, size: int, where: str) -> None:
     """`Damaged` unless the packed list's sizes are possible and add up to `size`."""
     if len(packed) % ENTRY.size:
@@ -135,33 +160,38 @@ class Layout:
         """Of a stream of `size` bytes, from the chunks that it rests on, and, if it is layered, its packed runs; `Damaged`."""
         self._chunks = chunks
         self._runs: array[int] | None = None
-        lengths = [size for _chunk, size in chunks]
+        lengths: Iterable[int] = (size for _chunk, size in chunks)
         if runs is not None:
             if len(runs) % RUN.size:
                 raise damaged("a stream", "has runs that are cut off")
             self._runs = array("Q", runs)
             if sys.byteorder == "big":
                 self._runs.byteswap()
-            lengths = [(run >> 48) * PAGE for run in self._runs]
-            if 0 in lengths:
+            if not all(run >> 48 for run in self._runs):
                 raise damaged("a stream", "has a run without pages")
-        self.starts = list(accumulate(lengths, initial=0))
+            lengths = ((run >> 48) * PAGE for run in self._runs)
+        # Neither these nor the parts are a list: of a stream that somebody else has made there may be very many.
+        self.starts = array("Q", accumulate(lengths, initial=0))
         total = self.starts.pop()
         if total != size:
             raise damaged("a stream", f"has parts of {total} bytes where {size} are said")
 
     def parts(self, low: int = 0, high: int | None = None) -> list[Extent]:
         """The parts from number `low` on, before `high`; `Damaged`."""
+        return list(self.walk(low, high))
+
+    def walk(self, low: int = 0, high: int | None = None) -> Iterator[Extent]:
+        """The same, one after the other."""
         chunks = self._chunks
         if self._runs is None:
-            return [Extent(chunk, size, 0, size) for chunk, size in chunks[low:high]]
-        found = []
+            for chunk, size in chunks[low:high]:
+                yield Extent(chunk, size, 0, size)
+            return
         for run in self._runs[low:high]:
             number, skip, length = run & 0xFFFFFFFF, (run >> 32 & 0xFFFF) * PAGE, (run >> 48) * PAGE
             if number >= len(chunks) or skip + length > chunks[number][1]:
                 raise damaged("a stream", "has a run that is in no chunk")
-            found.append(Extent(*chunks[number], skip, length))
-        return found
+            yield Extent(*chunks[number], skip, length)
 
 
 def cut(parts: Iterable[Extent], lengths: Iterable[int]) -> Iterator[list[Extent]]:

@@ -133,7 +133,7 @@ def _open(sealer: Sealer, info: ObjectInfo, data: bytes) -> PackList:
     name = info.name
     outline = objects.layout(KIND, name, data, len(data))
     shared = SHARED in outline.features
-    listed = load_json(objects.open_body(name, outline, data, sealer.of_list(name, shared=shared)), name).get("packs")
+    listed = load_json(objects.open_body(name, outline, data, sealer.of_list(name, shared=shared)), name, len(data)).get("packs")
     try:
         packs = frozenset(bytes.fromhex(text) for text in listed or ())
         if listed is None or any(len(pack) != NAME_SIZE for pack in packs):

@@ -141,7 +141,7 @@ def read_record(repository: Repository, name: str) -> Head:
     try:
         data = repository.store.get(name, objects.LEASE.limit)
         outline = objects.layout(objects.LEASE, name, data, len(data))
-        head = Head.from_dict(load_json(objects.open_body(name, outline, data, repository.sealer), name), name)
+        head = Head.from_dict(load_json(objects.open_body(name, outline, data, repository.sealer), name, len(data)), name)
     except Foreign:
         raise Conflict(
             f"another host holds the session, or had it last, and this write-only host cannot see which: {name}",

@@ -28,8 +28,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..config import Config
-from ..errors import CommandFailed, Conflict, Damaged, KeyMissing, UnsupportedFormat, WrongKey
+from ..errors import (
+    CommandFailed,
+    Conflict,
+    Damaged,
+    KeyMissing,
+    PlatformError,
+    TimedOut,
+    UnsupportedFormat,
+    WrongKey,
+)
 from ..proc.folders import make_private
+from ..quoting import quoted
 from . import recovery
 from .codec import KEY_SIZE, derive
 from .records import Confidential
@@ -146,7 +156,7 @@ def read_secret(path: Path) -> bytes:
             if found.st_mode & 0o077 or found.st_uid not in (0, os.geteuid()):
                 raise KeyMissing(
                     f"{path} is not used: others than its owner may read or change it",
-                    hint=f"chmod 600 {path}, and see who has read it.",
+                    hint=f"`chmod 600 {quoted(path)}`, and see who has read it.",
                 )
             return file.read(_MAX_SECRET_FILE)
     except OSError as error:
@@ -363,17 +373,39 @@ def find_passphrase(config: Config) -> tuple[bytes | None, str]:
     if config.passphrase_file:
         return read_secret(Path(config.passphrase_file)).rstrip(b"\r\n"), config.passphrase_file
     if config.passphrase_command:
-        from ..proc.command import run
-
-        try:
-            done = run(shlex.split(config.passphrase_command), timeout=60)
-        except (CommandFailed, ValueError) as error:  # ValueError: a quote is missing
-            hint = "It has to print the passphrase and to end with 0."
-            raise KeyMissing(f"passphrase_command gave no passphrase: {error}", hint=hint) from error
-        return done.stdout.rstrip(b"\r\n"), "passphrase_command"
+        return _of_command(config.passphrase_command), "passphrase_command"
     if PASSPHRASE_VARIABLE in os.environ:
         return os.environb[PASSPHRASE_VARIABLE.encode()], PASSPHRASE_VARIABLE
     return None, ""
+
+
+def _of_command(line: str) -> bytes:
+    """What the command prints.  Its words may hold a secret, and so may what it prints: no error repeats them."""
+    from ..proc.command import run
+
+    why = ""
+    try:
+        done = run(shlex.split(line), timeout=60, check=False)
+        if not done.returncode:
+            return done.stdout.rstrip(b"\r\n")
+        why = f"it ended with {done.returncode}"
+    except ValueError:
+        why = "a quote is missing in it"
+    except TimedOut:
+        why = "it was not done in 60 s"
+    except (CommandFailed, PlatformError):
+        why = "it cannot be run"
+    raise KeyMissing(
+        f"passphrase_command gave no passphrase: {why}",
+        hint="It has to print the passphrase and to end with 0. Run it by hand to see what it says.",
+    )
+
+
+def passphrase_source(config: Config) -> str:
+    """Where `find_passphrase` would find one, without looking at it; "" for nowhere."""
+    if config.passphrase_file or config.passphrase_command:
+        return config.passphrase_file or "passphrase_command"
+    return PASSPHRASE_VARIABLE if PASSPHRASE_VARIABLE in os.environ else ""
 
 
 def refuse_downgrade(store_id: str, config: Config) -> None:

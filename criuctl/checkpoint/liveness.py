@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 from ..errors import Damaged, DataError, NoSuchCheckpoint, ObjectMissing, UnsupportedFormat
+from ..quoting import quoted
 from .catalog import parse_name
 from .chunks import ENTRY, StreamRef
 from .packs import ENTRY as PACK_ENTRY
@@ -79,7 +80,7 @@ class Live:
             raise Damaged(
                 f"nobody knows what a checkpoint needs: {error.message}",
                 hint="Nothing was removed. Bring the object back, or remove that checkpoint: "
-                f"criuctl rm {parse_name(name)[2][:12]}",
+                f"criuctl rm {quoted(parse_name(name)[2][:12])}",
                 object=name,
             ) from error
 
@@ -94,9 +95,10 @@ class Live:
         except (Damaged, ObjectMissing) as error:
             if name not in self._repository.catalog.names(manifest.session.name):
                 return  # removed, and another collection was faster
+            ref = f"{manifest.session.name}@{manifest.number}"
             raise Damaged(
-                f"{manifest.session.name}@{manifest.number} is damaged, so nobody knows what it needs: {error.message}",
-                hint=f"Nothing was removed. Remove that checkpoint: criuctl rm {manifest.session.name}@{manifest.number}",
+                f"{ref} is damaged, so nobody knows what it needs: {error.message}",
+                hint=f"Nothing was removed. Remove that checkpoint: criuctl rm {quoted(ref)}",
                 object=name,
             ) from error
 

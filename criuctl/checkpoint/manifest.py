@@ -196,6 +196,21 @@ class FifoRecord(Record, frozen=True):
         check_path(self.path, f"{where}.path")
 
 
+class InodeRecord(Record, frozen=True):
+    """What the tree had at a path that others than root decide about, or the folder of such a socket or deleted file."""
+
+    path: str
+    device: int = 0
+    inode: int = 0
+    uid: int = 0
+    born: int = 0  # nanoseconds of unix time at which it was made; 0 where its file system does not tell
+    handle: str = ""  # as in `LinkRecord`: it holds the generation, so that no later inode has the same
+
+    def check(self, where: str) -> None:
+        check_path(self.path, f"{where}.path")
+        check_pattern(_HANDLE, self.handle, f"{where}.handle")
+
+
 class ExternalFile(Record, frozen=True):
     """A file that CRIU could not reach by path and that the restore opens for it."""
 
@@ -403,6 +418,8 @@ class Manifest(Record, frozen=True):
     files: tuple[FileRecord, ...] = ()
     links: tuple[LinkRecord, ...] = ()
     fifos: tuple[FifoRecord, ...] = ()
+    inodes: tuple[InodeRecord, ...] = ()
+    inodes_mac: str = ""  # by it the host of the dump knows `inodes` again; hex
     external: tuple[ExternalFile, ...] = ()
     predicates: tuple[PredicateRecord, ...] = ()
     gpu: GpuRecord | None = None
@@ -436,6 +453,7 @@ class Manifest(Record, frozen=True):
         if self.parent is not None:
             check_pattern(_ID, self.parent, f"{where}.parent")
         check_pattern(_CREATED, self.created, f"{where}.created")
+        check_pattern(_DIGEST, self.inodes_mac, f"{where}.inodes_mac")
         check_range(self.number, 0, 10**19, f"{where}.number")
         check_range(self.incarnation, 0, 1 << 62, f"{where}.incarnation")
         if sum(image.size for image in self.images) != self.image_data.size:

@@ -8,7 +8,8 @@
     ...   feature names, head, body
 
 Head and body are zstd frames sealed by `codec.Sealer` together with all that stands before the head and the
-object's name, so a header cannot be changed and an object cannot be passed off as another.  The head is for
+object's name, so a header cannot be changed and an object cannot be passed off as another.  Neither is much larger than what it
+is stored in (`bounds`); a frame that is too small for that is followed by a frame that zstd skips.  The head is for
 what is read often (a list of checkpoints needs only that) and stands within the first few KiB.
 
 The feature ``writer:<32 hex>`` says by the keys of which write-only host's domain it is sealed (`domains`).
@@ -21,6 +22,8 @@ import struct
 from msgspec import Struct
 
 from ..errors import Damaged, UnsupportedFormat
+from ..proc import jsontext
+from . import bounds
 from .chunks import LAYERS
 from .codec import OVERHEAD, PACK_NAME_SIZE, Compressor, Decompressor, SealBroken, Sealer, broken
 
@@ -31,6 +34,7 @@ FIRST_READ = 4096  # bytes within which a head nearly always ends
 _WRITER = "writer:"
 DECLARED = HEADER.size + len(_WRITER) + 2 * PACK_NAME_SIZE  # bytes that every object has, and within which its domain stands
 _BOUND = OVERHEAD + 1024  # a zstd frame is no longer than its content and this
+_SKIPPED, _SKIPPABLE = struct.Struct("<II"), 0x184D2A50  # the header of a frame that zstd skips: its magic, bytes that follow
 
 
 class Kind(Struct, frozen=True):
@@ -42,6 +46,7 @@ class Kind(Struct, frozen=True):
     max_body: int
     features: frozenset[str] = frozenset()  # the ones understood
     domains: bool = True  # whether it may be of a write-only host's domain
+    free: int = bounds.FREE_BODY  # plain bytes of a body, whatever it is stored in
 
     @property
     def limit(self) -> int:
@@ -49,7 +54,7 @@ class Kind(Struct, frozen=True):
         return HEADER.size + MAX_FEATURES + MAX_HEAD + self.max_body + 2 * _BOUND
 
 
-INDEX = Kind("index segment", b"CRIUCTLI", 1, 64 << 20)
+INDEX = Kind("index segment", b"CRIUCTLI", 1, 64 << 20, free=1 << 20)  # ids of chunks cannot be compressed
 MANIFEST = Kind("manifest", b"CRIUCTLM", 1, 256 << 20, frozenset({"carried-binaries", "predicates", "nvidia-gpu", LAYERS}))
 LEASE = Kind("lease", b"CRIUCTLL", 1, 1 << 20)
 
@@ -74,11 +79,19 @@ def encode(kind: Kind, name: str, head: bytes, body: bytes, sealer: Sealer, feat
     words = " ".join(sorted(features)).encode("ascii")
     if len(words) > MAX_FEATURES or len(head) > MAX_HEAD or len(body) > kind.max_body:
         raise ValueError(f"{kind.word} is too large: head {len(head)}, body {len(body)} bytes")
-    parts = [compress(head), compress(body)]
+    head_least = bounds.least_stored(len(head), bounds.FREE_HEAD)
+    body_least = bounds.least_stored(len(body), kind.free, 0 if kind is INDEX else jsontext.values(body))
+    parts = [_padded(compress(head), head_least), _padded(compress(body), body_least)]
     sizes = [len(part) + OVERHEAD for part in parts]
     prefix = HEADER.pack(kind.magic, kind.version, len(words), sizes[0], len(head), sizes[1], len(body)) + words
     sealed = [sealer.seal(part, _associated(prefix, name, which)) for part, which in zip(parts, (b"h", b"b"), strict=True)]
     return b"".join((prefix, *sealed))
+
+
+def _padded(frame: bytes, least: int) -> bytes:
+    """The frame, and another one behind it if it is shorter than `least`: one that readers skip."""
+    missing = least - len(frame)
+    return frame if missing <= 0 else frame + _SKIPPED.pack(_SKIPPABLE, missing) + bytes(missing)
 
 
 def layout(kind: Kind, name: str, start: bytes, size: int) -> Layout:
@@ -90,6 +103,8 @@ def layout(kind: Kind, name: str, start: bytes, size: int) -> Layout:
     head, head_size, body, body_size = HEADER.unpack_from(start)[3:]
     if head_size > MAX_HEAD or body_size > kind.max_body or head > head_size + _BOUND or body > body_size + _BOUND:
         raise broken(name, "the sizes in its header are not possible")
+    if head_size > bounds.most(head, bounds.FREE_HEAD) or body_size > bounds.most(body, kind.free):
+        raise broken(name, "it would become much larger than anything that criuctl stores in so few bytes")
     if len(prefix) + head + body != size:
         raise broken(name, f"it has {size} bytes where its header says {len(prefix) + head + body}")
     head_start, body_start = len(prefix), len(prefix) + head

@@ -10,6 +10,9 @@ A garbage collection may move chunks and delete the packs that they were in sinc
 it marked those packs; a chunk of a damaged pack may be sound in another one; and what this host remembers of the index may be
 damaged itself.  So where a pack fails, or a chunk is nowhere, and what is left turns out to be elsewhere, it is read there.
 
+A stream may be much longer than what is stored of it: the same chunk may stand in it again and again.  What is read at once is
+bounded by what is stored (`bounds`), everything else goes chunk by chunk.
+
 Invariants: no byte is written that was not verified by its chunk's id; damage, or a chunk that is nowhere, raises,
 naming the object; the first error stops all threads.
 """
@@ -21,13 +24,13 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from ..errors import Damaged, DataError, Foreign, ObjectMissing
-from .chunks import ENTRY, Extent, Layout, StreamRef, check_entries, missing_chunk
+from . import bounds
+from .chunks import ENTRY, ChunkList, Extent, Layout, StreamRef, check_entries, missing_chunk
 from .codec import Decompressor, Sealer
 from .index import Index
 from .packs import Place, damaged_chunk, object_name, open_record, pack_of, read_index
@@ -42,7 +45,7 @@ _SMALL_SPAN = 2 << 20  # when there is little to fetch, so that every thread has
 _LITTLE = 64 << 20
 _GAP = 128 << 10  # unwanted bytes that are fetched rather than asking once more
 _ZEROS_STORED = 256  # no chunk of zeros is stored in more bytes
-_AHEAD = 32  # parts of a stream that are read at once
+_AHEAD = (32, 32 << 20)  # parts of a stream that are read at once, and bytes of their chunks
 _MAX_LIST = 1 << 30  # bytes of one stream's list of chunks
 
 ALIGNMENT = 4096  # bytes of a block, from which stores can read best
@@ -74,6 +77,20 @@ def plan_spans(places: Iterable[Place], limit: int) -> list[Span]:
     return spans
 
 
+def _ahead(parts: Iterable[Extent]) -> Iterator[list[Extent]]:
+    """The parts in groups that are read at once."""
+    wanted: list[Extent] = []
+    chunks = 0
+    for part in parts:
+        if wanted and (len(wanted) == _AHEAD[0] or chunks + part.size > _AHEAD[1]):
+            yield wanted
+            wanted, chunks = [], 0
+        wanted.append(part)
+        chunks += part.size
+    if wanted:
+        yield wanted
+
+
 class Targets:
     """Which parts of chunks belong where: in files, by their descriptors, or whatever else has a number and offsets."""
 
@@ -100,21 +117,31 @@ class CheckpointReader:
         self._threads = (config.workers or min(len(os.sched_getaffinity(0)), 8)) + max(config.uploads, 1)
         self._spare: list[memoryview] = []  # span buffers between two fetches: fresh memory is slow to touch
 
-    def read(self, ref: StreamRef) -> bytes:
-        """The whole content of a small stream; `Damaged`."""
+    def read(self, ref: StreamRef, free: int = bounds.FREE_CONTENT) -> bytes:
+        """The whole content of a small stream, or of one that is not larger than what it is stored in allows; `Damaged`."""
+        self.check_size([ref], free)
         return b"".join(self.chunks(ref))
 
     def chunks(self, ref: StreamRef) -> Iterator[bytes]:
         """The stream's content in order, chunk by chunk (of a layered one part by part), some MiB read ahead; `Damaged`."""
-        parts = iter(self.extents(ref))
-        while wanted := list(islice(parts, _AHEAD)):
+        for wanted in _ahead(self.layout(ref).walk()):
             got = self.some({part.chunk: part.size for part in wanted})
             for chunk, size, skip, length in wanted:
                 yield got[chunk] if length == size else got[chunk][skip : skip + length]
 
-    def entries(self, ref: StreamRef) -> list[tuple[bytes, int]]:
+    def check_size(self, refs: Sequence[StreamRef], free: int = bounds.FREE_CONTENT) -> None:
+        """`Damaged` if these streams together are larger than what their chunks are stored in allows."""
+        size = sum(ref.size for ref in refs)
+        if size <= free:
+            return
+        chunks = {part.chunk: part.size for ref in dict.fromkeys(refs) for part in self.layout(ref).walk()}
+        stored = sum(place.stored for place in self._places(chunks, ()))
+        if size > bounds.most(stored, free):
+            raise Damaged(f"{size} bytes are stored in {stored}, which is less than criuctl needs for any such content")
+
+    def entries(self, ref: StreamRef) -> ChunkList:
         """(id, plain bytes) of the chunks, in order, of a stream that is not layered; `Damaged`."""
-        return list(ENTRY.iter_unpack(self._entries(ref)))
+        return ChunkList(self._entries(ref))
 
     def extents(self, ref: StreamRef) -> list[Extent]:
         """What the stream is made of, in order; `Damaged`."""
@@ -126,7 +153,7 @@ class CheckpointReader:
             return Layout(self.entries(ref), None, ref.size)
         if ref.runs.size > _MAX_LIST:
             raise Damaged(f"a list of runs has {ref.runs.size} bytes")
-        return Layout(self.entries(ref.pages), self.read(ref.runs), ref.size)
+        return Layout(self.entries(ref.pages), self.read(ref.runs, bounds.FREE_RUNS), ref.size)
 
     def some(self, sizes: dict[bytes, int]) -> dict[bytes, bytes]:
         """The verified content of a few chunks, by id; `Damaged`."""
@@ -180,7 +207,8 @@ class CheckpointReader:
             for ref in stream.parts:
                 sizes.update(ENTRY.iter_unpack(self._entries(ref)))
             if stream.runs is not None:
-                self.extents(stream)  # which checks them
+                for _ in self.layout(stream).walk():
+                    pass  # which checks them
         used: dict[bytes, int] = {}
         self.fetch(sizes, lambda place, _content: used.update({place.pack: place.pack_size}), strict=True)
         for pack in self._index.distrusted(used):
@@ -208,7 +236,7 @@ class CheckpointReader:
         if ref.list is not None:
             if ref.list.size > _MAX_LIST:
                 raise Damaged(f"a list of chunks has {ref.list.size} bytes")
-            packed = self.read(ref.list)
+            packed = self.read(ref.list, bounds.FREE_LIST)
         check_entries(packed, ref.size, "a stream")
         return packed
 

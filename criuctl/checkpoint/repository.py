@@ -105,7 +105,8 @@ class Repository:
     def open(cls, store: Store, config: Config, *, create_local: bool = False) -> Repository:
         """Open a store: `StoreNotInitialised`, `KeyMissing`, `WrongKey`, `UnsupportedFormat`, `Damaged`, store errors.
 
-        With `create_local` an absent or empty folder becomes a new store, not encrypted.
+        With `create_local` an absent or empty folder becomes a new store, not encrypted.  Another store than the one that this
+        host has pinned there is `StoreChanged`, a plain one in S3 that was never pinned `StoreNotTrusted` (`storepins`).
         """
         about, opened = load(store, config, create_local=create_local)
         return cls(store, config, about, opened)
@@ -210,6 +211,15 @@ class Repository:
 
     # -- working with it -------------------------------------------------------------------------------
 
+    def warn_unpinned(self, reporter: Reporter) -> None:
+        """Warn if this host cannot record which store it expects here."""
+        if self.about.unpinned:
+            reporter.warning(
+                f"the store in {self.store.url} could not be pinned ({self.about.unpinned}): another one in its place would not"
+                " be noticed",
+                "Name a state_dir that may be written.",
+            )
+
     def preflight_write(self) -> None:
         """See that a dump can be written: the store takes objects, and its index is known here."""
         side_by_side("criuctl-preflight", self._learn, self.store.check_writable)
@@ -293,7 +303,7 @@ class Repository:
         except ObjectMissing as error:
             raise NoSuchCheckpoint(f"checkpoint {checkpoint[:12]} was removed") from error
         outline = objects.layout(objects.MANIFEST, name, data, len(data))
-        loaded = load_json(objects.open_body(name, outline, data, self.sealer), name)
+        loaded = load_json(objects.open_body(name, outline, data, self.sealer), name, len(data))
         version = loaded.get("version")
         if isinstance(version, int) and version > MANIFEST_VERSION:
             raise UnsupportedFormat(f"{name} has manifest version {version}; this criuctl reads up to {MANIFEST_VERSION}")
@@ -303,6 +313,11 @@ class Repository:
         if outline.domain:
             self.catalog.domains[manifest.id] = outline.domain
         return manifest
+
+    def newest_of(self, session: str) -> tuple[int, str] | None:
+        """Number and id of the newest checkpoint of that name, by the names of manifests alone; None for none."""
+        names = self.catalog.names(session)
+        return parse_name(next(reversed(names)))[1:] if names else None
 
     def next_number(self, manifest: Manifest) -> int:
         """The number of the next checkpoint of the manifest's session."""

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from ..config import Config
 from ..errors import (
@@ -23,6 +26,7 @@ from ..errors import (
     KeyMissing,
     NoSuchBucket,
     ObjectExists,
+    PlatformError,
     StoreNotInitialised,
     StoreUnreachable,
     WrongKey,
@@ -37,6 +41,7 @@ from .generations import Candidate, Current
 from .manifest import now
 from .packs import pack_of
 from .records import Confidential
+from .storepins import Pin, Pinning
 
 _OURS = {".tmp", ".cache", "lost+found"}  # what a folder that only ever was a store may hold besides objects
 _GONE_HINT = """Put `config` back from a copy: a backup of the folder, an older version in the bucket.
@@ -55,6 +60,8 @@ class StoreConfig(Confidential, frozen=True):
     slots: tuple[dict[str, Any], ...] = ()
     version: int = VERSION
     generation: int = 0
+    pin: Pin | None = None  # what this host expects at the place; None where it cannot record that, or nothing is pinned
+    unpinned: str = ""  # why it cannot
 
 
 def create(
@@ -89,6 +96,7 @@ def create(
     }
     opened: keys.Opened | None = None
     made: Path | None = None
+    pinning = Pinning.of(store, config)
     if not encryption:
         body["key"] = master.hex()
     elif passphrase is not None:
@@ -114,41 +122,80 @@ def create(
         if made is not None and _surely_absent(store, data):
             made.unlink(missing_ok=True)
         raise
-    return _understood(body, sealer, body.get("slots", ())), opened
+    pinning.record(store_id, opened, encrypted=encryption, how="init")
+    if pinning.unrecorded and pinning.remote and not encryption:  # no later command would use it
+        raise PlatformError(
+            f"the store in {store.url} was made, but could not be pinned as a plain one: {pinning.unrecorded}",
+            hint="Name a state_dir that may be written (CRIUCTL_STATE_DIR), then: "
+            f"`criuctl store trust --store {shlex.quote(store.url)} --no-encrypt`.",
+        )
+    return _with_pin(_understood(body, sealer, body.get("slots", ())), pinning), opened
 
 
 def load(
-    store: Store, config: Config, *, create_local: bool = False, find: keys.Finder = keys.find_master
+    store: Store,
+    config: Config,
+    *,
+    create_local: bool = False,
+    find: keys.Finder = keys.find_master,
+    pinning: Pinning | None = None,
 ) -> tuple[StoreConfig, keys.Opened | None]:
-    """Read the store's config, let `find` find its key, and prove it; see `Repository.open`."""
+    """Read the store's config, compare it with its pin, let `find` find its key, and prove it; see `Repository.open`.
+
+    `pinning` is what counts as pinned, if not what this host knows.
+    """
+    pinning = pinning or Pinning.of(store, config)
+    about, opened = _load(store, config, create_local, find, pinning)
+    pinning.check_key(opened, store.url)
+    pinning.met(about.id, opened, encrypted=about.encrypted, url=store.url)
+    return _with_pin(about, pinning), opened
+
+
+def _with_pin(about: StoreConfig, pinning: Pinning) -> StoreConfig:
+    return replace(about, pin=pinning.pin, unpinned=pinning.unrecorded)
+
+
+def _load(
+    store: Store, config: Config, create_local: bool, find: keys.Finder, pinning: Pinning
+) -> tuple[StoreConfig, keys.Opened | None]:
+    sealed = pinning.pin is not None and pinning.pin.encrypted  # what is made by itself is plain
     try:
         first, problem = _config(store)
     except NoSuchBucket:
         if not create_local or not _empty_folder(store):
             raise
+        if sealed:
+            raise pinning.gone(store.url) from None
         first, problem = None, None
-    if first is None and problem is None and create_local:
+    if first is None and problem is None and create_local and not sealed:
         if _empty_folder(store):
             try:
-                return create(store, encryption=False, key_file=None, passphrase=None, config=config)
+                about, opened = create(store, encryption=False, key_file=None, passphrase=None, config=config)
+                pinning.pin = about.pin
+                return about, opened
             except Conflict:  # another criuctl was faster
                 first, problem = _config(store)
         else:
             first, problem = _config(store)  # another criuctl may have made it since we looked
+    if first is not None:
+        pinning.check_config(first.body, store.url)
     if first is not None and first.body["encryption"] == "none":
-        return _plain(first, config)
+        pinning.check_plain(first.body["id"], config, store.url)
+        return _plain(first)
     for _attempt in range(_ATTEMPTS):
         names = generations.names(store)
         if first is None and not names:
             if problem is None and _has_packs(store):
                 raise StoreNotInitialised(f"the config of the criuctl store in {store.url} is gone", hint=_GONE_HINT)
+            if problem is None and pinning.pin is not None:
+                raise pinning.gone(store.url)
             raise problem or StoreNotInitialised(f"there is no criuctl store in {store.url}")
         newer = _newer(names, first)
         found, gone = generations.read(store, newer)
         if not gone:
             break
         first, problem = _config(store)
-    candidates = [*([first] if first else []), *found]
+    candidates = _expected([*([first] if first else []), *found], pinning, store)
     try:
         return _open(store, candidates, problem, config, find)
     except (DataError, KeyMissing):
@@ -157,7 +204,17 @@ def load(
         known = {candidate.data for candidate in candidates}
         if all(candidate.data in known for candidate in more):
             raise
-        return _open(store, candidates + more, problem, config, find)
+        return _open(store, candidates + _expected(more, pinning, store), problem, config, find)
+
+
+def _expected(candidates: list[Candidate], pinning: Pinning, store: Store) -> list[Candidate]:
+    """Those of the pinned store, if one is pinned; what else anybody has put there is not looked at.  `StoreChanged`."""
+    if pinning.pin is None:
+        return candidates
+    expected = [candidate for candidate in candidates if candidate.body["id"] == pinning.pin.id]
+    for other in candidates[: not expected]:
+        pinning.check_config(other.body, store.url)
+    return expected
 
 
 def _config(store: Store) -> tuple[Candidate | None, Damaged | None]:
@@ -175,8 +232,7 @@ def _newer(names: Mapping[str, int], first: Candidate | None) -> list[str]:
     return [name for name, generation in names.items() if generation > known or (several and generation == known)]
 
 
-def _plain(first: Candidate, config: Config) -> tuple[StoreConfig, None]:
-    keys.refuse_downgrade(first.body["id"], config)
+def _plain(first: Candidate) -> tuple[StoreConfig, None]:
     sealer = Sealer(configobject.as_bytes(first.body.get("key"), KEY_SIZE), encrypted=False)
     if not configobject.fits(first.body, sealer):
         raise damaged("its checksum does not fit")

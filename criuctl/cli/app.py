@@ -16,7 +16,7 @@ import click
 
 from ..errors import UsageError
 from .streams import jsonable, tell, write_result
-from .text import Column
+from .text import Column, harmless
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -77,10 +77,10 @@ class App:
         finally:
             reporter.close()
 
-    def emit(self, value: Any, human: Callable[[], str], brief: Callable[[], str] | None = None) -> None:
+    def emit(self, value: Any, human: Callable[[], str], brief: Callable[[], str] | None = None, *, raw: bool = False) -> None:
         """Print a result: `value` as JSON under --json, else the text of `brief` under -q, else of `human`.
 
-        Empty text prints nothing.
+        Empty text prints nothing.  Control characters are escaped unless the text is `raw`, as what a session has printed.
         """
         if self.json:
             import json
@@ -90,7 +90,7 @@ class App:
             return
         text = brief() if self.quiet and brief is not None else human()
         if text:
-            write_result(text)
+            write_result(text if raw else harmless(text))
 
     def emit_table(
         self,

@@ -28,6 +28,7 @@ import click
 
 from .. import __version__
 from ..errors import NO_MEMORY, NO_THREADS, CriuctlError, UsageError, of_the_host
+from ..redact import redacted
 from .app import App
 from .pages import Entry, LazyGroup
 from .streams import ResultLost, discard, fill_standard_streams, jsonable, reader_gone, tell, write_result
@@ -290,13 +291,12 @@ def _fail(error: CriuctlError, app: App) -> int:
     if _in_json(app) and not isinstance(error, ResultLost):  # which says that standard output takes nothing
         _print_error(error.to_dict())
     elif obstacles := [f for f in error.details.get("findings", ()) if f["level"] == "error"]:
-        from .commands.check import finding_lines
+        from .commands.check import findings_lines
 
         # Each obstacle on a line, with its own remedy: the message has them all in one sentence.
         _say("refused before anything was touched:")
-        for obstacle in obstacles:
-            for line in finding_lines(obstacle):
-                tell(f"  {line}")
+        for line in findings_lines(obstacles):
+            tell(f"  {line}")
     else:
         _say(error.message, error.hint)
     if app.verbose:
@@ -320,7 +320,7 @@ def _tell_traceback(error: BaseException) -> None:
 
 
 def _bug(error: BaseException, app: App) -> int:
-    message = f"this is a bug in criuctl, sorry: {type(error).__name__}: {error}"
+    message = redacted(f"this is a bug in criuctl, sorry: {type(error).__name__}: {error}")
     hint = "Run it again with -v and report the traceback together with the output of `criuctl version`."
     if _in_json(app):
         _print_error({"code": "bug", "exit_code": 1, "message": message, "hint": hint})

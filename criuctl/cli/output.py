@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..redact import redacted
 from ..report import Reporter
 from .streams import discard, tell
 from .text import Column, printable, size
@@ -141,6 +142,7 @@ class BarReporter(LineReporter):
                 self._thread.start()
 
     def _line(self, line: str) -> None:
+        line = redacted(line)
         with self._lock:
             if self._live is None:
                 tell(line)
@@ -225,5 +227,5 @@ def print_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Non
     for column in columns:
         shown.add_column(column.heading.upper(), justify="right" if column.right else "left", overflow="fold")
     for row in rows:
-        shown.add_row(*(Text(cell) for cell in row))
+        shown.add_row(*(Text(printable(cell)) for cell in row))
     Console().print(shown)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 from ..errors import CriuctlError
+from ..redact import redacted
 
 
 class ResultLost(CriuctlError):
@@ -64,12 +65,12 @@ def _write(write: Callable[[TextIO], object]) -> None:
 
 
 def tell(line: str) -> None:
-    """Print one line on standard error; if nobody can read it, go on without."""
+    """Print one line, without credentials, on standard error; if nobody can read it, go on without."""
     stream = sys.stderr
     if stream is None:
         return
     try:
-        stream.write(line + "\n")
+        stream.write(redacted(line) + "\n")
         stream.flush()
     except OSError:
         discard(2)  # a closed pipe, or a terminal that went away

@@ -21,6 +21,13 @@ def printable(value: object) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
+def harmless(text: str) -> str:
+    """`text` of several lines, none of which commands the terminal: `printable` but for its line ends and tabs."""
+    if all(line.isprintable() for line in text.split("\n")):
+        return text
+    return "".join(c if c in "\n\t" else printable(c) for c in text)
+
+
 def size(number: int | float) -> str:
     """Bytes in the largest unit that leaves at least one digit before the point: ``1.5 MiB``."""
     value = float(number)
@@ -57,12 +64,15 @@ def age(created: str, now: datetime | None = None) -> str:
     if then.tzinfo is None:
         then = then.replace(tzinfo=UTC)
     seconds = int(((now or datetime.now(UTC)) - then).total_seconds())
-    if seconds < 0:
-        return "in the future"
-    for span, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * span:
-            return f"{seconds // span} {unit} ago"
-    return f"{seconds} s ago"
+    return "in the future" if seconds < 0 else f"{span(seconds)} ago"
+
+
+def span(seconds: float) -> str:
+    """So many seconds in the largest unit of which there are two."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
 
 
 def plural(number: int, noun: str, nouns: str = "") -> str:
@@ -84,7 +94,7 @@ class Column(NamedTuple):
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
     """Columns two spaces apart under upper-case headings; nothing is cut off."""
-    lines = [[c.heading.upper() for c in columns], *(list(row) for row in rows)]
+    lines = [[c.heading.upper() for c in columns], *([printable(cell) for cell in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     out = []
     for line in lines:
@@ -95,7 +105,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> str:
 
 def facts(rows: Iterable[tuple[str, str]]) -> str:
     """``name   value`` lines, values lined up."""
-    pairs = list(rows)
+    pairs = [(printable(name), printable(value)) for name, value in rows]
     width = max((len(name) for name, _ in pairs), default=0)
     return "\n".join(f"{name.ljust(width)}  {value}".rstrip() for name, value in pairs)
 

@@ -34,6 +34,7 @@ from msgspec.structs import replace
 from ..checkpoint.manifest import ConnectionRecord
 from ..errors import CriuctlError
 from ..proc import dialling, sockdiag
+from ..proc.credentials import Credentials, acting_as
 from .protocols.base import ApplicationProtocol, CannotRebuild, PeerAway, Settings
 from .rules import endpoint
 
@@ -63,6 +64,7 @@ class Job(Struct, frozen=True):
     seconds: float  # until it must be back
     borrow: Callable[[], socket.socket]  # the program's socket, restored unconnected; the caller closes it
     pid: int = 0  # a process that holds it, as we see it: paths are resolved as it would
+    user: Credentials | None = None  # that it will have: it is to be allowed no more than that
 
 
 class Result(Struct, frozen=True):
@@ -269,12 +271,15 @@ class Engine:
         if sock.family == socket.AF_UNIX:
             name = dialling.spelled(record.peer)
             self._go_on()
+            # Whoever listens there is told who connects (SO_PEERCRED), and whether one may is for the kernel to say.
             if name is not None:
-                dialling.connect(sock, name, deadline, self._cancel)
+                with acting_as(job.user):
+                    dialling.connect(sock, name, deadline, self._cancel)
                 return
-            target = dialling.inside_root(job.pid, record.peer)
+            target = dialling.inside_root(job.pid, record.peer, job.user)
             try:
-                dialling.connect(sock, f"/proc/self/fd/{target}", deadline, self._cancel)
+                with acting_as(job.user):
+                    dialling.connect(sock, f"/proc/self/fd/{target}", deadline, self._cancel)
             finally:
                 os.close(target)
             return

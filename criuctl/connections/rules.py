@@ -7,12 +7,13 @@ decided.  In order of precedence: the command line; the first matching rule; at 
 default policy.  Not everything that is wished for exists: `decide` says what is done instead, and why.
 
 What a rule says of secrets (where to find one) is never written to a manifest: a restore takes it from its own
-host's configuration.
+host's configuration.  Whose connections may have one is said in `lending`.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import pwd
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, get_args
@@ -23,6 +24,8 @@ from msgspec.structs import replace
 from ..checkpoint.manifest import ConnectionRecord
 from ..config import Config, ConnectionPolicy
 from ..errors import ConfigError
+from . import lending
+from .lending import Owner, Terms
 from .protocols.base import Settings
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -36,9 +39,10 @@ _JOURNAL_DEADLINE = 5.0  # where journald runs, it is there at once
 _QUEUED_DEADLINE = 2.0  # the server's queue has room at once, or not before it runs
 _SYN = 1  # bytes that are acknowledged before anything was sent
 _RULE_KEYS = ("match", "policy", "application", "secret", "options", "on_failure", "deadline", "drain")
-_MATCH_KEYS = ("peer", "local", "port", "host", "protocol", "process", "direction", "path")
+_MATCH_KEYS = ("peer", "local", "port", "host", "protocol", "process", "user", "direction", "path")
 _SECRET_KEYS = ("env", "file", "command")
 _MOST_SECONDS = 86400.0
+UNKNOWN_USER = -1  # no process has it
 _ALIVE = ("established", "syn-sent", "syn-recv")
 
 
@@ -51,8 +55,15 @@ class Match(Struct, frozen=True):
     hosts: tuple[str, ...] = ()
     protocols: tuple[str, ...] = ()  # tcp, udp, unix, or an application protocol
     processes: tuple[str, ...] = ()  # globs of the command of a process that holds it
+    users: tuple[int, ...] = ()  # of every process that holds it; -1 for a name that nobody has here
     directions: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()  # globs of the unix path: the peer's, of accepted connections our own
+
+    @property
+    def pinned(self) -> bool:
+        """Whether it names the peer, and not any."""
+        anywhere = any(not network.prefixlen for network in self.peers) or any(glob[0] in "*?[" for glob in self.paths)
+        return bool(self.peers or self.hosts or self.paths) and not anywhere
 
 
 class Rule(Struct, frozen=True):
@@ -66,6 +77,16 @@ class Rule(Struct, frozen=True):
     on_failure: str = "hangup"
     deadline: float = DEADLINE
     drain: float = 0.0
+
+    @property
+    def lends(self) -> bool:
+        """Whether it has a secret."""
+        return lending.has_secret(self.settings)
+
+    @property
+    def terms(self) -> Terms | None:
+        """Who gets its secret; None if it has none."""
+        return Terms(self.match.users, self.match.pinned) if self.lends else None
 
 
 class Rules(Struct, frozen=True):
@@ -92,6 +113,7 @@ class Decision(Struct, frozen=True):
     reason: str = ""  # why the policy is not the one that was asked for
     rule: str = ""  # the rule that says so; "" for the command line, the dump's decision or the default
     host: str = ""  # the name by which that rule knows the peer
+    terms: Terms | None = None  # of the rule's secret
 
 
 # -- deciding -----------------------------------------------------------------------------------------------------
@@ -104,18 +126,23 @@ def decide(
     *,
     commands: Mapping[int, str] | None = None,
     addresses: Mapping[str, Collection[str]] | None = None,
+    owners: Mapping[int, Owner] | None = None,
 ) -> Decision:
     """The policy for an external connection, and everything a reconnect needs to know.
 
     `wish` is the command line's policy for all.  `commands` are the commands of the tree's processes by the PIDs that
-    the record uses; `addresses` are those of `Rules.hosts`, at a dump (later `record.host` is looked at).
+    the record uses, `owners` what the kernel says of them; `addresses` are those of `Rules.hosts`, at a dump (later
+    `record.host` is looked at).
     """
     if record.queued:
         return _not_accepted(record)
-    rule, host = find(record, rules, commands or {}, addresses or {})
+    owners = owners or {}
+    rule, host = find(record, rules, commands or {}, addresses or {}, owners)
     policy = wish or (rule.policy if rule else "") or record.policy or _default(record, rules)
     deadline = _JOURNAL_DEADLINE if record.application == JOURNAL else DEADLINE
-    decided = Decision(policy, record.application, deadline=deadline, host=host or record.host)
+    # A rule that matches by the address speaks of that address, whatever name the record has for it.
+    named = host or ("" if rule is not None and rule.match.peers else record.host)
+    decided = Decision(policy, record.application, deadline=deadline, host=named)
     if rule is not None:
         decided = replace(
             decided,
@@ -125,12 +152,27 @@ def decide(
             deadline=rule.deadline,
             drain=rule.drain,
             rule=rule.where,
+            terms=rule.terms,
         )
     if not decided.application and decided.policy == "reconnect":
         from .detect import by_appearance
 
         decided = replace(decided, application=by_appearance(record))
-    return _possible(record, decided, asked=bool(wish))
+    return unless_lent(_possible(record, decided, asked=bool(wish)), owners_of(record, owners))
+
+
+def unless_lent(decided: Decision, holders: Sequence[Owner]) -> Decision:
+    """`decided`, without a secret that the connection's `holders` may not have."""
+    if decided.terms is None or lending.may_have(decided.terms, holders):
+        return decided
+    decided = replace(decided, settings=lending.without_secret(decided.settings))
+    return _instead(decided, lending.refusal(decided.rule, holders)) if decided.policy == "reconnect" else decided
+
+
+def owners_of(record: ConnectionRecord, owners: Mapping[int, Owner]) -> list[Owner]:
+    """What is known of the processes that hold it; none of them if it is not known of all."""
+    pids = {pid for pid, _fd in record.holders or ((record.pid, record.fd),)}
+    return [owners[pid] for pid in sorted(pids)] if pids <= owners.keys() else []
 
 
 def _not_accepted(record: ConnectionRecord) -> Decision:
@@ -179,10 +221,18 @@ def _instead(decided: Decision, reason: str) -> Decision:
 
 
 def find(
-    record: ConnectionRecord, rules: Rules, commands: Mapping[int, str], addresses: Mapping[str, Collection[str]]
+    record: ConnectionRecord,
+    rules: Rules,
+    commands: Mapping[int, str],
+    addresses: Mapping[str, Collection[str]],
+    owners: Mapping[int, Owner],
 ) -> tuple[Rule | None, str]:
     """The first rule that matches, and the host name by which it does."""
     for rule in rules.rules:
+        if rule.match.users:
+            holders = owners_of(record, owners)
+            if not holders or not all(holder.uids <= set(rule.match.users) for holder in holders):
+                continue
         host = _matches(rule.match, record, commands, addresses)
         if host is not None:
             return rule, host
@@ -288,6 +338,7 @@ def _match(raw: Mapping[str, Any], where: str) -> Match:
         hosts=_texts(raw, "host", where),
         protocols=_texts(raw, "protocol", where),
         processes=_texts(raw, "process", where),
+        users=tuple(_user(item, f"{where}.user") for item in _items(raw, "user")),
         directions=directions,
         paths=_texts(raw, "path", where),
     )
@@ -328,6 +379,17 @@ def _ports(item: Any, where: str) -> tuple[int, int]:
             if 0 < first <= last < 65536:
                 return first, last
     raise ConfigError(f'{where} must be a port, a range such as "8000-8099", or a list of them, not {item!r}')
+
+
+def _user(item: Any, where: str) -> int:
+    if isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 1 << 32:
+        return item
+    if not isinstance(item, str) or not item:
+        raise ConfigError(f"{where} must be a user's name or number, or a list of them, not {item!r}")
+    try:
+        return pwd.getpwnam(item).pw_uid
+    except KeyError:
+        return UNKNOWN_USER  # a configuration may be that of several hosts; `doctor` tells
 
 
 def _choice(raw: Mapping[str, Any], key: str, choices: Sequence[str], default: str, where: str) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import ConfigError, CriuctlError, TimedOut
 from ..proc import command
+from ..quoting import quoted
 
 _LARGEST = 64 * 1024
 _FRESH = 5.0  # seconds for which a command is not run again
@@ -74,7 +75,7 @@ def _of_file(path: str) -> str:
         if status.st_mode & 0o077:
             raise SecretUnavailable(
                 f"the secret file {path} may be read by others (mode {stat.S_IMODE(status.st_mode):04o})",
-                hint=f"chmod 0600 {path}",
+                hint=f"chmod 0600 {quoted(path)}",
             )
         if status.st_uid not in (0, os.geteuid()):
             raise SecretUnavailable(f"the secret file {path} belongs to uid {status.st_uid}, neither to us nor to root")

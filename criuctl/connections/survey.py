@@ -28,6 +28,7 @@ from ..report import Reporter
 from . import detect
 from .drain import Key, wait_idle
 from .inspecting import Answer, Question, ask_all
+from .lending import Owner, of_tree
 from .protocols import BUILT_IN, find
 from .record import Connection, Look, look
 from .rules import TRANSPORTS, Decision, Rules, decide, endpoint, parse
@@ -77,6 +78,7 @@ class Survey:
         self._addresses: dict[str, frozenset[str]] = {}
         self._spoken: dict[str, str] = {}  # peer -> application protocol, as probed
         self._before: Look | None = None
+        self._owned: tuple[Sequence[Process], dict[int, Owner]] | None = None  # of the tree that was looked at last
         self._busy: dict[Key, float] = {}  # seconds to wait for each
         self._until: dict[Key, float] = {}  # when its time is over, of `time.monotonic`
         self._freezes = 0
@@ -299,13 +301,22 @@ class Survey:
         application = record.application or detect.by_appearance(record) or spoken
         commands = {p.ns_pid: p.command for p in tree}
         record = replace(record, application=application, policy="", reason="")
-        decision = decide(record, self.rules, self.wish, commands=commands, addresses=self._addresses)
+        owners = self._owners_of(tree)
+        decision = decide(record, self.rules, self.wish, commands=commands, addresses=self._addresses, owners=owners)
         if decision.policy == "reconnect" and not decision.application:
             decision = replace(decision, application=_PROBE_TCP_ONLY if record.peer in self._spoken else "")
         made = replace(
             record, policy=decision.policy, application=decision.application, host=decision.host, reason=decision.reason
         )
         return made, decision
+
+    def _owners_of(self, tree: Sequence[Process]) -> Mapping[int, Owner]:
+        """Only asked for rules that look at it."""
+        if not any(rule.lends or rule.match.users for rule in self.rules.rules):
+            return {}
+        if self._owned is None or self._owned[0] is not tree:
+            self._owned = tree, of_tree(tree)
+        return self._owned[1]
 
 
 def _read(root: int) -> Seen:

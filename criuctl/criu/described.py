@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from ..errors import Damaged
 from . import images
 
 Images = Callable[[str], bytes | None]  # an image's content by its name, None if there is none
@@ -34,6 +35,8 @@ _TCP_STATES = {
     8: "close-wait",
     10: "listen",
 }
+_FREE_DESCRIPTORS = 1 << 19  # of all processes together, those that several share counted for each
+_DESCRIPTOR = 8  # bytes of an image for each of them beyond
 _PRESENT = 4  # a run of pages that this image has
 _MEMFD, _SYSVIPC, _AIORING, _ANON_SHARED = 1 << 14, 1 << 10, 1 << 13, 1 << 8
 
@@ -84,18 +87,44 @@ class Socket(Struct, frozen=True):
 
 
 def pids(get: Images) -> list[int]:
-    """The PIDs of the tree's processes."""
-    return [entry.pid for entry in _read(get, "pstree.img", "PSTREE")]
+    """The PIDs of the tree's processes; `Damaged` if two have the same."""
+    return [entry.pid for entry in _processes(get)]
+
+
+def _processes(get: Images) -> list[Any]:
+    entries = _read(get, "pstree.img", "PSTREE")
+    if len({entry.pid for entry in entries}) != len(entries):
+        raise Damaged("image pstree.img has two processes of one PID")
+    return entries
+
+
+def _held(get: Images) -> Iterator[tuple[int, list[Any]]]:
+    """PID -> its descriptors' entries.  Processes may share them, so they can be many more than the images have; `Damaged`."""
+    sizes: dict[int, int] = {}
+    count = 0
+    for pid in pids(get):
+        for ids in _read(get, f"ids-{pid}.img", "IDS"):  # none of a zombie
+            name = f"fdinfo-{ids.files_id}.img"
+            entries = _read(get, name, "FDINFO")
+            sizes[ids.files_id] = len(get(name) or b"")
+            count += len(entries)
+            if count > _FREE_DESCRIPTORS + sum(sizes.values()) // _DESCRIPTOR:
+                raise Damaged(f"the processes share more than {_FREE_DESCRIPTORS} descriptors, which no images of CRIU's do")
+            yield pid, entries
 
 
 def descriptors(get: Images) -> dict[int, dict[int, OpenFile]]:
     """PID -> descriptor -> what it is."""
     files = {entry.id: entry for entry in _read(get, "files.img", "FILES")}
     found: dict[int, dict[int, OpenFile]] = {}
-    for pid in pids(get):
-        for ids in _read(get, f"ids-{pid}.img", "IDS"):  # none of a zombie
-            entries = _read(get, f"fdinfo-{ids.files_id}.img", "FDINFO")
-            found[pid] = {entry.fd: _open_file(entry, files.get(entry.id)) for entry in entries}
+    known: dict[tuple[int, int], OpenFile] = {}  # many descriptors may be of one file
+    for pid, entries in _held(get):
+        held = found[pid] = {}
+        for entry in entries:
+            key = entry.type, entry.id
+            if key not in known:
+                known[key] = _open_file(entry, files.get(entry.id))
+            held[entry.fd] = known[key]
     return found
 
 
@@ -119,7 +148,7 @@ def environments(get: Images) -> dict[int, tuple[int, int]]:
 def tasks(get: Images) -> list[Task]:
     """The processes, the root first."""
     files = {entry.id: _path(entry) for entry in _read(get, "files.img", "FILES") if entry.HasField("reg")}
-    return [_task(get, entry, files) for entry in _read(get, "pstree.img", "PSTREE")]
+    return [_task(get, entry, files) for entry in _processes(get)]
 
 
 def _task(get: Images, entry: Any, files: dict[int, str]) -> Task:
@@ -144,26 +173,26 @@ def _task(get: Images, entry: Any, files: dict[int, str]) -> Task:
 
 def sockets(get: Images) -> list[Socket]:
     """The internet sockets."""
-    held: dict[int, list[tuple[int, int]]] = {}
-    for pid in pids(get):
-        for ids in _read(get, f"ids-{pid}.img", "IDS"):
-            for entry in _read(get, f"fdinfo-{ids.files_id}.img", "FDINFO"):
-                held.setdefault(entry.id, []).append((pid, entry.fd))
+    entries = [entry for entry in _read(get, "files.img", "FILES") if entry.HasField("isk")]
+    held: dict[int, list[tuple[int, int]]] = {entry.id: [] for entry in entries}
+    for pid, descriptors in _held(get) if entries else ():
+        for entry in descriptors:
+            if entry.id in held:
+                held[entry.id].append((pid, entry.fd))
     found = []
-    for entry in _read(get, "files.img", "FILES"):
-        if entry.HasField("isk"):
-            s = entry.isk
-            found.append(
-                Socket(
-                    holders=tuple(held.get(entry.id, ())),
-                    family={socket.AF_INET: "inet", socket.AF_INET6: "inet6"}.get(s.family, str(s.family)),
-                    type={1: "stream", 2: "dgram"}.get(s.type, str(s.type)),
-                    protocol=_PROTOCOLS.get(s.proto, str(s.proto)),
-                    state=_TCP_STATES.get(s.state, str(s.state)) if s.type == 1 else "established" if s.dst_port else "bound",
-                    local=_endpoint(s.family, s.src_addr, s.src_port),
-                    peer=_endpoint(s.family, s.dst_addr, s.dst_port) if s.dst_port else "",
-                )
+    for entry in entries:
+        s = entry.isk
+        found.append(
+            Socket(
+                holders=tuple(held.get(entry.id, ())),
+                family={socket.AF_INET: "inet", socket.AF_INET6: "inet6"}.get(s.family, str(s.family)),
+                type={1: "stream", 2: "dgram"}.get(s.type, str(s.type)),
+                protocol=_PROTOCOLS.get(s.proto, str(s.proto)),
+                state=_TCP_STATES.get(s.state, str(s.state)) if s.type == 1 else "established" if s.dst_port else "bound",
+                local=_endpoint(s.family, s.src_addr, s.src_port),
+                peer=_endpoint(s.family, s.dst_addr, s.dst_port) if s.dst_port else "",
             )
+        )
     return found
 
 

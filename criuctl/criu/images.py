@@ -44,7 +44,7 @@ _IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 TCP_ESTABLISHED, TCP_CLOSE, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 7, 8, 10
 _AF_INET, _AF_INET6, _SOCK_STREAM, _SOCK_DGRAM = 2, 10, 1, 2
 _SHUTDOWN_NONE, _SHUTDOWN_BOTH = 0, 3
-_REMAP_LINKED, _REMAP_GHOST = 0, 1
+_REMAP_LINKED, REMAP_GHOST = 0, 1  # RemapType
 _OWN_GHOSTS = 1 << 31  # numbers from here on CRIU does not come to
 _DEAD, _STOPPED = 2, 3  # a task's state
 REGULAR = 1  # of CRIU's FD_TYPES
@@ -160,6 +160,14 @@ def _other_mode(reg: Any) -> bool:
     except OSError:
         return False
     return now != reg.mode and stat.S_IFMT(now) == stat.S_IFMT(reg.mode)
+
+
+def _ghost_place(path: str) -> str:
+    """Where CRIU makes a deleted file: in the nearest folder that is there."""
+    folder, name = os.path.split(path)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return os.path.join(folder, name)
 
 
 class ImageSet:
@@ -419,7 +427,7 @@ class ImageSet:
         if "remap-fpath.img" not in os.listdir(self.folder):
             return []
         remaps = list(read(self.folder, "remap-fpath.img", "REMAP_FPATH"))
-        ghosts = {e.orig_id: e for e in remaps if e.remap_type == _REMAP_GHOST}
+        ghosts = {e.orig_id: e for e in remaps if e.remap_type == REMAP_GHOST}
         first = _OWN_GHOSTS | zlib.crc32(os.fsencode(name)) & (_OWN_GHOSTS >> 1) - 1
         own = {old: first + n for n, old in enumerate(sorted({e.remap_id for e in ghosts.values()}))}
         for old, new in own.items():
@@ -429,7 +437,7 @@ class ImageSet:
         if ghosts:
             write(self.folder, "remap-fpath.img", "REMAP_FPATH", remaps)
         regular = [e for e in self.files() if e.id in ghosts and e.HasField("reg")] if ghosts else []
-        return [f"{path_of(e.reg)}.cr.{ghosts[e.id].remap_id:x}.ghost" for e in regular]
+        return [_ghost_place(f"{path_of(e.reg)}.cr.{ghosts[e.id].remap_id:x}.ghost") for e in regular]
 
     def frozen_us(self) -> int | None:
         """How long the tree was frozen, in microseconds, by CRIU's own statistics."""

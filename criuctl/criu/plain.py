@@ -2,11 +2,14 @@
 
 What tells of processes, files and mappings is read into memory, from a folder without following links, from an archive
 in one pass and without writing anything anywhere.  Pages, deleted files and everything else are passed over.  Both may
-come from anybody: names, sizes and their sum are bounded.
+come from anybody, who may change a folder while it is read: names, sizes and their sum are bounded, only regular files are
+read, each is opened once, in a folder that was opened once, and what is judged is what was opened.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import lzma
 import os
@@ -14,20 +17,22 @@ import re
 import stat
 import tarfile
 import zlib
-from collections.abc import Generator
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from msgspec import Struct, field
 
 from ..errors import Damaged, NoSuchCheckpoint, UnsupportedFormat
+from .archives import Allowance, members
 
 _TELLING = re.compile(r"(?:pstree|files|inventory|(?:core|ids|fdinfo|mm|fs|pagemap|pagemap-shmem)-\d{1,20})\.img")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\.img")
 _MAX_IMAGE, _MAX_ALL, _MAX_FILES = 32 << 20, 256 << 20, 1 << 18
 _MAX_CONFIG = 1 << 20
-_ZSTD = b"\x28\xb5\x2f\xfd"
+_PSTREE, _CONFIG = "pstree.img", "config.dump"
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO or a terminal keeps nobody waiting
 _INSIDE = "checkpoint"  # where podman keeps the images: in an archive, and beside it
 
 
@@ -39,19 +44,30 @@ class PlainImages(Struct):
     images: dict[str, bytes] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)  # of all images, the passed over ones too
     container: dict[str, Any] = field(default_factory=dict)  # podman's config.dump
+    read: int = 0  # bytes of the images that were read
 
     def get(self, name: str) -> bytes | None:
         """An image by its name."""
         return self.images.get(name)
 
+    @staticmethod
+    def wants(name: str) -> bool:
+        """Whether the image tells anything."""
+        return _TELLING.fullmatch(name) is not None
+
     def take(self, name: str, size: int, file: IO[bytes]) -> None:
         """Note one file, and read it if it tells anything."""
-        if _IMAGE.fullmatch(name) is None or len(self.sizes) >= _MAX_FILES:
+        if _IMAGE.fullmatch(name) is None:
             return
+        if len(self.sizes) >= _MAX_FILES:
+            raise Damaged(f"{self.where} has more than {_MAX_FILES} images")
+        if name in self.sizes:
+            raise Damaged(f"{self.where} has two images {name}")
         self.sizes[name] = size
-        if _TELLING.fullmatch(name) is None:
+        if not self.wants(name):
             return
-        if size > _MAX_IMAGE or size + sum(map(len, self.images.values())) > _MAX_ALL:
+        self.read += size
+        if size > _MAX_IMAGE or self.read > _MAX_ALL:
             raise Damaged(f"image {name} in {self.where} is too large ({size} bytes)")
         data = file.read(size)
         if len(data) != size:
@@ -62,16 +78,23 @@ class PlainImages(Struct):
 def read(path: Path) -> PlainImages:
     """The images in a folder or an archive; `NoSuchCheckpoint`, `UnsupportedFormat`, `Damaged`."""
     try:
-        status = path.stat()
-        found = PlainImages(str(path), status.st_mtime)
-        if stat.S_ISDIR(status.st_mode):
-            _read_folder(path, found)
-        elif stat.S_ISREG(status.st_mode):
-            _read_archive(path, found)
+        fd = os.open(path, _READ)
     except FileNotFoundError as error:
         raise NoSuchCheckpoint(f"there is no file or folder {path}") from error
     except OSError as error:
         raise NoSuchCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        status = os.fstat(fd)
+        found = PlainImages(str(path), status.st_mtime)
+        if stat.S_ISDIR(status.st_mode):
+            _read_folder(fd, found)
+        elif stat.S_ISREG(status.st_mode):
+            with open(fd, "rb", closefd=False) as raw:
+                _read_archive(raw, found)
+    except OSError as error:
+        raise NoSuchCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+    finally:
+        os.close(fd)
     if "pstree.img" not in found.images:
         raise UnsupportedFormat(
             f"{path} is no checkpoint that criuctl knows",
@@ -80,56 +103,71 @@ def read(path: Path) -> PlainImages:
     return found
 
 
-def _read_folder(path: Path, found: PlainImages) -> None:
-    inside = path / _INSIDE
-    folder = inside if not (path / "pstree.img").exists() and (inside / "pstree.img").exists() else path
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if not entry.is_file(follow_symlinks=False):
-            continue
-        with open(os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-            found.take(entry.name, os.fstat(file.fileno()).st_size, file)
-    config = path / "config.dump"
-    if folder == inside and config.is_file():
-        with config.open("rb") as file:
-            found.container = _container(file.read(_MAX_CONFIG))
+def _read_folder(outer: int, found: PlainImages) -> None:
+    with ExitStack() as stack:
+        folder = outer
+        if not _has(outer, _PSTREE):
+            with suppress(OSError):
+                inside = os.open(_INSIDE, _READ | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=outer)
+                stack.callback(os.close, inside)
+                folder = inside if _has(inside, _PSTREE) else outer
+        for name in sorted(os.listdir(folder)):
+            if _IMAGE.fullmatch(name) is None:
+                continue
+            with suppress(_NotAFile), _opened(folder, name) as file:
+                found.take(name, os.fstat(file.fileno()).st_size, file)
+        if folder != outer:
+            with suppress(FileNotFoundError, _NotAFile), _opened(outer, _CONFIG) as file:
+                found.container = _container(file.read(_MAX_CONFIG))
 
 
-def _read_archive(path: Path, found: PlainImages) -> None:
+class _NotAFile(Exception):
+    """What has that name is no regular file."""
+
+
+@contextmanager
+def _opened(folder: int, name: str) -> Iterator[IO[bytes]]:
+    """The regular file `name` of an open folder; `_NotAFile` for a link, a FIFO, a device and all else."""
+    try:
+        fd = os.open(name, _READ | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOENT):  # a link, a socket, a device; or gone by now
+            raise _NotAFile from None
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise _NotAFile
+        with open(fd, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(fd)
+
+
+def _has(folder: int, name: str) -> bool:
+    with suppress(OSError):
+        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    return False
+
+
+def _read_archive(raw: io.BufferedReader, found: PlainImages) -> None:
     import zstandard
 
+    allowance = Allowance(found.where, os.fstat(raw.fileno()).st_size)
     try:
-        with closing(_members(path)) as members:
-            for member, file in members:
-                folder, name = os.path.split(member.name.removeprefix("./"))
-                if folder in ("", _INSIDE) and name.endswith(".img"):
-                    found.take(name, member.size, file)
-                elif (folder, name) == ("", "config.dump") and member.size <= _MAX_CONFIG:
-                    found.container = _container(file.read())
+        for member in members(raw, allowance):
+            folder, name = os.path.split(member.name.removeprefix("./"))
+            if folder in ("", _INSIDE) and name.endswith(".img"):
+                if found.wants(name):
+                    allowance.take(member.size, f"image {name}")
+                found.take(name, member.size, member.file)
+            elif (folder, name) == ("", _CONFIG) and member.size <= _MAX_CONFIG:
+                found.container = _container(member.file.read(member.size))
     except (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        if found.images:
-            raise Damaged(f"{path} is damaged or cut off: {error}") from error
+        if found.sizes:
+            raise Damaged(f"{found.where} is damaged or cut off: {error}") from error
         return  # it is something else
-
-
-def _members(path: Path) -> Generator[tuple[tarfile.TarInfo, IO[bytes]], None, None]:
-    """The regular files of an archive, whatever compresses it, one after the other."""
-    with path.open("rb") as raw, _unpacked(raw) as stream, tarfile.open(fileobj=stream, mode="r|*") as archive:
-        for member in archive:
-            file = archive.extractfile(member) if member.isreg() else None
-            if file is not None:
-                yield member, file
-
-
-def _unpacked(raw: Any) -> AbstractContextManager[Any]:
-    """What zstd has compressed; tarfile knows the other ones."""
-    import zstandard
-
-    if not raw.peek(len(_ZSTD)).startswith(_ZSTD):
-        return nullcontext(raw)
-    stream: AbstractContextManager[Any] = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-    return stream
 
 
 def _container(data: bytes) -> dict[str, Any]:

@@ -26,9 +26,12 @@ _MESSAGES = {
     "FILES": ("fdinfo_pb2", "file_entry"),
     "FILE_LOCKS": ("file_lock_pb2", "file_lock_entry"),
     "FS": ("fs_pb2", "fs_entry"),
+    "GHOST_FILE": ("ghost_file_pb2", "ghost_file_entry"),
+    "GHOST_CHUNK": ("ghost_file_pb2", "ghost_chunk_entry"),
     "IDS": ("core_pb2", "task_kobj_ids_entry"),
     "INVENTORY": ("inventory_pb2", "inventory_entry"),
     "IPCNS_SHM": ("ipc_shm_pb2", "ipc_shm_entry"),
+    "MEMFD_INODE": ("memfd_pb2", "memfd_inode_entry"),
     "MM": ("mm_pb2", "mm_entry"),
     "MNTS": ("mnt_pb2", "mnt_entry"),
     "PAGEMAP": ("pagemap_pb2", "pagemap_entry"),
@@ -38,6 +41,7 @@ _MESSAGES = {
     "SK_QUEUES": ("sk_packet_pb2", "sk_packet_entry"),
     "STATS": ("stats_pb2", "stats_entry"),
     "TTY_INFO": ("tty_pb2", "tty_info_entry"),
+    "USERNS": ("userns_pb2", "userns_entry"),
 }
 
 

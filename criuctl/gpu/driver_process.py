@@ -152,7 +152,7 @@ class DriverProcess:
             if answer is None:
                 late = [one.get("pid", one["call"]) for one in numbered if one["id"] not in answers]
                 raise TimedOut(
-                    f"NVIDIA's driver has not answered `{numbered[0]['call']}` within {deadline:g} s"
+                    f"NVIDIA's driver has not answered the call {numbered[0]['call']} within {deadline:g} s"
                     f" (PID {', '.join(map(str, late))})"
                 )
             answers[answer["id"]] = answer

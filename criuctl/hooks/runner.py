@@ -21,6 +21,7 @@ from msgspec import Struct, field
 from ..config import Config
 from ..errors import CommandFailed, ConfigError, CriuctlError, TimedOut, Vetoed
 from ..proc import command, hookwatch
+from ..quoting import quoted
 from ..report import Reporter
 from .contract import (
     MAX_OUTPUT,
@@ -193,7 +194,7 @@ class Hooks(Struct):
         if result.ok:
             return
         said = f"{label} says no: {result.veto}" if result.veto else f"{label} failed: {result.error}"
-        hint = hook.hint or f"It is {hook.path}; try it with `criuctl hooks run {hook.phase} {hook.name}`."
+        hint = hook.hint or f"It is {hook.path}; try it with `criuctl hooks run {quoted(hook.phase)} {quoted(hook.name)}`."
         if PHASES[hook.phase].vetoes and (result.veto or policy == "veto"):
             raise Vetoed(said, hint=hint, hook=result.to_dict())
         if policy != "ignore":

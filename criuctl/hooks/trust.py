@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import stat
 
+from ..quoting import quoted
+
 _MAX_LINKS = 40  # as the kernel has it
 
 
@@ -49,11 +51,11 @@ def objection(path: str, top: str) -> tuple[str, str] | None:
             continue
         if status.st_uid not in trusted:
             who = "root" if os.geteuid() == 0 else f"root or user {os.geteuid()}"
-            return f"{one} belongs to user {status.st_uid}, not to {who}", f"chown root {one}, if it is meant to run."
+            return f"{one} belongs to user {status.st_uid}, not to {who}", f"`chown root {quoted(one)}`, if it is meant to run."
         mode = status.st_mode
         if stat.S_ISLNK(mode) or not mode & (stat.S_IWGRP | stat.S_IWOTH):
             continue
         outside = one != real_top and not one.startswith(f"{real_top}/")
         if not (stat.S_ISDIR(mode) and mode & stat.S_ISVTX and outside):
-            return f"{one} can be written by others than its owner", f"chmod go-w {one}"
+            return f"{one} can be written by others than its owner", f"chmod go-w {quoted(one)}"
     return None

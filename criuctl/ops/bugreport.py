@@ -27,6 +27,7 @@ from ..checkpoint.keys import PASSPHRASE_VARIABLE, RECOVERY_VARIABLE, read_secre
 from ..config import Config, ConnectionPolicy, EventSink, FileConflictPolicy, FilePolicy
 from ..errors import CriuctlError
 from ..proc.procfs import memory_info, read_raw
+from ..redact import redacted
 from .doctor import doctor, features, versions
 from .failures import diagnosis
 from .journal.eventlog import EventLog
@@ -43,7 +44,6 @@ _CHOICES = frozenset(get_args(FilePolicy) + get_args(FileConflictPolicy) + get_a
 _SOUNDS_SECRET = re.compile(r"PASS|SECRET|TOKEN|KEY|CREDENTIAL|AUTH|COOKIE|PRIVATE|_PWD$", re.IGNORECASE)
 _MAY_HOLD_ONE = frozenset({"preamble", "command"})  # of a connection rule, of a host
 _SHORTEST = 4  # what is shorter is struck out of nothing: it would be found everywhere
-_LOGIN = re.compile(r"(?<=://)[^/\s@]*:[^/\s@]*(?=@)")
 
 Part = Callable[[Config], Any]
 
@@ -165,7 +165,7 @@ def shown(name: str, value: Any) -> Any:
         return list(value) if isinstance(value, tuple) else value
     if name == "store":
         parts = urlsplit(value)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.scheme else value
+        return redacted(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}" if parts.scheme else value)
     if name == "s3_endpoint":
         return urlsplit(value).hostname or STRUCK
     if isinstance(value, tuple | dict):
@@ -231,7 +231,7 @@ def _strike(value: Any, secrets: Iterable[str]) -> Any:
     if isinstance(value, str):
         for secret in secrets:
             value = value.replace(secret, STRUCK)
-        return _LOGIN.sub(STRUCK, value)
+        return redacted(value)
     if isinstance(value, Mapping):
         return {_strike(key, secrets): _strike(inner, secrets) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -30,6 +30,7 @@ from ..proc.procfs import read_raw
 from ..proc.scratch import Scratch
 from ..proc.sockets import sockets
 from ..proc.syscalls import pidfd_getfd
+from ..quoting import quoted
 from ..report import Finding
 
 _CHECK_TIMEOUT = 60.0  # seconds for `criu check`
@@ -242,6 +243,7 @@ def _programs(_config: Config) -> Iterator[Finding]:
 def _memory(_config: Config) -> Iterator[Finding]:
     with Scratch() as scratch:
         free = scratch.free_bytes()
+        yield from scratch.findings()
     available = next(
         int(line.split()[1]) * 1024 for line in read_raw("/proc/meminfo").splitlines() if line.startswith(b"MemAvailable:")
     )
@@ -287,12 +289,25 @@ def _configuration(config: Config) -> Iterator[Finding]:
     yield Finding("info", "config", f"configuration files read: {read}")
     for source in config.sources:
         if os.stat(source).st_mode & 0o022:
-            yield Finding("warning", "config-mode", f"{source} can be written by other users", f"chmod go-w {source}")
-    from ..connections.rules import parse
+            yield Finding("warning", "config-mode", f"{source} can be written by other users", f"chmod go-w {quoted(source)}")
+    from ..connections.rules import UNKNOWN_USER, parse
 
-    number = len(parse(config).rules)
-    if number:
-        yield Finding("info", "connection-rules", f"{number} connection rules; else connections are: {config.connections}")
+    rules = parse(config).rules
+    if rules:
+        yield Finding("info", "connection-rules", f"{len(rules)} connection rules; else connections are: {config.connections}")
+    for rule in rules:
+        if UNKNOWN_USER in rule.match.users:
+            yield Finding("warning", "rule-user", f"{rule.where}: its match names a user that this host does not have")
+        if rule.lends and not rule.match.users:
+            text = f"{rule.where} has a secret and names no user: "
+            text += (
+                "a process of any user that connects to its peer is logged in with it"
+                if rule.match.pinned
+                else "it matches by what processes say of themselves, so only connections of root's get it"
+            )
+            yield Finding(
+                "warning", "rule-secret", text, "Name the users whose processes may have it: `user: NAME` in its match."
+            )
 
 
 def _named(config: Config) -> Iterator[Finding]:
@@ -343,6 +358,9 @@ def _store(config: Config) -> Iterator[Finding]:
         if repository.write_only:
             sealed = "encrypted, and this host is write-only: it reads what it has stored itself, and nothing else"
         yield Finding("info", "store", f"the store {store.url} can be written; it is {sealed}")
+        if problem := repository.about.unpinned:
+            text = f"the store {store.url} is not pinned on this host ({problem}): another one in its place is not noticed"
+            yield Finding("warning", "store-not-pinned", text, "Name a state_dir that may be written.")
     except (StoreNotInitialised, NoSuchBucket) as error:
         if config.store.lower().startswith("s3:"):
             raise

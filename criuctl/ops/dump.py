@@ -36,7 +36,8 @@ from ..gpu.use import opened_device
 from ..proc.procfs import reading
 from ..proc.scratch import Scratch
 from ..proc.threads import side_by_side
-from ..report import Reporter
+from ..quoting import quoted
+from ..report import Reporter, summarised
 from ..store import open_store
 from . import hooking, insidereport
 from .checks.scene import Scene
@@ -120,17 +121,19 @@ def dump(
         if scene is None and errors[0].code == NoSuchProcess.code:  # it has ended just now
             raise NoSuchProcess(errors[0].text, hint=errors[0].hint)
         if errors:
-            raise PreflightRefused("; ".join(str(f) for f in errors), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
+            text = "; ".join(map(str, summarised(errors)))
+            raise PreflightRefused(text, hint=errors[0].hint, findings=[f.to_dict() for f in errors])
         assert scene is not None  # else there is an error
-        for finding in findings:
-            if finding.code not in UNTAKEN:  # which the freeze tells
-                reporter.finding(finding)
+        for finding in summarised(f for f in findings if f.code not in UNTAKEN):  # which the freeze tells
+            reporter.finding(finding)
         arounddump.end_former_holder(config, session.name, root)
         survey = Survey(config, reporter, wish=connections, drain=drain, ending=not leave_running)
         survey.ahead(root.pid, (scene.tree, scene.opened))
         carried = files.resolve_carried(with_files, root.pid)
         required = predicates.wanted(config, session.name, require) if delivery is None else []
         scratch = stack.enter_context(Scratch())
+        for finding in scratch.findings():
+            reporter.finding(finding)
         folder = scratch.folder("images")
         stack.callback(os.close, folder)
         entry = plan_entry(root.pid)
@@ -150,6 +153,7 @@ def dump(
             stack.callback(store.close)
             preload(DUMP, enough=store.ready)
             repository = arounddump.open_for(store, config, registry, session, root)
+            repository.warn_unpinned(reporter)
         else:
             repository = delivery.open(session)
             store = repository.store
@@ -207,7 +211,7 @@ def dump(
         if uses_devices(scene):
             from .dumps.devices import DumpedDevices
 
-            work.devices = DumpedDevices(config, reporter, root.pid)
+            work.devices = DumpedDevices(config, reporter, root.pid, max_freeze=bound)
             stack.callback(work.devices.close)
         try:
             files.store_ahead(work.writer, root.pid, work.binaries)
@@ -253,9 +257,10 @@ def dump(
             with after.optional("the reports of trees that are gone could not be removed"):
                 insidereport.sweep(config)
             if delivery is not None:
-                delivery.ended(left)
-            with after.optional(f"the lease of {name} could not be given back"):
-                leases.release(repository, session.name, host=host_id(config), seen=home.seen if home is not None else None)
+                delivery.ended(left)  # and the lease there is the target's, which a source cannot read
+            else:
+                with after.optional(f"the lease of {name} could not be given back"):
+                    leases.release(repository, session.name, host=host_id(config), seen=home.seen if home is not None else None)
         record = replace(work.session, store=work.where, checkpoint=manifest.id, boot_id=boot_id())
         lock = work.lock_table() if work.stays_locked else None
         with after.optional(f"where {name} is could not be written down"):
@@ -267,7 +272,7 @@ def dump(
     rounds = [r.to_dict() for r in work.rounds]
     lost = work.devices.lost if work.devices is not None else []
     if lost:
-        there = f"{manifest.session.name}@{manifest.number}"
-        reporter.warning("; ".join(lost), f"The checkpoint is complete: end the tree, then `criuctl restore {there}`.")
+        ref = quoted(f"{manifest.session.name}@{manifest.number}")
+        reporter.warning("; ".join(lost), f"The checkpoint is complete: end the tree, then `criuctl restore {ref}`.")
     degraded = hooks.degraded or bool(lost)
     return DumpResult(manifest, store.url, list(reporter.warnings), degraded, hooks.records(), rounds)

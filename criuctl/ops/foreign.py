@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from ..checkpoint.chunks import StreamRef
 from ..checkpoint.exported import ExportedCheckpoint, Key
@@ -28,19 +29,22 @@ from ..checkpoint.manifest import (
 from ..config import Config
 from ..criu import described, plain
 from ..criu.pages import ENTRY, PAGE
-from ..errors import UsageError
+from ..errors import Damaged, UsageError
 from ..report import Reporter
 from ..store.archive import MAGIC, ArchiveStore
-from .inspect import Shown, page_entries
+from .inspect import Shown, page_entries, page_maps
 from .storing.contents import environments
 
+_FREE_PROCESSES = 1 << 16
+_PROCESS = 256  # bytes of the images for each process beyond those; that of its state alone has more
 _PAGEMAP = re.compile(r"pagemap-(?:(shmem)-)?(\d+)\.img")
 
 
 def look(config: Config, path: Path, *, maps: bool, env: bool = False, reporter: Reporter) -> Shown:
     """What the file or folder at `path` holds; `NoSuchCheckpoint`, `UnsupportedFormat`, `Damaged`, `KeyMissing`."""
-    if _is_exported(path):
-        return _exported(config, path, maps, env, reporter)
+    if (file := _opened_export(path)) is not None:
+        with file:
+            return _exported(config, path, file.fileno(), maps, env, reporter)
     if env:
         raise UsageError(
             "environments are told of checkpoints of criuctl only", hint="They are in memory, which is not read here."
@@ -52,26 +56,32 @@ def look(config: Config, path: Path, *, maps: bool, env: bool = False, reporter:
     return Shown(_manifest(images, memory), str(path), shown)
 
 
-def _is_exported(path: Path) -> bool:
-    with suppress(OSError):
-        if path.is_file():  # anything else might keep us waiting
-            with path.open("rb") as file:
-                return file.read(len(MAGIC)) == MAGIC
-    return False
+def _opened_export(path: Path) -> BinaryIO | None:
+    """The file, open, if it is an exported checkpoint."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)  # a FIFO keeps nobody waiting
+    except OSError:
+        return None
+    try:
+        if stat.S_ISREG(os.fstat(fd).st_mode) and os.pread(fd, len(MAGIC), 0) == MAGIC:
+            return open(os.dup(fd), "rb")
+    finally:
+        os.close(fd)
+    return None
 
 
-def _exported(config: Config, path: Path, maps: bool, env: bool, reporter: Reporter) -> Shown:
-    with path.open("rb") as file:
-        archive = ArchiveStore.verified(file.fileno(), str(path))
-        with ExportedCheckpoint.unlock(archive, config, Key()) as exported:
-            manifest = exported.manifest_at(exported.only().object)
-            reader = exported.reader(reporter)
-            size = manifest.host.page_size
-            found = {i: page_entries(reader.read(m.entries), size) for i, m in enumerate(manifest.memory)} if maps else {}
-            return Shown(manifest, str(path), found, environments=environments(manifest, reader) if env else None)
+def _exported(config: Config, path: Path, fd: int, maps: bool, env: bool, reporter: Reporter) -> Shown:
+    archive = ArchiveStore.verified(fd, str(path))
+    with ExportedCheckpoint.unlock(archive, config, Key()) as exported:
+        manifest = exported.manifest_at(exported.only().object)
+        reader = exported.reader(reporter)
+        found = page_maps(manifest, reader) if maps else {}
+        return Shown(manifest, str(path), found, environments=environments(manifest, reader) if env else None)
 
 
 def _manifest(images: plain.PlainImages, memory: list[MemoryImage]) -> Manifest:
+    if len(described.pids(images.get)) > _FREE_PROCESSES + images.read // _PROCESS:
+        raise Damaged(f"{images.where} has more than {_FREE_PROCESSES} processes, of which the images say nothing")
     processes = tuple(_process(task) for task in described.tasks(images.get))
     name, image = (str(images.container.get(key, "")) for key in ("name", "rootfsImageName"))
     created = datetime.fromtimestamp(images.modified, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

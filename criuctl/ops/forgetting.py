@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, NotFound, UsageError
+from ..quoting import quoted
 from ..session import names, sessions
 from . import ending
 from .journal import events
@@ -27,6 +28,7 @@ from .moving.moves import Moves, Outgoing
 from .registry import Registry, SessionRecord, check_outside, exclusive_session
 from .sessions import end_holder, known_of
 from .sessions import sessions as all_sessions
+from .storing import latest
 
 
 class Forgotten(Struct, frozen=True):
@@ -98,7 +100,7 @@ def _one(config: Config, name: str, before: float | None, dry_run: bool) -> Forg
                 known = known_of(state, record)
                 about = Forgotten(name, known["state"], known["since"])
                 ended = datetime.fromisoformat(about.since).timestamp() if about.since else ended
-            elif not ended:
+            elif not ended and latest.known(config, name) is None:
                 raise NotFound(f"no session {name!r} is known to this host", hint="`criuctl ls` shows those that are.")
             if before is not None and ended > before:
                 return None
@@ -108,6 +110,7 @@ def _one(config: Config, name: str, before: float | None, dry_run: bool) -> Forg
             if state is not None and state["holder_alive"]:
                 end_holder(config, name, state)
             kept = ending.forget(config, name)
+            latest.forget(config, name)
             sessions.forget(config, name)
             return replace(about, bytes=size, leases_kept=tuple(kept))
     except CriuctlError as error:
@@ -117,18 +120,20 @@ def _one(config: Config, name: str, before: float | None, dry_run: bool) -> Forg
 def _check(config: Config, name: str, now: str, state: Mapping[str, Any] | None, record: SessionRecord | None) -> None:
     """`Conflict` unless the session is over for this host."""
     if now in ("running", "paused"):
-        raise Conflict(f"session {name!r} is {now}", hint=f"`criuctl kill {name}` ends it.")
+        raise Conflict(f"session {name!r} is {now}", hint=f"`criuctl kill {quoted(name)}` ends it.")
     if record is not None and record.state == "checkpointed" and not record.moved_to and now == "checkpointed":
         raise Conflict(
             f"session {name!r} is checkpointed",
-            hint=f"`criuctl restore {name}` brings it back; `criuctl kill {name}` says that nobody waits for it.",
+            hint=f"`criuctl restore {quoted(name)}` brings it back; `criuctl kill {quoted(name)}` says that nobody waits for it.",
         )
     if Moves(config, Outgoing).of(name) is not None:
-        raise Conflict(f"session {name!r} is on its way to another host", hint=f"`criuctl migrate --resolve {name}` ends that.")
+        raise Conflict(
+            f"session {name!r} is on its way to another host", hint=f"`criuctl migrate --resolve {quoted(name)}` ends that."
+        )
     if state is not None and not state["holder_alive"] and (left := sessions.leftovers(state)):
         raise Conflict(
             f"processes of session {name!r} live on without its holder: PID {', '.join(str(p.pid) for p in left[:5])}",
-            hint=f"`criuctl kill {name}` ends them.",
+            hint=f"`criuctl kill {quoted(name)}` ends them.",
         )
 
 

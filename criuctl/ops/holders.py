@@ -28,8 +28,7 @@ from ..proc import command, terminalkeeper
 from ..proc.namespaces import ns_pids
 from ..proc.tree import ProcessIdentity, wait_ended
 from ..session import cgroup, sessions
-from ..session.protocol import RESTORES
-from ..session.wire import ANSWER_TIMEOUT
+from ..session.protocol import ANSWER_TIMEOUT, RESTORES
 from .registry import SessionRecord
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from msgspec import Struct, field
 
 from ..checkpoint.manifest import ConnectionRecord, Manifest
 from ..config import Config
+from ..connections.lending import Owner, of_tree
 from ..errors import NoSuchProcess, NotFound, UsageError
 from ..hooks import PHASES, Hooks
 from ..hooks.contract import RECONNECT, HookResult, policies
@@ -61,6 +62,7 @@ class _Subject(Struct, frozen=True):
     connections: list[ConnectionRecord]
     pid: int | None  # of the tree's root, if it runs
     commands: dict[int, str]
+    owners: dict[int, Owner]
 
 
 def list_hooks(config: Config) -> list[dict[str, Any]]:
@@ -134,7 +136,7 @@ def _running(config: Config, target: str) -> _Subject:
     tree = read_tree(root.pid)
     found = look(tree, {p.pid: descriptors(p.pid) for p in tree if not p.zombie})
     facts = hooks.facts | {"processes": [p.pid for p in tree]}
-    return _Subject(facts, [c.record for c in found.connections], root.pid, {p.ns_pid: p.command for p in tree})
+    return _Subject(facts, [c.record for c in found.connections], root.pid, {p.ns_pid: p.command for p in tree}, of_tree(tree))
 
 
 def _stored(config: Config, ref: str) -> _Subject:
@@ -143,14 +145,14 @@ def _stored(config: Config, ref: str) -> _Subject:
     manifest: Manifest = show(config, ref).manifest
     hooks: Hooks = hooking.of_restore(config, Reporter(), manifest, manifest.session.name)
     commands = {p.ns_pid: p.command for p in manifest.processes}
-    return _Subject(hooks.facts, list(manifest.connections), None, commands)
+    return _Subject(hooks.facts, list(manifest.connections), None, commands, {})  # whose they are, a manifest only says
 
 
 def _reconnect(config: Config, name: str, subject: _Subject, fd: tuple[int | None, int]) -> Trial:
     from ..connections import rules, secrets
 
     record = _record(subject, fd)
-    decision = rules.decide(record, rules.parse(config), "reconnect", commands=subject.commands)
+    decision = rules.decide(record, rules.parse(config), "reconnect", commands=subject.commands, owners=subject.owners)
     secret = secrets.resolve(decision.settings.secret)
     with ExitStack() as stack:
         family, kind = _FAMILIES[record.family], _TYPES[record.type]

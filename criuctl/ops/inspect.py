@@ -9,7 +9,7 @@ a whole (unreachable, denied, wrong key) ends the operation.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,8 +38,10 @@ from ..session.sessions import state_of
 from ..store import open_store
 from .journal import events
 from .registry import Registry, exclusive_session
+from .storing import latest
 
 if TYPE_CHECKING:
+    from ..checkpoint.reader import CheckpointReader
     from .openfiles.predicates import Verdict
     from .storing.contents import Variables
 
@@ -177,17 +179,20 @@ def _look(config: Config, ref: str, maps: bool, env: bool, reporter: Reporter) -
         return look(config, Path(ref), maps=maps, env=env, reporter=reporter)
     with opened(config) as (url, repository):
         manifest = repository.manifest(ref)
-        found: dict[int, list[dict[str, Any]]] = {}
-        if maps:
-            reader = repository.reader(reporter)
-            for i, image in enumerate(manifest.memory):
-                found[i] = page_entries(reader.read(image.entries), manifest.host.page_size)
+        found = page_maps(manifest, repository.reader(reporter)) if maps else {}
         writer = repository.stored_by(manifest.id)
         if not env:
             return Shown(manifest, url, found, writer=writer)
         from .storing.contents import environments
 
         return Shown(manifest, url, found, environments(manifest, repository.reader(reporter)), writer=writer)
+
+
+def page_maps(manifest: Manifest, reader: CheckpointReader) -> dict[int, list[dict[str, Any]]]:
+    """The list of pages of each memory image, by its index; `Damaged`."""
+    reader.check_size([image.entries for image in manifest.memory])
+    size = manifest.host.page_size
+    return {i: page_entries(reader.read(image.entries), size) for i, image in enumerate(manifest.memory)}
 
 
 def page_entries(packed: bytes, page_size: int) -> list[dict[str, Any]]:
@@ -309,7 +314,7 @@ def remove(config: Config, refs: Sequence[str], *, reporter: Reporter) -> list[R
                 done.append(one)
                 if one.summary is not None and one.error is None:
                     gone.append(one.summary)
-            forget_gone(config, repository, {summary.session for summary in gone if summary.session})
+            forget_gone(config, repository, gone, reporter)
         return done
 
 
@@ -346,15 +351,16 @@ def remove_one(repository: Repository, removal: Removal, registry: Registry, rep
     return removal
 
 
-def forget_gone(config: Config, repository: Repository, names: Iterable[str]) -> None:
+def forget_gone(config: Config, repository: Repository, gone: Sequence[CheckpointSummary], reporter: Reporter) -> None:
     """This host forgets the sessions of which nothing is left: no process, no holder's word, and no checkpoint any more.
 
-    Else each tree that was ever dumped would be listed as lost for ever.
+    Else each tree that was ever dumped would be listed as lost for ever.  Of the others it notes what is the newest now.
     """
     from .ending import forget  # seldom needed
 
+    latest.removed(config, repository, gone, reporter)
     registry = Registry(config)
-    for name in sorted(names):
+    for name in sorted({summary.session for summary in gone if summary.session}):
         if registry.get(name) is None:
             continue  # nor need the lock be had, which a plain user may not
         try:

@@ -28,6 +28,7 @@ from msgspec import Struct, field, to_builtins
 from ..config import Config
 from ..errors import Conflict, CriuctlError, Damaged, DumpFailed, NotFound
 from ..proc.tree import ProcessIdentity
+from ..quoting import quoted
 from ..report import Reporter
 from .journal import events
 from .registry import Registry, boot_id, write_record
@@ -251,7 +252,7 @@ def settle(config: Config, record: Record) -> None:
         elif not went_down and item.tree and not item.root[0] and item.session not in _found(config):
             item.state, item.error = "gone", None  # it could not be told which process it is, and none is it any more
         elif item.state == "waiting":
-            hint = f"`criuctl restore {item.before}` brings back what it was before." if item.before else ""
+            hint = f"`criuctl restore {quoted(item.before)}` brings back what it was before." if item.before else ""
             error = DumpFailed(f"{item.session!r} was not stored before this host went down", hint=hint)
             item.state, item.error = "failed", error.to_dict()
 

@@ -307,20 +307,20 @@ class Server:
         """`Conflict` when the port is taken, `UsageError` when the address is none of ours."""
         import errno
 
-        from prometheus_client import start_http_server
+        from prometheus_client import make_wsgi_app
+
+        from .metricsport import Port
 
         try:
-            self._server, self._thread = start_http_server(port, address, _registry(_Live(Looker(config))))
+            self._server = Port(address, port, make_wsgi_app(_registry(_Live(Looker(config)))))
         except OSError as error:  # gaierror is one
             if error.errno == errno.EADDRINUSE:
                 raise Conflict(f"port {port} of {address} is taken", hint="Choose another: --listen 127.0.0.1:PORT.") from error
             raise UsageError(f"{address}:{port} cannot be listened at: {error.strerror}") from error
-        self.port = int(self._server.server_port)
+        self.port = self._server.server_port
         shown = f"[{address}]" if ":" in address else address
         self.url = f"http://{shown}:{self.port}/metrics"
 
     def close(self) -> None:
         """Serve nobody any more."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()

@@ -29,7 +29,7 @@ from ..checkpoint.manifest import SessionRef
 from ..config import Config
 from ..errors import PreflightRefused
 from ..proc import addresses
-from ..report import Finding, Reporter
+from ..report import Finding, Reporter, summarised
 from ..session.client import Session
 from ..transport import ssh
 from .dump import dump
@@ -113,9 +113,9 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
         findings = _look(config, target, there, wishes)
         errors = [f for f in findings if f.level == "error"]
         if errors:
-            text = f"{to} cannot take it: " + "; ".join(str(f) for f in errors)
+            text = f"{to} cannot take it: " + "; ".join(map(str, summarised(errors)))
             raise PreflightRefused(text, hint=errors[0].hint, findings=[f.to_dict() for f in errors])
-        for finding in findings:
+        for finding in summarised(findings):
             reporter.finding(finding)
         delivery = stack.enter_context(HostDelivery(config, to, there, moves, wishes, reporter))
         carrying = replace(_keeping(config, wishes), files="carry", files_max_mib=_CARRIED_MIB)

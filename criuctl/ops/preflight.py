@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ..config import Config
 from ..errors import CriuctlError
 from ..report import Finding
+from .checks import known_programs
 from .checks.connections import check_sockets
 from .checks.files import check_descriptors
 from .checks.folders import check_folders
@@ -22,6 +23,7 @@ from .checks.memory import check_mappings, check_programs
 from .checks.mounts import check_mounts
 from .checks.pipes import check_pipes
 from .checks.processes import check_processes
+from .checks.procfiles import check_proc_files, check_proc_folders
 from .checks.scene import Scene, collect
 from .checks.services import check_service
 from .checks.spaces import check_bound, check_freezer, check_ipc, check_namespaces, check_network, check_proc_mount
@@ -43,6 +45,8 @@ CHECKS: tuple[Check, ...] = (
     check_mounts,
     check_folders,
     check_descriptors,
+    check_proc_files,
+    check_proc_folders,
     check_pipes,
     check_watches,
     check_sockets,
@@ -79,4 +83,5 @@ def look_at(
             found.append(
                 Finding("warning", "check-incomplete", f"{check.__name__.replace('_', ' ')} was not possible: {error}", hint)
             )
+    found = known_programs.remedied(found, known_programs.executables(scene, found))
     return sorted(found, key=lambda f: _ORDER[f.level]), scene

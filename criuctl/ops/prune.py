@@ -118,7 +118,7 @@ def prune(
                         done.removed.append(summary)
                     else:  # pinned since it was listed
                         done.errors[summary.id] = outcome.error
-                forget_gone(config, repository, {summary.session for summary in done.removed})
+                forget_gone(config, repository, done.removed, reporter)
         return done
 
 

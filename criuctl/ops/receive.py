@@ -3,7 +3,7 @@
 ``criuctl receive`` is started by the other host over ssh and answers its requests:
 
     examine   can this host run it?  -> findings
-    begin     the inbox is opened, and served as a store (``store.*``)
+    begin     the inbox is opened, and the source's own part of it is served as a store (``store.*``)
     restore   the checkpoint is restored and **held**: everything is in place, nothing has run
     go        its old home is gone: let it run                    abort     undo, leave nothing
     settle    (by a later criuctl) the word on a move that another one of ours holds, or held
@@ -40,6 +40,7 @@ from .maintenance import check_open
 from .moving import inbox, rendezvous
 from .moving.incoming import Arrival, running_here
 from .moving.moves import Incoming, Moves, Outgoing, check_id
+from .moving.ownpart import OwnPart
 from .registry import Registry, boot_id, check_name, check_outside
 from .restores.feeding import Feeder
 from .restores.lazymemory import LARGE
@@ -94,6 +95,7 @@ class _Visit:
         self._moves = Moves(config, Incoming)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._repository: Repository | None = None
+        self._part: OwnPart | None = None  # of the inbox
         self._serve: StoreServer | None = None
         self._memory = 0  # bytes that the tree has
         self._arrival: Arrival | None = None
@@ -168,11 +170,13 @@ class _Visit:
         if self._memory >= LARGE:
             feeder = Feeder(repository.config, self._memory)
             self._stack.callback(feeder.close)
-        self._serve = StoreServer(repository.store, feeder.arrived if feeder is not None else None)
+        key = inbox.key_for(repository, move.id, asked.get("writer"))
+        self._part = OwnPart(repository, key, move.session)
+        self._serve = StoreServer(self._part, feeder.arrived if feeder is not None else None)
         self._arrival = Arrival(self._config, self._reporter, repository, self._moves, move, feeder)
         self._moves.put(move)
         features = sorted(repository.features)
-        return {"key": repository.key_text(), "store": repository.store.url, "store_id": repository.id, "features": features}
+        return {"key": key.text(), "store": repository.store.url, "store_id": repository.id, "features": features}
 
     def _open(self) -> Repository:
         if self._repository is None:
@@ -185,6 +189,8 @@ class _Visit:
         arrival = self._arrival
         if arrival is None:
             raise Conflict("nothing was begun")
+        if self._part is None or not self._part.brought(check_id(asked["checkpoint"])):
+            raise NoSuchCheckpoint("the host that sends the session has not sent this checkpoint of it")
         arrival.prepare(asked)
         self._jobs.put(arrival.restore)
         return arrival.wait_held()

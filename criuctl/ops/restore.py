@@ -30,7 +30,7 @@ from ..hooks.contract import RECONNECT
 from ..hooks.find import executables
 from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
-from ..report import Reporter
+from ..report import Reporter, summarised
 from ..store import open_store
 from . import hooking, insidereport
 from .failures.helpers import told_as
@@ -39,23 +39,24 @@ from .host import host_id
 from .journal import events
 from .maintenance import check_open
 from .moving import moves
-from .openfiles import deletednames, predicates
+from .openfiles import deletednames, kernelfiles, predicates, untrusted
 from .openfiles.absent import absent
-from .openfiles.besides import left_behind, spared
+from .openfiles.besides import left_behind, separated, spared
 from .openfiles.judgement import Policy
 from .preload import RESTORE, preload
 from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
-from .resources import boundnames, fifos, groupyard, interfaces
-from .resources.filelocks import locked_elsewhere
+from .resources import boundnames, fifos, filelocks, groupyard, interfaces
 from .resources.netlock import table_of
 from .resources.netplace import is_new
 from .resources.restoredterminals import RestoredTerminals
-from .restores import arrival, materialise
+from .restores import arrival, history, materialise
 from .restores.arrival import RestoreResult
+from .restores.connectionplan import owners_in
 from .restores.feeding import Feeder
 from .restores.lazymemory import worthwhile
 from .restores.plan import ADD_ADDRESS, RestorePlan, Wishes, make_plan, missing_addresses, observe
 from .restores.restoring import Restoring
+from .storing import latest
 from .supervising.fencing import with_lease
 
 P = ParamSpec("P")
@@ -101,6 +102,7 @@ def restore(
     lazy: bool | None = False,
     dry_run: bool = False,
     force: bool = False,
+    older: bool = False,
     alone: bool = False,
     take_over: bool = False,
     returning: bool = False,
@@ -113,7 +115,8 @@ def restore(
 ) -> RestoreResult | RestorePlan:
     """Bring the checkpoint that `ref` names back to life here; with `dry_run` only say what would be done.
 
-    `force`: also when it is stale (`predicates`).  `alone`: for a trial, in a network of its own, stale or not.
+    `force`: also when it is stale (`predicates`).  `older`: also when this host knows of a newer one (`history`).
+    `alone`: for a trial, in a network of its own, stale or not.
     `held` is called, with what became of the connections, when everything is in place and nothing has run: when it returns,
     the tree runs; when it raises, nothing is left.  The checkpoint is in `repository` if that is given, which stays open.
     If memory follows, the `feeder` brings it; with `lazy` None it does so where there is one and it is worth it.
@@ -137,12 +140,14 @@ def restore(
             preload(RESTORE, enough=store.ready)
             repository = Repository.open(store, config)
             stack.callback(repository.close)
-        with arrival.offering_another(repository, ref):
+            repository.warn_unpinned(reporter)
+        with arrival.offering_another(repository, ref), history.offering_elsewhere(config, repository, ref):
             manifest = repository.manifest(ref)
         stack.enter_context(arrival.offering_another(repository, ref, manifest))
         name = new_name or manifest.session.name
         stack.enter_context(exclusive_session(config, name))
         arrival.check_not_running(registry, name, copy=new_name is not None)
+        found = history.look(config, repository, ref, manifest, older=older)
         if not (dry_run or alone or returning or held is not None):
             check_open(config)
         if new_name is None and held is None:
@@ -155,6 +160,8 @@ def restore(
         reporter.step("preflight")
         reader = repository.reader(reporter)
         scratch = stack.enter_context(Scratch())
+        for finding in scratch.findings():
+            reporter.finding(finding)
         folder = scratch.folder("images")
         stack.callback(os.close, folder)
         materialise.write_images(manifest, reader, folder)
@@ -176,7 +183,11 @@ def restore(
         if not wishes.copy:
             facts = replace(facts, findings=(*facts.findings, *left_behind(facts.files)))
         else:
-            settled, shared = spared(facts.files, images, arrival.living(registry, manifest))
+            judged = facts.files
+            if not alone and (taken := filelocks.held(filelocks.wanted(images))):
+                holders = {lock.path: filelocks.holder(lock.path) for lock in taken}
+                judged = separated(judged, images, holders)
+            settled, shared = spared(judged, images, arrival.living(registry, manifest))
             own_pipes = fifos.own_for_copy(images, manifest)
             facts = replace(facts, files=(*settled, *own_pipes), findings=(*facts.findings, *shared))
         deleted = deletednames.judge(manifest, images, facts.files, wishes.files, reader)
@@ -187,8 +198,9 @@ def restore(
         else:
             stale = predicates.examine(config, manifest, force=force)
             own = {j.record.path for j in facts.files if j.verdict == "beside"}
-            locked = locked_elsewhere(images, own, copy=wishes.copy)
-            gone = absent(images, manifest, facts.files, facts.missing_folders)
+            locked = filelocks.locked_elsewhere(images, own, copy=wishes.copy)
+            gone = list(absent(images, manifest, facts.files, facts.missing_folders))
+            gone += kernelfiles.missing(images, manifest, copy=wishes.copy)
             names = boundnames.taken(images, manifest, facts.netns, copy=wishes.copy)
             facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone), names=names)
         devices: RestoredDevices | None = None
@@ -197,13 +209,18 @@ def restore(
 
             devices = stack.enter_context(RestoredDevices(manifest.gpu, reporter))
             facts = replace(facts, findings=(*facts.findings, *devices.judge()))
-        facts = replace(facts, bound=interfaces.bound(images, facts.netns))
+        facts = replace(facts, bound=interfaces.bound(images, facts.netns), owners=owners_in(images))
+        authentic = repository.encrypted or held is not None
+        objections = untrusted.objections(
+            config, manifest, images, facts.files, authentic=authentic, hang_up=connections == "hangup"
+        )
+        facts = replace(facts, findings=(*facts.findings, *objections))
         plan = make_plan(manifest, facts, wishes)
         if dry_run:
             return plan
         if plan.errors:
             raise arrival.refusal(plan.errors)
-        for finding in plan.findings:
+        for finding in summarised(plan.findings):
             reporter.finding(finding)
 
         session, lease = arrival.next_incarnation(registry, repository, manifest, name, copy=new_name is not None)
@@ -282,6 +299,7 @@ def restore(
             held=held,
             feeder=feeder,
             filling=filling,
+            authentic=authentic,
             devices=devices,
         )
         with ExitStack() as running:
@@ -302,6 +320,8 @@ def restore(
                 raise
             hooks.done = True
             claim.keep()
+            if not copy and held is None:
+                latest.note(config, found.checkpoint, reporter)
             if here.lock_table and not work.locked:  # else the next command takes it down
                 with suppress(OSError):  # a full disk: the next command looks for the lock once more
                     registry.put(replace(here, lock_table=""))
@@ -328,4 +348,5 @@ def restore(
         gpu=devices.facts() if devices is not None else None,
         degraded=hooks.degraded or any(c["outcome"] == "failed" for c in work.connections),
         hooks=hooks.records(),
+        found=found,
     )

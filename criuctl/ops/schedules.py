@@ -25,6 +25,7 @@ from msgspec.structs import asdict
 from ..config import Config
 from ..errors import Conflict, CriuctlError, InvalidName, NotFound, PlatformError, UsageError
 from ..proc.tree import ProcessIdentity
+from ..quoting import quoted
 from ..report import Reporter
 from ..session.names import check_name
 from .journal import events
@@ -84,7 +85,7 @@ def add(config: Config, schedule: Schedule, program: tuple[str, ...], variables:
         if (folder / f"{schedule.name}.json").exists():
             raise Conflict(
                 f"there is a schedule {schedule.name!r} already",
-                hint=f"`criuctl schedule remove {schedule.name}` removes it; `criuctl schedule list` shows all.",
+                hint=f"`criuctl schedule remove {quoted(schedule.name)}` removes it; `criuctl schedule list` shows all.",
             )
         made = Schedule(**{**_values(schedule), "backend": backend.kind, "created": _now()})
         try:

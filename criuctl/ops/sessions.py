@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -20,8 +21,10 @@ from msgspec import Struct
 from ..config import Config
 from ..errors import Conflict, InvalidName, NoSuchProcess, NotFound, NotHeld, SessionGone, UsageError
 from ..proc.tree import ProcessIdentity
+from ..quoting import quoted
 from ..session import names
 from ..session.sessions import all_states, inside, state_of
+from .environment import credentials, inherited
 from .journal import events
 from .maintenance import check_open
 from .registry import Registry, SessionRecord, boot_id, exclusive_session
@@ -31,6 +34,10 @@ if TYPE_CHECKING:
 
 SPAWNER = "criuctl.session.spawn:spawn_session"
 _MAX_COPIES = 1000  # names that are tried for one command
+_CARRIED = (
+    "the session has the store's credentials in its environment ({}), and so has each checkpoint of it: start it without"
+    " them (`env -u NAME criuctl run ...`) unless its program needs them; dumps and restores read them by themselves"
+)
 
 
 class NewSession(Struct, frozen=True):
@@ -41,6 +48,7 @@ class NewSession(Struct, frozen=True):
     pid: int
     holder_pid: int
     command: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As `criuctl run -d --json` prints it."""
@@ -52,6 +60,7 @@ class NewSession(Struct, frozen=True):
             "pid": self.pid,
             "holder_pid": self.holder_pid,
             "command": list(self.command),
+            "warnings": list(self.warnings),
         }
 
 
@@ -67,6 +76,7 @@ def run(
     size: tuple[int, int] = (24, 80),
     host_pids: bool = False,
     io_uring: bool = True,
+    mptcp: bool = False,
     labels: Mapping[str, str] | None = None,
     workspace: str | None = None,
     env: Mapping[str, str] | None = None,
@@ -74,7 +84,7 @@ def run(
     """Start `argv` as a new session under a holder of its own; `size` is rows and columns.
 
     The folder `workspace` is where it starts, and travels along when the session moves to another host.  Without `io_uring`
-    it finds a kernel that has none.
+    or `mptcp` (Multipath TCP) it finds a kernel that has none.
 
     `Conflict` when the name is taken or when we run inside of a session, `NotFound` when there is no such command.
     """
@@ -97,7 +107,8 @@ def run(
         raise UsageError("the current folder is gone", hint="Go to one that is there, or name one by --workspace.") from None
     if not os.path.isdir(folder):
         raise UsageError(f"{folder}: no such folder")
-    variables = {k: v for k, v in (os.environ if env is None else env).items() if not k.startswith("CRIUCTL_SESSION")}
+    variables = inherited(os.environ if env is None else env)
+    carried = credentials(variables, config)
     with ExitStack() as reserved:
         chosen = _free_name(config, argv[0], reserved) if name is None else _taken(config, names.check_name(name), reserved)
         spec = HolderSpec(
@@ -110,7 +121,7 @@ def run(
             labels=dict(labels or {}),
             facts={"workspace": folder} if workspace is not None else {},
             spawner=SPAWNER,
-            options={"host_pids": host_pids, "io_uring": io_uring, "run_dir": config.run_dir, "umask": _umask()},
+            options={"host_pids": host_pids, "io_uring": io_uring, "mptcp": mptcp, "run_dir": config.run_dir, "umask": _umask()},
         )
         try:
             started = start_holder(config, spec)
@@ -123,7 +134,8 @@ def run(
             Registry(config).put(
                 SessionRecord(chosen, started.id, pid=started.pid, start_time=started.start_time or 0, boot_id=boot_id())
             )
-    return NewSession(chosen, started.id, started.pid, started.holder_pid, tuple(argv))
+    warnings = (_CARRIED.format(", ".join(carried)),) if carried else ()
+    return NewSession(chosen, started.id, started.pid, started.holder_pid, tuple(argv), warnings)
 
 
 def _taken(config: Config, name: str, reserved: ExitStack) -> str:
@@ -143,7 +155,7 @@ def _claim(config: Config, name: str) -> str:
     if state is not None and state["holder_alive"]:
         if state["state"] not in ("exited", "lost"):
             raise Conflict(
-                f"session {name!r} exists ({state['state']})", hint=f"`criuctl attach {name}`, or choose another name."
+                f"session {name!r} exists ({state['state']})", hint=f"`criuctl attach {quoted(name)}`, or choose another name."
             )
         end_holder(config, name, state)
     if record is not None and (record.alive() or record.state == "checkpointed"):
@@ -152,7 +164,7 @@ def _claim(config: Config, name: str) -> str:
             f"session {name!r} {what}",
             hint="Choose another name."
             if record.alive()
-            else f"`criuctl restore {name}` brings it back; or choose another name.",
+            else f"`criuctl restore {quoted(name)}` brings it back; or choose another name.",
         )
     return name
 
@@ -212,6 +224,15 @@ def describe(config: Config, name: str) -> dict[str, Any]:
         if state is None and record is None:
             raise NotFound(f"no session {name!r} is known to this host", hint="`criuctl ls` shows those that are.") from None
         return known_of(state, record)
+
+
+def status(config: Config, name: str) -> dict[str, Any]:
+    """As `describe`, with the last checkpoint as an object: id, number, age_s, store."""
+    from .storing import latest
+
+    body = describe(config, name)
+    body["checkpoint"] = latest.described(config, name, body["id"], body.get("checkpoint") or None, time.time())
+    return body
 
 
 def ended(config: Config, name: str) -> bool:
@@ -337,10 +358,13 @@ def connect(
             raise SessionGone(f"no session {name!r} is known to this host") from error
         known = known_of(state, record)
         if known["moved_to"]:
-            hint = f"`criuctl attach {known['moved_to']}`"
+            hint = f"`criuctl attach {quoted(known['moved_to'])}`"
             raise SessionGone(why_not(known), hint=hint, moved_to=known["moved_to"], home=known["home"]) from error
         if known["state"] == "running":
-            hint = f"Sessions that `criuctl run` has started have one. `criuctl dump`, `wait {name} --exit` and `kill` need none."
+            hint = (
+                "Sessions that `criuctl run` has started have one."
+                f" `criuctl dump`, `wait {quoted(name)} --exit` and `kill` need none."
+            )
             raise NotHeld(why_not(known), hint=hint) from error
         raise SessionGone(why_not(known), hint=error.hint) from error
 
@@ -351,7 +375,7 @@ def why_not(known: Mapping[str, Any]) -> str:
     if known["moved_to"]:
         return f"session {name!r} has moved to {known['home']}"
     if state == "checkpointed":
-        return f"session {name!r} is checkpointed and nobody holds its terminal; `criuctl restore {name}` brings it back"
+        return f"session {name!r} is checkpointed and nobody holds its terminal; `criuctl restore {quoted(name)}` brings it back"
     if state == "exited":
         code = known["exit_code"]
         return f"session {name!r} has ended" + (f" with exit code {code}" if code is not None else "")

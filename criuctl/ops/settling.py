@@ -7,6 +7,7 @@ from typing import Any
 
 from ..config import Config
 from ..errors import CriuctlError, NotFound, TimedOut
+from ..quoting import quoted
 from ..report import Reporter
 from .dumps.after_commit import AfterCommit
 from .journal import events
@@ -58,7 +59,7 @@ def _arrived(config: Config, session: str) -> str:
     inbox_store = inbox.configured(config).store
     return (
         f"It has come here from {move.origin}, which has not said that it is gone there: resolve it there. If that host is lost"
-        f" for good: `criuctl restore {session} --store {inbox_store} --take-over`."
+        f" for good: `criuctl restore {quoted(session)} --store {quoted(inbox_store)} --take-over`."
     )
 
 

@@ -14,9 +14,11 @@ from typing import Any
 
 from msgspec import structs
 
-from ..checkpoint import keys, recovery
+from ..checkpoint import keys, recovery, storeconfig
 from ..checkpoint.repository import Repository
+from ..checkpoint.storepins import Pin, Pinning, Trusting
 from ..config import Config
+from ..errors import PlatformError
 from ..store import Store, open_store
 from .journal import events
 from .storing.growth import growth, plain_bytes
@@ -33,6 +35,7 @@ class StoreFacts:
     encrypted: bool
     key: dict[str, Any]  # kind: file | passphrase | recovery | master | writer | none, file, source, fingerprint, slots
     capabilities: dict[str, Any]
+    pin: dict[str, Any]  # what this host expects there: since, how: init | first-use | trusted, problem: why it is not recorded
     contents: dict[str, Any] | None = None  # sessions, checkpoints, unreadable, hidden, objects, bytes
     exported: str | None = None  # where `store_key` wrote the key
     recovery_key: str | None = field(default=None, repr=False)  # that `store_init` has made
@@ -56,8 +59,13 @@ def _facts(repository: Repository, **more: Any) -> StoreFacts:
         encrypted=repository.encrypted,
         key=repository.key_info(),
         capabilities=structs.asdict(repository.capabilities),
+        pin=_pin(about.pin, about.unpinned),
         **more,
     )
+
+
+def _pin(pin: Pin | None, problem: str) -> dict[str, Any]:
+    return {"since": pin and pin.since, "how": pin and pin.how, "problem": problem or None}
 
 
 @contextmanager
@@ -84,7 +92,8 @@ def store_init(
 ) -> StoreFacts:
     """Make the configured store; `Conflict` if it is one already.
 
-    `encryption` None encrypts stores on S3, and wherever a key file, a passphrase or a recovery key is given.  With
+    `encryption` None encrypts stores on S3, in the place of one that was encrypted, and wherever a key file, a passphrase or a
+    recovery key is given.  The store is pinned, in place of one that was there before (`criuctl.checkpoint.storepins`).  With
     `ask_passphrase` the key is sealed with the configured passphrase, or else with what that returns.  A recovery key is
     in the answer, and nowhere else.
     """
@@ -96,7 +105,8 @@ def store_init(
             passphrase = configured if configured is not None else ask_passphrase()
         if encryption is None:
             given = key_file is not None or passphrase is not None or recovery_key
-            encryption = given or config.store.lower().startswith("s3:")
+            before = Pinning.of(store, config).pin
+            encryption = given or config.store.lower().startswith("s3:") or (before is not None and before.encrypted)
         named = config.key_file if config.key_file != keys.ASKED else ""
         made = key_file or (Path(named) if named else None)
         secret = recovery.new_secret() if recovery_key else None
@@ -162,3 +172,39 @@ def store_key(config: Config, *, export: Path | None = None) -> StoreFacts:
         if export is not None:
             repository.export_key(export)
         return _facts(repository, exported=str(export) if export is not None else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Trusted:
+    """What `store_trust` answers."""
+
+    store: str
+    id: str
+    encrypted: bool
+    before: dict[str, Any] | None  # the pin that was replaced: id, encrypted, since
+
+    def to_dict(self) -> dict[str, Any]:
+        """One object."""
+        return asdict(self)
+
+
+@events.recorded("store-trust", events.nothing_more)
+def store_trust(config: Config, *, store_id: str = "", plain: bool = False) -> Trusted:
+    """Pin the store that is at the configured place now, whatever was pinned there before.
+
+    With `store_id` only if its id begins so.  One that is not encrypted only if `plain` says that it is meant to be.
+    """
+    store = open_store(config.store, config)
+    try:
+        trusting = Trusting.at(store, config, store_id, plain=plain)
+        before = trusting.before
+        about, _opened_by = storeconfig.load(store, config, pinning=trusting)
+        if trusting.unrecorded:
+            raise PlatformError(
+                f"the pin of {store.url} cannot be written: {trusting.unrecorded}",
+                hint="Run criuctl as root, or name a state_dir that may be written.",
+            )
+        old = {"id": before.id, "encrypted": before.encrypted, "since": before.since} if before is not None else None
+        return Trusted(store.url, about.id, about.encrypted, old)
+    finally:
+        store.close()

@@ -43,15 +43,17 @@ from ..errors import (
     of_the_host,
 )
 from ..proc.tree import ProcessIdentity, read_tree
+from ..quoting import quoted
 from ..report import Reporter
 from .dump import dump
 from .hooking import snapshot_failed
 from .journal import events
 from .prune import prune
 from .registry import SessionRecord, check_outside, exclusive
+from .storing.latest import moment
 from .storing.retention import Rules
 from .supervising import fencing, standdown
-from .supervising.demise import Wanted, candidates, fate, moment
+from .supervising.demise import Wanted, candidates, fate
 from .supervising.heartbeat import Heartbeat
 from .supervising.recoverer import Loss, Recoverer, holder_of
 from .supervising.selffence import SelfFence, lift
@@ -132,7 +134,7 @@ class Supervisor:
             if not leased and (post.wishes.standby or record is None):
                 raise PreflightRefused(
                     f"session {post.name!r} does not run here, and where it runs cannot be told: {leases.UNLEASED}",
-                    hint=f"`criuctl restore {post.name}` when you know that it runs nowhere, then supervise it.",
+                    hint=f"`criuctl restore {quoted(post.name)}` when you know that it runs nowhere, then supervise it.",
                 )
             head = leases.read_head(repository, post.name) if leased else None
             held = head if head is not None and head.state == "held" else None

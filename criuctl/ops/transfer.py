@@ -31,11 +31,14 @@ from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import Conflict, Damaged, DataError, ObjectMissing, StoreError, StoreFull, UsageError, WrongKey
 from ..proc.procfs import available_memory
+from ..quoting import quoted
 from ..report import Reporter
 from ..store import open_store
 from ..store.archive import ArchiveStore, ArchiveWriter
 from .journal import events
 from .registry import check_name
+from .storing import latest
+from .storing.latest import Latest
 
 _PIECE = 1 << 20
 
@@ -267,14 +270,16 @@ def import_(
             if (there := _present(repository, manifest.id)) is not None:  # somebody else was faster
                 raise _already(there, where)
             summary = writer.commit(replace(copied, bytes=sizes))
+        latest.note(config, Latest.of(summary, where), reporter)  # the operator has made it the newest of that name
         reporter.step("done")
         return Imported(summary, where, url, True, origin, list(reporter.warnings))
 
 
 def _already(there: CheckpointSummary, where: str) -> Conflict:
+    ref = f"{there.session}@{there.number}"
     return Conflict(
-        f"{where} has this checkpoint already, as {there.session}@{there.number}",
-        hint=f"Use it as it is, or remove it first: criuctl rm {there.session}@{there.number}",
+        f"{where} has this checkpoint already, as {ref}",
+        hint=f"Use it as it is, or remove it first: criuctl rm {quoted(ref)}",
     )
 
 

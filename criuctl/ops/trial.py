@@ -38,6 +38,7 @@ from ..session.names import DEFAULT_RUN_DIR
 from ..store import Capabilities, open_store
 from ..transport.frames import decode_error, encode_error
 from .failures.helpers import told_as
+from .restores import history
 from .restores.arrival import RestoreResult
 
 _TAIL = 4096  # characters of a probe's output that are told
@@ -116,11 +117,13 @@ def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Tri
 
     read_only = shadow.enter()
     shadow.empty(config.run_dir or DEFAULT_RUN_DIR)  # of the same name: what the tree knows of itself is there
+    own = config  # knows which store is expected there, and which session
     config = config.with_options(state_dir=tempfile.mkdtemp(prefix="criuctl-"), hook_dirs=(), events="none")
     reporter = Reporter()
     store = open_store(config.store, config)
-    repository = _Unclaimed.open(store, config)
+    repository = _Unclaimed.open(store, own)
     manifest = repository.manifest(ref)
+    history.look(own, repository, ref, manifest, older=True)
     _check(manifest, read_only)
     began = time.monotonic()
     try:

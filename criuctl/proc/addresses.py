@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import Conflict, CriuctlError, NotFound, UsageError
+from ..quoting import quoted
 from . import rtnetlink
 from .rtnetlink import Address, Link, Route, Rtnetlink
 from .sockdiag import socket_inside
@@ -219,7 +220,7 @@ def _choose(net: Rtnetlink, ip: IpAddress, device: str | None) -> tuple[Link, in
             return links[route.device], alone
     raise NotFound(
         f"no network device of the target has a subnet with {ip}, and there is no default route",
-        hint=f"Name the device: --keep-address {ip}@DEVICE.",
+        hint=f"Name the device: --keep-address {quoted(ip)}@DEVICE.",
     )
 
 

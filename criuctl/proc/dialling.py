@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import cast
 
+from .credentials import Credentials, acting_as
 from .scratch import Scratch
 from .syscalls import disconnect as _dissolve
 
@@ -88,8 +89,8 @@ def hosts_of(host: str, port: int, family: int, kind: int) -> list[Address]:
     return list(dict.fromkeys(cast("Address", entry[4]) for entry in found))
 
 
-def inside_root(pid: int, path: str) -> int:
-    """An O_PATH descriptor of what `path` is for process `pid`: below its root, links followed as it would.
+def inside_root(pid: int, path: str, user: Credentials | None = None) -> int:
+    """An O_PATH descriptor of what `path` is for process `pid`: below its root, links followed as it would, with `user`'s rights.
 
     A path that does not begin with ``/`` is below its working folder.
     """
@@ -101,9 +102,10 @@ def inside_root(pid: int, path: str) -> int:
             path = f"{inner.removeprefix(outer)}/{path}"
         how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
         libc = ctypes.CDLL(None, use_errno=True)
-        fd = int(libc.syscall(_SYS_OPENAT2, top, os.fsencode(path), how, len(how)))
-        if fd < 0:
+        with acting_as(user):
+            fd = int(libc.syscall(_SYS_OPENAT2, top, os.fsencode(path), how, len(how)))
             code = ctypes.get_errno()
+        if fd < 0:
             raise OSError(code, os.strerror(code), path)
         return fd
     finally:

@@ -50,7 +50,10 @@ _TRIES, _PAUSE = 100, 0.002  # to meet who waits for us in the system call in wh
 
 _PTRACE, _BELOW_STACK = 101, 4096  # far below the red zone, well inside the stack's mapping
 PRCTL, FCNTL, OPEN, CLOSE, IOCTL, EPOLL_CTL = 157, 72, 2, 3, 16, 233
+CONNECT, BIND, LISTEN, CHDIR, FCHDIR = 42, 49, 50, 80, 81
+SETGROUPS, SETFSUID, SETFSGID = 116, 122, 123
 MUNMAP, DUP3 = 11, 292
+LSEEK, PIDFD_OPEN, PIDFD_GETFD = 8, 434, 438
 _EXIT_GROUP = 231
 TIOCSCTTY = 0x540E
 PR_SET_CHILD_SUBREAPER = 36
@@ -318,3 +321,15 @@ def read_memory(pid: int, address: int, length: int) -> bytes:
 def stack_pointer(pid: int) -> int:
     """The stack pointer of a stopped process; below it (and its red zone) is room for arguments."""
     return int(_registers(pid).rsp)
+
+
+@contextmanager
+def placed(pid: int, data: bytes) -> Iterator[int]:
+    """The address of `data` in the stopped process, below its stack, as long as that is needed."""
+    address = (stack_pointer(pid) - _BELOW_STACK) & ~0xF
+    saved = read_memory(pid, address, len(data))
+    try:
+        write_memory(pid, address, data)
+        yield address
+    finally:
+        write_memory(pid, address, saved)

@@ -113,6 +113,12 @@ def available_memory() -> int:
     return int(told["MemAvailable"].split()[0]) * 1024
 
 
+def swaps() -> list[str]:
+    """The swap areas in use, but for those that are compressed memory (zram)."""
+    lines = read_raw("/proc/swaps").decode(errors="replace").splitlines()[1:]
+    return [line.split()[0] for line in lines if line.strip() and not line.startswith("/dev/zram")]
+
+
 def all_pids() -> list[int]:
     """Every PID that this procfs shows, ascending."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())

@@ -5,16 +5,21 @@ on every path out, ``kill -9`` included.  A *detached* tmpfs does both by constr
 ``fsmount`` give a descriptor of a mount that is attached to no mount namespace; whoever inherits the
 descriptor (CRIU) reaches it as ``/proc/self/fd/N``, from any namespace, and when the last descriptor is
 closed, by whatever end of its process, the kernel frees it.
+
+The pages of a tmpfs may be swapped out, to a disk, where they outlive it.  Kernels since 6.4 know the option ``noswap``,
+for root of the first user namespace.  Where it is not to be had, `Scratch.findings` says whether that matters.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import TracebackType
 
 from ..errors import PlatformError
+from ..report import Finding
+from .procfs import swaps
 
 # The same numbers on every architecture: system calls newer than 5.0 share one table.
 _SYS_FSOPEN, _SYS_FSCONFIG, _SYS_FSMOUNT = 430, 431, 432
@@ -67,12 +72,29 @@ class Scratch:
     def __init__(self, size: str = "90%", *, source: str = "none", executable: bool = False, set_uid: bool = False) -> None:
         settings = (("source", source), ("mode", "0700"), ("size", size))
         attributes = _NODEV | (0 if set_uid else _NOSUID) | (0 if executable else _NOEXEC)
+        self.may_swap = executable  # files of a tree that runs on, not memory
+        if not executable:
+            try:
+                self.fd = detached_mount("tmpfs", (*settings, ("noswap", None)), attributes)
+                return
+            except PlatformError:  # and if that was not the reason, it is raised again
+                self.may_swap = True
         self.fd = detached_mount("tmpfs", settings, attributes)
 
     @property
     def path(self) -> str:
         """The folder as a process that inherited `fd` under the same number names it."""
         return f"/proc/self/fd/{self.fd}"
+
+    def findings(self) -> Iterator[Finding]:
+        """Whether what is in it may come to a disk: the kernel cannot keep it in memory, and there is a swap area."""
+        if self.may_swap and (areas := swaps()):
+            yield Finding(
+                "warning",
+                "swap",
+                f"plain images may be swapped out, to {', '.join(areas)}: here the kernel cannot keep a tmpfs in memory",
+                "Linux 6.4 and newer can (noswap). Until then encrypt the swap area, or turn it off (`swapoff -a`).",
+            )
 
     def free_bytes(self) -> int:
         """How much more fits."""

@@ -1,10 +1,11 @@
-"""Becomes a session's command: a program of its own, ``python sessionchild.py TTY REPORT CWD RINGS COMMAND...``.
+"""Becomes a session's command: a program of its own, ``python sessionchild.py TTY REPORT CWD REFUSED COMMAND...``.
 
 It is started by the session's init (tini), which has put it into a process group of its own.  It leaves that
 group, leads a new session with the terminal TTY, and executes COMMAND there.  TTY is opened here, inside the
 session's mount namespace.  REPORT is the name of an abstract unix socket; whoever listens there sends one byte when the command
 may begin, then reads an error number if it could not be executed, and the end of the stream if it was.  (A pipe would
-not do: the init keeps what it inherits.)  RINGS is "no" when the command is to find a kernel without io_uring.
+not do: the init keeps what it inherits.)  REFUSED names what the kernel is to refuse the command: "io_uring", "mptcp", both with
+a comma between, or "-".
 
 The environment is passed on as it was given, not as Python may have changed it.
 """
@@ -19,6 +20,7 @@ import socket
 import struct
 import sys
 import termios
+from collections.abc import Container, Mapping
 
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 22, 38
 _MODE_FILTER = 2
@@ -26,6 +28,9 @@ _LOAD_WORD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06  # BPF_LD|W|ABS, BPF_
 _RET_ERRNO, _RET_ALLOW = 0x00050000, 0x7FFF0000
 _SYS_IO_URING_SETUP = 425
 _X32 = 0x40000000
+_NUMBER, _ARCHITECTURE, _THIRD_ARGUMENT = 0, 4, 32  # offsets in struct seccomp_data
+_IPPROTO_MPTCP = 262
+_SOCKET_CALLS = {0xC000003E: 41, 0xC00000B7: 198}  # x86-64 (and x32), aarch64
 
 
 def _environment() -> dict[bytes, bytes]:
@@ -34,35 +39,62 @@ def _environment() -> dict[bytes, bytes]:
         return {name: value for name, _, value in pairs}
 
 
-def refuse_io_uring() -> None:
-    """Let io_uring_setup(2) fail from now on as in a kernel that has none (ENOSYS), here and in all that this process starts.
+def filter_of(refused: Container[str], socket_calls: Mapping[int, int]) -> list[tuple[int, int, int, int]]:
+    """The BPF program that refuses these; `socket_calls` are the numbers of socket(2) by architecture (AUDIT_ARCH_*).
 
-    By a seccomp filter (seccomp(2)), which CRIU saves and restores.  The number is the same on every architecture but for
-    x32's mark.  Who may not set a filter just so gives up gaining privileges by execve first, as the kernel demands.
+    io_uring_setup(2) fails as in a kernel without io_uring (ENOSYS); its number is the same on every architecture but for x32's
+    mark.  socket(2) with IPPROTO_MPTCP fails as in a kernel without Multipath TCP (EPROTONOSUPPORT): programs then take TCP.
+    """
+    program = []
+    if "io_uring" in refused:
+        program += [
+            (_LOAD_WORD, 0, 0, _NUMBER),
+            (_AND, 0, 0, ~_X32 & 0xFFFFFFFF),
+            (_EQUAL, 0, 1, _SYS_IO_URING_SETUP),
+            (_RETURN, 0, 0, _RET_ERRNO | errno.ENOSYS),
+        ]
+    if "mptcp" in refused:
+        for architecture, number in socket_calls.items():
+            program += [
+                (_LOAD_WORD, 0, 0, _ARCHITECTURE),
+                (_EQUAL, 0, 6, architecture),
+                (_LOAD_WORD, 0, 0, _NUMBER),
+                (_AND, 0, 0, ~_X32 & 0xFFFFFFFF),
+                (_EQUAL, 0, 3, number),
+                # The kernel takes the lower half of the argument; it comes first, as every architecture here is little-endian.
+                (_LOAD_WORD, 0, 0, _THIRD_ARGUMENT),
+                (_EQUAL, 0, 1, _IPPROTO_MPTCP),
+                (_RETURN, 0, 0, _RET_ERRNO | errno.EPROTONOSUPPORT),
+            ]
+    return [*program, (_RETURN, 0, 0, _RET_ALLOW)]
+
+
+def refuse(refused: Container[str]) -> None:
+    """Have the kernel refuse this process, and all that it starts, what is named, by a seccomp filter (seccomp(2)).
+
+    CRIU saves and restores the filter.  A process without CAP_SYS_ADMIN has to give up gaining privileges by execve(2) before it
+    may set one: it does for io_uring, which was asked for, and not for Multipath TCP, which is refused by default.
     """
     import ctypes  # which takes as long as all else here
 
-    instructions = [
-        (_LOAD_WORD, 0, 0, 0),  # the number of the system call
-        (_AND, 0, 0, ~_X32 & 0xFFFFFFFF),
-        (_EQUAL, 0, 1, _SYS_IO_URING_SETUP),
-        (_RETURN, 0, 0, _RET_ERRNO | errno.ENOSYS),
-        (_RETURN, 0, 0, _RET_ALLOW),
-    ]
+    instructions = filter_of(refused, _SOCKET_CALLS)
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in instructions))
     program = ctypes.create_string_buffer(struct.pack("HP", len(instructions), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)
     for _ in range(2):
         if not libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, program, 0, 0):
             return
-        if (number := ctypes.get_errno()) != errno.EACCES or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
+        number = ctypes.get_errno()
+        if "io_uring" not in refused:
+            return
+        if number != errno.EACCES or libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0):
             break
     raise OSError(number, os.strerror(number))
 
 
 def main() -> int:
     """Never returns if all goes well."""
-    tty, report, cwd, rings, *argv = sys.argv[1:]
+    tty, report, cwd, refused, *argv = sys.argv[1:]
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     channel.connect(f"\0{report}")
     try:
@@ -80,8 +112,8 @@ def main() -> int:
                 signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.chdir(cwd)
-        if rings == "no":
-            refuse_io_uring()
+        if refused != "-":
+            refuse(refused.split(","))
         if not channel.recv(1):
             return 127  # nobody is there who would hold the session
         os.execvpe(argv[0], argv, _environment())

@@ -48,6 +48,11 @@ def bound_file(pid: int, fd: int, *, deleted: bool = False) -> str | None:
     return path
 
 
+def bound_inode(pid: int, fd: int) -> tuple[str, os.stat_result] | None:
+    """The file that this unix socket is bound to: its path as the kernel has it, and what it is."""
+    return _look(pid, fd)
+
+
 def renamed(pid: int, fd: int, name: str) -> str | None:
     """The path of the file of this socket, which was bound to the path `name`, if that leads there no more.
 

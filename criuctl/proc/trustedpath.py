@@ -419,6 +419,15 @@ def may_open(credentials: Credentials, components: Collection[Component], access
     return all(_allowed(credentials, one, wanted) for one, wanted in needed)
 
 
+def component(fd: int, path: str) -> Component:
+    """A file that is open already, for `may_open`, under the name `path`."""
+    try:
+        acl = os.getxattr(f"/proc/self/fd/{fd}", _ACL)
+    except OSError:  # it has none, or is of a file system without
+        acl = b""
+    return Component(path, os.fstat(fd), acl)
+
+
 def access_of(flags: int) -> int:
     """The access that open(2) with these flags asks for, as os.R_OK and os.W_OK bits; none with
     O_PATH.

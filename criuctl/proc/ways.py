@@ -131,7 +131,13 @@ def _own_name(fd: int, root: int) -> str:
 
 
 def regular(path: str, folder: int | None = None) -> int:
-    """A descriptor to read a regular file with; `OSError`, also for a link.  Nobody has us wait at a FIFO put in its place."""
+    """A descriptor to read a regular file with; `OSError`, also for a link.  Nobody has us wait at a FIFO put in its place.
+
+    Without a `folder` that `path` is in, nobody leads us elsewhere on the way, either.
+    """
+    if folder is None:
+        with _folder(os.path.dirname(path)) as found:
+            return regular(os.path.basename(path), found)
     itself = os.open(path, PLACE, dir_fd=folder)
     try:
         if not stat.S_ISREG(os.fstat(itself).st_mode):
@@ -139,6 +145,9 @@ def regular(path: str, folder: int | None = None) -> int:
         return os.open(f"/proc/self/fd/{itself}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(itself)
+
+
+_folder = folder  # where a parameter has that name
 
 
 class _Walk:

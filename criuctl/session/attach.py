@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CriuctlError, SessionGone, TimedOut
+from ..quoting import quoted
 from .client import Answer, Event, Output, Session
 from .keyboard import DetachKey, is_report
 from .notices import checkpointed_text, harmless, restored_text, say, still_text
@@ -132,7 +133,7 @@ class Attachment:
         elif restored:
             self._notice(restored_text(self.name, status["incarnation"], restored))
         elif self._state == "paused":
-            self._notice(f"{self.name} is paused; `criuctl resume {self.name}` lets it go on")
+            self._notice(f"{self.name} is paused; `criuctl resume {quoted(self.name)}` lets it go on")
         elif not self._read_only and self._lease is not None and not self._lease.get("soft") and not self._mine:
             self._notice(f"{self._writer()} writes in {self.name}; attach with --take to write yourself")
 

@@ -33,7 +33,8 @@ from ..errors import (
 )
 from ..proc.ownership import check_own
 from . import names, protocol
-from .wire import ANSWER_TIMEOUT, Answer, Event, Message, Output, Wire
+from .protocol import ANSWER_TIMEOUT
+from .wire import Answer, Event, Message, Output, Wire
 
 if TYPE_CHECKING:
     from ..config import Config

@@ -8,6 +8,8 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from ..quoting import quoted
+
 
 def checkpointed_text(name: str, checkpoint: object, detach_key: str) -> str:
     """The tree is in a store: what that means for who is attached."""
@@ -42,7 +44,7 @@ def _age(created: str) -> str:
 def still_text(name: str, how: str, by: object) -> str:
     """It stands still: `how` is paused or halted, `by` the operator who did that."""
     who = by.get("name") if isinstance(by, dict) else None
-    return f"{name} was {how}{f' by {who}' if who else ''}; `criuctl resume {name}` lets it go on"
+    return f"{name} was {how}{f' by {who}' if who else ''}; `criuctl resume {quoted(name)}` lets it go on"
 
 
 def say(text: str) -> None:

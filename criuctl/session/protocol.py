@@ -33,6 +33,7 @@ STATES = ("running", "paused", "checkpointed", "exited", "lost")
 DEFAULT_TTL, MAX_TTL = 30.0, 3600.0
 DEFAULT_GRACE = 5.0
 MAX_GRACE = 3600
+ANSWER_TIMEOUT = 30.0  # seconds that a client waits for an answer
 RESTORES = "criuctl-restore"  # the operator that brings a restored tree
 MOVED_LINGER = 60.0  # seconds for those who are attached to follow a session that has moved
 

@@ -76,7 +76,7 @@ class Inside:
 def spawn_session(request: SpawnRequest) -> Spawned:
     """Start the command as the module's text says; called in the holder.
 
-    Options: ``host_pids``, ``io_uring``, ``run_dir``, ``umask``.
+    Options: ``host_pids``, ``io_uring``, ``mptcp``, ``run_dir``, ``umask``.
     """
     # Not by shutil.which: that module is large, and stays in the holder.
     tini = next((path for folder in _FOLDERS if os.access(path := f"{folder}/tini", os.X_OK)), None)
@@ -99,8 +99,8 @@ def spawn_session(request: SpawnRequest) -> Spawned:
         report = f"criuctl/spawn/{os.urandom(16).hex()}"
         listener.bind(f"\0{report}")
         listener.listen(1)
-        rings = "yes" if request.options.get("io_uring", True) else "no"
-        python = [sys.executable, "-I", "-S", "-E", sessionchild.__file__, pty.path, report, request.cwd, rings]
+        refused = ",".join(what for what in ("io_uring", "mptcp") if not request.options.get(what, True)) or "-"
+        python = [sys.executable, "-I", "-S", "-E", sessionchild.__file__, pty.path, report, request.cwd, refused]
         argv = [tini, "-s", "--", *python, *request.argv]
         umask = int(request.options.get("umask", 0o022))
         if private:

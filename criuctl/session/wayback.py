@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from ..errors import CriuctlError, NotFound, SessionGone, TimedOut
+from ..quoting import quoted
 from .client import Session
 
 Connect = Callable[[tuple[str, str] | None], Session]
@@ -60,7 +61,7 @@ class Wayback:
     def after(self, moved: Moved, pause: Pause) -> Session | None:
         """A connection to where the session is now, and from now on the way back leads there; None when `pause` has ended it."""
         if self._follow is None:
-            raise SessionGone(f"it has moved to {moved.host}: criuctl attach {moved.url}")
+            raise SessionGone(f"it has moved to {moved.host}: criuctl attach {quoted(moved.url)}")
         try:
             self._connect, self._patience = self._follow(moved.url), _LINK_SECONDS
         except CriuctlError as error:
@@ -71,7 +72,7 @@ class Wayback:
                 return self._connect(None)
             except CriuctlError as error:
                 if time.monotonic() >= deadline:
-                    told = f"it has moved to {moved.host}, and {error.message}: criuctl attach {moved.url}"
+                    told = f"it has moved to {moved.host}, and {error.message}: criuctl attach {quoted(moved.url)}"
                     raise SessionGone(told) from error
                 if not pause(RETRY):
                     return None

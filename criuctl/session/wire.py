@@ -28,6 +28,7 @@ from ..errors import (
     WrongState,
 )
 from . import protocol
+from .protocol import ANSWER_TIMEOUT
 
 _ERRORS: dict[str, type[CriuctlError]] = {
     "bad-request": UsageError,
@@ -42,7 +43,6 @@ _ERRORS: dict[str, type[CriuctlError]] = {
 _READ = 1 << 20
 _INPUT = protocol.MAX_FRAME // 4
 _LOOK = 86400.0  # seconds; poll(2) takes no more than 24 days
-ANSWER_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, slots=True)

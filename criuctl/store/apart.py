@@ -105,6 +105,9 @@ class Apart(Store):
     def check_writable(self) -> None:
         self._ask("check_writable")
 
+    def place(self) -> str:
+        return str(self._ask("place"))
+
     def sweep(self, older_than: float) -> int:
         return int(self._ask("sweep", older_than))
 

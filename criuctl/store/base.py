@@ -190,6 +190,13 @@ class Store(ABC):
         self.put(name, b"criuctl probe")
         self.delete(name)
 
+    def place(self) -> str:
+        """Where the store lies, as a host pins it: the URL, for S3 with the endpoint; "" where no URL leads to it.
+
+        Two spellings of one URL are one place.  A link on the way to a folder is not followed: where it leads may change.
+        """
+        return ""
+
     def sweep(self, older_than: float) -> int:
         """Remove what writers that died `older_than` seconds ago or more left unfinished; how many."""
         return 0

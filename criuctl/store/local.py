@@ -37,6 +37,7 @@ from ..errors import (
     StoreFull,
     StoreUnreachable,
 )
+from ..quoting import quoted
 from . import direct
 from .base import (
     Capabilities,
@@ -70,6 +71,9 @@ class LocalStore(Store):
         self._verify = verify
         self.url = path
         self._path = path
+
+    def place(self) -> str:
+        return os.path.abspath(self._path)
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -233,7 +237,7 @@ class LocalStore(Store):
         except (FileNotFoundError, NotADirectoryError) as error:
             raise NoSuchBucket(
                 f"the store's folder {self._path} {_missing(error)}",
-                hint=f"Make it with `criuctl store init --store {self._path}`, or mount what holds it.",
+                hint=f"Make it with `criuctl store init --store {quoted(self._path)}`, or mount what holds it.",
             ) from None
         try:
             yield fd

@@ -51,7 +51,7 @@ from .base import (
     valid_name,
 )
 from .s3_body import Body, ViewReader, md5_etag, slices
-from .s3_client import make_client
+from .s3_client import make_client, server_of
 from .s3_deadline import Limit, expect, limited
 from .s3_errors import (
     FOREIGN,
@@ -92,6 +92,11 @@ class S3Store(Store):
         self._digests = False  # whether the server wants Content-MD5 with every body
         self._conditions = True  # whether the server may be asked for conditional writes
         self._etags = True  # whether the server's ETags may be MD5s
+
+    def place(self) -> str:
+        endpoint = self._client.meta.endpoint_url
+        with self._mapped_settings():
+            return f"{self.url} at {server_of(endpoint)}"
 
     # -- writing -----------------------------------------------------------------------------------
 
@@ -360,8 +365,12 @@ class S3Store(Store):
             yield
         except FOREIGN as error:
             raise store_error(error, "preparing the connection", self.url, self._config.s3_endpoint or "S3") from error
-        except ValueError as error:
-            raise ConfigError(f"the S3 settings do not make sense: {error}", hint="Look at s3_endpoint and ~/.aws.") from error
+        except ValueError:
+            # Its text repeats pieces of the endpoint, of a password too: what is in front of a slash passes for a port.
+            raise ConfigError(
+                "the S3 settings do not make sense: the endpoint is not an address",
+                hint="Look at s3_endpoint, AWS_ENDPOINT_URL and ~/.aws: it is written https://HOST:PORT.",
+            ) from None
 
     @contextmanager
     def _mapped(self, doing: str, name: str = "") -> Iterator[None]:

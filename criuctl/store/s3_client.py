@@ -17,9 +17,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import socket
 from contextlib import suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 from botocore.awsrequest import AWSHTTPConnection, AWSHTTPConnectionPool, AWSHTTPSConnection, AWSHTTPSConnectionPool
 from botocore.config import Config as BotoConfig
@@ -30,6 +32,7 @@ from ..config import Config
 from .s3_deadline import LimitedSocket, LimitedTLSSocket
 
 _CONNECT_SECONDS = 5.0
+_AWS = re.compile(r"s3[.-](?:dualstack\.)?[a-z0-9-]+\.(amazonaws\.com(?:\.cn)?)")
 
 
 class _Prompt:
@@ -102,5 +105,17 @@ def make_client(config: Config) -> Any:
             tcp_keepalive=True,
         ),
     )
+    if not client.meta.endpoint_url.isprintable() or " " in client.meta.endpoint_url:
+        raise ValueError("an endpoint has no blanks")  # botocore would send it, and `redact` does not see its end
     client.meta.config.s3["payload_signing_enabled"] = not client.meta.endpoint_url.startswith("https:")
     return client
+
+
+def server_of(endpoint: str) -> str:
+    """The endpoint as a host pins it: one spelling, without credentials; AWS is one server in all its regions."""
+    parts = urlsplit(endpoint)
+    host, port = (parts.hostname or "").rstrip("."), parts.port
+    host = f"s3.{found[1]}" if (found := _AWS.fullmatch(host)) else host
+    host = f"[{host}]" if ":" in host else host
+    usual = {"http": 80, "https": 443}.get(parts.scheme)
+    return f"{parts.scheme}://{host}{f':{port}' if port not in (None, usual) else ''}{parts.path.rstrip('/')}"

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import CriuctlError, UsageError, of_the_host
+from ..proc import jsontext
 
 Buffer = bytes | bytearray | memoryview
 Data = Buffer | Sequence[Buffer]
@@ -19,6 +20,7 @@ HELLO, ASK, ANSWER, ERROR, TELL, PING, BYE = range(1, 8)
 MAX_JSON = 64 << 20  # what a tree with very many connections and files needs of a host is told at once
 MAX_BODY = 64 << 20
 MAX_TEXT = 100_000  # characters of an error
+_FREE_VALUES, _VALUE = 1 << 18, 8  # values of JSON in any frame, and bytes of it for each one beyond
 _MAX_DETAILS = 1 << 20  # bytes of its details
 _WITH_BODY = (ASK, ANSWER)
 _WITHOUT_REQUEST = (HELLO, TELL, PING, BYE)
@@ -43,6 +45,8 @@ def encode(kind: int, request: int, said: Mapping[str, Any] | None = None, body:
         text = json.dumps(said, separators=(",", ":")).encode() if said is not None else b""
     except (TypeError, ValueError) as error:
         raise TypeError(f"what a link carries must be JSON: {error}") from error
+    # Spaces say nothing, and let the other side see by the length that so many values are meant.
+    text = text.ljust((jsontext.values(text) - _FREE_VALUES) * _VALUE)
     if length > MAX_BODY or len(text) > MAX_JSON:
         raise UsageError(
             f"a message of {len(text)} and {length} bytes is more than a link carries at once ({MAX_JSON}, {MAX_BODY})"
@@ -74,8 +78,8 @@ def decode_header(data: Buffer) -> tuple[int, int, int, int]:
 def decode_json(data: Buffer) -> dict[str, Any]:
     """The mapping in a frame; `Broken`."""
     try:
-        said = json.loads(bytes(data))
-    except (ValueError, RecursionError) as error:
+        said = jsontext.decoded(bytes(data), _FREE_VALUES + len(data) // _VALUE)
+    except ValueError as error:
         raise Broken(f"a frame's JSON cannot be read: {error}") from None
     if not isinstance(said, dict):
         raise Broken("a frame's JSON is no mapping")

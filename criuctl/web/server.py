@@ -19,6 +19,7 @@ from ..report import Reporter
 from .access import Access, harden, is_loopback
 from .actions import Actions
 from .bridge import SOCKETS, terminal
+from .gate import Gate
 from .live import Live
 from .views import DESK, ROUTES, Desk, errors
 
@@ -89,8 +90,9 @@ async def _serve(
     desk = Desk(config, read_only, reporter)
     access = Access([address.host, *names])
     live, actions = Live(desk), Actions(desk, program)
+    gate = Gate()
     runner = web.AppRunner(
-        application(desk, access, live, actions), access_log=None, handle_signals=False, shutdown_timeout=_PATIENCE
+        application(desk, access, live, actions, gate), access_log=None, handle_signals=False, shutdown_timeout=_PATIENCE
     )
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -100,11 +102,12 @@ async def _serve(
         sock = _listen(address)
         for number in signals:
             loop.add_signal_handler(number, ended.set)
-        await web.SockSite(runner, sock).start()
-        bound = Address(address.host, sock.getsockname()[1])
-        opened(Opened(bound, f"{bound.url()}#token={access.token}", read_only))
-        await ended.wait()
-        await actions.close()
+        assert runner.server is not None
+        async with gate.opened(runner.server, sock=sock):
+            bound = Address(address.host, sock.getsockname()[1])
+            opened(Opened(bound, f"{bound.url()}#token={access.token}", read_only))
+            await ended.wait()
+            await actions.close()
     finally:
         await runner.cleanup()
         desk.close()
@@ -113,9 +116,9 @@ async def _serve(
                 loop.remove_signal_handler(number)
 
 
-def application(desk: Desk, access: Access, live: Live, actions: Actions) -> web.Application:
+def application(desk: Desk, access: Access, live: Live, actions: Actions, gate: Gate) -> web.Application:
     """All that is served."""
-    app = web.Application(middlewares=[access.middleware, errors], client_max_size=64 << 10)
+    app = web.Application(middlewares=[gate.middleware, access.middleware, errors], client_max_size=64 << 10)
     app[DESK] = desk
     app[SOCKETS] = set()
     app.on_response_prepare.append(harden)

@@ -83,7 +83,7 @@ def test_what_a_bucket_keeps_of_what_was_deleted_is_told(
     server.client().put_object_lock_configuration(Bucket="locked", ObjectLockConfiguration=retention)
     criuctl.extra |= {**gateway.environment, "CRIUCTL_STORE": url}
     criuctl("store", "init", "--no-encrypt")
-    settings = config(gateway, tmp_path, "host")
+    settings = replace(config(gateway, tmp_path, "host"), state_dir=str(criuctl.home.path / "state"))  # which made the store
     repo = Repository.open(open_store(url, settings), settings)
     repo.remove(kit.write(repo))
     done = criuctl("gc", "--grace", "0")
@@ -105,7 +105,7 @@ def test_deletes_that_a_policy_refuses_are_told_and_tried_again(
     url = bucket_with(server, "kept")
     criuctl.extra |= {**gateway.environment, "CRIUCTL_STORE": url}
     criuctl("store", "init", "--no-encrypt")
-    settings = config(gateway, tmp_path, "host")
+    settings = replace(config(gateway, tmp_path, "host"), state_dir=str(criuctl.home.path / "state"))  # which made the store
     repo = Repository.open(open_store(url, settings), settings)
     repo.remove(kit.write(repo, session="gone"))
     kept = kit.write(repo, kit.Content(b"k" * 300_000, {"k.img": b"k"}), session="kept")

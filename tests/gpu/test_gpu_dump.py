@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,20 @@ def test_a_driver_that_never_answers_a_lock(gpu: Programs, gpu_criuctl: Criuctl,
     board.faults()  # the lock is made after all, when no dump wants it any more
     wait_until(lambda: driver.state(program.pid) == 0 and not program.stands(), 60, "the late lock is taken back")
     program.goes_on()
+
+
+def test_a_driver_that_never_answers_a_checkpoint(gpu: Programs, gpu_criuctl: Criuctl, board: Board, driver: Driver) -> None:
+    gpu_criuctl("store", "init")
+    program = gpu.start("counter")
+    board.faults("checkpoint hang")
+    command = gpu_criuctl.start("dump", program.pid, "--max-freeze", "1")
+    wait_until(lambda: ("checkpoint", program.pid) in board.calls(), 30, "the checkpoint is under way")
+    time.sleep(3)  # past the bound
+    board.faults()  # it is done after all, when no dump wants it any more
+    assert command.process.wait(60) == 12, command.told()
+    wait_until(lambda: driver.state(program.pid) == 0, 60, "the late checkpoint is taken back")
+    program.goes_on()
+    assert gpu_criuctl("list") == []
 
 
 def test_a_checkpoint_that_is_done_by_half(gpu: Programs, gpu_criuctl: Criuctl, board: Board) -> None:

@@ -23,6 +23,8 @@ def test_a_host_is_lost_and_one_standby_takes_over(hosts: Hosts, radosgw_server:
             host.path("/srv/counter.py").write_text(COUNTER)
         a = hosts.a
         a.criuctl("store", "init", "--no-encrypt")
+        for host in (hosts.b, hosts.c):
+            host.criuctl("store", "trust", "--no-encrypt")
         others = {
             host: Supervised(host.start_criuctl("supervise", "web", "--every", "1h", "--lease", "16s", "--standby", *FILES))
             for host in (hosts.b, hosts.c)

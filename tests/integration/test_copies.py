@@ -6,6 +6,8 @@ import hashlib
 import os
 import signal
 import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -174,18 +176,87 @@ def test_a_copy_from_a_store_that_takes_no_writes(zoo: Zoo, trip: Trip, criuctl:
         subprocess.run(["umount", str(store)], check=True)
 
 
-def test_a_copy_does_not_wait_for_the_locks_of_the_original(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """A lock has one holder: a copy is refused at once, naming the file and who has it, and comes when the original is gone."""
+def lockers(path: Path) -> set[int]:
+    """The processes that have a descriptor which shows a lock on this file."""
+    status = path.stat()
+    key = f" {os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino} "
+    found = set()
+    for info in Path("/proc").glob("[0-9]*/fdinfo/*"):
+        with suppress(OSError):
+            if any(line.startswith("lock:") and key in line for line in info.read_text().splitlines()):
+                found.add(int(info.parts[2]))
+    return found
+
+
+def test_a_copy_locks_files_of_its_own(zoo: Zoo, trip: Trip) -> None:
+    """A lock has one holder: the copy has its own beside the original's files, which stay locked by the original alone."""
     original = zoo.launch("locks.py")
+    names = ("exclusive", "shared", "ranges", "description", "childs")
+    before = {name: lockers(original.folder / name) for name in names}
+    assert all(before.values())
     told = trip.snapshot(original, "--name", "first")
-    refused = criuctl("restore", "first", "--as", "second", check=False)
-    assert refused["exit_code"] == 4
-    found = {f["text"].partition(" is locked by ")[0]: f["text"] for f in refused["error"]["findings"]}
-    assert set(found) == {str(original.folder / name) for name in ("exclusive", "ranges", "description", "childs")}
-    assert f"process {original.pid} (" in found[str(original.folder / "exclusive")]
+    copy = trip.restore(told, original, "--as", "second", equal=False)
+    own = {Path(f["path"]).name: Path(f["own_copy"]) for f in copy.answer["files"]}
+    assert own.keys() == set(names)
+    mine, theirs = set(oracle.tree(copy.pid)), set(oracle.tree(original.pid))
+    for name in names:
+        assert own[name].read_text() == "x" * 1000
+        assert lockers(own[name]) and lockers(own[name]) <= mine, name
+        assert lockers(original.folder / name) == before[name] and before[name] <= theirs, name
+    text = next(
+        text for text in copy.answer["warnings"] if text.partition(": ")[2].startswith(str(original.folder / "exclusive"))
+    )
+    assert f"process {original.pid} (" in text and "the copy gets its own beside it" in text and "by its path" in text
+    original.ask()
+    copy.end()
     original.ask()
     original.end()
-    trip.restore(told, original, "--as", "second", equal=False).ask()
+    trip.restore(told, original, "--as", "third", equal=False).ask()
+
+
+LOCKER = """
+import fcntl, os, sys, time
+for path in sys.argv[1:-1]:
+    fcntl.flock(os.open(path, os.O_RDONLY), fcntl.LOCK_EX)
+log = open(sys.argv[-1], "w")
+while True:
+    print("one more", file=log, flush=True)
+    time.sleep(0.05)
+"""
+
+
+def test_a_copy_gets_all_that_it_writes_to_for_its_own_or_no_lock(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """A lock on a folder, or on a file whose contents nobody took along: refused at once, naming it and who has it.
+
+    An empty lock file, as those of flock(1) are, can be had; the log, which it stands for, is not shared then.
+    """
+    home = zoo.home / "places"
+    home.mkdir()
+    for name, contents in (("empty", ""), ("data", "some")):
+        (home / name).write_text(contents)
+    for locked in ([home], [home / "empty", home / "data"]):
+        log = home / f"log-{len(locked)}"
+        original = zoo.launch([sys.executable, "-S", "-c", LOCKER, *map(str, locked), str(log)], name=log.name, quiet=False)
+        wait_until(log.exists, 60, "it writes")
+        criuctl("dump", original.pid, "--leave-running", "--name", log.name)
+        refused = criuctl("restore", log.name, "--as", "second", check=False)
+        assert refused["exit_code"] == 4
+        found = {f["text"].partition(" is locked by ")[0]: f for f in refused["error"]["findings"] if f["code"] == "file-locked"}
+        assert set(found) == {str(path) for path in locked}
+        assert all(f"process {original.pid} (" in f["text"] and "--with-files" in f["hint"] for f in found.values())
+        assert not list(home.glob("*.older-*"))
+        original.end()
+    log = home / "log"
+    original = zoo.launch([sys.executable, "-S", "-c", LOCKER, str(home / "empty"), str(log)], name="log", quiet=False)
+    wait_until(log.exists, 60, "it writes")
+    told = criuctl("dump", original.pid, "--leave-running", "--name", "log")
+    copy = criuctl("restore", told["checkpoint"], "--as", "second")
+    zoo.adopt(copy["pid"], original)
+    own = {Path(f["path"]).name: Path(f["own_copy"]) for f in copy["files"]}
+    assert own.keys() == {"empty", "log"}
+    assert (lockers(home / "empty"), lockers(own["empty"])) == ({original.pid}, {copy["pid"]})
+    sizes = own["log"].stat().st_size, log.stat().st_size
+    wait_until(lambda: own["log"].stat().st_size > sizes[0] and log.stat().st_size > sizes[1], 60, "each writes to its own")
 
 
 def test_a_copy_leaves_the_files_that_the_original_writes_to(zoo: Zoo, trip: Trip) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -76,6 +77,17 @@ def test_connection_rules_are_read(config: Config) -> None:
     assert _told(doctor(good), "connection-rules").text.startswith("1 connection rule")
     bad = replace(config, connection_rules=(("rules: connection_rules[1]", {"polic": "keep"}),))
     assert _errors(doctor(bad)) == [("config", "rules: connection_rules[1]: unknown key 'polic'")]
+
+
+def test_rules_whose_secret_more_may_get_than_was_meant(config: Config) -> None:
+    def rule(**match: Any) -> Config:
+        made = {"match": match, "secret": {"env": "PW"}}
+        return replace(config, connection_rules=(("rules: connection_rules[1]", made),))
+
+    assert "only connections of root's" in _told(doctor(rule(process="worker*")), "rule-secret").text
+    assert "any user" in _told(doctor(rule(host="db.example.org")), "rule-secret").text
+    named = doctor(rule(host="db.example.org", user=["root", "nobody-here"]))
+    assert _told(named, "rule-user").level == "warning" and not [f for f in named if f.code == "rule-secret"]
 
 
 def test_store_with_its_key(config: Config) -> None:

@@ -39,7 +39,8 @@ ENTRIES = bytes(range(16))
 
 def config(path: Path, **options: object) -> Config:
     """A configuration that touches nothing outside `path`."""
-    return Config(key_dir=str(path / "keys"), cache_dir=str(path / "cache"), **options)  # type: ignore[arg-type]
+    places: dict[str, object] = {name: str(path / name.partition("_")[0]) for name in ("key_dir", "cache_dir", "state_dir")}
+    return Config(**{**places, "key_dir": str(path / "keys"), **options})  # type: ignore[arg-type]
 
 
 def repository(path: Path, *, encrypted: bool = False, store: Store | None = None, **options: object) -> Repository:

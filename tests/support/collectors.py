@@ -70,7 +70,9 @@ class Site:
         self.notes = folder / "notes"
 
     def repository(self, host: str, changes: int = 0) -> Repository:
-        config = Config(cache_dir=str(self.folder / host), key_dir=str(self.folder / "keys"), workers=1, buffers_mib=8, uploads=2)
+        folders = {"cache_dir": host, "key_dir": "keys", "state_dir": "state"}
+        paths = {key: str(self.folder / name) for key, name in folders.items()}
+        config = Config(workers=1, buffers_mib=8, uploads=2, **paths)  # type: ignore[arg-type]
         store = open_store(self.url, config)
         return Repository.open(dying(store, changes) if changes else store, config)
 

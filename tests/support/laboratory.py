@@ -59,6 +59,7 @@ class Laboratory:
         self.folder.mkdir()
         os.chown(self.folder, USER, USER)
         self.started: list[Launched] = []
+        self.inside: set[int] = set()  # PIDs of programs in the namespaces
 
     # -- before the dump
 
@@ -67,12 +68,15 @@ class Laboratory:
         *opens: tuple[Path | str, int],
         uid: int = USER,
         argv: Sequence[str] | None = None,
+        inside: bool | None = None,
     ) -> int:
         """Start the program as `uid`, with these files opened with these flags; its PID here.
 
-        Root's run outside of the namespaces, or root could not restore their capabilities here.
+        Root's run outside of the namespaces, or root could not restore their capabilities here;
+        `inside` True is for those that become another user's.
         `argv`: another program, which writes its own PID to `ready` in the folder.
         """
+        inside = bool(uid) if inside is None else inside
         (self.folder / "ready").unlink(missing_ok=True)
         # CRIU wants the leader of the session in the same PID namespace.
         prefix = [*self.identity.as_user(uid), "setsid"]
@@ -88,7 +92,7 @@ class Laboratory:
             self.started.append(
                 self.criuctl.keeper.spawn(
                     [
-                        *(prefix if uid else ()),
+                        *(prefix if inside else ()),
                         *command,
                         *(f"{flags}:{path}" for path, flags in opens),
                     ],
@@ -99,7 +103,10 @@ class Laboratory:
                 )
             )
         ready = wait_until(lambda: self._ready(self.started[-1]), 60, "the program is ready")
-        return self.identity.host_pid(int(ready)) if uid else int(ready)
+        pid = self.identity.host_pid(int(ready)) if inside else int(ready)
+        if inside:
+            self.inside.add(pid)
+        return pid
 
     def _ready(self, launched: Launched) -> str | None:
         said = self.folder / "ready"
@@ -110,8 +117,7 @@ class Laboratory:
 
     def dump(self, pid: int, *options: str | int | Path, check: bool = True) -> Any:
         """Dump as the root inside and, where that went well, end what is left inside."""
-        inside = os.stat(f"/proc/{pid}").st_uid != 0
-        self.criuctl.prefix = self.identity.prefix if inside else []
+        self.criuctl.prefix = self.identity.prefix if pid in self.inside else []
         try:
             told = self.criuctl("dump", inner_pid(pid), *options, check=check)
         finally:

@@ -503,6 +503,13 @@ REFUSED = [
     case("tunnel", "f = os.open('/dev/net/tun', os.O_RDWR)", "device", needs="/dev/net/tun"),
     case("serial-line", "f = os.open('/dev/ttyS0', os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)", "device", needs="/dev/ttyS0"),
     case(
+        "program-in-memory",
+        "m = os.memfd_create('p', 0); os.write(m, open('/bin/sleep', 'rb').read())\n"
+        "os.posix_spawn(f'/proc/self/fd/{m}', ['sleep', '1000'], {}, file_actions=[(os.POSIX_SPAWN_CLOSE, READY)])",
+        "program-in-memory",
+        criu=True,  # no restore of it works
+    ),
+    case(
         "huge-memfd",
         f"n = int(open('{HUGE}/free_hugepages').read()); m = os.memfd_create('h', os.MFD_HUGETLB)\n"
         "if n: os.ftruncate(m, n << 21); map_fd(m, n << 21)",

@@ -15,7 +15,8 @@ without memory.  `diff` returns sentences; an empty list is equality.
 
 What CRIU itself cannot bring back, and no program was seen to miss, is not compared: O_DIRECTORY in a descriptor's flags; the
 name of a deleted file whose name is taken again (``.cr_link`` is added to it); SO_REUSEPORT of sockets that do not listen; the
-names of connected unix streams (they come back as an unnamed pair); the name of shared anonymous memory.
+names of connected unix streams (they come back as an unnamed pair); the name of shared anonymous memory; whether a shared
+mapping that can never be written to has VM_SHARED (of a file that is open for reading only the kernel takes it off).
 """
 
 from __future__ import annotations
@@ -344,6 +345,8 @@ def _descriptor(pid: int, pidfd: int, fd: int, names: _Names) -> dict[str, Any] 
             record |= _pipe(copy) if kind == "pipe" else _socket(copy)
         return record
     record["target"] = target.replace(".cr_link (deleted)", " (deleted)")
+    if re.match(r"/proc/\d+/net/", target):  # whoever looks such a name up has the kernel forget it of those who had it open
+        record["target"] = target.removesuffix(" (deleted)")
     if terminal := re.fullmatch(r"/dev/pts/(\d+)", target):  # its number may be somebody else's by now
         record["target"] = names.inode("pts", terminal[1], holder)
     locks = [re.sub(r"^lock:\s*\d+:\s*", "", line) for line in info if line.startswith("lock:")]
@@ -534,7 +537,9 @@ def _smaps(pid: int) -> Iterable[tuple[int, int, str, int, str, str]]:
             path = "" if match[5].startswith("[anon:") else match[5].replace("/memfd:/dev/zero (deleted)", "/dev/zero (deleted)")
             head = (int(match[1], 16), int(match[2], 16), match[3], int(match[4], 16) if path and path[0] != "[" else 0, path)
         elif line.startswith("VmFlags:") and head:
-            yield *head, " ".join(flag for flag in line.split()[1:] if flag in VM_FLAGS)
+            flags = line.split()[1:]
+            kept = VM_FLAGS if "mw" in flags else VM_FLAGS - {"sh"}
+            yield *head, " ".join(flag for flag in flags if flag in kept)
 
 
 def _memory(pid: int) -> dict[str, str]:

@@ -80,7 +80,7 @@ def local_place(folder: Path) -> Place:
     def left() -> list[str]:
         return [str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()]
 
-    return Place("local", str(folder), Config(), left)
+    return Place("local", str(folder), Config(state_dir=str(folder.parent / "state")), left)
 
 
 class LinkedStore(RemoteStore):

@@ -44,6 +44,9 @@ def attach(app: App, name: str, read_only: bool, take: bool, stdio: bool, comman
 
     A session that is checkpointed meanwhile says so and goes on here when it is restored on this host; one that moves to
     another host is followed there, over ssh. A connection that is lost is made again, and continues where it broke.
+
+    Who may look, write or take is what each client says of itself: all processes of the session's user, and root, may do
+    everything. Roles and the lease keep those apart who want to be; they protect from no process of the same user.
     """
     from ..attaching import attach_to
 

@@ -54,7 +54,7 @@ def capture(app: App, name: str, screen: bool, scrollback: bool, since: int | No
             )
         return _follow(app, name, since if since is not None else "start" if scrollback else "now", ansi)
     body = look(app.config, name, scrollback=scrollback and since is None, since=since, ansi=ansi)
-    app.emit(body, lambda: "\n".join(body["lines"]))
+    app.emit(body, lambda: "\n".join(body["lines"]), raw=True)
     return 0
 
 

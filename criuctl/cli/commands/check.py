@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -17,8 +17,15 @@ EXIT_REFUSED = 4
 LEVELS = ("error", "warning", "info")
 
 
-def finding_lines(finding: Mapping[str, Any]) -> list[str]:
-    """One finding for people: ``error  PID 12 fd 3: what``, and its remedy on a line of its own."""
+def findings_lines(findings: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Findings for people: each cause once, as ``error  PID 12 fd 3: what``, and its remedy on a line of its own."""
+    from ...report import Finding, summarised
+
+    told = summarised(Finding(**{key: f[key] for key in Finding.__struct_fields__ if key in f}) for f in findings)
+    return [line for finding in told for line in _lines(finding.to_dict())]
+
+
+def _lines(finding: Mapping[str, Any]) -> list[str]:
     where = "" if finding.get("pid") is None else f"PID {finding['pid']}"
     if finding.get("fd") is not None:
         where += f" fd {finding['fd']}"
@@ -40,11 +47,13 @@ def finding_lines(finding: Mapping[str, Any]) -> list[str]:
 @click.argument("target", shell_complete=complete.target, help="A PID, a session's name, unit:NAME or cgroup:PATH.")
 @pass_app
 def check(app: App, target: str) -> int:
-    """Looks at the process tree under TARGET, at its descriptors, mappings, namespaces and sockets, and at this
-    host's kernel, and tells everything that would keep a dump from succeeding, the configuration's connection_rules
-    included. Each finding names the process and the descriptor it is about, and what to do. Nothing is stopped or
-    changed. With --store that store is asked, too: whether it is there, can be written and its key opens it; the
-    configured one is what `criuctl doctor` asks.
+    """Looks at the process tree under TARGET, at its descriptors, mappings, namespaces and sockets, and
+    at this host's kernel, and tells everything that would keep a dump from succeeding, the
+    configuration's connection_rules included. Each finding names the process and the descriptor it is
+    about, and what to do; findings with one cause are one line with a count (under --json each stands
+    by itself). For programs that criuctl knows, the remedy is the program's own option. Nothing is
+    stopped or changed. With --store that store is asked, too: whether it is there, can be written and
+    its key opens it; the configured one is what `criuctl doctor` asks.
 
     \b
     error    a dump would be refused or fail
@@ -78,7 +87,7 @@ def check(app: App, target: str) -> int:
     warnings = sum(f["level"] == "warning" for f in found)
 
     def human() -> str:
-        lines = [line for f in found if f["level"] != "info" or app.verbose for line in finding_lines(f)]
+        lines = findings_lines(f for f in found if f["level"] != "info" or app.verbose)
         verdict = "cannot be dumped" if errors else "can be dumped"
         counts = f"{plural(errors, 'error')}, {plural(warnings, 'warning')}"
         return "\n".join([*lines, f"{printable(target)} {verdict}: {counts}"])

@@ -11,7 +11,7 @@ from ...errors import Conflict, CriuctlError, PlatformError
 from ..app import App, pass_app
 from ..pages import page
 from ..text import facts, plural, printable, size
-from .check import finding_lines
+from .check import findings_lines
 
 EXIT_PLATFORM = 13
 _SPREAD = ("disks", "set")  # of a page: a line for each of what is in them
@@ -69,11 +69,11 @@ def doctor(app: App, page_: str | None) -> int:
 
     def human() -> str:
         verdict = "not ready" if errors else "ready"
-        lines = [line for f in found for line in finding_lines(f)]
+        lines = findings_lines(found)
         return "\n".join([*lines, f"{verdict}: {plural(len(errors), 'error')}, {plural(len(warnings), 'warning')}"])
 
     def brief() -> str:
-        return "\n".join(line for f in errors for line in finding_lines(f))
+        return "\n".join(findings_lines(errors))
 
     app.emit({"ok": not errors, "findings": found}, human, brief)
     return _exit_codes().get(errors[0]["code"], EXIT_PLATFORM) if errors else 0
@@ -117,7 +117,7 @@ def _block(name: str, part: Any) -> list[str]:
     if isinstance(part, dict) and set(part) == {"error"}:
         return [f"could not be found out: {printable(part['error'])}"]
     if name == "findings":
-        return [line for found in part for line in finding_lines(found)]
+        return findings_lines(part)
     if name == "events":
         from .events import line
 

@@ -13,7 +13,7 @@ from ..outcomes import connection_lines
 from ..pages import page
 from ..streams import unheard
 from ..text import duration, printable, size
-from .check import EXIT_REFUSED, finding_lines
+from .check import EXIT_REFUSED, findings_lines
 from .dump import MAX_FREEZE, POLICIES
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def _examine(app: App, target: str, host: str, wishes: Wishes) -> int:
     with app.reporting() as reporter:
         findings = [finding.to_dict() for finding in examine(app.config, target, host, wishes, reporter=reporter)]
     ok = not any(f["level"] == "error" for f in findings)
-    lines = [line for f in findings for line in finding_lines(f)]
+    lines = findings_lines(findings)
     lines.append(f"{printable(host)} can take it" if ok else f"{printable(host)} cannot take it as it is")
     app.emit({"ok": ok, "findings": findings}, lambda: "\n".join(lines), brief=lambda: "")
     return 0 if ok else EXIT_REFUSED

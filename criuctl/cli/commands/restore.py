@@ -12,8 +12,8 @@ from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..outcomes import connection_lines
 from ..pages import Seconds, page
-from ..text import duration, facts, printable
-from .check import EXIT_REFUSED, finding_lines
+from ..text import duration, facts, printable, span
+from .check import EXIT_REFUSED, findings_lines
 from .dump import POLICIES
 
 if TYPE_CHECKING:
@@ -29,9 +29,18 @@ def _outcome(result: Mapping[str, Any]) -> str:
         f"{printable(result['session'])}: restored as {pid}, incarnation {result['incarnation']},"
         f" in {duration(result['elapsed_ms'])}{', memory follows on demand' if result.get('lazy') else ''}"
     ]
+    lines.append(f"  from {_source(result)}")
+    if newer := result["newer"]:
+        lines.append(f"  a newer one is {newer['number']} ({newer['id'][:12]}) in {printable(newer['store'])}")
     lines += [f"  {line}" for line in connection_lines(result["connections"], "outcome")]
     lines += [f"  {_file(f)}" for f in result["files"]]
     return "\n".join(lines)
+
+
+def _source(result: Mapping[str, Any]) -> str:
+    """Which checkpoint it was, how old, and where."""
+    old = f", {span(result['age_s'])} old" if result["age_s"] is not None else ""
+    return f"checkpoint {result['number']} ({result['checkpoint'][:12]}{old}) in {printable(result['store'])}"
 
 
 def _file(told: Mapping[str, str]) -> str:
@@ -80,7 +89,7 @@ def _plan(plan: Mapping[str, Any]) -> str:
     rows.append(("network", printable(plan["net"])))
     rows += [("connection", line) for line in connection_lines(plan["connections"], "policy")]
     rows += [("file", f"{printable(f['path'])}: {printable(f['verdict'])}; {printable(f['why'])}") for f in plan["files"]]
-    lines = [facts(rows), *(line for f in plan["findings"] for line in finding_lines(f))]
+    lines = [facts(rows), *findings_lines(plan["findings"])]
     return "\n".join([*lines, "can be restored" if plan["ok"] else "cannot be restored here now"])
 
 
@@ -105,6 +114,12 @@ def _plan(plan: Mapping[str, Any]) -> str:
     show_default=True,
     help="Leave at once, or stay until the restored tree has ended: attached to its terminal if criuctl holds that, and then"
     " with its exit status. Leaving, by ^C or the detach key, never ends the tree.",
+)
+@click.option(
+    "--older",
+    is_flag=True,
+    help="With a NAME alone: restore the newest checkpoint found, although this host knows of a newer one, which is gone or in"
+    " another store.  [default: refuse, and name both]",
 )
 @click.option("--as", "new_name", metavar="NAME", help="Restore a copy, as a session of this new name.  [default: its own name]")
 @click.option("--lazy", is_flag=True, help="Run at once; memory is fetched as it is touched.  [default: memory first]")
@@ -154,6 +169,7 @@ def restore(
     app: App,
     ref: str,
     detach: bool,
+    older: bool,
     new_name: str | None,
     lazy: bool,
     pids: str,
@@ -169,8 +185,13 @@ def restore(
 
     Before anything is started the checkpoint and this host are compared: kernel, CPU, files, users, ports, PIDs.
     Changed files are never overwritten silently: a newer copy is kept aside and told. What the original of a
-    copy (--as) writes to stays where it is, and the copy gets its own beside it. A restore that fails
-    leaves nothing behind, no process and no file.
+    copy (--as) writes to or has locked stays where it is, and the copy gets its own beside it. A
+    restore that fails leaves nothing behind, no process and no file.
+
+    A NAME alone means the last state of that session. So it is refused (9) where the newest checkpoint found is of another
+    session than the one that this host knows by the name, or is older than the last that this host stored or restored: one
+    was removed, or lies in another store. --older goes on, and so does an explicit NAME@N or id; the result tells which
+    checkpoint it was, how old it is, from which store, and whether there is a newer one.
 
     The tree runs on by itself when criuctl ends. The result tells, per connection to the outside, what became of it.
     """
@@ -191,6 +212,7 @@ def restore(
             dry_run=dry_run,
             take_over=take_over,
             force=force,
+            older=older,
         )
     body = result.to_dict()
     if isinstance(result, RestorePlan):

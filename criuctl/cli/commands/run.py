@@ -10,6 +10,7 @@ import click
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import command_argument
+from ..streams import tell
 from ..text import printable
 from .dump import parse_labels
 
@@ -46,6 +47,11 @@ def _size(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tu
     help="Refuse it io_uring, which cannot be dumped; programs do without, as in most containers.  [default: it may be had]",
 )
 @click.option(
+    "--mptcp",
+    is_flag=True,
+    help="Let it have Multipath TCP, whose sockets cannot be dumped.  [default: refused; programs take TCP instead]",
+)
+@click.option(
     "--label",
     "labels",
     metavar="KEY=VALUE",
@@ -71,6 +77,7 @@ def run(
     detach: bool,
     host_pids: bool,
     no_io_uring: bool,
+    mptcp: bool,
     labels: Mapping[str, str],
     workspace: str | None,
     size: tuple[int, int] | None,
@@ -84,6 +91,10 @@ def run(
     comes back.
 
     Inside, CRIUCTL_SESSION is the name, and session.json in the folder CRIUCTL_SESSION_DIR tells the incarnation.
+
+    The session inherits the environment, which is then part of its checkpoints, but of the variables CRIUCTL_* only plain
+    settings (folders, store, numbers): no passphrase, key, command or rule. AWS_* is inherited, as its program may use S3
+    itself; where criuctl's own store is on S3, a warning names the secret ones.
     """
     from ...errors import UsageError
     from ...ops.sessions import connect
@@ -100,9 +111,13 @@ def run(
         size=size or (here[:2] if here is not None else (24, 80)),
         host_pids=host_pids,
         io_uring=not no_io_uring,
+        mptcp=mptcp,
         labels=labels,
         workspace=workspace,
     )
+    if not app.json and not app.quiet:
+        for warning in session.warnings:
+            tell(f"criuctl: warning: {printable(warning)}")
     if detach:
         body = session.to_dict()
         app.emit(body, lambda: printable(session.name))

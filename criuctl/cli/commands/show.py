@@ -78,7 +78,9 @@ def _tree(body: Body) -> str:
 
 
 def _namespaces(body: Body) -> str:
-    return facts((kind, f"{n.get('mode', '?')}  {printable(n.get('name') or '')}") for kind, n in body["namespaces"].items())
+    return facts(
+        (kind, f"{printable(n.get('mode', '?'))}  {printable(n.get('name') or '')}") for kind, n in body["namespaces"].items()
+    )
 
 
 def _connections(body: Body, *, all_: bool = True) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from ..app import App, pass_app
 from ..pages import page
 from ..sessions import name_argument, state_words
-from ..text import age, facts, labels, printable
+from ..text import age, facts, labels, printable, span
 
 
 def _text(body: Mapping[str, Any]) -> str:
@@ -29,8 +29,11 @@ def _text(body: Mapping[str, Any]) -> str:
         rows.append(("command", printable(shlex.join(body["command"]))))
     if body.get("labels"):
         rows.append(("labels", labels(body["labels"])))
-    if body.get("checkpoint"):
-        rows.append(("checkpoint", printable(body["checkpoint"])))
+    if stored := body.get("checkpoint"):
+        number = f"{stored['number']} " if stored["number"] is not None else ""
+        old = f", {span(stored['age_s'])} old" if stored["age_s"] is not None else ""
+        where = f" in {printable(stored['store'])}" if stored["store"] else ""
+        rows.append(("checkpoint", f"{number}({stored['id'][:12]}{old}){where}"))
     if body.get("rows"):
         rows.append(("terminal", f"{body['cols']}x{body['rows']}, output up to offset {body['offset']}"))
     lease = body.get("lease")
@@ -57,10 +60,11 @@ def status(app: App, name: str) -> int:
     """Tells all about one session: its state, process, incarnation, exit code, terminal, and who is connected.
 
     The session's holder answers, so the answer is true now. Without a holder (a tree that was dumped or restored by PID,
-    a session that ended) it is what this host remembers and the kernel says.
+    a session that ended) it is what this host remembers and the kernel says. The checkpoint is the last that this host
+    stored or restored: its id, number, age, and the store that it is in.
     """
-    from ...ops.sessions import describe
+    from ...ops.sessions import status as status_of
 
-    body = describe(app.config, name)
+    body = status_of(app.config, name)
     app.emit(body, lambda: _text(body), brief=lambda: str(body["state"]))
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,18 @@ store = LazyGroup(
     entries={
         "init": Entry(f"{_SELF}:init", "Make a store."),
         "info": Entry(f"{_SELF}:info", "Describe a store: format, encryption, contents, what it can do."),
+        "trust": Entry(f"{_SELF}:trust", "Expect the store that is there now, after it was replaced on purpose."),
         "key": Entry(f"{_SELF}:key", "Show where a store's key is, or export it."),
     },
     summary="Make and describe stores and their keys.",
     help="""\
     A store keeps checkpoints: a folder, or a bucket (with a prefix, if you like) of any S3-compatible service. Endpoint,
     region and credentials of S3 are found as boto3 finds them (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, ~/.aws, ...), or in
-    the configuration. A store is made once, with criuctl store init; any number of hosts may use it.""",
+    the configuration. A store is made once, with criuctl store init; any number of hosts may use it.
+
+    Each host remembers, by the store's URL, which store it made or met there first: its id, its key, and whether it is
+    encrypted. Another one in its place is refused (exit 9) before anything is read or stored; criuctl store trust says
+    that it was replaced on purpose.""",
     examples=[("A store in a bucket, encrypted:", "criuctl store init --store s3://backups/trees")],
     exits=[7, 8, 9],
     see_also=["doctor"],
@@ -68,7 +74,11 @@ def _sealed(body: dict[str, Any]) -> str:
     exits=[7, 8, 9],
     see_also=["key", "store key", "store info"],
 )
-@click.option("--encrypt/--no-encrypt", default=None, help="Encrypt what is stored.  [default: yes on S3, no in a folder]")
+@click.option(
+    "--encrypt/--no-encrypt",
+    default=None,
+    help="Encrypt what is stored.  [default: yes on S3 and in place of an encrypted one, no in a folder]",
+)
 @click.option(
     "--key-file",
     metavar="PATH",
@@ -91,6 +101,9 @@ def init(app: App, encrypt: bool | None, key_file: Path | None, passphrase: bool
 
     Without its key nothing in an encrypted store can be read, by nobody: keep a copy elsewhere (criuctl store key
     --export). A store that lacks conditional writes works, for one writer at a time.
+
+    This host pins the store: another one in its place is refused from then on. Where a pinned store is gone, the new one
+    is pinned instead, and is encrypted if that one was, unless --no-encrypt says otherwise.
     """
     if encrypt is False and (key_file is not None or passphrase or recovery_key):
         raise click.UsageError("--no-encrypt excludes --key-file, --passphrase and --recovery-key")
@@ -146,6 +159,7 @@ def _described(body: dict[str, Any]) -> str:
         ("id", printable(body["id"])),
         ("created", f"{printable(body['created'])}, format {body['format']}"),
         ("contents", _sealed(body)),
+        ("pin", _pinned(body["pin"])),
         *([("keys", f"{plural(len(body['key']['slots']), 'key')} (criuctl key list)")] if body["encrypted"] else []),
         ("sessions", str(body["sessions"])),
         ("checkpoints", f"{body['checkpoints']}{unreadable}"),
@@ -171,8 +185,57 @@ def _described(body: dict[str, Any]) -> str:
     return facts(rows)
 
 
+def _pinned(pin: Mapping[str, Any]) -> str:
+    if pin["problem"]:
+        return f"not pinned on this host: {printable(pin['problem'])}"
+    how = {"init": "made by this host", "first-use": "met first", "trusted": "trusted"}.get(pin["how"] or "", "")
+    return f"{how} {printable(pin['since'])}; another store here is refused" if how else "not pinned"
+
+
 def _times(ratio: float | None) -> str:
     return f"{ratio:.1f} times" if ratio is not None else "unknown"
+
+
+@page(
+    examples=[
+        ("The bucket was made again, and it is certain by whom:", "criuctl store trust --store s3://backups/trees"),
+        ("When a host is set up, with the id that criuctl store info -q printed on another:", "criuctl store trust 3f9ac27d"),
+        ("A bucket that is meant to be without encryption:", "criuctl store trust --no-encrypt --store s3://lab/scratch"),
+    ],
+    exits=[7, 8, 9, 13],
+    see_also=["store init", "store info"],
+)
+@click.argument(
+    "store_id",
+    metavar="[ID]",
+    required=False,
+    default="",
+    help="The begin of the id that the store must have.  [default: any id]",
+)
+@click.option("--no-encrypt", is_flag=True, help="The store may be one without encryption.  [default: such a store is refused]")
+@pass_app
+def trust(app: App, store_id: str, no_encrypt: bool) -> int:
+    """Pins the store that is at the URL now, in place of the one that this host expected there, and tells both. Its key
+    must be here, as for any other command.
+
+    A host pins a store when it makes it or meets it first; then nothing need be said. This is for a store that was
+    replaced on purpose, for one in S3 without encryption that another host has made, and for setting up hosts by an id
+    that is known. Whoever can write to a store can replace it: find out who has, before it is trusted.
+    """
+    from ...ops.stores import store_trust
+
+    body = store_trust(app.config, store_id=store_id.lower(), plain=no_encrypt).to_dict()
+
+    def human() -> str:
+        sealed = "encrypted" if body["encrypted"] else "not encrypted"
+        lines = [f"{printable(body['store'])}: store {body['id'][:12]}, {sealed}, is expected here from now on"]
+        if (before := body["before"]) and before["id"] != body["id"]:
+            was = "encrypted" if before["encrypted"] else "not encrypted"
+            lines.append(f"Before: store {printable(before['id'][:12])}, {was}, since {printable(before['since'])}.")
+        return "\n".join(lines)
+
+    app.emit(body, human, brief=lambda: str(body["id"]))
+    return 0
 
 
 @page(

@@ -22,9 +22,10 @@ def _snapshot(event: Mapping[str, Any]) -> str:
 
 
 def _recovered(event: Mapping[str, Any]) -> str:
+    newer = f"; @{event['newer']['number']} was newer" if event.get("newer") else ""
     lost = f", {event['lost_s']:.1f} s lost" if "lost_s" in event else ""
     place = f" from host {event['from_host']}" if "from_host" in event else ""
-    return f"recovered{place} from {event['session']}@{event['number']} after {event['recovered_ms'] / 1000:.1f} s{lost}"
+    return f"recovered{place} from {event['session']}@{event['number']} after {event['recovered_ms'] / 1000:.1f} s{lost}{newer}"
 
 
 def _left(event: Mapping[str, Any]) -> str:

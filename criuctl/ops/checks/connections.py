@@ -28,6 +28,11 @@ _GONE = 1 << 32  # bytes: room for any datagram, of a socket that is gone meanwh
 PASSES = "It passes by itself"  # so begins the remedy of what does
 _TRANSIENT = f"{PASSES}: try again."
 
+MPTCP_HINT = (
+    "Start the program without Multipath TCP: by `criuctl run`, which refuses it (programs take TCP instead); for a Go program "
+    "with GODEBUG=multipathtcp=0 in its environment; or after `sysctl net.mptcp.enabled=0`."
+)
+
 
 def _error(s: TreeSocket, code: str, text: str, hint: str) -> Finding:
     return Finding("error", code, text, hint, pid=s.pid, fd=s.fd)
@@ -106,9 +111,7 @@ def _internet(s: TreeSocket, number: int) -> Iterator[Finding]:
     # Bound, it is in the kernel's tables as the TCP socket that it has inside.
     protocol = "mptcp" if number == _IPPROTO_MPTCP else kernel.protocol
     if kernel.type != "raw" and protocol not in _PROTOCOLS:
-        hint = "Have the program use TCP or UDP."
-        if protocol == "mptcp":
-            hint = "Turn Multipath TCP off: for Go programs GODEBUG=multipathtcp=0, else in their configuration."
+        hint = MPTCP_HINT if protocol == "mptcp" else "Have the program use TCP or UDP."
         yield _error(s, "socket-protocol", f"a socket of protocol {protocol} is open, which CRIU cannot save", hint)
     elif kernel.type not in ("stream", "dgram", "raw"):
         yield _error(

@@ -16,6 +16,7 @@ from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
 from ...proc.procfs import read_raw, reading, target_of
 from ...proc.tree import Process
+from ...quoting import quoted
 from ...report import Finding
 from .scene import Scene
 
@@ -217,7 +218,7 @@ def _huge(process: Process, d: Descriptor) -> Iterator[Finding]:
             d,
             "huge-pages",
             f"{d.target} is of huge pages of {size >> 10} KiB; CRIU needs a free one to save it, and this host has none",
-            f"Have it have one more: `echo N > {pool}/nr_hugepages`.",
+            f"Have it have one more: `echo N > {quoted(pool)}/nr_hugepages`.",
         )
 
 

@@ -17,6 +17,7 @@ from .files import mount_of
 from .scene import Scene
 from .spaces import at_top
 
+_MEMORY_FILE = "/memfd:"  # of memfd_create
 _FOLDERS = {"cwd": "working folder", "root": "root folder"}
 
 
@@ -26,7 +27,10 @@ def check_folders(scene: Scene) -> Iterator[Finding]:
     for process in scene.living:
         for name, words in _FOLDERS.items():
             yield from _folder(scene, process, name, words)
-        if scene.knows_mounts_of(process.pid):
+        if process.exe_deleted and process.exe.startswith(_MEMORY_FILE):
+            text = f"{process} runs a program from a memory file ({process.exe}), which CRIU cannot save"
+            yield _error(process, "program-in-memory", text, "Have the program written to a file, and start it from there.")
+        elif scene.knows_mounts_of(process.pid):
             yield from _program(scene, process, devices)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ...errors import CriuctlError
 from ...proc import command
 from ...proc.procfs import unit_of
+from ...quoting import quoted
 from ...report import Finding
 from .scene import Scene
 
@@ -34,6 +35,6 @@ def check_service(scene: Scene) -> Iterator[Finding]:
             "warning",
             "started-again",
             f"{unit} has Restart={properties['Restart']}: systemd starts it anew as soon as the dump has ended it",
-            f"Before the dump: `systemctl edit --runtime {unit}`, with the lines [Service] and Restart=no.",
+            f"Before the dump: `systemctl edit --runtime {quoted(unit)}`, with the lines [Service] and Restart=no.",
             pid=root,
         )

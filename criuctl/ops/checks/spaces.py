@@ -11,6 +11,7 @@ from ...proc.namespaces import for_children
 from ...proc.procfs import all_pids, read_lines
 from ...proc.sockets import Peer, TreeSocket
 from ...proc.tree import Process
+from ...quoting import quoted
 from ...report import Finding
 from ...session.sessions import all_states
 from ..target import ancestors
@@ -233,7 +234,7 @@ def check_freezer(scene: Scene) -> Iterator[Finding]:
                     "error",
                     "frozen",
                     f"{process} is in a frozen control group, {state}; CRIU would wait for it in vain",
-                    f"Thaw it first: `echo {'0' if not controllers else 'THAWED'} > {state}`.",
+                    f"Thaw it first: `echo {'0' if not controllers else 'THAWED'} > {quoted(state)}`.",
                     pid=process.pid,
                 )
 

@@ -23,6 +23,7 @@ from ...errors import Conflict, CriuctlError, DumpFailed, NoSuchBucket, NoSuchPr
 from ...proc.descriptors import Descriptor
 from ...proc.limits import effective_capabilities
 from ...proc.tree import Process, ProcessIdentity, read_tree
+from ...quoting import quoted
 from ...report import Finding, Reporter
 from ...session.sessions import state_of
 from ...store import Store
@@ -76,7 +77,7 @@ def session_for(registry: Registry, target: Target, name: str | None) -> Session
         if held not in (None, name):
             raise Conflict(
                 f"PID {target.root.pid} is session {held!r}, which has a terminal",
-                hint=f"Use that name; `criuctl restore {held} --as {name}` makes a copy that has another.",
+                hint=f"Use that name; `criuctl restore {quoted(held)} --as {quoted(name)}` makes a copy that has another.",
             )
         if taken is not None:
             return taken
@@ -104,7 +105,7 @@ def open_for(store: Store, config: Config, registry: Registry, session: SessionR
             return Repository.open(store, config, create_local=True)
         raise type(error)(
             f"the store in {store.url} is gone, which this host has checkpoints in",
-            hint=f"Mount what holds it. `criuctl store init --store {store.url}` makes a new one.",
+            hint=f"Mount what holds it. `criuctl store init --store {quoted(store.url)}` makes a new one.",
         ) from error
 
 
@@ -119,7 +120,8 @@ def tell_superseded(reporter: Reporter, former: SessionRecord) -> None:
     )
     reporter.warning(
         f"session {former.name!r} {where}, and this is another tree; from now on the name means this one",
-        f"`criuctl restore {former.checkpoint[:12]} --as NAME` brings the former back, `criuctl pin` keeps it from `prune`."
+        f"`criuctl restore {quoted(former.checkpoint[:12])} --as NAME` brings the former back,"
+        " `criuctl pin` keeps it from `prune`."
         if not former.moved_to and former.checkpoint
         else "Choose another --name.",
     )
@@ -132,7 +134,8 @@ def tell_lost(reporter: Reporter, repository: Repository, session: str, devices:
     kept: list[CheckpointSummary] = []
     with suppress(CriuctlError):  # the store may be what has failed
         kept = repository.list(session)
-    hint = f"End it, then `criuctl restore {session}@{kept[-1].number}`." if kept else "Start the program again."
+    ref = quoted(f"{session}@{kept[-1].number if kept else 0}")
+    hint = f"End it, then `criuctl restore {ref}`." if kept else "Start the program again."
     if isinstance(error, CriuctlError):
         error.hint = hint
     if devices.lost[0] not in str(error):

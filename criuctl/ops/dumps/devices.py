@@ -50,8 +50,10 @@ _ROUNDS = 5  # of looks for processes that have come meanwhile
 class DumpedDevices:
     """The GPUs of one tree in one dump; `close` it."""
 
-    def __init__(self, config: Config, reporter: Reporter, root: int) -> None:
-        self._config, self._reporter, self._root = config, reporter, root
+    def __init__(self, config: Config, reporter: Reporter, root: int, *, max_freeze: float = 0.0) -> None:
+        """`max_freeze`: seconds that the driver may take to move the memory, 0 for no bound but `_MOVE`."""
+        self._config, self._reporter, self._pid = config, reporter, root
+        self._patience = min(max_freeze or _MOVE, _MOVE)
         self._stack = ExitStack()
         self._driver: DriverProcess | None = None
         self._held: dict[int, ProcessIdentity] = {}  # locked, by PID
@@ -93,7 +95,7 @@ class DumpedDevices:
 
     def _users(self) -> dict[int, DeviceUser]:
         opened, mapped = {}, {}
-        for process in read_tree(self._root):
+        for process in read_tree(self._pid):
             with suppress(NoSuchProcess):
                 held = descriptors(process.pid) if not process.zombie else []
                 if any(use.opened_device(d) for d in held):  # a mapping alone is left by a program that closed its device
@@ -102,7 +104,7 @@ class DumpedDevices:
 
     def _sorted(self, users: Mapping[int, DeviceUser], known: Iterable[int] = ()) -> Holdings:
         assert self._driver is not None
-        tree = read_tree(self._root)
+        tree = read_tree(self._pid)
         parents, stopped = {p.pid: p.ppid for p in tree}, {p.pid for p in tree if p.state in ("T", "t")}
         found = survey.survey(self._driver, users, parents, stopped)
         mine = tuple(user for user in found.left if user.pid in known)
@@ -112,7 +114,7 @@ class DumpedDevices:
                 pids = ", ".join(str(user.pid) for user in refused)
                 raise PreflightRefused(
                     f"PID {pids} uses its NVIDIA device in a way that cannot be checkpointed",
-                    hint=f"`criuctl check {self._root}` says what it is, and what to do.",
+                    hint=f"`criuctl check {self._pid}` says what it is, and what to do.",
                 )
         return found
 
@@ -145,7 +147,7 @@ class DumpedDevices:
             return
         self._reporter.step("gpu-checkpoint", processes=list(self._held))
         with HugePages(self._held):
-            answers = self._driver.each("checkpoint", list(self._held), _MOVE)
+            answers = self._driver.each("checkpoint", list(self._held), self._patience)
         self._count("checkpoint_ms", answers)
         for pid, answer in answers.items():
             self._expect(pid, answer, "checkpoint")

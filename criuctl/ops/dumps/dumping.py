@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ...checkpoint.manifest import ConnectionRecord, FileRecord, Manifest, PredicateRecord
+from ...checkpoint.manifest import ConnectionRecord, FileRecord, InodeRecord, Manifest, PredicateRecord
 from ...checkpoint.repository import Repository
 from ...checkpoint.writer import CheckpointWriter
 from ...config import Config
@@ -38,13 +38,15 @@ from ...proc.tree import Process, ProcessIdentity, read_tree, wait_ended
 from ...report import Reporter
 from .. import hooking
 from ..holders import DumpedHolder
-from ..openfiles import files, overlays, predicates, remaps
+from ..openfiles import files, heldinodes, overlays, predicates, remaps
 from ..preload import DUMP, preload
 from ..registry import Registry, SessionRecord, boot_id
-from ..resources import fifos, filelocks, semaphores, socketnames, timerfds
+from ..resources import fifos, filelocks, memoryfiles, semaphores, socketnames, timerfds
 from ..resources.interrupted import restart_living, restart_seized  # here now, whatever is met when they are needed
 from ..resources.namespaces import NamespacePlan
 from ..resources.terminals import DumpedTerminals
+from ..storing import latest
+from ..storing.latest import Latest
 from ..supervising.fencing import Home
 from . import arounddump, latesignals, ownmemory, shields, surroundings
 from .delivery import Delivery
@@ -63,7 +65,7 @@ class _Beside(Struct, frozen=True):
     """What another thread looks at beside CRIU, while the tree is frozen."""
 
     heard: Reporter  # what collecting the files tells; nothing of a try that CRIU gives up
-    files: Later[list[FileRecord]]
+    files: Later[tuple[list[FileRecord], list[InodeRecord]]]
     own: Later[dict[int, list[tuple[int, int]]]]
 
 
@@ -284,8 +286,12 @@ class Dumping(Struct, eq=False):
         self.hooks.run("frozen", processes=[p.pid for p in self.tree])
         return driver.Frozen(surroundings.page_guards(self.tree), looked.unix_keys())
 
-    def _collect(self, heard: Reporter) -> list[FileRecord]:
-        """The files of the frozen tree."""
+    def _collect(self, heard: Reporter) -> tuple[list[FileRecord], list[InodeRecord]]:
+        """The files of the frozen tree, and which inodes they are."""
+        held = heldinodes.record(self.tree, self.opened)
+        return self._files(heard), held
+
+    def _files(self, heard: Reporter) -> list[FileRecord]:
         return files.collect(self.writer, self.config, self.opened, self.with_files, self.binaries, self.root, heard)
 
     def commit(self, memory: list[PageImage]) -> None:
@@ -339,6 +345,8 @@ class Dumping(Struct, eq=False):
         manifest = replace(manifest, fifos=fifos.seen_again(manifest.fifos, self.tree))
         self.reporter.step("commit")
         summary = self.writer.commit(manifest, self.home.look if self.home is not None else None)
+        if self.delivery is None:
+            latest.note(self.config, Latest.of(summary, self.repository.store.url), self.reporter)
         return replace(manifest, number=summary.number)
 
     def _with_sizes(self, manifest: Manifest) -> Manifest:
@@ -360,11 +368,12 @@ class Dumping(Struct, eq=False):
         latesignals.add(images, self.tree)
         filelocks.add_inherited(images, self.tree, self.opened)
         semaphores.mark(images, self.tree, self.opened)
+        memoryfiles.mark(images, self.tree)
         self.waits.amend(images)
         socketnames.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)
         assert self.beside is not None
-        file_records = self.beside.files.result()
+        file_records, held = self.beside.files.result()
         for text in self.beside.heard.warnings:
             self.reporter.warning(text)
         self.reporter.codes += self.beside.heard.codes
@@ -376,6 +385,8 @@ class Dumping(Struct, eq=False):
         taken = Taken(self.tree, file_records, self.connections, links, self.external, self.entry, own, typed, holder, pipes)
         running = self.leave_running
         made = describe(self.config, self.session, self.labels, taken, images, memory, self.writer, leave_running=running)
+        held += heldinodes.of_links(links)
+        made = made.with_use(inodes=tuple(held), inodes_mac=heldinodes.mac(self.config, made.session.id, held))
         if self.devices is not None:
             made = made.with_gpu(self.devices.record(), self._gpu_timings())
         return predicates.with_required(made, self.required)

@@ -163,6 +163,12 @@ _DUMP = (
     _r("pidfd-thread", r"PIDFD_THREAD flag", "a pidfd stands for a thread", _CLOSE, fd=True),
     _r("timer-clock", r"Unknown clock type", "a timer runs on an alarm clock", "Have the program use CLOCK_BOOTTIME.", fd=True),
     _r(
+        "program-in-memory",
+        r"Can't lookup mount=\d+ for fd=-1 path=(?P<path>/memfd:.*)",
+        "a program runs from a memory file ({path})",
+        "Have the program written to a file, and start it from there.",
+    ),
+    _r(
         "huge-pages",
         r"Can't lookup mount=\d+ for fd=(?P<fd>-?\d+) path=(?P<path>/memfd:.*)",
         "{path} is of huge pages, of which this host has none free; CRIU needs one to save it",

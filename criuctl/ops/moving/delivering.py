@@ -5,6 +5,7 @@ What is to be known after any interruption is written down before it is done (`m
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import time
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from ...checkpoint import keys, writers
 from ...checkpoint.manifest import Manifest
 from ...checkpoint.repository import Repository
 from ...config import Config
@@ -22,10 +24,12 @@ from ...errors import CriuctlError, InDoubt, LinkLost, RestoreFailed, TimedOut
 from ...proc import addresses
 from ...proc.scratch import Scratch
 from ...proc.tree import ProcessIdentity, wait_ended
+from ...quoting import quoted
 from ...report import Reporter
 from ...store.remote import RemoteStore
 from ...transport import ssh
 from ..registry import SessionRecord, boot_id
+from . import inbox
 from .moves import Moves, Outgoing, new_id
 from .otherhost import RESTORE, reach, session_url
 
@@ -91,19 +95,41 @@ class HostDelivery(Struct):
             boot_id=boot_id(),
         )
         self._end_earlier()
-        asked = {"id": self.move.id, "session": session.name, "session_id": session.id, "origin": platform.node()}
+        asked: dict[str, Any] = {"id": self.move.id, "session": session.name, "session_id": session.id}
+        asked["origin"] = platform.node()
+        kept = self._kept_key()
+        if kept is not None and (earlier := _writer_key(kept)) is not None:
+            asked["writer"] = inbox.proof(earlier, self.move.id)
         self.reporter.step("connect", store=f"{self.host_name}: inbox")
         with self._named():
             told = self.there.link.ask("begin", asked).arguments
         self.moves.put(self.move)
-        folder = self._stack.enter_context(Scratch())
-        key = Path(folder.path) / "inbox-key"
-        key.write_text(told["key"])
-        key.chmod(0o600)
+        key = self._keep_key(str(told["key"]), kept)
         store = RemoteStore(self.there.link, f"{self.to}{told['store']}")
         repository = Repository.open(store, replace(self.config, key_file=str(key), passphrase_file="", passphrase_command=""))
         repository.features &= frozenset(told.get("features", ()))  # that criuctl may be older
         return repository
+
+    def _kept_key(self) -> Path | None:
+        """Where this host keeps the key by which it writes to the other one's inbox."""
+        host = str(self.there.link.hello.get("host_id", ""))
+        folder = hashlib.sha256(host.encode(errors="surrogateescape")).hexdigest()[:32]  # it may be any text
+        return Path(self.config.state_dir) / "deliveries" / folder / "key" if host else None
+
+    def _keep_key(self, text: str, kept: Path | None) -> Path:
+        """The key in a file; kept for the next time, with what was sealed by it, if it is one of a write-only host."""
+        if kept is not None and text.startswith(writers.LINE):  # an older criuctl tells the inbox's own
+            kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with suppress(FileNotFoundError):
+                if kept.read_text() == text:
+                    return kept
+                kept.unlink()
+            with suppress(FileExistsError):  # another criuctl was faster, with a key of its own
+                keys.write_secret(kept, text)
+                return kept
+        key = Path(self._stack.enter_context(Scratch()).path) / "inbox-key"
+        keys.write_secret(key, text)
+        return key
 
     def _end_earlier(self) -> None:
         """Earlier moves of the session that came to nothing: it is here, and nobody else works on it."""
@@ -208,7 +234,7 @@ class HostDelivery(Struct):
             why = f": {self._error.message}" if self._error is not None else ""
             raise InDoubt(
                 f"{self.move.session!r} was ended here, and {self.host_name} could not be told to let it run{why}",
-                hint=f"`criuctl migrate --resolve {self.move.session}` tells it; its checkpoint is in the inbox there.",
+                hint=f"`criuctl migrate --resolve {quoted(self.move.session)}` tells it; its checkpoint is in the inbox there.",
                 session=self.move.session,
                 host=self.host_name,
             ) from self._error
@@ -231,6 +257,14 @@ class HostDelivery(Struct):
                 if time.monotonic() > deadline or isinstance(error, RestoreFailed):
                     raise
                 time.sleep(_PAUSE)
+
+
+def _writer_key(path: Path) -> writers.WriterKey | None:
+    """The key that was kept; None if there is none that is whole."""
+    try:
+        return writers.WriterKey.parse(keys.read_secret(path), str(path))
+    except CriuctlError:
+        return None
 
 
 def put_back(move: Outgoing, reporter: Reporter) -> Outgoing:

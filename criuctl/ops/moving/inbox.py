@@ -1,17 +1,26 @@
 """The inbox: a store of this host for sessions that come from others.
 
-It is encrypted by a key that stays on this host; whoever sends is told the key over ssh, for as long as the sending takes.
+It is encrypted by a key that stays on this host.  A host that sends is one of its write-only hosts (`checkpoint.writers`): what
+it stores, it seals by keys of its own, and of what others store it can open nothing; see `ownpart`, too.  It keeps the key
+that it was told, to prove that it is the same host when it sends again: then what it has sent before is not sent once more.
 Of each session its newest checkpoint is kept: what is in it need not be sent again when the session comes back, and if
 this host dies in the middle, the session can be restored from it.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
+from ...checkpoint import writers
+from ...checkpoint.codec import keyed_hash
+from ...checkpoint.configobject import WRITER
+from ...checkpoint.generations import described
 from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import Conflict, NoSuchBucket, StoreNotInitialised
@@ -19,6 +28,8 @@ from ...report import Reporter
 from ...store import open_store
 from ..storing import retention
 
+_LABEL = "hosts that send sessions"
+_PROOF = b"criuctl 2026-11 sends again"
 _GRACE = "1h"  # no sending takes longer
 
 
@@ -33,15 +44,49 @@ def opened(config: Config) -> Repository:
     store = open_store(config.store, config)
     try:
         try:
-            return Repository.open(store, config)
+            repository = Repository.open(store, config)
         except (StoreNotInitialised, NoSuchBucket):
             try:
-                return Repository.init(store, encryption=True, config=config)
+                repository = Repository.init(store, encryption=True, config=config)
             except Conflict:  # another criuctl was faster
-                return Repository.open(store, config)
+                repository = Repository.open(store, config)
+        if not repository.sealer.divided:  # whoever opens it later must know that others have written to it
+            _divide(repository)
+            repository.close()
+            repository = Repository.open(store, config)
+        return repository
     except BaseException:
         store.close()
         raise
+
+
+def _divide(repository: Repository) -> None:
+    """Have the config say that there are write-only hosts.  The key of this slot is told to nobody."""
+    opened = repository.opened
+    assert opened is not None  # it is encrypted
+    slot = described(writers.enrol(opened.master, repository.id).slot(), _LABEL)
+
+    def add(slots: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return slots if any(one.get("type") == WRITER for one in slots) else [*slots, slot]
+
+    repository.key_changer().change(add)
+
+
+def key_for(repository: Repository, move: str, earlier: object) -> writers.WriterKey:
+    """The key of the host that sends: the one that it proves to have (`proof`), or else a new one."""
+    opened = repository.opened
+    assert opened is not None
+    if isinstance(earlier, dict):
+        with suppress(TypeError, ValueError):
+            known = writers.writer_key(opened.master, repository.id, bytes.fromhex(str(earlier.get("id"))))
+            if secrets.compare_digest(bytes.fromhex(str(earlier.get("proof"))), bytes.fromhex(proof(known, move)["proof"])):
+                return known
+    return writers.enrol(opened.master, repository.id)
+
+
+def proof(key: writers.WriterKey, move: str) -> dict[str, str]:
+    """What shows on the move `move` that whoever says it has the key; it tells nothing of the key itself."""
+    return {"id": key.id.hex(), "proof": keyed_hash(key.secret, _PROOF, move.encode()).hex()}
 
 
 def tidy(repository: Repository, session: str, keep: Collection[str], reporter: Reporter) -> None:

@@ -31,6 +31,7 @@ from msgspec.structs import asdict, replace
 from ...config import Config
 from ...errors import Conflict, Damaged, NoSuchProcess
 from ...proc.tree import ProcessIdentity, read_process
+from ...quoting import quoted
 from ..registry import boot_id, write_record
 
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -162,7 +163,8 @@ def check_at_home(config: Config, session: str, *, take_over: bool) -> None:
     if not take_over:
         raise Conflict(
             f"session {session!r} has left for {move.host or move.to}, which could not be told to let it run yet",
-            hint=f"`criuctl migrate --resolve {session}` tells it; --take-over if that host is lost for good; or --as NEW-NAME.",
+            hint=f"`criuctl migrate --resolve {quoted(session)}` tells it;"
+            " --take-over if that host is lost for good; or --as NEW-NAME.",
             host=move.host or move.to,
         )
     moves.forget(move.id)

@@ -35,6 +35,7 @@ from ...hooks.contract import RECONNECT
 from ...hooks.find import executables
 from ...proc.procfs import memory_info, read_raw
 from ...proc.scratch import Scratch
+from ...quoting import quoted
 from ...report import Finding
 from .. import doctor
 from ..openfiles.judgement import Policy
@@ -249,7 +250,8 @@ def _addresses(coming: Arrival) -> Iterator[Finding]:
                 "error",
                 "address-here",
                 f"{wanted}, which is to come along, is an address of {here.device} here already",
-                f"Take it away: `ip address del {wanted}/{here.prefix} dev {here.device}`, or migrate without --keep-address.",
+                f"Take it away: `ip address del {quoted(wanted)}/{here.prefix} dev {quoted(here.device)}`,"
+                " or migrate without --keep-address.",
             )
             continue
         try:
@@ -280,7 +282,7 @@ def _addresses(coming: Arrival) -> Iterator[Finding]:
                 f"{record.protocol} {record.local} waits for clients, but {host} is no address that it will have here",
                 ADD_ADDRESS
                 if free
-                else f"Take the address along with --keep-address {host}, or have the program listen on all addresses.",
+                else f"Take the address along with --keep-address {quoted(host)}, or have the program listen on all addresses.",
                 record.pid,
                 record.fd,
             )

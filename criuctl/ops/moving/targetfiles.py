@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from ...checkpoint.manifest import FileRecord
 from ...proc.elfnotes import build_id
+from ...quoting import quoted
 from ...report import Finding, Level
 from ..openfiles.judgement import Policy, judge
 from ..openfiles.overlays import ROOTS, objection, obstacle
@@ -90,7 +91,7 @@ def _missing(needed: NeededFile) -> Finding:
     if needed.use in _WHAT:
         return _finding("error", needed, "folder-missing", f"{_WHAT[needed.use]} does not exist here", _folder_hint(needed))
     what = {"mapped": "is mapped into memory", "read": "is open", "written": "is open for writing"}[needed.use]
-    hint = _PACKAGE if needed.use == "mapped" else f"Put it there, or migrate with --with-files {needed.path}."
+    hint = _PACKAGE if needed.use == "mapped" else f"Put it there, or migrate with --with-files {quoted(needed.path)}."
     return _finding("error", needed, "file-missing", f"{what} and does not exist here", hint)
 
 
@@ -103,11 +104,11 @@ def _covering(needed: NeededFile, what: str, uids: Collection[int]) -> Iterator[
 
 
 def _folder_hint(needed: NeededFile) -> str:
+    path = quoted(needed.path)
+    make = f"`install -d -m {needed.mode & 0o7777:o} {path}`"
     if needed.use == "cwd":
-        return (
-            f"Take it along with --with-files {needed.path}, or make it: `install -d -m {needed.mode & 0o7777:o} {needed.path}`."
-        )
-    return f"Make it on the target: `install -d -m {needed.mode & 0o7777:o} {needed.path}`."
+        return f"Take it along with --with-files {path}, or make it: {make}."
+    return f"Make it on the target: {make}."
 
 
 def _folder(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
@@ -181,4 +182,4 @@ def _left_behind(needed: NeededFile, now: os.stat_result) -> Iterator[Finding]:
     elif stat.S_ISREG(needed.mode) and now.st_size != needed.size:
         text = f"is open for writing, does not travel, and has {now.st_size} bytes here and {needed.size} on the source"
         level: Level = "warning" if needed.append and now.st_size > needed.size else "error"
-        yield _finding(level, needed, "file-refuse", text, f"Migrate with --with-files {needed.path}.")
+        yield _finding(level, needed, "file-refuse", text, f"Migrate with --with-files {quoted(needed.path)}.")

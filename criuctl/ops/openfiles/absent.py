@@ -6,12 +6,12 @@ Regular files are judged by what the manifest says of them (`judgement`), workin
 from __future__ import annotations
 
 import os
-import shlex
 import stat
 from collections.abc import Iterable, Iterator
 
 from ...checkpoint.manifest import Manifest
 from ...criu.images import ImageSet, path_of
+from ...quoting import quoted
 from ...report import Finding
 from .judgement import Judgement
 
@@ -38,7 +38,7 @@ def absent(images: ImageSet, manifest: Manifest, files: Iterable[Judgement], tol
         known.add(path)
         pid, fd = holders.get(entry.id, (None, None))
         code, make = ("folder-missing", "mkdir -p") if kind == "folder" else ("file-missing", "mkfifo")
-        hint = f"Make it (`{make} {shlex.quote(path)}`), or move away what is there."
+        hint = f"Make it (`{make} {quoted(path)}`), or move away what is there."
         yield Finding("error", code, f"{path}: is open, and no {kind} is here", hint, pid, fd)
 
 

@@ -5,6 +5,11 @@ So the present file stays, and the copy gets one of its own, as it was at the fr
 CRIU opens that one then.  What the copy has not open it will open by its path, some day: such a file is refused.
 All names of one file are settled alike: what the copy gets beside them are names of one file, too.
 
+A lock has one holder.  Where somebody else has a lock that the copy is to have, the copy locks a file
+of its own beside, as it was at the freeze (`separated`).  A lock stands for more than its file, though:
+it keeps two instances of a program from the same data.  So every open file that both would write to
+becomes the copy's own then, but for what it prints to; if one cannot, none does, and the lock is refused.
+
 What nobody has open just now is put back, though the original may use it by its path: that is told.
 A file that is still as it was is the copy's as well, as after a fork: that both write to it from now on is told.
 """
@@ -27,6 +32,10 @@ from .judgement import Judgement
 
 _REFUSED_HINT = (
     "End that process first, or restore with --files keep. `criuctl verify --restore` tries a copy with files of its own."
+)
+_OWN_HINT = (
+    "What the copy opens by its path from now on is not its own: have it use other places, or end the original. "
+    "`criuctl verify --restore` tries a copy with files of its own."
 )
 _SHARED_HINT = "What they write may overwrite each other's. `criuctl verify --restore` tries a copy with files of its own."
 
@@ -65,6 +74,63 @@ def spared(judged: Iterable[Judgement], images: ImageSet, original: int | None) 
         text = f"{len(both) - _NAMED} more files are written to by both, the copy and others, at offsets of their own"
         told.append(Finding("warning", "file-shared", text, _SHARED_HINT))
     return tuple(settled.get(j.record.path, j) for j in judged), told
+
+
+def separated(judged: Iterable[Judgement], images: ImageSet, held: Mapping[str, str]) -> tuple[Judgement, ...]:
+    """The judgements of a copy that wants locks which others have: with files of its own in the place of those, or unchanged.
+
+    `held` has the paths of the locked files, and for each who has the lock.
+    """
+    judged = tuple(judged)
+    sought: dict[_Inode, list[Judgement]] = {}
+    for judgement in judged:
+        if (inode := _present(judgement)) is not None:
+            sought.setdefault(inode, []).append(judgement)
+    written = {
+        inode: [j.record.path for j in names]
+        for inode, names in sought.items()
+        if any(j.record.kind == "written" and not _is_output(j) for j in names)
+    }
+    locked = {i: held[j.record.path] for i, names in sought.items() for j in names if j.record.path in held}
+    if not held.keys() <= {j.record.path for inode in locked for j in sought[inode]}:
+        return judged  # one is a folder, or was not recorded
+    theirs = {
+        **{inode: f"PID {pid} ({_name(pid)}) writes to it" for inode, pid in writers_to(written).items()},
+        **{inode: f"{holder} has locked it" for inode, holder in locked.items()},
+    }
+    remapped = images.remapped()
+    regular = [e for e in images.files() if e.HasField("reg") and e.id not in remapped]
+    movable = {path_of(e.reg) for e in regular if isinstance(e.reg.name, str)}  # as in `spared`
+    own: dict[str, Judgement] = {}
+    for inode, who in theirs.items():
+        for judgement in sought[inode]:
+            if judgement.record.path not in movable or not _is_known(judgement):
+                return judged
+            own[judgement.record.path] = _own(judgement, who)
+    return tuple(own.get(j.record.path, j) for j in judged)
+
+
+def _is_output(judgement: Judgement) -> bool:
+    """Whether it is what the tree prints to (a log, not its data): both may append to that."""
+    record = judgement.record
+    return record.append and all(fd in (1, 2) for _pid, fd in record.holders)
+
+
+def _is_known(judgement: Judgement) -> bool:
+    """Whether the contents at the freeze can be had: carried, the beginning of the present file, or none."""
+    if judgement.verdict not in ("same", "grown", "put-back"):
+        return False
+    record = judgement.record
+    return record.data is not None or judgement.from_prefix or bool(record.digest) or not record.size
+
+
+def _own(judgement: Judgement, who: str) -> Judgement:
+    record = judgement.record
+    what = f"{judgement.why.partition(';')[0]}, and " if judgement.verdict == "put-back" else ""
+    why = f"{what}{who}; the copy gets its own beside it, as it was"
+    # Unless it came along: `judge` has seen that the present file begins with what was there at the freeze.
+    prefix = judgement.from_prefix or (record.data is None and judgement.verdict != "put-back")
+    return replace(judgement, verdict="beside", why=why, hint=_OWN_HINT, from_prefix=prefix)
 
 
 def left_behind(judged: Iterable[Judgement]) -> list[Finding]:

@@ -31,6 +31,7 @@ from msgspec.structs import replace
 from ...checkpoint.manifest import FileRecord
 from ...errors import Damaged
 from ...proc import ways
+from ...quoting import quoted
 from ...report import Finding
 from . import overlays
 from .files import digest
@@ -240,6 +241,6 @@ def _beside_written(judgement: Judgement, written: Mapping[str, str]) -> Judgeme
         record,
         "refuse",
         f"cannot be laid over {folder}, because {written[folder]} in that folder is written to",
-        f"Take it along with --with-files {record.path}.",
+        f"Take it along with --with-files {quoted(record.path)}.",
         exists=judgement.exists,
     )

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -41,6 +40,7 @@ from ...errors import RestoreFailed, UntrustedPath
 from ...proc.mounts import read_mounts
 from ...proc.scratch import Scratch
 from ...proc.trustedpath import Fault, opened
+from ...quoting import quoted
 
 if TYPE_CHECKING:
     from .judgement import Judgement
@@ -123,7 +123,7 @@ def objection(record: FileRecord, uids: Collection[int]) -> tuple[str, str] | No
             return None
         who = f"belongs to user {record.uid}" if record.uid else "could be written by others than root"
         missing = os.path.join(ground.folder, os.path.relpath(record.path, ground.named).split("/")[0])
-        make = f"Make the folder as that user's: `install -d -o {record.uid} {shlex.quote(missing)}`. "
+        make = f"Make the folder as that user's: `install -d -o {record.uid:d} {quoted(missing)}`. "
         hint = _along(record.path) if ground.file is not None else make + _along(record.path)
         return f"it {who}, and would lie in {ground.folder}, which is root's", hint
     users = set(uids) - ROOTS
@@ -133,7 +133,7 @@ def objection(record: FileRecord, uids: Collection[int]) -> tuple[str, str] | No
 
 
 def _along(path: str) -> str:
-    return f"Take it along with --with-files {shlex.quote(path)}."
+    return f"Take it along with --with-files {quoted(path)}."
 
 
 def obstacle(path: str) -> tuple[str, str] | None:
@@ -144,7 +144,7 @@ def obstacle(path: str) -> tuple[str, str] | None:
         return f"the way there is not safe: {error.message}", _along(path)
     folder, real = ground.named, ground.folder
     below = path[len(folder.rstrip("/")) + 1 :].split("/")
-    make = f"Make the folder on the host that it comes to: `mkdir {os.path.join(folder, below[0])}`."
+    make = f"Make the folder on the host that it comes to: `mkdir {quoted(os.path.join(folder, below[0]))}`."
     along = _along(os.path.join(folder, below[0]))
     if real == "/":
         return "the root folder cannot be covered", make if len(below) > 1 else along

@@ -22,13 +22,12 @@ A reader that knows no predicates must not restore: a manifest with some require
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from msgspec import Struct
@@ -36,8 +35,9 @@ from msgspec import Struct
 from ...checkpoint.manifest import Manifest, PredicateRecord
 from ...config import Config
 from ...errors import CommandFailed, ConfigError, PreflightRefused, TimedOut, UsageError
-from ...proc.folders import make_private
+from ...proc import ways
 from ...report import Finding
+from .. import hostkey
 from ..storing.retention import seconds
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ State = Literal["holds", "stale", "unchecked"]
 _MOST = 64  # of one checkpoint
 _LONGEST = 4096  # characters
 _OUTPUT = 16 << 20  # bytes that a command may print
-_KEY = "predicates.key"  # in the state folder
 
 
 class Verdict(Struct, frozen=True):
@@ -112,7 +111,7 @@ def _noted(config: Config, kind: PredicateKind, argument: str) -> PredicateRecor
             return PredicateRecord(kind, argument, size=size, digest=digest)
         if kind in RUN:
             digest = _run(config, argument)
-            mac = _mac(_key(config, make=True), kind, argument)
+            mac = hostkey.seal(config, f"{kind}:{argument}")
             return PredicateRecord(kind, argument, digest=digest if kind == "output" else "", mac=mac)
     except _NotSo as error:
         raise PreflightRefused(f"{kind}:{argument}, which the checkpoint is to require, is not so now: {error}") from error
@@ -193,13 +192,21 @@ def _file(path: str, only: int | None = None) -> tuple[int, str]:
     from .files import digest
 
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        # Nothing is opened that has an effect of its own, and no link leads to what its maker may not read.
+        top = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        try:
+            last = list(ways.trail(path, top))[-1:]
+        finally:
+            os.close(top)
+        if not last:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if not stat.S_ISREG(os.lstat(last[0]).st_mode):
+            raise _NotSo("it is no regular file")
+        fd = ways.regular(last[0])
     except OSError as error:
         raise _NotSo(f"it cannot be read: {error.strerror}") from error
     try:
         status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise _NotSo("it is no regular file")
         if only is not None and status.st_size != only:
             return status.st_size, ""
         if status.st_size == 0 and os.read(fd, 1):
@@ -229,43 +236,5 @@ def _run(config: Config, text: str) -> str:
     return blake3(done.stdout).hexdigest()
 
 
-# -- which commands are our own ----------------------------------------------------------------------
-
-
 def _ours(config: Config, record: PredicateRecord) -> bool:
-    import hmac  # loads OpenSSL
-
-    key = _key(config, make=False)
-    return bool(key) and hmac.compare_digest(_mac(key, record.kind, record.argument), record.mac)
-
-
-def _mac(key: bytes, kind: str, argument: str) -> str:
-    from blake3 import blake3
-
-    return blake3(f"{kind}:{argument}".encode("utf-8", "surrogateescape"), key=key).hexdigest()
-
-
-def _key(config: Config, *, make: bool) -> bytes:
-    """The key of this host's records; empty if there is none, and none is to be made."""
-    path = Path(config.state_dir) / _KEY
-    with suppress(FileNotFoundError):
-        key = path.read_bytes()
-        if len(key) == 32:
-            return key
-    if not make:
-        return b""
-    make_private(path.parent)
-    temporary = path.with_name(f".{_KEY}.{os.getpid()}")
-    try:
-        with open(os.open(temporary, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(os.urandom(32))
-            file.flush()
-            os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(temporary, path)  # whoever was first
-    finally:
-        temporary.unlink(missing_ok=True)
-    key = path.read_bytes()
-    if len(key) != 32:
-        raise PreflightRefused(f"{path} is damaged", hint="Remove it; commands noted under it are then no longer this host's.")
-    return key
+    return hostkey.is_sealed(config, f"{record.kind}:{record.argument}", record.mac)

@@ -38,6 +38,7 @@ class Applied:
         self._beside: dict[tuple[int, int, str], str] = {}  # a file that stays: device and inode of its folder, name
         self.aside: list[tuple[str, str]] = []  # (path, where its newer copy is)
         self.own: dict[str, str] = {}  # path -> where the tree's own is instead
+        self.created: set[tuple[int, int]] = set()  # device and inode of each
         self.apart: list[tuple[str, str]] = []  # two paths that were one file and cannot be here
 
     def apply(self, judgements: Sequence[Judgement]) -> None:
@@ -76,7 +77,7 @@ class Applied:
             newer = self._set_aside(path, folder) if _is_there(name, folder) else ""
             if stat.S_ISDIR(record.mode):
                 self._do(path, folder, lambda: os.mkdir(name, 0o700, dir_fd=folder), _rmdir)
-                dress(name, record, folder)
+                self._created(dress(name, record, folder))
             elif stat.S_ISLNK(record.mode):
                 self._do(path, folder, lambda: os.symlink(record.target, name, dir_fd=folder), _unlink)
                 os.chown(name, record.uid, record.gid, dir_fd=folder, follow_symlinks=False)
@@ -127,7 +128,7 @@ class Applied:
     def _make_fifo(self, record: FileRecord, folder: int) -> None:
         name = os.path.basename(record.path)
         self._do(record.path, folder, lambda: os.mkfifo(name, 0o600, dir_fd=folder), _unlink)
-        dress(name, record, folder)
+        self._created(dress(name, record, folder))
 
     @contextmanager
     def _parent(self, path: str) -> Iterator[int]:
@@ -183,9 +184,13 @@ class Applied:
                 os.ftruncate(fd, record.size)
                 self._reader.write_to([(record.data, fd, 0)])
             os.fsync(fd)
+            self._created(os.fstat(fd))
             _dress(fd, record)
         finally:
             os.close(fd)
+
+    def _created(self, status: os.stat_result) -> None:
+        self.created.add((status.st_dev, status.st_ino))
 
     def _set_aside(self, path: str, folder: int) -> str:
         """Rename what is there; its new name."""
@@ -222,16 +227,18 @@ def _rmdir(name: str, folder: int) -> None:
     os.rmdir(name, dir_fd=folder)
 
 
-def dress(path: str, record: FileRecord, folder: int | None = None) -> None:
-    """Give a file that was made anew the owner, mode, attributes and time that it had.
+def dress(path: str, record: FileRecord, folder: int | None = None) -> os.stat_result:
+    """Give a file that was made anew the owner, mode, attributes and time that it had; what it is.
 
     Its folder may be another user's, who can put a link to a file of somebody else in its place: nothing is followed.
     """
     fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
-        if stat.S_IFMT(os.fstat(fd).st_mode) != stat.S_IFMT(record.mode):
+        status = os.fstat(fd)
+        if stat.S_IFMT(status.st_mode) != stat.S_IFMT(record.mode):
             raise OSError(errno.ESTALE, "something else is in its place by now", path)
         _dress(fd, record)
+        return status
     finally:
         os.close(fd)
 

@@ -18,10 +18,12 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from ...checkpoint.chunks import StreamRef
 from ...checkpoint.manifest import LinkRecord
@@ -142,10 +144,18 @@ class DumpedLinks:
         return self._folders[path]
 
 
+class Provided(Struct, frozen=True):
+    """The helper links of one restore."""
+
+    made: Mapping[str, os.stat_result | None]  # path -> what it is
+    origins: Mapping[str, str]  # path -> that at the dump
+    created: Container[tuple[int, int]]  # device and inode of files that are new, with what was recorded
+
+
 @contextmanager
 def provided(
     names: Iterable[DeletedName], images: ImageSet, reader: CheckpointReader, moved: Mapping[str, str], reporter: Reporter
-) -> Iterator[None]:
+) -> Iterator[Provided]:
     """The helper links are there for CRIU, as `names` are judged; whichever it has not used up are gone afterwards.
 
     They have names of their own, which the images are told: the old ones may be those of another tree's, of which there are
@@ -158,7 +168,7 @@ def provided(
             links.provide(name, moved.get(name.other, name.other))
         if links.names:
             images.edit_files(links.tell)
-        yield
+        yield Provided(links.made, {mine: path for path, mine in links.names.items()}, links.created)
     except BaseException:
         links.undo()
         raise
@@ -174,7 +184,8 @@ class _Links:
         self._opened, self._reader, self._reporter = opened, reader, reporter
         self._helpers = {number: path for path, found in opened.items() for number, _ in found}
         self._deleted = {entry.id: path for path, found in opened.items() for _, entry in found}
-        self._made: dict[str, os.stat_result | None] = {}  # path -> what it is, once that is known
+        self.made: dict[str, os.stat_result | None] = {}  # path -> what it is, once that is known
+        self.created: set[tuple[int, int]] = set()  # device and inode of those that are of new files
         self._absent: dict[str, str] = {}  # a name that CRIU makes, and removes again -> path of the helper link
         self._folders: list[str] = []  # that it makes for such names, and removes again
         self._swept: set[str] = set()
@@ -192,11 +203,11 @@ class _Links:
                         self._swept.add(os.path.dirname(path))
                         _sweep(folder)
                     if not self._is_one(name, other, there, base, folder):
-                        _make(link, base, folder, self._reader)
+                        self.created.add(_make(link, base, folder, self._reader))
                         if name.other:
                             text = f"{name.name} (deleted): it cannot be one file with its other names here"
                             self._reporter.warning(f"{text}; what has it open gets a file of its own, as it was")
-                    self._made[path] = os.stat(base, dir_fd=folder, follow_symlinks=False)
+                    self.made[path] = os.stat(base, dir_fd=folder, follow_symlinks=False)
             except OSError as error:
                 raise RestoreFailed(f"{link.path}: the deleted file behind it cannot be provided: {error.strerror}") from error
             other, there = path, None
@@ -218,14 +229,14 @@ class _Links:
                 entry.reg.name = path
         elif (path := self.names.get(self._deleted.get(entry.id, ""))) is not None:
             entry.reg.ClearField("size")  # it is judged
-            made = self._made[path]
+            made = self.made[path]
             if made is not None and entry.reg.HasField("mode") and entry.reg.mode != made.st_mode:
                 entry.reg.ClearField("mode")
 
     def undo(self) -> None:
         """Take away the names that CRIU had made when it failed."""
         for name, path in self._absent.items():
-            made = self._made.get(path)
+            made = self.made.get(path)
             with suppress(OSError):
                 if made is not None and os.path.samestat(os.lstat(name), made):
                     _remove(name)
@@ -235,7 +246,7 @@ class _Links:
 
     def remove(self) -> None:
         """Remove them; CRIU has removed those that it has used."""
-        for path, made in self._made.items():
+        for path, made in self.made.items():
             with suppress(OSError):
                 if made is None or os.path.samestat(os.lstat(path), made):
                     _remove(path)
@@ -257,7 +268,7 @@ class _Links:
                 self._folders.append(above)
                 above = os.path.dirname(above)
         self.names[path] = mine
-        self._made[mine] = None
+        self.made[mine] = None
         return mine
 
 
@@ -295,13 +306,13 @@ def _sweep(folder: int) -> None:
 def _linked(other: str, there: tuple[int, int] | None, name: str, folder: int) -> bool:
     """Make `name` one of the file at `other`; False if that is gone, is not the one it must be, or is on another file system."""
     try:
-        opened = other.startswith("/proc/self/fd/")
-        status = os.stat(other, follow_symlinks=opened)
-        if there is not None and there != (status.st_dev, status.st_ino):
-            return False
-        if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
-            return False
-        os.link(other, name, dst_dir_fd=folder, follow_symlinks=opened)
+        with _opened(other) as fd:
+            status = os.fstat(fd)
+            if there is not None and there != (status.st_dev, status.st_ino):
+                return False
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
+                return False
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)  # this very file
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.ENOENT, errno.ENOTDIR, errno.EMLINK):
             raise
@@ -309,12 +320,27 @@ def _linked(other: str, there: tuple[int, int] | None, name: str, folder: int) -
     return True
 
 
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    """A descriptor (``O_PATH``) of what is at a path, or of what a link of /proc leads to."""
+    if path.startswith("/proc/self/fd/"):
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    else:
+        with ways.folder(os.path.dirname(path)) as folder:
+            fd = os.open(os.path.basename(path), ways.PLACE, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
 def _remove(path: str) -> None:
     with ways.folder(os.path.dirname(path)) as folder:
         os.unlink(os.path.basename(path), dir_fd=folder)
 
 
-def _make(link: LinkRecord, name: str, folder: int, reader: CheckpointReader) -> None:
+def _make(link: LinkRecord, name: str, folder: int, reader: CheckpointReader) -> tuple[int, int]:
+    """A new file with what was recorded: its device and inode."""
     fifo = stat.S_ISFIFO(link.mode)
     if fifo:
         os.mkfifo(name, 0o600, dir_fd=folder)
@@ -329,5 +355,6 @@ def _make(link: LinkRecord, name: str, folder: int, reader: CheckpointReader) ->
         itself = f"/proc/self/fd/{fd}"
         os.chown(itself, link.uid, link.gid)
         os.chmod(itself, stat.S_IMODE(link.mode))
+        return os.fstat(fd).st_dev, os.fstat(fd).st_ino
     finally:
         os.close(fd)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import socket
 import stat
 import time
@@ -37,11 +36,12 @@ from ...proc.namespaces import in_mount_namespace
 from ...proc.procfs import read_text
 from ...proc.syscalls import bind_mount
 from ...proc.tree import read_tree
+from ...quoting import quoted
 from ...report import Finding
 from ..openfiles.putback import dress
 from .netplace import Place, is_new, opened
 
-_EXTERN = 1  # of a socket's uflags: the name is its peer's, outside of the tree
+EXTERN = 1  # of a socket's uflags: the name is its peer's, outside of the tree
 _LONGEST = 107  # bytes of a path that bind(2) takes, without the NUL
 _OWN = re.compile(r"(.+)\.copy-[0-9a-f]{8}x*", re.DOTALL)
 _PATIENCE, _PAUSE = 1.0, 0.05  # seconds in which who is just ending lets go of a name
@@ -90,7 +90,7 @@ def bound(images: ImageSet) -> list[BoundName]:
     found, own_mounts = [], _own_mounts(images)
     for entry in images.files():
         usk = entry.usk
-        if not entry.HasField("usk") or not usk.name or usk.uflags & _EXTERN or _is_connected(usk):
+        if not entry.HasField("usk") or not usk.name or usk.uflags & EXTERN or _is_connected(usk):
             continue
         if usk.HasField("mnt_id") and usk.mnt_id in own_mounts:
             continue
@@ -241,7 +241,7 @@ def settle(names: Iterable[TakenName], findings: list[Finding], *, copy: bool, i
             its = f"the {'copy' if copy else 'tree'}'s unix socket is {n.own}"
             text = f"{n.path} leads to {n.by}; {its}" if n.by else f"{its}, for {n.path} was somebody else's"
             text += ", which its own processes alone find there" if shown else ", and its own processes do not find it there"
-            hint = "" if n.exists else f"`ln -s {shlex.quote(n.own)} {shlex.quote(n.path)}` lets them."
+            hint = "" if n.exists else f"`ln -s {quoted(n.own)} {quoted(n.path)}` lets them."
         else:
             text = f"{n.path} is the name of a unix socket of the tree, and {n.by} has it"
             if n.what == "deleted" or (copy and not n.own):
@@ -271,6 +271,7 @@ class Bindings:
     def __init__(self, images: ImageSet, names: Sequence[TakenName]) -> None:
         self._images = images
         self._names = names
+        self._paths: list[str] = []  # of all sockets of the tree
         self._before: dict[str, os.stat_result | None] = {}
         self.own = {n.path: n.own for n in names if n.what == "socket"}  # path -> where the tree's own is instead
 
@@ -290,10 +291,11 @@ class Bindings:
 
         if new:
             self._images.edit_files(edit)
+        self._paths = list(dict.fromkeys(b.path for b in bound(self._images) if not b.abstract))
 
     def begin(self) -> None:
         """CRIU is about to start: what is at the paths now, which are still nobody's; `RestoreFailed`."""
-        for path in dict.fromkeys(b.path for b in bound(self._images) if not b.abstract):
+        for path in self._paths:
             if socketfiles.at(path) == "alive":
                 raise RestoreFailed(
                     f"{path} is the name of a unix socket of the tree, and {_process(socketfiles.owner(path))} has it by now",
@@ -351,7 +353,7 @@ def disown(images: ImageSet) -> None:
 
     def edit(entry: Any) -> None:
         usk = entry.usk
-        if entry.HasField("usk") and usk.name and not usk.uflags & _EXTERN and _is_connected(usk):
+        if entry.HasField("usk") and usk.name and not usk.uflags & EXTERN and _is_connected(usk):
             usk.name = b""
             for field in ("name_dir", "file_perms", "deleted", "mnt_id"):
                 usk.ClearField(field)

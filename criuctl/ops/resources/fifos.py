@@ -26,6 +26,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from types import MappingProxyType
 
 from msgspec import Struct, field
 
@@ -41,6 +42,7 @@ from ...report import Finding, Reporter
 from ..openfiles.judgement import Judgement
 from ..registry import boot_id
 
+_NOWHERE: Mapping[str, str] = MappingProxyType({})
 _OWN_HINT = "Whoever is to reach the copy must open that one. `criuctl verify --restore` tries a copy with files of its own."
 _SHARED_HINT = "What one of them reads the other one does not get: end that process, or the copy."
 
@@ -129,14 +131,22 @@ def _own(queue: SavedQueue, reader: Opener) -> Judgement:
 
 
 @contextmanager
-def settled(images: ImageSet, manifest: Manifest, reporter: Reporter, root: str, *, copy: bool) -> Iterator[None]:
+def settled(
+    images: ImageSet,
+    manifest: Manifest,
+    reporter: Reporter,
+    root: str,
+    *,
+    copy: bool,
+    places: Mapping[str, str] = _NOWHERE,
+) -> Iterator[None]:
     """Take out of the images what must not be written into named pipes, and keep these alive until the tree runs; see above.
 
-    `root` is put before paths, for a tree with a mount namespace of its own.
+    `root` is put before paths, for a tree with a mount namespace of its own; `places`: what is to be opened instead of a path.
     """
-    queues = _there(saved_queues(images), manifest, root)
+    queues = _there(saved_queues(images), manifest, root, places)
     with ExitStack() as stack:
-        look = _Look(manifest, reporter, root, copy, stack)
+        look = _Look(manifest, reporter, root, places, copy, stack)
         found = fifos.openers(queues) if queues else {}
         opened = {inode: fd for inode in found if (fd := look.open(queues[inode][0], inode)) is not None}
         # Who has one open before and after we have opened it has kept it alive until then.
@@ -160,6 +170,7 @@ class _Look(Struct, frozen=True):
     manifest: Manifest
     reporter: Reporter
     root: str
+    places: Mapping[str, str]
     copy: bool
     stack: ExitStack  # what we open is open for as long
     sizes: dict[int, int] = field(default_factory=dict)  # of those
@@ -168,7 +179,7 @@ class _Look(Struct, frozen=True):
     def open(self, queue: SavedQueue, inode: Inode) -> int | None:
         """A descriptor of this pipe, until the tree runs; None if it is gone meanwhile, or not ours: CRIU will say so."""
         with suppress(OSError):
-            fd = fifos.open_both_ways(self.root + queue.paths[0])
+            fd = fifos.open_both_ways(_way(queue.paths[0], self.root, self.places))
             self.stack.callback(os.close, fd)
             return fd if _is(fd, inode) else None
         return None
@@ -236,14 +247,23 @@ def _is(fd: int, inode: Inode) -> bool:
     return (status.st_dev, status.st_ino) == inode
 
 
-def _there(queues: Iterable[SavedQueue], manifest: Manifest, root: str) -> dict[Inode, list[SavedQueue]]:
+def _way(path: str, root: str, places: Mapping[str, str]) -> str:
+    return places.get(path, root + path)
+
+
+def _there(
+    queues: Iterable[SavedQueue],
+    manifest: Manifest,
+    root: str,
+    places: Mapping[str, str] = _NOWHERE,
+) -> dict[Inode, list[SavedQueue]]:
     """The named pipe of this host that each would be written into."""
     made = manifest.namespaces.get("mnt", {}).get("mode", "host") == "dumped"  # file systems may be the tree's own
     found: dict[Inode, list[SavedQueue]] = {}
     for queue in queues:
         with suppress(OSError):
             for path in queue.paths[:1]:
-                status = os.stat(root + path)
+                status = os.stat(_way(path, root, places))
                 if stat.S_ISFIFO(status.st_mode) and (queue.of(status.st_ino) or not made):
                     found.setdefault((status.st_dev, status.st_ino), []).append(queue)
     return found

@@ -4,7 +4,8 @@ CRIU leaves out the locks of a descriptor whose open file it has met in another 
 one's.  So flock and OFD locks are, but not a POSIX lock, which is the process's own: a child's on what its parent has opened.
 
 At a restore CRIU takes flock and POSIX locks with calls that block, and who holds one may hold it for as long as it lives: the
-original beside which a copy is to be, or a second instance that was started meanwhile.  Each lock is tried here without
+original beside which a copy is to be (which then locks files of its own where it can have them, `..openfiles.besides`), or a
+second instance that was started meanwhile.  Each lock is tried here without
 waiting: a range is only asked about, a flock is taken and given back at once, since nothing can ask about that.
 """
 
@@ -95,16 +96,25 @@ def locked_elsewhere(images: ImageSet, own: Container[str], *, copy: bool) -> It
     return errors([lock for lock in wanted(images) if lock.path not in own], copy=copy)
 
 
-def errors(locks: list[WantedLock], *, copy: bool) -> Iterator[Finding]:
-    """Those of `locks` that cannot be had."""
+def held(locks: list[WantedLock]) -> list[WantedLock]:
+    """Those of `locks` that somebody else has, and does not let go of in a second."""
     deadline = time.monotonic() + _PATIENCE
     while (refused := [lock for lock in locks if _is_held(lock)]) and time.monotonic() < deadline:
         time.sleep(0.05)
-    for lock in refused:
+    return refused
+
+
+def errors(locks: list[WantedLock], *, copy: bool) -> Iterator[Finding]:
+    """Those of `locks` that cannot be had."""
+    for lock in held(locks):
         hint = "End that process, then restore."
         if copy:
-            hint = "A lock has one holder: end the original first. `criuctl verify --restore` tries a copy with files of its own."
-        text = f"{lock.path} is locked by {_holder(lock.path)}, and the tree has a lock on it, too"
+            hint = (
+                "A lock has one holder, and the copy cannot have this file, or another one that both write "
+                "to, for its own: end the original first, or dump with --with-files. "
+                "`criuctl verify --restore` tries a copy with files of its own."
+            )
+        text = f"{lock.path} is locked by {holder(lock.path)}, and the tree has a lock on it, too"
         yield Finding("error", "file-locked", text, hint, lock.pid, lock.fd)
 
 
@@ -130,7 +140,7 @@ def _is_held(lock: WantedLock) -> bool:
         os.close(fd)
 
 
-def _holder(path: str) -> str:
+def holder(path: str) -> str:
     """Who has a lock on this file: the process, not the one of /proc/locks, which may have ended and left it to a child."""
     try:
         status = os.stat(path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -29,10 +30,13 @@ from ...errors import (
     RestoreFailed,
     Vetoed,
 )
+from ...proc import ways
 from ...proc.mounts import read_mounts
 from ...proc.tree import ProcessIdentity, read_tree, wait_ended
-from ...report import Finding
+from ...quoting import quoted
+from ...report import Finding, summarised
 from ..registry import Registry, SessionRecord, boot_id
+from .history import Found
 
 if TYPE_CHECKING:
     from ...checkpoint.repository import Repository
@@ -73,6 +77,7 @@ class RestoreResult(Struct, frozen=True):
     degraded: bool = False
     hooks: list[dict[str, Any]] = field(default_factory=list)
     gpu: dict[str, Any] | None = None  # of a tree that uses GPUs
+    found: Found | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Keys as in the command line's contract."""
@@ -89,7 +94,9 @@ class RestoreResult(Struct, frozen=True):
             "files": self.files,
             "hooks": self.hooks,
             "warnings": self.warnings,
-        } | ({"gpu": self.gpu} if self.gpu is not None else {})
+            **(self.found.to_dict() if self.found is not None else {}),
+            **({"gpu": self.gpu} if self.gpu is not None else {}),
+        }
 
 
 @contextmanager
@@ -102,7 +109,7 @@ def offering_another(repository: Repository, ref: str, manifest: Manifest | None
         with suppress(CriuctlError):
             others = [one for one in repository.list(name) if manifest is None or one.number < manifest.number]
             for other in others[-1:]:
-                there = f"{other.session}@{other.number}"
+                there = quoted(f"{other.session}@{other.number}")
                 offer = f"Another checkpoint may be whole: `criuctl verify {there}`, then `criuctl restore {there}`."
                 error.hint = f"{offer} {error.hint}".rstrip()
         raise
@@ -113,7 +120,7 @@ def check_not_running(registry: Registry, name: str, *, copy: bool) -> None:
     record = registry.get(name)
     if record is not None and copy and record.state == "checkpointed" and not record.alive():
         raise Conflict(
-            f"session {name!r} is checkpointed", hint=f"`criuctl restore {name}` brings it back; or choose another name."
+            f"session {name!r} is checkpointed", hint=f"`criuctl restore {quoted(name)}` brings it back; or choose another name."
         )
     if record is None or not record.alive():
         return
@@ -143,7 +150,7 @@ def check_not_moved(registry: Registry, repository: Repository, manifest: Manife
 def refusal(errors: Sequence[Finding]) -> CriuctlError:
     """The plan's errors as one: nothing was touched.  Only policies in the way is a veto."""
     kind = Vetoed if all(f.code == "connection-refuse" for f in errors) else PreflightRefused
-    return kind("; ".join(str(f) for f in errors), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
+    return kind("; ".join(map(str, summarised(errors))), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
 
 
 def remains_of(manifest: Manifest) -> list[ProcessIdentity]:
@@ -209,8 +216,17 @@ def kill_tree(root: ProcessIdentity | None, patience: float = _GONE_TIMEOUT) -> 
 def remove_ghosts(paths: Iterable[str]) -> None:
     """Deleted files that a CRIU which was killed has left under names of its own; the next one would stumble over them."""
     for path in paths:
+        name = os.path.basename(path)
+        with suppress(OSError), ways.folder(os.path.dirname(path)) as folder:
+            kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            os.rmdir(name, dir_fd=folder) if stat.S_ISDIR(kind) else os.unlink(name, dir_fd=folder)
+
+
+def remove_folders(paths: Iterable[str]) -> None:
+    """Deleted folders that a CRIU which was killed has made, the innermost first; what is not empty stays."""
+    for path in paths:
         with suppress(OSError):
-            os.rmdir(path) if os.path.isdir(path) else os.unlink(path)
+            os.rmdir(path)
 
 
 def explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> CriuctlError:

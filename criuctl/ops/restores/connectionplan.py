@@ -15,8 +15,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ...checkpoint.manifest import ConnectionRecord
+from ...connections.lending import UNKNOWN, Owner
 from ...connections.protocols import BUILT_IN
 from ...connections.rules import JOURNAL, Decision, decide
+from ...criu.images import ImageSet, read
 from ...report import Finding
 from ..resources.netplace import NetMode, is_new
 
@@ -56,6 +58,22 @@ class ConnectionPlan(Struct, frozen=True):
         }
 
 
+def owners_in(images: ImageSet) -> dict[int, Owner]:
+    """What each process of the tree will be for the kernel, as CRIU will make it: before that, it is what CRIU is.
+
+    Of a tree with user namespaces of its own it is not known here which users those are.
+    """
+    if any(name.startswith("userns-") for name in images.names()):
+        return dict.fromkeys(images.pids(), UNKNOWN)
+    found = {}
+    for pid in images.pids():
+        core = read(images.folder, f"core-{pid}.img", "CORE")[0]
+        if core.HasField("thread_core"):
+            held = core.thread_core.creds
+            found[pid] = Owner(frozenset({held.uid, held.euid, held.suid, held.fsuid}))
+    return found
+
+
 def about(record: ConnectionRecord) -> dict[str, Any]:
     """What every report begins with."""
     names = {"pid": record.pid, "fd": record.fd, "local": record.local, "peer": record.peer}
@@ -79,7 +97,7 @@ def plan_connections(
     for record in connections:
         if not record.external or record.family not in ("inet", "inet6", "unix"):
             continue
-        decided = decide(record, wishes.rules, wishes.connections, commands=commands)
+        decided = decide(record, wishes.rules, wishes.connections, commands=commands, owners=facts.owners)
         if wishes.deadline is not None:
             decided = replace(decided, deadline=wishes.deadline)
         asked = wishes.connections is not None

@@ -17,13 +17,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ...checkpoint.manifest import ConnectionRecord
 from ...config import Config
 from ...connections import sockopts
 from ...errors import CriuctlError, RestoreFailed
 from ...proc import dialling
+from ...proc.credentials import Credentials
 from ...proc.syscalls import borrow_socket
 from ...proc.tree import read_tree
 from ...report import Reporter
@@ -75,6 +77,7 @@ class HandBack(Struct):
     plans: Sequence[ConnectionPlan]
     pids: Mapping[int, int]  # the tree's PIDs -> ours
     facts: Mapping[str, Any]  # about the restore, as hooks are told them
+    users: Mapping[int, Credentials] = field(default_factory=dict)  # what the processes will be, by the tree's PIDs
 
     def run(self) -> list[dict[str, Any]]:
         """Carry out the plan; one report for each connection.  `RestoreFailed` when a rule says that it must be back."""
@@ -127,12 +130,13 @@ class HandBack(Struct):
             decided, record = plan.decision, plan.record
             jobs.append(
                 Job(
-                    record=record,
+                    record=replace(record, host=decided.host),
                     protocol=find(self.config, decided.application, self.facts) if decided.application else None,
                     settings=decided.settings,
                     seconds=decided.deadline,
                     borrow=lambda record=record: self.borrow(record),  # type: ignore[misc]  # bound now, not when called
                     pid=self._pid(record),
+                    user=self.users.get(record.pid),
                 )
             )
         reports = {}

@@ -25,13 +25,14 @@ from .filling import Filling
 from .lazymemory import StoredPages
 
 _SHARED_AT_ONCE = 256  # images of shared memory that are written together
+MAX_IMAGES = 256 << 20  # bytes of CRIU's images, however well they are compressed: those of many thousand equal processes
 _SMALL = 1024  # pages of a run that is small
 _AT_ONCE = 4096  # pages of a task that are in such ones, at most
 
 
 def write_images(manifest: Manifest, reader: CheckpointReader, folder: int) -> None:
     """CRIU's metadata images, out of the one stream that holds them."""
-    data = reader.read(manifest.image_data)
+    data = reader.read(manifest.image_data, MAX_IMAGES)
     position = 0
     for image in manifest.images:
         if not valid_name(image.name) or position + image.size > len(data):
@@ -44,6 +45,7 @@ def write_images(manifest: Manifest, reader: CheckpointReader, folder: int) -> N
 
 def _page_maps(manifest: Manifest, reader: CheckpointReader) -> Iterator[tuple[MemoryImage, list[PagemapEntry]]]:
     """Each memory image with its page map, checked to fit its pages; those of all processes are fetched together."""
+    reader.check_size([image.entries for image in manifest.memory])
     extents = [reader.extents(image.entries) for image in manifest.memory]
     held = reader.some({part.chunk: part.size for parts in extents for part in parts})
     for image, parts in zip(manifest.memory, extents, strict=True):

@@ -169,7 +169,7 @@ def part_owners(images: ImageSet, age: float | None, reporter: Reporter) -> dict
     def there(owner: Any) -> bool:
         if owner.pid in (groups if owner.pid_type == _OWNER_GROUP else processes):
             return True
-        return owner.pid not in threads and age is not None and _older(owner.pid, age)
+        return owner.pid not in threads and age is not None and older(owner.pid, age)
 
     if all(there(owner) for entry in images.files() if (owner := _owner(entry)) is not None):
         return {}
@@ -201,7 +201,7 @@ def _owner(entry: Any) -> Any:
     return next((owner for owner in owners if owner.pid), None)
 
 
-def _older(pid: int, seconds: float) -> bool:
+def older(pid: int, seconds: float) -> bool:
     """Whether the process has been there for so long: then it is the one that had this PID that long ago."""
     try:
         started = ProcessIdentity.of(pid).start_time / os.sysconf("SC_CLK_TCK")

@@ -11,19 +11,20 @@ import functools
 import os
 import platform
 import pwd
-import shlex
 import shutil
 import socket
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from msgspec import Struct, field
 
 from ...checkpoint.manifest import Manifest
+from ...connections.lending import Owner
 from ...connections.rules import JOURNAL, Rules, endpoint
 from ...proc.dialling import spelled
 from ...proc.sockdiag import Address, socket_inside, sockets
 from ...proc.tree import ProcessIdentity, members, wait_gone
+from ...quoting import quoted
 from ...report import Finding
 from ..openfiles import overlays
 from ..openfiles.deletednames import DeletedName
@@ -77,6 +78,7 @@ class HostFacts(Struct, frozen=True):
     names: tuple[TakenName, ...] = ()  # of unix sockets, that somebody has here
     missing_addresses: frozenset[str] = frozenset()  # local ends, of sockets that wait, that cannot be bound to here
     bound: tuple[BoundSocket, ...] = ()  # sockets that are bound to a network interface
+    owners: Mapping[int, Owner] = field(default_factory=dict)  # of the tree's processes, by its own PIDs
 
 
 class RestorePlan(Struct, frozen=True):
@@ -158,6 +160,7 @@ def observe(
         missing_folders=_missing_folders(manifest, files),
         missing_addresses=missing_addresses(manifest, net),
         findings=tuple(_network_tools(net)),
+        owners={p.ns_pid: Owner(frozenset({p.uid})) for p in manifest.processes},  # until there are images to tell
     )
 
 
@@ -343,7 +346,7 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     findings += [f for name in facts.deleted if (f := name.finding()) is not None]
     for folder in sorted(facts.missing_folders):
         pid = next(p.pid for p in manifest.processes if p.cwd == folder)
-        hint = f"Bring it here, or make it: `mkdir -p {shlex.quote(folder)}`; next time dump with --with-files."
+        hint = f"Bring it here, or make it: `mkdir -p {quoted(folder)}`; next time dump with --with-files."
         findings.append(Finding("error", "folder-missing", f"{folder}: is a working folder and no folder is here", hint, pid))
     gone = interfaces.names(absent)
     return RestorePlan(pids, net, source, connections, facts.files, tuple(findings), facts.deleted, own_names, gone)

@@ -14,11 +14,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from ...checkpoint.manifest import Manifest
 from ...checkpoint.reader import CheckpointReader
 from ...config import Config
-from ...criu import binary, driver, netimages, ttyimages
+from ...criu import binary, driver, ghostfolders, netimages, procfiles, ttyimages
+from ...criu.heldfiles import credentials, held_files
 from ...criu.images import ImageSet
 from ...criu.lazy import LazyImage, LazyPages
 from ...criu.options import RestoreOptions
@@ -27,28 +29,31 @@ from ...criu.rpc import end_tracer
 from ...errors import NoSuchProcess, RestoreFailed
 from ...hooks import Hooks
 from ...proc.child import InterruptsDeferred
+from ...proc.controlled import Looks
 from ...proc.namespaces import pid_in
 from ...proc.privatens import PrivateNamespaces
 from ...proc.procfs import read_status
 from ...proc.tree import ProcessIdentity
 from ...report import Reporter
 from ..holders import RestoredHolder
-from ..openfiles import overlays, remaps
+from ..openfiles import handover, overlays, remaps
+from ..openfiles.granting import HINT, Judge
 from ..openfiles.putback import Applied
 from ..registry import boot_id
-from ..resources import cgroups, fifos, groupyard, interrupted, netplace, networks, semaphores, timerfds
+from ..resources import cgroups, fifos, groupyard, interrupted, memoryfiles, netplace, networks, semaphores, timerfds
 from ..resources.boundnames import Bindings
 from ..resources.manners import set_manners
 from ..resources.namespaces import last_pid
 from ..resources.netlock import ConnectionLock
+from ..resources.ownbinds import OwnBinds
 from ..resources.ports import free_ports
 from ..resources.processors import bind_processors
 from ..resources.restoredterminals import RestoredTerminals
-from . import arrival, handback, mend
+from . import arrival, comparison, handback, lateprocfiles, mend
 from .earlytasks import EarlyTasks
 from .feeding import FedPages, Feeder
 from .filling import Filling
-from .plan import RestorePlan
+from .plan import RestorePlan, taken
 
 if TYPE_CHECKING:
     from .devices import RestoredDevices
@@ -75,6 +80,7 @@ class Restoring(Struct):
     copy: bool = False  # beside a live original
     held: Callable[[list[dict[str, Any]]], None] | None = None
     feeder: Feeder | None = None
+    authentic: bool = False  # nobody else than criuctl's own can have written the checkpoint
     devices: RestoredDevices | None = None  # GPUs; of a tree that uses some
     filling: Filling | None = None  # pages of an eager restore that CRIU does not bring
     inner_root: int = 0  # the root's PID as the tree sees it
@@ -90,6 +96,7 @@ class Restoring(Struct):
     watches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # of epolls, that CRIU cannot set
     flags: dict[tuple[int, int], int] = field(default_factory=dict)  # of descriptors, that CRIU cannot set
     owners: dict[tuple[int, int], Any] = field(default_factory=dict)  # likewise
+    proc_files: procfiles.Sorted = field(default_factory=procfiles.Sorted)
     timers: set[int] = field(default_factory=set)  # file ids of those that CRIU would let expire
     pipes: ExitStack = field(default_factory=ExitStack)  # named ones that we have open until the tree has
     early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
@@ -99,6 +106,9 @@ class Restoring(Struct):
     root: int = 0  # the root's PID as we see it, once the tree runs for good
     locked: bool = False  # whether the lock on the connections could not be taken down
     net: int | None = None  # descriptor of the net namespace, if it is not ours
+    expected: handover.Expected | None = None  # what CRIU is to open by paths
+    judge: Judge | None = None  # of that
+    binds: OwnBinds | None = None  # the tree's unix sockets with paths
 
     def run(self, criu: binary.CriuBinary, running: ExitStack) -> int:
         """Restore and let it run; returns the root's PID as we see it.
@@ -128,6 +138,7 @@ class Restoring(Struct):
         if judged:
             self.images.forget_sizes(judged)
 
+        self.proc_files = self._sort_proc_files()
         with ExitStack() as stack:
             applied = Applied(self.reader, manifest.id[:8])
             stack.callback(lambda: None if self.root else applied.undo())
@@ -140,7 +151,7 @@ class Restoring(Struct):
             names = self.names = Bindings(self.images, plan.names)
             stack.callback(lambda: None if self.root else names.undo())
             names.put()
-            stack.enter_context(remaps.provided(plan.deleted, self.images, self.reader, applied.own, self.reporter))
+            links = stack.enter_context(remaps.provided(plan.deleted, self.images, self.reader, applied.own, self.reporter))
             self.holder.prepare(self.reader, stack, private=plan.pids == "private")
             private: PrivateNamespaces | None = None  # whose PIDs CRIU will speak of
             prefix: list[str] = []
@@ -154,7 +165,7 @@ class Restoring(Struct):
             if plan.pids == "private" or plan.net == "private":
                 spaces = PrivateNamespaces(
                     net=plan.net == "private",
-                    reserved=self.images.reserved_ids(),
+                    reserved=self.images.reserved_ids() | self.proc_files.numbers,
                     last=last_pid(manifest.namespaces),
                     bind=self.holder.shown,
                     layers=stack.enter_context(overlays.laid(plan.files, self.reader, user_ids(self.images))),
@@ -187,8 +198,8 @@ class Restoring(Struct):
                 )
             stack.callback(lambda: arrival.kill_tree(self.placed))
             theirs = f"/proc/{private.init.pid}/root" if private is not None else ""
-            inherit = self._open_external(stack) | self.terminals.open(stack, theirs) | semaphores.make(self.images, stack)
-            self.reporter.step("restore")
+            judge = Judge.of(self.config, manifest, credentials(self.images), authentic=self.authentic, made=applied.created)
+            inherit = self._open_external(stack, judge) | self.terminals.open(stack, theirs) | semaphores.make(self.images, stack)
             options = RestoreOptions(
                 shell_job=not ttyimages.led_by_device(self.images),
                 lazy=bool(self.lazy),
@@ -200,6 +211,7 @@ class Restoring(Struct):
             )
             self.timers = timerfds.arm_timers(self.images)
             mend.unreserve(self.images)
+            memoryfiles.map_sealed(self.images)
             self.images.order_pairs()
             self.watches = mend.part_watches(self.images)
             self.flags = mend.part_flags(self.images)
@@ -220,12 +232,20 @@ class Restoring(Struct):
                     else stack.enter_context(self.feeder.pages(criu, prefix))
                 )
             start = self.holder.starter if private is None else None
-            names.begin()
-            stack.enter_context(self.pipes)
-            self.pipes.enter_context(fifos.settled(self.images, manifest, self.reporter, theirs, copy=self.copy))
+            folders = ghostfolders.arrange(self.images, own_mounts=plan.pids == "init")
+            stack.callback(lambda: None if self.root else arrival.remove_folders(folders))
             ghosts = self.images.number_ghosts(self.holder.session)
             arrival.remove_ghosts(ghosts)  # of a CRIU that was killed together with its criuctl, restoring this session
             stack.callback(lambda: None if self.root else arrival.remove_ghosts(ghosts))
+            expected = self._expect(judge, theirs, links, stack)
+            stack.enter_context(self.pipes)
+            places = expected.places()
+            pipes = fifos.settled(self.images, manifest, self.reporter, theirs, copy=self.copy, places=places)
+            self.pipes.enter_context(pipes)
+            inherit |= handover.hand_over(self.images, expected)
+            options = replace(options, inherit=inherit)
+            self.reporter.step("restore")
+            names.begin()
             driver.restore(
                 criu,
                 self.folder,
@@ -268,6 +288,11 @@ class Restoring(Struct):
             )
         pids = handback.outer_pids(root)
         self.pids, self.outer = tuple(pids.values()), pids
+        assert self.expected is not None and self.judge is not None
+        comparison.compare(self.expected, self.judge, pids, root)
+        if self.binds is not None:
+            self.binds.bind(pids)
+            self.binds.compare(pids)
         if self.filling is not None:
             self.reporter.step("memory")
             self.filling.finish(pids)
@@ -278,6 +303,7 @@ class Restoring(Struct):
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         if self.devices is not None:
             self.devices.reopen(pids)
+        lateprocfiles.open_late(self.proc_files.late, pids)
         mend.set_watches(self.watches, pids)
         inherited = self.terminals.owners
         owners = {key: owner for key, owner in self.owners.items() if owner.pid or key in inherited}
@@ -290,7 +316,8 @@ class Restoring(Struct):
         set_manners(self.manifest.processes, pids, self.reporter)
         if self.plan.connections:
             self.reporter.step("connections")
-        self.connections = handback.HandBack(self.config, self.plan.connections, pids, self.hooks.facts | {"pid": root}).run()
+        facts = self.hooks.facts | {"pid": root}
+        self.connections = handback.HandBack(self.config, self.plan.connections, pids, facts, self.judge.holders).run()
         anew = handback.endings(self.plan.connections)
         as_it_was = [r for r in self.manifest.connections if (r.pid, r.fd) not in anew]
         handback.set_options(as_it_was, pids, self.reporter)
@@ -354,6 +381,23 @@ class Restoring(Struct):
         """Whether the tree comes back as itself, to the host from which it went and that has not been started anew since."""
         return self.manifest.host.boot_id == boot_id() and not self.copy
 
+    def _sort_proc_files(self) -> procfiles.Sorted:
+        """See to files of /proc that CRIU cannot open as they are, and say what is lost of them."""
+        age = self._age()
+
+        def same(pid: int) -> bool:
+            return age is not None and mend.older(pid, age)
+
+        def in_use(pid: int) -> bool:
+            return self.plan.pids == "same" and bool(taken([pid]))
+
+        found = procfiles.sort(self.images, same, in_use)
+        for path, pid, fd in found.ended:
+            text = f"PID {pid}: {path} (fd {fd}) was of a process outside of the tree, which has ended"
+            text += " or cannot be seen from there; reading it says so (ESRCH)"
+            self.reporter.warning(text)
+        return found
+
     def _age(self) -> float | None:
         """Seconds since the dump, if the processes around the tree may still be those of then, under the same PIDs."""
         if not self._at_home or self.plan.pids != "same":
@@ -384,15 +428,43 @@ class Restoring(Struct):
             raise RestoreFailed(f"the restored root, PID {inner} of its namespace, has ended at once")
         return found
 
-    def _open_external(self, stack: ExitStack) -> dict[str, int]:
-        """The files that came from another mount namespace, opened here by path."""
+    def _expect(
+        self,
+        judge: Judge,
+        theirs: str,
+        links: remaps.Provided,
+        stack: ExitStack,
+    ) -> handover.Expected:
+        """Look once more at what CRIU is about to open, where it will."""
+        self.judge = judge
+        if self.plan.pids == "init":  # CRIU makes the mounts
+            self.expected = handover.Expected(files=held_files(self.images))
+            return self.expected
+        view: int | None = None
+        if theirs:
+            view = os.open(theirs, os.O_PATH | os.O_CLOEXEC)
+            stack.callback(os.close, view)
+        self.expected = handover.expect(self.images, judge, view, links, stack)
+        self.binds = OwnBinds(self.images, judge, view, stack)
+        return self.expected
+
+    def _open_external(self, stack: ExitStack, judge: Judge) -> dict[str, int]:
+        """The files that came from another mount namespace, opened here by path, as far as the tree may have them."""
+        if not self.manifest.external:
+            return {}
         opened: dict[str, int] = {}
-        for external in self.manifest.external:
-            flags = os.O_PATH if external.kind == "dir" else os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
-            try:
-                fd = os.open(external.path, flags | os.O_CLOEXEC)
-            except OSError as error:
-                raise RestoreFailed(f"{external.path} cannot be opened: {error.strerror}") from error
-            stack.callback(os.close, fd)
-            opened[external.key] = fd
+        named = {one.path.lstrip("/"): one for one in held_files(self.images) if one.external}
+        with Looks() as looks:
+            for external in self.manifest.external:
+                flags = os.O_PATH if external.kind == "dir" else os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
+                try:
+                    with looks.at(external.path) as found:
+                        held = named.get(external.key)
+                        if held is not None and (refused := judge.objection(replace(held, path=external.path), found, None)):
+                            raise RestoreFailed(str(refused), hint=HINT)
+                        fd = os.open(f"/proc/self/fd/{found.fd}", flags | os.O_CLOEXEC)
+                except OSError as error:
+                    raise RestoreFailed(f"{external.path} cannot be opened: {error.strerror}") from error
+                stack.callback(os.close, fd)
+                opened[external.key] = fd
         return opened

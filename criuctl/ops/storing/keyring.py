@@ -20,6 +20,7 @@ from ...checkpoint.generations import Changer, Current, Slots, described
 from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import AmbiguousRef, Conflict, CriuctlError, NotFound, UsageError, WrongKey
+from ...quoting import quoted
 from ...store import open_store
 
 Slot = dict[str, Any]
@@ -133,7 +134,8 @@ class Keyring:
             # It may be one that was removed from the store, for a reason.
             raise Conflict(
                 f"this host has a key file already: {path}",
-                hint=f"`criuctl key rotate` replaces the key that is in use; --key-file {path} adds what is in that file.",
+                hint="`criuctl key rotate` replaces the key that is in use;"
+                f" --key-file {quoted(path)} adds what is in that file.",
             )
         key = keys.new_key_file(path)
         if key.master:

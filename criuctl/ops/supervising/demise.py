@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import datetime
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -129,11 +128,3 @@ def candidates(repository: Repository, name: str, session_id: str | None, unread
     found = sorted(repository.list(name, unreadable=unreadable, hidden=unreadable), key=lambda s: s.number, reverse=True)
     wanted = session_id or (found[0].session_id if found else "")
     return [summary for summary in found if summary.session_id == wanted]
-
-
-def moment(text: str) -> float | None:
-    """An RFC 3339 time as UNIX seconds, None if it is none."""
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None

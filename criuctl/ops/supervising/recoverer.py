@@ -29,10 +29,12 @@ from ...errors import (
 )
 from ...hooks.runner import error_body
 from ...proc.tree import ProcessIdentity
+from ...quoting import quoted
 from ..registry import SessionRecord
 from ..restore import restore
 from ..restores.arrival import RestoreResult
-from .demise import candidates, end_strays, moment
+from ..storing.latest import moment
+from .demise import candidates, end_strays
 from .heartbeat import BEATS, Heartbeat
 from .supervision import Guard
 from .supervisorpost import TICK, Post
@@ -178,6 +180,7 @@ class Recoverer:
             "pid": result.pid,
             "recovered_ms": round((now - loss.died) * 1000, 1),
             "restore_ms": result.elapsed_ms,
+            "newer": result.found.newer if result.found is not None else None,
             "lost_s": round(max(0.0, at - created), 3) if at is not None and created is not None else None,
             "passed_over": list(passed),
             "from_host": holder_of(loss.instead_of),
@@ -195,7 +198,8 @@ class Recoverer:
         why = f": {failure.message}" if failure is not None else ""
         told = GaveUp(
             f"session {post.name!r} is given up: {count} {'restore' if count == 1 else 'restores'} in a row {what}{why}",
-            hint=f"`criuctl list {post.name}` shows from what it can be restored, `criuctl log {post.name}` what happened.",
+            hint=f"`criuctl list {quoted(post.name)}` shows from what it can be restored,"
+            f" `criuctl log {quoted(post.name)}` what happened.",
             failures=count,
         )
         post.tell("gave-up", failures=count, error=told)

@@ -27,6 +27,7 @@ from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import Conflict, CriuctlError, HomeLost, NoSuchProcess, NotFound, StoreError, TimedOut
 from ...proc.tree import ProcessIdentity, read_tree, wait_ended
+from ...quoting import quoted
 from ...report import Reporter
 from ...session.sessions import inside, leftovers, state_of
 from ...store import open_store
@@ -179,10 +180,11 @@ def stopping(config: Config, reporter: Reporter) -> Iterator[None]:
         try:
             count = stop(config, record, error.message, _facts(error.details), end=True, reporter=reporter)
         except CriuctlError as trouble:
-            hint = f"Its copy here could not be stopped ({trouble.message}): run `criuctl fence {record.name}`."
+            hint = f"Its copy here could not be stopped ({trouble.message}): run `criuctl fence {quoted(record.name)}`."
             raise HomeLost(error.message, hint=hint, **error.details) from error
         told = f"{error.message}; its copy here was ended ({count} {'process' if count == 1 else 'processes'})"
-        raise HomeLost(told, hint=f"`criuctl attach` it there; `criuctl status {record.name}`.", **error.details) from error
+        hint = f"`criuctl attach` it there; `criuctl status {quoted(record.name)}`."
+        raise HomeLost(told, hint=hint, **error.details) from error
 
 
 def _facts(found: dict[str, Any]) -> dict[str, Any]:

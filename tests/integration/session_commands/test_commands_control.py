@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -113,6 +114,54 @@ def test_who_takes_io_uring_where_it_can_does_without(operators: Operators, opti
         assert asked("without").strip() == f"answer {number} Function not implemented"
         operators("dump", "without")
         operators("restore", "without")
+
+
+LISTENER = """\
+import socket, sys
+def listener():
+    for protocol in (262, 0):  # IPPROTO_MPTCP, then TCP, as Go's net.Listen since 1.24
+        try:
+            made = socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol)
+            break
+        except OSError as error:
+            print("refused", error.strerror, flush=True)
+    made.bind(("127.0.0.1", 0))
+    made.listen()
+    print("listens", "mptcp" if protocol else "tcp", made.getsockname()[1], flush=True)
+    return made
+made = listener()
+while True:
+    client, _ = made.accept()
+    client.sendall(b"hello")
+    client.close()
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--host-pids",), ("--no-io-uring",)], ids=["private", "host-pids", "no-io-uring"])
+def test_a_listener_that_takes_mptcp_where_it_can_takes_tcp(operators: Operators, options: tuple[str, ...]) -> None:
+    """Multipath TCP cannot be dumped: a session is refused it as by a kernel that has none, unless it is asked for."""
+
+    def listens(name: str) -> tuple[str, int]:
+        said = operators("wait", name, "--match", r"listens (\w+) (\d+)", "--since", 0, "--timeout", TIMEOUT)
+        _, protocol, port = str(said["match"]).split()
+        return protocol, int(port)
+
+    def greeted(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+            return client.recv(100)
+
+    operators("run", "-d", "--name", "takes", "--mptcp", *options, "--", sys.executable, "-c", LISTENER)
+    assert listens("takes")[0] == "mptcp"
+    refused = operators("dump", "takes", check=False)
+    assert refused["exit_code"] == 4 and "GODEBUG=multipathtcp=0" in refused["error"]["hint"], refused
+    operators("run", "-d", "--name", "without", *options, "--", sys.executable, "-c", LISTENER)
+    protocol, port = listens("without")
+    assert protocol == "tcp"
+    assert any("Protocol not supported" in line for line in operators("capture", "without", "--since", 0)["lines"])
+    assert greeted(port) == b"hello"
+    operators("dump", "without")
+    operators("restore", "without")
+    assert greeted(port) == b"hello"
 
 
 @pytest.mark.parametrize(("closing", "said"), [(">&-", "standard output is closed"), (">/dev/full", "No space left")])

@@ -131,7 +131,7 @@ def test_a_restore_that_is_broken_off_when_the_holder_has_the_tree(
         wait_until(lambda: operators("status", "work")["state"] != stands, TIMEOUT, "what was restored is killed")
 
     left = operators("status", "work")
-    assert (left["state"], left["checkpoint"], left["pid"]) == ("checkpointed", checkpoint, None)
+    assert (left["state"], left["checkpoint"]["id"], left["pid"]) == ("checkpointed", checkpoint, None)
     if holder == "waits":
         assert (left["holder_pid"], left["restored"]) == (waiting.pid, None)
         assert waiting.exists()

@@ -22,7 +22,7 @@ def test_who_is_attached_is_told_and_follows(operators: Operators) -> None:
     dumped = operators("dump", "work")
     window.expect(rb"work is checkpointed \(" + dumped["checkpoint"][:12].encode())
     status = operators("status", "work")
-    assert (status["state"], status["pid"], status["checkpoint"]) == ("checkpointed", None, dumped["checkpoint"])
+    assert (status["state"], status["pid"], status["checkpoint"]["id"]) == ("checkpointed", None, dumped["checkpoint"])
     assert operators("exec", "work", "--take", "--", "true", check=False)["exit_code"] == 9
     assert operators("run", "-d", "--name", "work", "--", "true", check=False)["exit_code"] == 9
     restored = operators("restore", "work")

@@ -349,7 +349,7 @@ def test_a_store_with_a_passphrase_exports_with_it(tmp_path: Path) -> None:
     kit.check(target.repository, "web", CONTENT)
     master = tmp_path / "master.key"
     source.repository.export_key(master)
-    by_master = Config(store=source.config.store, key_file=str(master), cache_dir=str(tmp_path))
+    by_master = Config(store=source.config.store, key_file=str(master), cache_dir=str(tmp_path), state_dir=str(tmp_path))
     with pytest.raises(UsageError):
         transfer.export(by_master, "web", tmp_path / "other", reporter=Reporter())
     assert not (tmp_path / "other").exists()

@@ -165,7 +165,15 @@ def test_store_info_tells_what_is_saved_and_who_grows(site: Site) -> None:
     assert told["ratios"]["compression"] > 100 and told["ratios"]["deduplication"] == round(900_000 / told["bytes"]["unique"], 2)
     assert [(one["session"], one["checkpoints"]) for one in told["growth"]] == [("web", 3)]
     assert told["kept"] is None
-    human = site.run("store", "info", env={"CRIUCTL_STORE": site.config.store, "CRIUCTL_CACHE_DIR": site.config.cache_dir}).stdout
+    human = site.run(
+        "store",
+        "info",
+        env={
+            "CRIUCTL_STORE": site.config.store,
+            "CRIUCTL_CACHE_DIR": site.config.cache_dir,
+            "CRIUCTL_STATE_DIR": site.config.state_dir,
+        },
+    ).stdout
     assert "deduplication 1." in human and "  web" in human
 
 

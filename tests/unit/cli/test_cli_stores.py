@@ -64,7 +64,8 @@ class Place:
 
     def write(self, session: str, **more: Any) -> CheckpointSummary:
         """A checkpoint with one page of memory that differs from all others."""
-        config = Config(store=str(self.path), key_dir=self.env["CRIUCTL_KEY_DIR"], cache_dir=self.env["CRIUCTL_CACHE_DIR"])
+        folders = {key: self.env[f"CRIUCTL_{key.upper()}"] for key in ("key_dir", "cache_dir", "state_dir")}
+        config = Config(store=str(self.path), **folders)  # type: ignore[arg-type]
         store = open_store(str(self.path), config)
         repository = Repository.open(store, config, create_local=True)
         try:

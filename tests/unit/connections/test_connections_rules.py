@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from criuctl.checkpoint.manifest import ConnectionRecord
 from criuctl.config import Config, load
+from criuctl.connections.lending import Owner, Terms
 from criuctl.connections.rules import POLICIES, Decision, Rules, decide, endpoint, parse
 from criuctl.errors import ConfigError
 
+OF_ROOT = {pid: Owner(frozenset({0})) for pid in (10, 11)}
 TCP: dict[str, Any] = {
     "pid": 10,
     "fd": 3,
@@ -121,7 +123,7 @@ def test_precedence() -> None:
 
 def test_a_rule_without_a_policy_leaves_the_dumps() -> None:
     made = rules({"secret": {"env": "PW"}, "deadline": 5})
-    decision = decide(record(policy="reconnect", application="redis"), made)
+    decision = decide(record(policy="reconnect", application="redis"), made, owners=OF_ROOT)
     assert (decision.policy, decision.application, decision.deadline) == ("reconnect", "redis", 5.0)
     assert decision.settings.secret == {"env": "PW"}
 
@@ -136,7 +138,7 @@ def test_what_a_rule_says_comes_through() -> None:
         "deadline": 7,
         "drain": 2.5,
     }
-    decision = decide(record(), rules(rule))
+    decision = decide(record(), rules(rule), owners=OF_ROOT)
     assert decision == Decision(
         "reconnect",
         "postgresql",
@@ -145,6 +147,7 @@ def test_what_a_rule_says_comes_through() -> None:
         deadline=7.0,
         drain=2.5,
         rule="here: connection_rules[1]",
+        terms=Terms(),
     )
     assert decision.settings.secret == {"command": ["pass", "show", "db"]}
     assert decision.settings.options == {"user": "me"}

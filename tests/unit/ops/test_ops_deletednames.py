@@ -46,7 +46,7 @@ def checkpoint(tmp_path: Path) -> tuple[Manifest, CheckpointReader]:
     """Of a tree that had ``gone`` open, another name of which is ``data``; without a digest, as older ones are."""
     (tmp_path / "data").write_bytes(OLD)
     status = (tmp_path / "data").stat()
-    config = Config(cache_dir=str(tmp_path / "cache"))
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     repository = Repository.open(open_store(str(tmp_path / "store"), config), config, create_local=True)
     with repository.writer(Reporter()) as writer, (tmp_path / "data").open("rb") as file:
         writer.add_file("link", file.fileno(), len(OLD))

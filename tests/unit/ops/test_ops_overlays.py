@@ -37,7 +37,7 @@ def library(tmp_path: Path) -> Path:
 @pytest.fixture
 def carried(library: Path, tmp_path: Path) -> tuple[FileRecord, CheckpointReader]:
     """The record of the library, with its contents, and their reader."""
-    config = Config(cache_dir=str(tmp_path / "cache"))
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     repository = Repository.open(open_store(str(tmp_path / "store"), config), config, create_local=True)
     with repository.writer(Reporter()) as writer, library.open("rb") as file:
         writer.add_file("file", file.fileno(), len(CODE))

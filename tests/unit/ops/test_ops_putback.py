@@ -131,7 +131,7 @@ def test_hostile_paths(file: Path, path: str) -> None:
 @pytest.fixture
 def reader(tmp_path: Path, file: Path) -> tuple[CheckpointReader, FileRecord]:
     """A reader of a checkpoint that carries `file`, and the record of that."""
-    config = Config(cache_dir=str(tmp_path / "cache"))
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     repository = Repository.open(open_store(str(tmp_path / "store"), config), config, create_local=True)
     with repository.writer(Reporter()) as writer:
         fd = os.open(file, os.O_RDONLY)
@@ -454,7 +454,7 @@ def test_a_mapped_file_is_the_one_that_is_mapped(tmp_path: Path) -> None:
 
 def test_a_file_that_is_made_shorter_while_it_is_read(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a log is by logrotate's copytruncate: it comes back with what was read, not with zeros behind that."""
-    config = Config(cache_dir=str(tmp_path / "cache"))
+    config = Config(cache_dir=str(tmp_path / "cache"), state_dir=str(tmp_path / "state"))
     repository = Repository.open(open_store(str(tmp_path / "store"), config), config, create_local=True)
     add_file = CheckpointWriter.add_file
 

@@ -339,3 +339,12 @@ def test_whatever_comes_the_link_ends_with_it(greet: bool, pieces: list[bytes], 
         except OSError:
             pass  # it was ended before all of it was sent
         assert isinstance(reason(link), LinkLost | HostUnreachable | UnsupportedFormat)
+
+
+def test_a_frame_of_very_many_values_is_refused_before_any_is_made() -> None:
+    """Three bytes each, which take seventy in memory; what we say ourselves in as many values is understood."""
+    with pytest.raises(frames.Broken, match="values"):
+        frames.decode_json(b'{"a":[' + b"[]," * (1 << 20) + b"0]}")
+    said = {"many": [0] * (1 << 20), "more": [{"a": []}] * 10}
+    head = frames.encode(frames.TELL, 0, said)[0]
+    assert frames.decode_json(head[frames.HEADER.size :]) == said

@@ -19,6 +19,7 @@ from criuctl.errors import UsageError
 from criuctl.web.access import Access, hostname, is_loopback
 from criuctl.web.actions import Actions
 from criuctl.web.bridge import Bridge
+from criuctl.web.gate import Gate
 from criuctl.web.live import Live
 from criuctl.web.server import STATIC, Address, application
 from criuctl.web.views import Desk
@@ -65,7 +66,7 @@ def talk(tmp_path: Path, request: pytest.FixtureRequest) -> Talk:
     def run(conversation: Callable[[Page], Awaitable[None]]) -> None:
         async def whole() -> None:
             desk, access = Desk(Config(**folders), read_only=request.param), Access(["proxy.example.org"])  # type: ignore[arg-type]
-            app = application(desk, access, Live(desk), Actions(desk, ["/nonexistent/criuctl"]))
+            app = application(desk, access, Live(desk), Actions(desk, ["/nonexistent/criuctl"]), Gate())
             async with TestClient(TestServer(app)) as client:
                 await conversation(Page(client, access))
             desk.close()

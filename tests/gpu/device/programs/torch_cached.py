@@ -12,8 +12,8 @@ from steplog import DEVICE, Steps
 def main() -> None:
     """Take memory, free it, and count."""
     signal.signal(signal.SIGUSR2, lambda *_: torch.cuda.empty_cache())
+    kept = torch.arange(1 << 20, device=DEVICE)  # first: else it lies in the block that is to be released
     torch.ones(int(sys.argv[2]) << 20, dtype=torch.uint8, device=DEVICE)
-    kept = torch.arange(1 << 20, device=DEVICE)
     steps = Steps()
     for number in steps:
         steps.log(int(kept[number % len(kept)]), kept[:4096].cpu().numpy().tobytes())

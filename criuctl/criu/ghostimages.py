@@ -1,0 +1,108 @@
+"""Deleted files in CRIU's images.
+
+``remap-fpath.img`` tells of each file that was open under a deleted name what it is made from: a
+*ghost*, saved whole in ``ghost-file-N.img`` (its metadata, then its bytes, or entries of chunks
+each followed by its bytes), or a *helper link*, another entry of files.img.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Container
+from typing import Any
+
+from msgspec import Struct
+
+from ..errors import Damaged
+from . import schema
+from .images import ImageSet, magics, read, write
+
+_IMAGE, _KIND = "remap-fpath.img", "REMAP_FPATH"
+_LINKED, _GHOST = 0, 1  # RemapType
+_PIECE = 1 << 20
+
+
+class Remap(Struct, frozen=True):
+    """A file that was open under a deleted name."""
+
+    id: int  # in files.img
+    target: int  # of a helper link: its id in files.img; of a ghost: its own number
+    ghost: bool
+
+
+def remaps(images: ImageSet) -> list[Remap]:
+    """All ghosts and helper links of the images."""
+    if not images.size(_IMAGE):
+        return []
+    return [
+        Remap(entry.orig_id, entry.remap_id, entry.remap_type == _GHOST)
+        for entry in read(images.folder, _IMAGE, _KIND)
+        if entry.remap_type in (_LINKED, _GHOST)
+    ]
+
+
+def drop_remaps(images: ImageSet, ids: Container[int]) -> None:
+    """Have CRIU take these files of files.img for ordinary ones."""
+    entries = read(images.folder, _IMAGE, _KIND)
+    write(images.folder, _IMAGE, _KIND, [e for e in entries if e.orig_id not in ids])
+
+
+class Ghost:
+    """A deleted file that was saved whole; a context manager."""
+
+    def __init__(self, images: ImageSet, number: int) -> None:
+        self._name = f"ghost-file-{number:x}.img"
+        fd = os.open(self._name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=images.folder)
+        self._file = os.fdopen(fd, "rb")
+        head = magics("GHOST_FILE")
+        if self._file.read(len(head)) != head:
+            self._file.close()
+            raise Damaged(f"image {self._name} is not a CRIU image of kind GHOST_FILE")
+        self.entry = self._message("GHOST_FILE")
+
+    def __enter__(self) -> Ghost:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _message(self, kind: str) -> Any:
+        """The next message; None at the end."""
+        size = self._file.read(4)
+        if not size and kind != "GHOST_FILE":
+            return None
+        message = schema.message(kind)()
+        try:
+            (length,) = struct.unpack("<I", size)
+            message.ParseFromString(self._take(length))
+        except Damaged:
+            raise
+        except Exception as error:  # protobuf's DecodeError, as in `images.parse`
+            raise Damaged(f"image {self._name} cannot be parsed: {error}") from error
+        return message
+
+    def _take(self, length: int) -> bytes:
+        data = self._file.read(length)
+        if len(data) != length:
+            raise Damaged(f"image {self._name} is cut off")
+        return data
+
+    def write_to(self, fd: int) -> None:
+        """Write its contents into an empty file."""
+        if not self.entry.chunks:
+            while piece := self._file.read(_PIECE):
+                _write(fd, piece)
+            return
+        os.ftruncate(fd, self.entry.size)
+        while (chunk := self._message("GHOST_CHUNK")) is not None:
+            done = 0
+            while done < chunk.len:
+                piece = self._take(min(_PIECE, chunk.len - done))
+                os.pwrite(fd, piece, chunk.off + done)
+                done += len(piece)
+
+
+def _write(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]

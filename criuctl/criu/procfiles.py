@@ -1,0 +1,162 @@
+"""Files of /proc that are about a process or thread, in CRIU's images: which of them CRIU cannot open.
+
+CRIU opens all files by the paths of the dump, when all processes are there and before any thread
+is.  Processes of outside may have ended by then, or have other numbers.  So a restore sorts them
+(`sort`):
+
+- of a process of the tree: CRIU opens them;
+- of a thread of the tree, or of what a process has open (``fdinfo``, ``map_files``): *late*.  CRIU
+  gets ``/`` to open; when all is there the process opens the file under the same number
+  (`criuctl.ops.restores.lateprocfiles`);
+- of a process outside that is still the same: CRIU opens them;
+- of one that has ended, or cannot be seen from where the tree comes to, or of a thread that has
+  ended: *ended*.  CRIU knows that of dead processes: it makes one for as long as it opens files.
+  Reading from the file then says what it would have said (ESRCH).  If the number is another one's
+  by now, it gets a free one;
+- of what outlives a process once it is open, its network (``net/``) and its mounts: those of the
+  process that has it open.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from msgspec import Struct
+
+from . import schema
+from .images import ImageSet, path_of, read, write
+
+_IMAGE, _KIND = "remap-fpath.img", "REMAP_FPATH"
+_ENDED = 2  # RemapType PROCFS
+_PATH = re.compile(r"/proc/(\d+)(?:/task/(\d+))?(/.*)?")
+_OF_OPEN = re.compile(r"/(fd|fdinfo|map_files|ns)/.*")
+_OUTLIVES = re.compile(r"/(net(/.*)?|mounts|mountinfo|mountstats)")
+_CLOEXEC = 1  # FD_CLOEXEC, among the flags of a descriptor in the images
+_HIGHEST = 32768  # of the numbers that every kernel has
+
+
+class About(Struct, frozen=True):
+    """What a path of /proc is about."""
+
+    pid: int
+    tid: int  # 0: the process
+    rest: str  # from there on, with a slash; "" for its folder
+
+
+class LateFile(Struct, frozen=True):
+    """A file that a process opens itself when all is there."""
+
+    path: str
+    flags: int
+    position: int
+    holders: tuple[tuple[int, int, bool], ...]  # PID, descriptor, close-on-exec
+
+
+class Sorted(Struct, frozen=True):
+    """What a restore has to do, and to say."""
+
+    late: tuple[LateFile, ...] = ()
+    ended: tuple[tuple[str, int, int], ...] = ()  # path of one of outside, PID, descriptor
+    numbers: frozenset[int] = frozenset()  # of processes that CRIU makes for a moment
+
+
+def about(path: str) -> About | None:
+    """What a path is about; None unless it is a file of /proc about a process."""
+    found = _PATH.fullmatch(path)
+    return About(int(found[1]), int(found[2] or 0), found[3] or "") if found else None
+
+
+def outlives(what: About) -> bool:
+    """Whether the open file tells more after the process has ended: of its network or its mounts."""
+    return _OUTLIVES.fullmatch(what.rest) is not None
+
+
+def sort(images: ImageSet, same: Callable[[int], bool], taken: Callable[[int], bool]) -> Sorted:
+    """Edit the images.  `same`: whether the process of this number, outside of the tree, is that of
+    the dump; `taken`: whether a number is, where the tree comes to.
+    """
+    entries = images.files()
+    found = [(e, what) for e in entries if e.HasField("reg") and (what := about(path_of(e.reg)))]
+    if not found:
+        return Sorted()
+    tree = {entry.pid: set(entry.threads) for entry in read(images.folder, "pstree.img", "PSTREE")}
+    threads = {tid: pid for pid, tids in tree.items() for tid in tids}
+    remaps = read(images.folder, _IMAGE, _KIND) if images.size(_IMAGE) else []
+    dead = {e.orig_id: e for e in remaps if e.remap_type == _ENDED}
+    gone = {e.remap_id for e in dead.values()}  # CRIU notes one file of each that it found ended
+    holders = _holders(images)
+    reserved = images.reserved_ids()
+    numbers: dict[int, int] = {}  # of who has ended -> of who is made for it
+    late, ended = [], []
+
+    def free(number: int) -> int:
+        """A number for a process that CRIU makes for a moment."""
+        if number not in numbers:
+            numbers[number] = next(n for n in _candidates(number, reserved) if not taken(n))
+            reserved.add(numbers[number])
+        return numbers[number]
+
+    for entry, what in found:
+        reg, held, was = entry.reg, holders.get(entry.id, []), path_of(entry.reg)
+        alive = entry.id not in dead and (what.tid in tree[what.pid] | {0} if what.pid in tree else what.pid in threads)
+        if alive:
+            if what.tid in (0, what.pid) and what.pid in tree and not _OF_OPEN.fullmatch(what.rest):
+                continue
+            if held:
+                late.append(LateFile(was, reg.flags, reg.pos, tuple(held)))
+                _open(reg, "/")
+                reg.flags, reg.pos = os.O_RDONLY, 0
+            continue
+        if what.pid not in gone and what.pid not in tree and same(what.pid):
+            continue
+        if held and outlives(what):
+            _open(reg, f"/proc/{held[0][0]}{what.rest}")
+            remaps = [e for e in remaps if e.orig_id != entry.id]
+            continue
+        number = free(what.tid or what.pid)
+        rest = "/stat" if _OF_OPEN.fullmatch(what.rest) else what.rest
+        _open(reg, f"/proc/{number}{f'/task/{number}' if what.tid else ''}{rest}")
+        if entry.id in dead:
+            dead[entry.id].remap_id = number
+            continue
+        if what.pid not in tree and what.pid not in gone:
+            ended.append((was, *(held[0][:2] if held else (0, 0))))
+        remaps.append(_remap(entry.id, number))
+    images.write_files(entries)
+    if remaps or images.size(_IMAGE):
+        write(images.folder, _IMAGE, _KIND, remaps)
+    return Sorted(tuple(late), tuple(ended), frozenset(numbers.values()))
+
+
+def _open(reg: Any, path: str) -> None:
+    reg.name = path
+    reg.ClearField("mode")
+    reg.ClearField("size")
+
+
+def _remap(number: int, pid: int) -> Any:
+    entry = schema.message(_KIND)()
+    entry.orig_id, entry.remap_id, entry.remap_type = number, pid, _ENDED
+    return entry
+
+
+def _candidates(number: int, reserved: set[int]) -> Iterator[int]:
+    if number not in reserved:
+        yield number
+    yield from (n for n in range(_HIGHEST - 1, 300, -1) if n not in reserved)
+
+
+def _holders(images: ImageSet) -> dict[int, list[tuple[int, int, bool]]]:
+    """File id -> (PID, descriptor, close-on-exec) of all that refer to it."""
+    found: dict[int, list[tuple[int, int, bool]]] = {}
+    for pid in images.pids():
+        if not images.size(f"ids-{pid}.img"):
+            continue  # it has ended
+        name = f"fdinfo-{read(images.folder, f'ids-{pid}.img', 'IDS')[0].files_id}.img"
+        if images.size(name):
+            for held in read(images.folder, name, "FDINFO"):
+                found.setdefault(held.id, []).append((pid, held.fd, bool(held.flags & _CLOEXEC)))
+    return found

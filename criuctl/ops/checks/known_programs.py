@@ -1,0 +1,126 @@
+"""Programs that are known, and what they need to be dumped: the remedy in place of the general one.
+
+The checks say what stands in the way in the kernel's words.  Why a program has such a thing, and which
+of its options does without, is the program's own matter: that is what this table holds.  Each row was
+tried with the program (tests/integration/test_known_programs.py): `check` finds no error any more.
+Programs that can be dumped as they come have no row (Redis, nginx, a JVM).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ...errors import NoSuchProcess
+from ...proc.procfs import read_link
+from ...report import Finding
+from .scene import Scene
+
+_SANDBOX = frozenset({"nested-namespace", "path-hidden", "mount-namespace"})
+_BWRAP = (
+    "Start it as `bwrap --unshare-pid --as-pid-1 --new-session --proc /proc ...`, and dump the program "
+    "that it starts (the child of bwrap), not bwrap."
+)
+_NO_SANDBOX = "keeps its processes in namespaces of their own. Start it without, for pages that you trust:"
+
+
+class KnownProgram(Struct, frozen=True):
+    """The remedy of a program, told by its executable's name, for errors of some codes."""
+
+    name: str
+    executables: frozenset[str]
+    codes: frozenset[str]
+    hint: str
+    starts: bool = False  # errors of what it starts, too
+
+
+FIREFOX = (
+    "MOZ_DISABLE_CONTENT_SANDBOX", "MOZ_DISABLE_GMP_SANDBOX", "MOZ_DISABLE_GPU_SANDBOX",
+    "MOZ_DISABLE_RDD_SANDBOX", "MOZ_DISABLE_SOCKET_PROCESS_SANDBOX", "MOZ_DISABLE_UTILITY_SANDBOX",
+)  # fmt: skip
+"""The variables that turn the sandboxes of Firefox off."""
+
+KNOWN_PROGRAMS = (
+    KnownProgram(
+        "Firefox",
+        frozenset({"firefox", "firefox-esr", "firefox-bin"}),
+        _SANDBOX,
+        f"Firefox {_NO_SANDBOX} `env {' '.join(f'{name}=1' for name in FIREFOX)} firefox ...`.",
+    ),
+    KnownProgram(
+        "Chromium",
+        frozenset({"chromium", "chrome"}),
+        _SANDBOX,
+        f"Chromium {_NO_SANDBOX} `chromium --no-sandbox ...`.",
+    ),
+    KnownProgram(
+        "bubblewrap",
+        frozenset({"bwrap"}),
+        frozenset({"nested-namespace", "mount-namespace"}),
+        _BWRAP,
+    ),
+    KnownProgram(
+        "bubblewrap",
+        frozenset({"bwrap"}),
+        frozenset({"session-outside-pid-namespace", "proc-mount"}),
+        _BWRAP,
+        starts=True,
+    ),
+    KnownProgram(
+        "Node.js",
+        frozenset({"node", "nodejs"}),
+        frozenset({"io-uring"}),
+        "Start Node.js with UV_USE_IO_URING=0 in its environment, or, whatever its version, by `criuctl run --no-io-uring`.",
+    ),
+    KnownProgram(
+        "MariaDB",
+        frozenset({"mariadbd", "mysqld"}),
+        frozenset({"io-uring"}),
+        "Start MariaDB with `--innodb-use-native-aio=OFF` (in its configuration, below [mariadbd]: "
+        "innodb_use_native_aio = OFF), or by `criuctl run --no-io-uring`.",
+    ),
+    KnownProgram(
+        "PostgreSQL",
+        frozenset({"postgres"}),
+        frozenset({"sysv-shm"}),
+        "Start PostgreSQL in an IPC namespace of its own: by `criuctl run`, by `unshare --ipc`, or, as "
+        "a unit, with PrivateIPC=yes.",
+    ),
+)
+
+
+def remedied(findings: Iterable[Finding], lines: Mapping[int, Sequence[str]]) -> list[Finding]:
+    """The findings, each error of a known program with that program's remedy.
+
+    `lines` has, by PID, the executable files of the process and of those above it, from the nearest on.
+    """
+    return [_remedied(f, lines.get(f.pid, ())) if f.level == "error" and f.pid is not None else f for f in findings]
+
+
+def _remedied(finding: Finding, line: Sequence[str]) -> Finding:
+    names = [os.path.basename(path) for path in line]
+    for known in KNOWN_PROGRAMS:
+        if finding.code in known.codes and not known.executables.isdisjoint(names if known.starts else names[:1]):
+            return replace(finding, hint=known.hint, program=known.name)
+    return finding
+
+
+def executables(scene: Scene, findings: Iterable[Finding]) -> dict[int, list[str]]:
+    """What `remedied` asks of the processes that errors are about: of the tree, and of what has started its root."""
+    outside = ""
+    with suppress(NoSuchProcess, OSError):
+        outside = read_link(scene.root.ppid, "exe") if scene.root.ppid else ""
+    lines: dict[int, list[str]] = {}
+    for pid in {f.pid for f in findings if f.level == "error" and f.pid in scene.by_pid}:
+        assert pid is not None
+        line: list[str] = []
+        at = scene.by_pid.get(pid)
+        while at is not None and len(line) <= len(scene.tree):
+            line.append(at.exe)
+            at = scene.by_pid.get(at.ppid) if at.pid != scene.root.pid else None
+        lines[pid] = [*line, outside]
+    return lines

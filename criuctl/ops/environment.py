@@ -1,0 +1,55 @@
+"""The environment that a session inherits: its caller's, without what only criuctl may know.
+
+The environment of a process lies in its memory, so whatever a session inherits is in every checkpoint of it, readable for
+each holder of the store's key and for each process that runs as the session's user.  Of the variables ``CRIUCTL_*`` a session
+therefore gets an allow-list: numbers and choices, and the texts in `_PLAIN`, which say where things are.  A criuctl that runs
+inside finds its sessions and stores by them.  Passphrases, keys, commands, rules, and any variable that this list does not
+know, of a hook say, stay outside.
+
+``AWS_*`` goes on: the program may be one that uses S3 itself, and criuctl cannot tell.  Where criuctl's own store is on S3,
+`credentials` names those that will be in checkpoints, for a warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ..config import Config
+from ..redact import has_credentials
+
+_PREFIX = "CRIUCTL_"
+_OWN = f"{_PREFIX}SESSION"  # names a session: each session gets its own
+_PLAIN = frozenset(
+    {
+        *("store", "state_dir", "run_dir", "cache_dir", "key_dir", "hook_dirs", "host_id"),
+        *("s3_endpoint", "s3_region", "criu", "files", "file_conflicts", "connections", "events"),
+        *("detach_key", "gc_grace", "hook_failure", "retention"),
+    }
+)
+_OPERATOR = f"{_PREFIX}OPERATOR"  # what whoever attaches is called
+_AWS_SECRET = re.compile(r"AWS_\w*(SECRET|TOKEN)\w*(?<!_FILE)")
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """`environ` as a session may have it."""
+    return {name: value for name, value in environ.items() if _may_have(name, value)}
+
+
+def _may_have(name: str, value: str) -> bool:
+    if not name.startswith(_PREFIX):
+        return True
+    field = name.removeprefix(_PREFIX).lower()
+    default = getattr(_DEFAULTS, field, None)
+    plain = field in _PLAIN or isinstance(default, int | float) or name == _OPERATOR
+    return plain and not has_credentials(value) and not name.startswith(_OWN)
+
+
+def credentials(environ: Mapping[str, str], config: Config) -> list[str]:
+    """The variables in `environ` with which criuctl opens its store, if that is on S3."""
+    if not config.store.lower().startswith("s3:"):
+        return []
+    return sorted(name for name, value in environ.items() if value and _AWS_SECRET.fullmatch(name))
+
+
+_DEFAULTS = Config()

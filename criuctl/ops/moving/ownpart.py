@@ -1,0 +1,170 @@
+"""The part of this host's inbox that one source may see: what it has stored itself.
+
+Sources are write-only hosts of the inbox (`criuctl.checkpoint.writers`): the key that one is told opens nothing that others have
+stored, nor what they will.  It is not shown either: over the link there are only the objects of the source's own domains, those
+that it has put on this visit, the lists by which writers and garbage collections agree (which name packs, and are sealed),
+and the names, but not the content, of checkpoints of its own session, so that it can number the next one.
+
+A source changes and deletes only what it has put on this visit; it replaces nothing, and puts nothing where this host, or a
+collection, says something.  The config that it reads is made for it: the inbox's own, with no key in it but the source's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ...checkpoint import configobject, objects, writers
+from ...checkpoint.catalog import parse_name
+from ...checkpoint.packs import pack_of
+from ...checkpoint.repository import Repository
+from ...errors import DataError, NoSuchCheckpoint, ObjectExists, ObjectMissing, StoreCannot
+from ...store import Capabilities, Store
+from ...store.base import PROBE_PREFIX, Data, ObjectInfo, as_views, check_limit, short_object
+
+_KINDS = {"index": objects.INDEX, "checkpoints": objects.MANIFEST, "sessions": objects.LEASE}
+_LISTS = ("writing/", "gc/")
+_NEW = ("packs/", "index/", writers.PREFIX, "writing/", "gc/now-", PROBE_PREFIX)  # what a source may put
+
+
+class OwnPart(Store):
+    """The inbox as the source with the writer key `key` sees it, which brings the session `session`."""
+
+    def __init__(self, repository: Repository, key: writers.WriterKey, session: str) -> None:
+        self._store, self._sealer, self._writer = repository.store, repository.sealer, key.id
+        self.url = repository.store.url
+        token = repository.sealer.token(session)
+        self._named = tuple(f"{kind}/{token}/" for kind in ("checkpoints", "numbers", "sessions"))
+        self._config = _config(repository, key)
+        self._lock = threading.Lock()
+        self._put: set[str] = set()  # on this visit
+        self._own: dict[str, bool] = {}  # of what was there before
+        self._domains: dict[bytes, bool] = {}  # whether a domain is the source's
+
+    def brought(self, checkpoint: str) -> bool:
+        """Whether the checkpoint of this id is the source's: of its session, and stored by it."""
+        for info in self._store.list(self._named[0]):
+            with suppress(NoSuchCheckpoint):
+                if parse_name(info.name)[2] == checkpoint:
+                    return self._is_own(info.name)
+        return False
+
+    # -- the store -----------------------------------------------------------------------------------
+
+    def put(self, name: str, data: Data, *, if_absent: bool = False) -> None:
+        with self._lock:
+            again = name in self._put and not if_absent
+        if not name.startswith((*_NEW, self._named[0], self._named[2])):
+            raise StoreCannot(f"{name} is not for the host that sends a session to change", object=name)
+        if not again and self._there(name):
+            raise ObjectExists(f"{name} is in {self.url} already", object=name)
+        self._store.put(name, data if isinstance(data, bytes) else b"".join(as_views(data)), if_absent=not again)
+        with self._lock:
+            self._put.add(name)
+
+    def get(self, name: str, limit: int | None = None) -> bytes:
+        if name == configobject.NAME:
+            check_limit(name, self.url, len(self._config), limit)
+            return self._config
+        self._need(name)
+        return self._store.get(name, limit)
+
+    def get_range(self, name: str, offset: int, length: int) -> bytes:
+        if name == configobject.NAME:
+            piece = self._config[offset : offset + length]
+            if len(piece) != length:
+                raise short_object(name, self.url, offset, length, len(piece))
+            return piece
+        self._need(name)
+        return self._store.get_range(name, offset, length)
+
+    def stat(self, name: str) -> ObjectInfo:
+        if name == configobject.NAME:
+            return ObjectInfo(name, len(self._config), self._store.stat(name).modified)
+        self._need(name)
+        return self._store.stat(name)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        for info in self._store.list(prefix):
+            if info.name == configobject.NAME:
+                yield ObjectInfo(info.name, len(self._config), info.modified)
+            elif info.name.startswith(self._named) or self._is_own(info.name):
+                yield info
+
+    def delete(self, name: str) -> None:
+        with self._lock:
+            own = name in self._put
+        if not own:
+            if self._there(name):
+                raise StoreCannot(f"{name} is not for the host that sends a session to delete", object=name)
+            return
+        self._store.delete(name)
+        with self._lock:
+            self._put.discard(name)
+
+    def create(self) -> None:
+        """It is there."""
+
+    def probe(self) -> Capabilities:
+        return self._store.probe()
+
+    # -- whose it is ---------------------------------------------------------------------------------
+
+    def _there(self, name: str) -> bool:
+        try:
+            self._store.stat(name)
+        except ObjectMissing:
+            return False
+        return True
+
+    def _need(self, name: str) -> None:
+        if not self._is_own(name):
+            raise ObjectMissing(f"{name} is not in {self.url}", object=name)
+
+    def _is_own(self, name: str) -> bool:
+        """Whether the source may read the object."""
+        with self._lock:
+            if name in self._put:
+                return True
+            known = self._own.get(name)
+        if known is None:
+            try:
+                known = self._judge(name)
+            except DataError:  # it says something impossible
+                known = False
+            except ObjectMissing:
+                return False  # it may come
+            with self._lock:
+                self._own[name] = known
+        return known
+
+    def _judge(self, name: str) -> bool:
+        kind = name.partition("/")[0]
+        if name.startswith(_LISTS):
+            return True
+        if name.startswith(writers.PREFIX):
+            return self._owns(writers.domain_of(name) or b"")
+        if (pack := pack_of(name)) is not None:
+            return self._owns(self._sealer.of_pack(pack).domain)
+        if kind not in _KINDS:
+            return False
+        start = self._store.get_range(name, 0, objects.DECLARED)
+        return self._owns(objects.declared(_KINDS[kind], name, start)[2])
+
+    def _owns(self, domain: bytes) -> bool:
+        """Whether the source has made the domain, which is proved by what seals it."""
+        if not domain:
+            return False
+        if domain not in self._domains:
+            name = writers.PREFIX + domain.hex()
+            self._sealer.of(domain, name)
+            self._domains[domain] = writers.author(self._store.get(name, writers.WRAPPED.size)) == self._writer
+        return self._domains[domain]
+
+
+def _config(repository: Repository, key: writers.WriterKey) -> bytes:
+    """The inbox's config as the source reads it."""
+    current = repository.key_changer().current()
+    body = {name: value for name, value in current.body.items() if name != "mac"}
+    return configobject.text(body | {"slots": [key.slot()]}, repository.sealer)

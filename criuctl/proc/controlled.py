@@ -1,0 +1,101 @@
+"""What is at a path, and whether root alone decides that.
+
+`trustedpath` walks each path component by component.  Most paths of a tree lie in folders that only
+root can change, and hundreds in the same ones: `Looks` walks each folder once, and opens what is in
+it in one step that follows no link.  Only what lies elsewhere, or behind a link, is walked itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from ..errors import UntrustedPath
+from . import inodes, trustedpath
+from .trustedpath import Component, Fault
+
+
+class Found(NamedTuple):
+    """What is at a path."""
+
+    fd: int  # O_PATH
+    status: os.stat_result
+    fault: Fault | None  # who else than root could have put another file there
+    walked: tuple[Component, ...] = ()  # all that was passed, where that is known
+
+
+class Looks:
+    """Looks at many paths below one root folder; a context manager."""
+
+    def __init__(self, root: int | None = None) -> None:
+        """`root`: a descriptor of the folder that is "/" for these paths; None for ours."""
+        self.root = root
+        self._top = os.open("/", os.O_PATH | os.O_CLOEXEC) if root is None else os.dup(root)
+        # Each folder's way, if root alone decides what is in it.
+        self._folders: dict[str, tuple[Component, ...] | None] = {}
+
+    def __enter__(self) -> Looks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._top)
+
+    @contextmanager
+    def at(self, path: str) -> Iterator[Found]:
+        """What is there, its links followed whoever made them; `OSError`."""
+        try:
+            fd, straight = inodes.open_below(self._top, path, inodes.NO_LINKS), True
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            fd, straight = inodes.open_below(self._top, path, 0), False
+        try:
+            status = os.fstat(fd)
+            way = self._roots_way(os.path.dirname(path)) if straight else None
+            if way is not None:
+                yield Found(fd, status, None, (*way, trustedpath.component(fd, path)))
+            else:
+                yield Found(fd, status, *self._judged(path, status))
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def straight(self, path: str) -> Iterator[int]:
+        """An O_PATH descriptor of what is there, if no link leads there; `OSError`."""
+        fd = inodes.open_below(self._top, path, inodes.NO_LINKS)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def is_roots(self, folder: str) -> bool:
+        """Whether root alone decides what is in a folder."""
+        return self._roots_way(folder) is not None
+
+    def _roots_way(self, folder: str) -> tuple[Component, ...] | None:
+        if folder not in self._folders:
+            self._folders[folder] = None
+            walk = trustedpath.opened(folder, root=self.root)
+            with suppress(UntrustedPath, OSError), walk as place:
+                if place.controlled_by_root:
+                    self._folders[folder] = place.walked
+        return self._folders[folder]
+
+    def _judged(
+        self,
+        path: str,
+        status: os.stat_result,
+    ) -> tuple[Fault | None, tuple[Component, ...]]:
+        try:
+            with trustedpath.opened(path, root=self.root) as place:
+                if not os.path.samestat(place.status, status):
+                    return Fault(path, f"{path} changes while it is looked at", ""), ()
+                return place.way_fault, place.walked
+        except UntrustedPath as error:
+            component = str(error.details.get("component", path))
+            return Fault(component, error.message, error.hint), ()
+        except OSError as error:
+            return Fault(path, f"{path}: {error.strerror}", ""), ()

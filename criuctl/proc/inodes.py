@@ -1,0 +1,58 @@
+"""An inode's identity over time: numbers alone are given again to later files.
+
+A file system reuses an inode number as soon as it is free, and device numbers may change when the
+host is started again.  The file handle (name_to_handle_at(2)) has the inode's generation in it, and
+statx(2) tells when an inode was made; neither can be chosen by who makes a file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+
+from . import ways
+
+_SYS_OPENAT2 = 437  # the same number on every architecture
+NO_LINKS, IN_ROOT = 0x04, 0x10  # openat2(2): RESOLVE_NO_SYMLINKS, RESOLVE_IN_ROOT
+_AT_EMPTY_PATH = 0x1000
+_STATX_BTIME = 0x800
+_BORN = struct.Struct("=qI")  # stx_btime, at 80 in struct statx
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def open_below(root: int, path: str, resolve: int) -> int:
+    """An O_PATH descriptor of what `path` leads to where the folder `root` is "/"; `OSError`.
+
+    `resolve`: how openat2(2) is to do that; with `NO_LINKS` a link is ELOOP.  Links of processes in
+    procfs are never followed.
+    """
+    how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, resolve | IN_ROOT)
+    while True:
+        fd = int(_LIBC.syscall(_SYS_OPENAT2, root, os.fsencode(path), how, len(how)))
+        if fd >= 0:
+            return fd
+        code = ctypes.get_errno()
+        if code != errno.EAGAIN:  # something on the way was renamed meanwhile
+            raise OSError(code, os.strerror(code), path)
+
+
+def born(fd: int) -> int:
+    """When the inode was made, in nanoseconds of unix time; 0 if its file system does not tell."""
+    if not hasattr(_LIBC, "statx"):
+        return 0
+    buffer = ctypes.create_string_buffer(256)
+    if _LIBC.statx(fd, b"", _AT_EMPTY_PATH, _STATX_BTIME, buffer) < 0:
+        return 0
+    (mask,) = struct.unpack_from("=I", buffer)
+    seconds, nanoseconds = _BORN.unpack_from(buffer, 80)
+    return seconds * 10**9 + nanoseconds if mask & _STATX_BTIME else 0
+
+
+def handle(fd: int) -> str:
+    """The file handle; "" where its file system has none."""
+    return ways.handle(fd)
+
+
+__all__ = ["IN_ROOT", "NO_LINKS", "born", "handle", "open_below"]

@@ -1,0 +1,86 @@
+"""Whoever writes to a store that is not encrypted names files of root's in a user's checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.laboratory import Laboratory
+
+from criuctl.checkpoint.repository import Repository
+from criuctl.config import Config
+from criuctl.report import Reporter
+from criuctl.store import open_store
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def shadow(lab: Laboratory) -> Iterator[Path]:
+    """A file of root's, whose path is as long as that of the user's."""
+    folder = lab.folder.parent / "roots!"
+    folder.mkdir()
+    file = folder / "shadow"
+    file.write_text("the hashes")
+    file.chmod(0o600)
+    lab.as_user("mkdir d; printf 'the hashes' > d/shadow; chmod 600 d/shadow")
+    yield file
+    assert file.read_text() == "the hashes"
+
+
+def forged(lab: Laboratory, told: Any, path: Path, other: Path, **changes: object) -> str:
+    """A checkpoint that has `other` wherever this one has `path`, of the same length."""
+    assert len(str(path)) == len(str(other))
+    before, after = os.fsencode(path), os.fsencode(other)
+    home = lab.criuctl.home.path
+    keys, cache = str(home / "keys"), str(home / "cache")
+    config = Config(store=str(lab.criuctl.store), key_dir=keys, cache_dir=cache)
+    reporter = Reporter()
+    with open_store(config.store, config) as store, Repository.open(store, config) as repository:
+        manifest = repository.manifest(told["checkpoint"])
+        data = bytes(repository.reader(reporter).read(manifest.image_data))
+        assert before in data
+        paths = [one.path.replace(str(path), str(other)) for one in manifest.files]
+        pairs = zip(manifest.files, paths, strict=True)
+        files = tuple(one.with_use(path=new) for one, new in pairs)
+        number = other.stat().st_ino
+        theirs = [one for one in manifest.inodes if one.path == str(path)]
+        inodes = tuple(one.with_use(path=str(other), inode=number) for one in theirs)
+        with repository.writer(reporter) as writer:
+            writer.add_bytes("images", data.replace(before, after))
+            writer.flush()
+            made = manifest.with_use(
+                id=os.urandom(16).hex(),
+                image_data=writer.stream("images"),
+                files=files,
+                inodes=inodes,
+                **changes,
+            )
+            writer.commit(made)
+    return made.id
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_RDWR])
+def test_a_file_of_root_s(lab: Laboratory, shadow: Path, flags: int) -> None:
+    """Root alone controls its path, but nothing proves that the user's process had it."""
+    own = lab.folder / "d/shadow"
+    told = lab.dump(lab.start((own, flags)))
+    answer = lab.restore(forged(lab, told, own, shadow), check=False)
+    assert answer["exit_code"] == 4, answer
+    assert "nothing proves" in answer["error"]["message"]
+    assert lab.processes() == []
+
+
+def test_what_root_opened_for_the_user_comes_back(lab: Laboratory, shadow: Path) -> None:
+    """The host that has made the checkpoint knows that the process had it."""
+    pid = lab.start((shadow, os.O_RDONLY), uid=0, inside=True)
+    lab.ask(pid, f"os.chown({str(lab.folder / 'ask')!r}, 1001, 1001)")
+    ids = "os.setgroups([]), os.setresgid(1001, 1001, 1001), os.setresuid(1001, 1001, 1001)"
+    lab.ask(pid, f"{ids}, __import__('ctypes').CDLL(None).prctl(4, 1, 0, 0, 0)")
+    told = lab.dump(pid)
+    pid = lab.restore(told["checkpoint"])["pid"]
+    assert os.stat(f"/proc/{pid}").st_uid == 1001
+    assert lab.ask(pid, "os.read(opened[0], 100)") == "b'the hashes'"

@@ -1,0 +1,234 @@
+"""A host that may send sessions to another one: what it can reach of what others have sent there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from support import checkpoints as kit
+from support.command import Criuctl
+
+from criuctl.checkpoint import keys, writers
+from criuctl.checkpoint.manifest import CheckpointSummary
+from criuctl.checkpoint.repository import Repository
+from criuctl.config import Config
+from criuctl.errors import CriuctlError, Damaged, DataError, NoSuchCheckpoint, ObjectExists, ObjectMissing, StoreCannot
+from criuctl.ops.moving import inbox
+from criuctl.report import Reporter
+from criuctl.store.local import LocalStore
+from criuctl.store.remote import RemoteStore
+from criuctl.transport.link import Link
+
+SECRET = b"what only the first host may know; "
+FIRST = kit.Content((SECRET * 8000)[: 256 << 10], {"inventory.img": SECRET}, b"file of the first")
+OTHER = kit.Content(bytes(range(256)) * 1024, {"inventory.img": b"other"}, b"file of the other")
+
+
+class Source:
+    """A host that speaks to ``criuctl receive`` of the target, whatever criuctl itself would say."""
+
+    def __init__(self, criuctl: Criuctl, path: Path, stack: ExitStack) -> None:
+        self.path = path
+        path.mkdir(mode=0o700, exist_ok=True)
+        command = [sys.executable, "-m", "criuctl", "receive"]
+        self.process = subprocess.Popen(command, env=criuctl.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        stack.callback(self._end)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.link = Link(os.dup(self.process.stdout.fileno()), os.dup(self.process.stdin.fileno()), timeout=30.0)
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.link.start()
+
+    def begin(self, session: str, writer: dict[str, str] | None = None, move: str | None = None) -> str:
+        """Begin a move; the key that it is told."""
+        asked = {"id": move or secrets.token_hex(16), "session": session, "session_id": secrets.token_hex(16), "origin": "here"}
+        told = self.link.ask("begin", asked | ({} if writer is None else {"writer": writer})).arguments
+        self.store = RemoteStore(self.link, "b:inbox")
+        self.key = self.path / "key"
+        self.key.unlink(missing_ok=True)
+        keys.write_secret(self.key, told["key"])
+        return str(told["key"])
+
+    def open(self) -> Repository:
+        """The inbox, as far as the key opens what is shown."""
+        return Repository.open(self.store, self.config)
+
+    @property
+    def config(self) -> Config:
+        return kit.config(self.path, key_file=str(self.key), workers=1)
+
+    def send(self, content: kit.Content, session: str) -> CheckpointSummary:
+        """Deliver a checkpoint; whether it is restored or not."""
+        with self.open() as repository:
+            repository.preflight_write()
+            return kit.write(repository, content, session=session)
+
+    def _end(self) -> None:
+        self.link.close()
+        self.process.wait(60)
+
+
+@pytest.fixture
+def sources(criuctl: Criuctl) -> Iterator[Callable[[str], Source]]:
+    """Makes hosts that send, each with a folder of its own."""
+    with ExitStack() as stack:
+        yield lambda name: Source(criuctl, criuctl.home.path / name, stack)
+
+
+@pytest.fixture
+def delivered(sources: Callable[[str], Source]) -> tuple[Source, CheckpointSummary]:
+    """A host that has sent its session, and the checkpoint that lies in the inbox now."""
+    first = sources("first")
+    first.begin("work")
+    return first, first.send(FIRST, "work")
+
+
+def target(criuctl: Criuctl) -> Config:
+    """The host that receives."""
+    path = criuctl.home.path
+    return Config(
+        state_dir=str(path / "state"), cache_dir=str(path / "cache"), key_dir=str(path / "keys"), run_dir=str(criuctl.home.run)
+    )
+
+
+@pytest.mark.parametrize("session", ["work", "another"])
+def test_nothing_that_another_host_has_sent_can_be_had(
+    session: str, delivered: tuple[Source, CheckpointSummary], sources: Callable[[str], Source], criuctl: Criuctl
+) -> None:
+    first, checkpoint = delivered
+    theirs = [info.name for info in LocalStore(inbox.configured(target(criuctl)).store).list()]
+    thief = sources("thief")
+    thief.begin(session)
+    with thief.open() as repository:
+        hidden: list[DataError] = []
+        assert repository.list(hidden=hidden) == []
+        for name in (checkpoint.object, checkpoint.id):
+            with pytest.raises(CriuctlError):
+                repository.manifest(name) if "/" not in name else repository.manifest_at(name)
+    packs = [name for name in theirs if name.startswith(("packs/", "index/", "writers/", "checkpoints/", "keys/"))]
+    assert len([name for name in packs if name.startswith("packs/")]) > 0
+    for name in packs:
+        for read in (thief.store.get, lambda name: thief.store.get_range(name, 0, 8), thief.store.stat):
+            with pytest.raises(ObjectMissing):
+                read(name)
+    assert not {info.name for info in thief.store.list()} & {n for n in packs if not n.startswith("checkpoints/")}
+    (config,) = [thief.store.get("config")]
+    assert config.count(b'"type"') == 1 and b'"writer"' in config, "no other key's slot is shown"
+    first.link.close()
+
+
+def test_a_copy_of_the_whole_inbox_is_closed_to_a_source(
+    delivered: tuple[Source, CheckpointSummary], sources: Callable[[str], Source], criuctl: Criuctl
+) -> None:
+    """Whoever has read the disk as well: the key that a source is told opens nothing of others."""
+    _first, checkpoint = delivered
+    thief = sources("thief")
+    thief.begin("work")
+    mine = thief.send(OTHER, "work")
+    own = inbox.configured(target(criuctl)).store
+    shown = Repository.open(thief.store, thief.config)
+    copy = LocalStore(own)
+    # With the config that names it a writer, and every object that there is.
+    reader = Repository(copy, thief.config, shown.about, shown.opened)
+    hidden: list[DataError] = []
+    assert [summary.id for summary in reader.list(hidden=hidden)] == [mine.id] and len(hidden) == 1
+    with pytest.raises(DataError):
+        reader.manifest_at(checkpoint.object)
+    for info in copy.list():
+        assert SECRET not in copy.get(info.name)
+
+
+def test_what_others_have_sent_cannot_be_changed(
+    delivered: tuple[Source, CheckpointSummary], sources: Callable[[str], Source], criuctl: Criuctl
+) -> None:
+    _first, checkpoint = delivered
+    store = LocalStore(inbox.configured(target(criuctl)).store)
+    before = {info.name: store.get(info.name) for info in store.list()}
+    thief = sources("thief")
+    thief.begin("work")
+    for name in before:
+        with pytest.raises((StoreCannot, ObjectExists)):
+            thief.store.put(name, b"mine")
+        with pytest.raises(StoreCannot):
+            thief.store.delete(name)
+    for name in (
+        "config",
+        f"keys/{9:020d}",
+        "pins/" + "0" * 32,
+        f"gc/doomed-{'0' * 32}",
+        f"checkpoints/{'0' * 32}/{1:020d}-{'0' * 32}",
+    ):
+        with pytest.raises((StoreCannot, ObjectExists)):
+            thief.store.put(name, b"mine")
+    assert {name: store.get(name) for name in before} == before
+    with inbox.opened(target(criuctl)) as repository:
+        kit.check(repository, checkpoint, FIRST)
+
+
+def test_only_what_a_source_has_sent_is_restored_for_it(
+    delivered: tuple[Source, CheckpointSummary], sources: Callable[[str], Source]
+) -> None:
+    _first, checkpoint = delivered
+    thief = sources("thief")
+    thief.begin("work")
+    with pytest.raises(NoSuchCheckpoint, match="has not sent"):
+        thief.link.ask("restore", {"checkpoint": checkpoint.id, "addresses": []}, timeout=60)
+
+
+def test_who_proves_to_be_the_same_host_sends_only_what_is_new(
+    delivered: tuple[Source, CheckpointSummary], sources: Callable[[str], Source], criuctl: Criuctl
+) -> None:
+    first, checkpoint = delivered
+    earlier = writers.WriterKey.parse(first.key.read_bytes(), "key")
+    again = sources("first")
+    move = secrets.token_hex(16)
+    assert again.begin("work", inbox.proof(earlier, move), move) == earlier.text()
+    with again.open() as repository:
+        repository.preflight_write()
+        with repository.writer(Reporter()) as writer:
+            changed = kit.Content(FIRST.memory, FIRST.images, b"another file")
+            newer = writer.commit(kit.fill(writer, changed, session="work"))
+            assert 0 < writer.stats.bytes_new < 4096 < writer.stats.bytes_in
+    with inbox.opened(target(criuctl)) as repository:
+        kit.check(repository, checkpoint, FIRST)
+        kit.check(repository, newer, changed)
+
+
+def test_who_does_not_prove_it_is_another_host(
+    delivered: tuple[Source, CheckpointSummary], sources: Callable[[str], Source]
+) -> None:
+    """The id of a source is no secret, nor is a proof that was given for another move."""
+    first, _checkpoint = delivered
+    earlier = writers.WriterKey.parse(first.key.read_bytes(), "key")
+    thief = sources("thief")
+    replayed = inbox.proof(earlier, secrets.token_hex(16))
+    for claim in (replayed, replayed | {"proof": "00" * 32}, replayed | {"proof": ""}, {"id": "", "proof": ""}, {"id": "xx"}):
+        told = thief.begin("work", claim)
+        assert told != earlier.text()
+        with thief.open() as repository:
+            assert repository.list() == []
+
+
+def test_the_target_reads_what_was_there_before_and_what_came(criuctl: Criuctl, sources: Callable[[str], Source]) -> None:
+    """An inbox that an older criuctl has made, whose sources were told its key."""
+    config = inbox.configured(target(criuctl))
+    with closing(LocalStore(config.store)) as store, Repository.init(store, encryption=True, config=config) as old:
+        before = kit.write(old, OTHER, session="work")
+    source = sources("first")
+    source.begin("work")
+    came = source.send(FIRST, "work")
+    assert came.number == before.number + 1
+    with inbox.opened(target(criuctl)) as repository:
+        kit.check(repository, before, OTHER)
+        kit.check(repository, came, FIRST)
+        try:
+            inbox.tidy(repository, "work", {came.id}, Reporter())
+        except Damaged as error:
+            pytest.fail(error.message)
+        kit.check(repository, came, FIRST)

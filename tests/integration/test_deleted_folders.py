@@ -1,0 +1,111 @@
+"""Folders that were deleted while they are open, and what is in them: CRIU's order of making and removing them does not work."""
+
+from __future__ import annotations
+
+import pytest
+from support import oracle
+from support.command import Criuctl
+from support.trip import Trip
+from support.zoo import Zoo
+
+pytestmark = pytest.mark.integration
+
+WAYS = [
+    *("first", "last", "several", "nested", "inward", "gap", "cwd", "fifo", "socket", "again", "again-full", "twice"),
+    *("mapped", "linked", "child"),
+]
+
+
+@pytest.mark.parametrize("which", WAYS)
+def test_there_and_back(which: str, zoo: Zoo, trip: Trip) -> None:
+    """Restored twice from one checkpoint; the folder's listing is as before."""
+    animal = zoo.launch("deleted_folders.py", which)
+    told = trip.dump(animal)
+    once = trip.restore(told, animal)
+    once.ask()
+    once.end()
+    trip.restore(told, animal).ask()
+
+
+@pytest.mark.parametrize("which", ["nested", "gap", "again"])
+def test_copies_beside_the_original(which: str, zoo: Zoo, trip: Trip) -> None:
+    original = zoo.launch("deleted_folders.py", which)
+    told = trip.snapshot(original, "--name", "first")
+    for name in ("second", "third"):
+        trip.restore(told, original, "--as", name).ask()
+    original.ask()
+
+
+@pytest.mark.parametrize("which", ["nested", "several", "cwd", "again-full"])
+def test_in_namespaces_of_its_own(which: str, zoo: Zoo, trip: Trip) -> None:
+    """CRIU makes the mounts as well."""
+    prefix = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "setsid"]
+    animal = zoo.launch("deleted_folders.py", which, prefix=prefix)
+    told = trip.dump(animal)
+    # The command that made the namespaces complains at its end.
+    ignore = (*oracle.NEW_NAMESPACE, "*/descriptors/[12]/size", "*/descriptors/[12]/offset")
+    restored = trip.restore(told, animal, ignore=ignore)
+    restored.ask()
+    trip.round(restored, ignore=ignore).ask()
+
+
+@pytest.mark.parametrize("what", ["folder", "full folder", "file", "link"])
+@pytest.mark.parametrize("which", ["first", "nested", "gap"])
+def test_something_has_the_name_since(which: str, what: str, zoo: Zoo, trip: Trip) -> None:
+    """It is not touched, however empty it is."""
+    animal = zoo.launch("deleted_folders.py", which)
+    told = trip.dump(animal)
+    other = animal.folder / "q"
+    match what:
+        case "folder" | "full folder":
+            other.mkdir(0o751)
+            if what == "full folder":
+                (other / "x").write_text("another one")
+        case "file":
+            other.write_text("another one")
+        case "link":
+            other.symlink_to("nowhere")
+    before = other.lstat()
+    # Of a file, the name that was the folder's is shown with CRIU's suffix.
+    ignore = ("*/target",) if what in ("file", "link") else ()
+    animal.listing |= {"q", "q/x"} if what == "full folder" else {"q"}
+    trip.restore(told, animal, ignore=ignore).ask()
+    now = other.lstat()
+    assert (now.st_ino, now.st_mode, now.st_uid) == (before.st_ino, before.st_mode, before.st_uid)
+
+
+def test_the_folder_above_is_gone_too(zoo: Zoo, trip: Trip) -> None:
+    """Whether a restore is the first or the second: nothing of it is made for good."""
+    place = zoo.home / "place"
+    place.mkdir()
+    animal = zoo.launch("deleted_folders.py", "outside", str(place / "q"))
+    told = trip.dump(animal)
+    place.rmdir()
+    trip.restore(told, animal).ask()
+    assert not place.exists()
+
+
+def test_nothing_is_left_of_a_restore_that_failed(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    hooks = zoo.home / "hooks" / "post-restore"
+    hooks.mkdir(parents=True)
+    hook = hooks / "no"
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    hook.chmod(0o755)
+    animal = zoo.launch("deleted_folders.py", "gap")
+    told = trip.dump(animal)
+    assert criuctl("restore", told["checkpoint"], check=False)["exit_code"]
+    assert {str(path.relative_to(animal.folder)) for path in animal.folder.rglob("*")} == animal.listing
+    hook.unlink()
+    trip.restore(told, animal).ask()
+
+
+@pytest.mark.parametrize("which", ["first", "nested", "gap", "again"])
+def test_where_anybody_may_write(which: str, zoo: Zoo, trip: Trip) -> None:
+    """There criuctl makes them itself; of a file's name the deleted folders may be missing."""
+    animal = zoo.launch("deleted_folders.py", which)
+    told = trip.dump(animal)
+    animal.folder.chmod(0o1777)
+    for _ in range(2):
+        restored = trip.restore(told, animal, ignore=("*/target",))
+        restored.ask()
+        restored.end()

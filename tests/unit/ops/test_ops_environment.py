@@ -1,0 +1,54 @@
+"""What a session inherits of its caller's environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from criuctl.config import Config
+from criuctl.ops.environment import credentials, inherited
+
+
+def test_plain_settings_go_on_and_all_else_of_criuctl_s_stays() -> None:
+    plain = {
+        "PATH": "/bin",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "CRIUCTL_STORE": "/srv/store",
+        "CRIUCTL_RUN_DIR": "/run/c",
+        "CRIUCTL_S3_ENDPOINT": "https://s3.example.org:9000",
+        "CRIUCTL_COMPRESSION": "3",
+        "CRIUCTL_CONNECTIONS": "keep",
+        "CRIUCTL_OPERATOR": "ann",
+    }
+    private = {
+        "CRIUCTL_PASSPHRASE": "x",
+        "CRIUCTL_RECOVERY_KEY": "x",
+        "CRIUCTL_KEY_FILE": "/k",
+        "CRIUCTL_PASSPHRASE_FILE": "/p",
+        "CRIUCTL_PASSPHRASE_COMMAND": "pass show x",
+        "CRIUCTL_PROBES": "{}",
+        "CRIUCTL_CONNECTION_RULES": "[]",
+        "CRIUCTL_ANY_OTHER": "x",
+        "CRIUCTL_SESSION": "outer",
+        "CRIUCTL_SESSION_ID": "x",
+    }
+    assert inherited(plain | private) == plain
+
+
+def test_a_plain_setting_with_a_login_in_it_stays() -> None:
+    assert inherited({"CRIUCTL_S3_ENDPOINT": "https://u:p@host", "CRIUCTL_STORE": "s3://b/x"}) == {"CRIUCTL_STORE": "s3://b/x"}
+
+
+@pytest.mark.parametrize(("store", "told"), [("s3://bucket/x", True), ("S3://bucket", True), ("/srv/store", False)])
+def test_the_store_s_credentials_are_named_where_it_is_on_s3(store: str, told: bool) -> None:
+    environ = {
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "AWS_SESSION_TOKEN": "x",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN": "x",
+        "AWS_WEB_IDENTITY_TOKEN_FILE": "/f",
+        "AWS_REGION": "x",
+        "MY_SECRET": "x",
+    }
+    wanted = ["AWS_CONTAINER_AUTHORIZATION_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
+    assert credentials(environ, Config(store=store)) == (wanted if told else [])
+    assert credentials({"AWS_SECRET_ACCESS_KEY": ""}, Config(store=store)) == []

@@ -1,0 +1,154 @@
+"""The rule for what a restored process may get back by a path, on real files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from criuctl.checkpoint.manifest import HostInfo, InodeRecord, Manifest, SessionRef
+from criuctl.criu.heldfiles import HeldFile, Use
+from criuctl.errors import Damaged
+from criuctl.ops.openfiles import heldinodes
+from criuctl.ops.openfiles.granting import Judge, Objection, check_flags
+from criuctl.ops.registry import boot_id
+from criuctl.proc import inodes
+from criuctl.proc.controlled import Looks
+from criuctl.proc.credentials import Credentials
+
+USER, STRANGER = 1001, 1002
+ROOT = Credentials(0, 0, capabilities=(1 << 41) - 1)
+OWN = Credentials(USER, USER)
+HERE = HostInfo(boot_id=boot_id())
+MANIFEST = Manifest(id="0" * 32, session=SessionRef("s", "1" * 32), host=HERE)
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder of root's that everybody may pass."""
+    with tempfile.TemporaryDirectory(prefix="criuctl-granting-") as folder:
+        os.chmod(folder, 0o711)
+        yield Path(folder)
+
+
+@pytest.fixture
+def home(place: Path) -> Path:
+    """A folder of the user's in one of root's."""
+    folder = place / "home"
+    folder.mkdir()
+    os.chown(folder, USER, USER)
+    return folder
+
+
+def make(path: Path, uid: int = USER, mode: int = 0o600) -> Path:
+    path.write_text("it")
+    path.chmod(mode)
+    os.chown(path, uid, uid)
+    return path
+
+
+def judged(
+    path: Path,
+    user: Credentials = OWN,
+    flags: int = os.O_RDWR,
+    *,
+    known: dict[str, InodeRecord] | None = None,
+    certain: bool = False,
+    owner: int | None = None,
+) -> Objection | None:
+    held = HeldFile(1, str(path), 0, flags, (Use(7, "descriptor", 3, flags),))
+    owners = {} if owner is None else {str(path): owner}
+    judge = Judge(MANIFEST, known or {}, owners, {7: user}, certain)
+    with Looks() as looks, looks.at(str(path)) as found:
+        return judge.objection(held, found, None)
+
+
+def test_a_user_s_own_file(home: Path) -> None:
+    assert judged(make(home / "file")) is None
+
+
+def test_the_mode_counts(home: Path) -> None:
+    """It may read, but not write."""
+    file = make(home / "file", STRANGER, 0o644)
+    assert judged(file, flags=os.O_RDONLY) is None
+    refused = judged(file)
+    assert refused is not None and str(refused.fault.component) == str(home)
+    assert "PID 7 (descriptor 3)" in str(refused)
+
+
+def test_what_the_user_may_not_open_needs_evidence(
+    place: Path,
+    home: Path,
+) -> None:
+    public, private = make(place / "public", 0, 0o644), make(place / "private", 0)
+    assert judged(public, flags=os.O_RDONLY) is None
+    assert judged(private, certain=True) is None
+    assert judged(private) is not None
+    assert judged(private, known={str(private): InodeRecord(path=str(private))}) is None
+    assert home.is_dir()
+
+
+def test_links_of_the_user_s_own(place: Path, home: Path) -> None:
+    """They lead where the user may go, and root nowhere."""
+    make(place / "public", 0, 0o644)
+    (home / "link").symlink_to(place / "public")
+    os.chown(home / "link", USER, USER, follow_symlinks=False)
+    assert judged(home / "link", flags=os.O_RDONLY) is None
+    assert judged(home / "link") is not None
+    refused = judged(home / "link", ROOT)
+    assert refused is not None and refused.fault.component == str(home)
+
+
+def test_what_a_stranger_has_put_into_a_common_folder(place: Path, home: Path) -> None:
+    common = place / "common"
+    common.mkdir()
+    common.chmod(0o1777)
+    own, strange = make(common / "own"), make(common / "strange", STRANGER, 0o666)
+    assert judged(own) is None
+    assert judged(strange) is not None
+    assert judged(strange, owner=STRANGER) is None  # it was that user's at the dump
+    os.link(own, home / "second")
+    assert judged(own) is not None  # a link of any file of the user's
+
+
+def test_root_in_a_user_s_folder(home: Path) -> None:
+    """A file is as it was the user's; a second name of another file is not."""
+    file = make(home / "file")
+    assert judged(file, ROOT) is not None
+    assert judged(file, ROOT, owner=USER) is None
+    os.link(file, home / "second")
+    assert judged(file, ROOT, owner=USER) is not None
+
+
+def test_the_very_inode(place: Path, home: Path) -> None:
+    """Whatever the path is; a later file with its number is another one."""
+    file = make(home / "file", 0)
+    with Looks() as looks, looks.at(str(file)) as found:
+        status = found.status
+        record = InodeRecord(
+            path=str(file),
+            device=status.st_dev,
+            inode=status.st_ino,
+            born=inodes.born(found.fd),
+            handle=inodes.handle(found.fd),
+        )
+        assert record.born or record.handle
+        assert heldinodes.is_same(record, found.fd, MANIFEST)
+        later = record.with_use(born=record.born and record.born - 1, handle="1:" + "00" * 8)
+        assert not heldinodes.is_same(later, found.fd, MANIFEST)
+        bare = record.with_use(born=0, handle="")
+        assert not heldinodes.is_same(bare, found.fd, MANIFEST)
+    assert judged(file) is not None
+    assert judged(file, known={str(file): record}) is None
+    assert place.is_dir()
+
+
+def test_flags_that_no_open_file_has() -> None:
+    """CRIU would empty the file as it opens it."""
+    for flags in (os.O_TRUNC, os.O_CREAT, os.O_EXCL):
+        with pytest.raises(Damaged):
+            check_flags([HeldFile(1, "/x", 0, os.O_WRONLY | flags, ())])
+    check_flags([HeldFile(1, "/x", 0, os.O_WRONLY | os.O_APPEND, ())])
