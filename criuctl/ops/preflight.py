@@ -26,7 +26,7 @@ from .checks.processes import check_processes
 from .checks.procfiles import check_proc_files, check_proc_folders
 from .checks.scene import Scene, collect
 from .checks.services import check_service
-from .checks.spaces import check_freezer, check_ipc, check_namespaces, check_network, check_proc_mount
+from .checks.spaces import check_bound, check_freezer, check_ipc, check_namespaces, check_network, check_proc_mount
 from .checks.terminals import check_terminals
 from .checks.watches import check_watches
 from .target import Target
@@ -39,6 +39,7 @@ CHECKS: tuple[Check, ...] = (
     check_namespaces,
     check_proc_mount,
     check_network,
+    check_bound,
     check_ipc,
     check_freezer,
     check_mounts,

@@ -47,6 +47,7 @@ from .preload import RESTORE, preload
 from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
 from .resources import boundnames, fifos, filelocks, groupyard, interfaces, memoryneeds
 from .resources.netlock import table_of
+from .resources.netplace import is_new
 from .resources.restoredterminals import RestoredTerminals
 from .restores import arrival, history, materialise
 from .restores.arrival import RestoreResult
@@ -225,7 +226,7 @@ def restore(
 
         session, lease = arrival.next_incarnation(registry, repository, manifest, name, copy=new_name is not None)
         hooks.run("pre-restore", incarnation=session.incarnation, connections=plan.to_dict()["connections"])
-        if facts.missing_addresses and plan.net != "private" and (still := missing_addresses(manifest, facts.netns)):
+        if facts.missing_addresses and not is_new(plan.net) and (still := missing_addresses(manifest, facts.netns)):
             text = f"{', '.join(sorted(still))}: no address of this host, nor has a hook made it one; the tree listens there"
             raise RestoreFailed(text, hint=ADD_ADDRESS)
 

@@ -885,7 +885,6 @@ REFUSED = [
         "r, w = os.pipe(); pid = os.fork()\nif pid == 0:\n os.close(READY); os.read(r, 1); sleep()\n"
         "os.write(READY, str(pid).encode()); os.close(READY); READY = -1",
         "session-outside-pid-namespace",
-        "proc-mount",
     ),
     case(
         "memory-shared-with-a-child",
@@ -903,9 +902,10 @@ REFUSED = [
     case("sigtrap-pending", "signal.pthread_sigmask(signal.SIG_BLOCK, [5]); os.kill(os.getpid(), 5)", "pending-sigtrap"),
     case(
         "loopback-down-and-another-run",
-        "again(0x40020000); libc.mount(b'none', b'/run', b'tmpfs', 0, None)",
+        "again(0x40020000); libc.mount(b'none', b'/run', b'tmpfs', 0, None)\n"
+        "os.system('ip link add v0 type veth peer name v1 && ip link add m0 link v0 type macvlan')",  # not to be saved
         "loopback-down",
-        also=("foreign-mount",),
+        also=("foreign-mount", "own-network"),
     ),
     case(
         "terminal-outside",
@@ -938,6 +938,7 @@ REFUSED = [
     case(
         "proc-of-another-pid-namespace",
         "pid = os.fork()\nif pid:\n os.close(READY); sleep()\nlibc.unshare(0x20000000)\n"
+        "if os.fork() == 0:\n os.close(READY); sleep()\n"  # PID 1, of which CRIU would stay outside
         "r, w = os.pipe(); pid = os.fork()\nif pid == 0:\n os.close(READY); os.close(r); os.setsid(); os.close(w); sleep()\n"
         "os.close(w); os.read(r, 1); os.close(r)\n"  # its session is its own before anybody looks
         "os.write(READY, str(pid).encode()); os.close(READY); READY = -1",

@@ -76,13 +76,13 @@ def check_sockets(scene: Scene) -> Iterator[Finding]:
 
 
 @contextmanager
-def _borrowed(s: TreeSocket) -> Iterator[socket.socket]:
+def borrowed(s: TreeSocket) -> Iterator[socket.socket]:
     """A duplicate of the process's socket; `NoSuchProcess`, `OSError` if it is gone meanwhile."""
     with reading(s.pid):
         pidfd = os.pidfd_open(s.pid)
     try:
-        with borrow_socket(pidfd, s.fd) as borrowed:
-            yield borrowed
+        with borrow_socket(pidfd, s.fd) as duplicate:
+            yield duplicate
     finally:
         os.close(pidfd)
 
@@ -90,12 +90,12 @@ def _borrowed(s: TreeSocket) -> Iterator[socket.socket]:
 def _asked(s: TreeSocket) -> tuple[int, bool]:
     """The number of its protocol, and whether it has a filter that cannot be read, in the socket's own words."""
     try:
-        with _borrowed(s) as borrowed:
+        with borrowed(s) as duplicate:
             try:
-                getsockopt_of(borrowed.fileno(), socket.SOL_SOCKET, _SO_GET_FILTER, bytearray())
+                getsockopt_of(duplicate.fileno(), socket.SOL_SOCKET, _SO_GET_FILTER, bytearray())
             except PermissionError:
-                return borrowed.proto, True
-            return borrowed.proto, False
+                return duplicate.proto, True
+            return duplicate.proto, False
     except (NoSuchProcess, OSError):
         return 0, False
 
@@ -168,8 +168,8 @@ def _peer_credentials(scene: Scene) -> Iterator[Finding]:
 def _option(s: TreeSocket, level: int, name: int) -> int:
     """A socket option of the process's socket; 0 if it is gone meanwhile."""
     try:
-        with _borrowed(s) as borrowed:
-            return borrowed.getsockopt(level, name)
+        with borrowed(s) as duplicate:
+            return duplicate.getsockopt(level, name)
     except (NoSuchProcess, OSError):
         return 0
 
@@ -208,9 +208,9 @@ def _words(groups: bytes) -> int:
 def _readable(s: TreeSocket) -> bool:
     """Whether a read would find something; asked of a duplicate, nothing is taken."""
     try:
-        with _borrowed(s) as borrowed:
+        with borrowed(s) as duplicate:
             poller = select.poll()
-            poller.register(borrowed, select.POLLIN)
+            poller.register(duplicate, select.POLLIN)
             return bool(poller.poll(0))
     except (NoSuchProcess, OSError):
         return False
@@ -284,10 +284,10 @@ def _starts_empty(s: TreeSocket) -> bool:
     if kernel.type not in ("dgram", "seqpacket") or ended:
         return False
     try:
-        with _borrowed(s) as borrowed:
-            if borrowed.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) >= 0:  # a look would move where the program looks next
+        with borrowed(s) as duplicate:
+            if duplicate.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) >= 0:  # a look would move where the program looks next
                 return False
-            return not borrowed.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return not duplicate.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except (NoSuchProcess, OSError):
         return False
 
