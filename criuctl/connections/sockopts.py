@@ -21,6 +21,7 @@ Kind = Literal["int", "linger", "time", "text", "device"]
 _SOL, _TCP, _IP, _IPV6 = socket.SOL_SOCKET, socket.IPPROTO_TCP, socket.IPPROTO_IP, socket.IPPROTO_IPV6
 _UDP = socket.IPPROTO_UDP
 _ANY, _INET, _INET6, _STREAM = "any", "inet", "inet6", "tcp"
+_INTERNET = "ip"  # IPv4 and IPv6, which speaks IPv4 with peers that have only that
 _DGRAM, _DGRAM4, _DGRAM6 = "udp", "udp-inet", "udp-inet6"
 _GROUPS = "MCAST_JOIN_GROUP"
 
@@ -42,7 +43,11 @@ OPTIONS: dict[str, tuple[str, int, int, Kind]] = {
     "SO_TIMESTAMPING": (_DGRAM, _SOL, 37, "int"),
     "SO_RXQ_OVFL": (_DGRAM, _SOL, 40, "int"),
     "SO_BUSY_POLL": (_ANY, _SOL, 46, "int"),
+    "SO_SELECT_ERR_QUEUE": (_INTERNET, _SOL, 45, "int"),
     "SO_ZEROCOPY": (_ANY, _SOL, 60, "int"),
+    "SO_PREFER_BUSY_POLL": (_INTERNET, _SOL, 69, "int"),
+    "SO_RCVMARK": (_INTERNET, _SOL, 75, "int"),
+    "SO_RCVPRIORITY": (_INTERNET, _SOL, 82, "int"),
     "TCP_NODELAY": (_STREAM, _TCP, socket.TCP_NODELAY, "int"),
     "TCP_CORK": (_STREAM, _TCP, socket.TCP_CORK, "int"),
     "TCP_KEEPIDLE": (_STREAM, _TCP, socket.TCP_KEEPIDLE, "int"),
@@ -53,6 +58,11 @@ OPTIONS: dict[str, tuple[str, int, int, Kind]] = {
     "TCP_NOTSENT_LOWAT": (_STREAM, _TCP, socket.TCP_NOTSENT_LOWAT, "int"),
     "TCP_DEFER_ACCEPT": (_STREAM, _TCP, socket.TCP_DEFER_ACCEPT, "int"),
     "TCP_FASTOPEN": (_STREAM, _TCP, socket.TCP_FASTOPEN, "int"),
+    "TCP_SYNCNT": (_STREAM, _TCP, 7, "int"),
+    "TCP_THIN_LINEAR_TIMEOUTS": (_STREAM, _TCP, 16, "int"),
+    "TCP_SAVE_SYN": (_STREAM, _TCP, 27, "int"),
+    "TCP_INQ": (_STREAM, _TCP, 36, "int"),
+    "TCP_TX_DELAY": (_STREAM, _TCP, 37, "int"),
     "TCP_CONGESTION": (_STREAM, _TCP, socket.TCP_CONGESTION, "text"),
     "IP_TOS": (_INET, _IP, socket.IP_TOS, "int"),
     "IP_TTL": (_INET, _IP, socket.IP_TTL, "int"),
@@ -61,6 +71,15 @@ OPTIONS: dict[str, tuple[str, int, int, Kind]] = {
     "IPV6_V6ONLY": (_INET6, _IPV6, socket.IPV6_V6ONLY, "int"),
     "IP_TRANSPARENT": (_INET, _IP, socket.IP_TRANSPARENT, "int"),
     "IP_MTU_DISCOVER": (_INET, _IP, 10, "int"),
+    "IP_RECVOPTS": (_INTERNET, _IP, socket.IP_RECVOPTS, "int"),
+    "IP_RETOPTS": (_INTERNET, _IP, 7, "int"),
+    "IP_RECVERR": (_INTERNET, _IP, 11, "int"),
+    "IP_MINTTL": (_INTERNET, _IP, 21, "int"),
+    "IP_CHECKSUM": (_DGRAM, _IP, 23, "int"),
+    "IP_BIND_ADDRESS_NO_PORT": (_INTERNET, _IP, 24, "int"),
+    "IP_RECVFRAGSIZE": (_DGRAM, _IP, 25, "int"),
+    "IP_RECVERR_RFC4884": (_INTERNET, _IP, 26, "int"),
+    "IP_LOCAL_PORT_RANGE": (_INTERNET, _IP, 51, "int"),
     "IP_RECVTTL": (_DGRAM4, _IP, 12, "int"),
     "IP_RECVTOS": (_DGRAM4, _IP, socket.IP_RECVTOS, "int"),
     "IP_RECVORIGDSTADDR": (_DGRAM4, _IP, 20, "int"),
@@ -70,6 +89,19 @@ OPTIONS: dict[str, tuple[str, int, int, Kind]] = {
     "IP_MULTICAST_ALL": (_DGRAM4, _IP, 49, "int"),
     "IPV6_TRANSPARENT": (_INET6, _IPV6, 75, "int"),
     "IPV6_MTU_DISCOVER": (_INET6, _IPV6, 23, "int"),
+    "IPV6_RECVERR": (_INET6, _IPV6, 25, "int"),
+    "IPV6_ROUTER_ALERT_ISOLATE": (_INET6, _IPV6, 30, "int"),
+    "IPV6_RECVERR_RFC4884": (_INET6, _IPV6, 31, "int"),
+    "IPV6_FLOWINFO_SEND": (_INET6, _IPV6, 33, "int"),
+    "IPV6_DONTFRAG": (_INET6, _IPV6, 62, "int"),
+    "IPV6_MINHOPCOUNT": (_INET6, _IPV6, 73, "int"),
+    "IPV6_FLOWINFO": (_DGRAM6, _IPV6, 11, "int"),
+    "IPV6_RECVHOPOPTS": (_DGRAM6, _IPV6, socket.IPV6_RECVHOPOPTS, "int"),
+    "IPV6_RECVRTHDR": (_DGRAM6, _IPV6, socket.IPV6_RECVRTHDR, "int"),
+    "IPV6_RECVDSTOPTS": (_DGRAM6, _IPV6, socket.IPV6_RECVDSTOPTS, "int"),
+    "IPV6_RECVPATHMTU": (_DGRAM6, _IPV6, socket.IPV6_RECVPATHMTU, "int"),
+    "IPV6_RECVORIGDSTADDR": (_DGRAM6, _IPV6, 74, "int"),
+    "IPV6_RECVFRAGSIZE": (_DGRAM6, _IPV6, 77, "int"),
     "IPV6_RECVPKTINFO": (_DGRAM6, _IPV6, socket.IPV6_RECVPKTINFO, "int"),
     "IPV6_RECVHOPLIMIT": (_DGRAM6, _IPV6, socket.IPV6_RECVHOPLIMIT, "int"),
     "IPV6_RECVTCLASS": (_DGRAM6, _IPV6, socket.IPV6_RECVTCLASS, "int"),
@@ -77,6 +109,8 @@ OPTIONS: dict[str, tuple[str, int, int, Kind]] = {
     "IPV6_MULTICAST_HOPS": (_DGRAM6, _IPV6, socket.IPV6_MULTICAST_HOPS, "int"),
     "IPV6_MULTICAST_LOOP": (_DGRAM6, _IPV6, socket.IPV6_MULTICAST_LOOP, "int"),
     "IPV6_MULTICAST_ALL": (_DGRAM6, _IPV6, 29, "int"),
+    "UDP_NO_CHECK6_TX": (_DGRAM6, _UDP, 101, "int"),
+    "UDP_NO_CHECK6_RX": (_DGRAM6, _UDP, 102, "int"),
     "UDP_SEGMENT": (_DGRAM, _UDP, 103, "int"),
     "UDP_GRO": (_DGRAM, _UDP, 104, "int"),
 }
@@ -101,7 +135,7 @@ def _kinds(sock: socket.socket) -> set[str]:
     kinds = {_ANY}
     if sock.family in (socket.AF_INET, socket.AF_INET6):
         family = _INET if sock.family == socket.AF_INET else _INET6
-        kinds.add(family)
+        kinds |= {family, _INTERNET}
         if sock.type == socket.SOCK_STREAM:
             kinds.add(_STREAM)
         elif sock.type == socket.SOCK_DGRAM:

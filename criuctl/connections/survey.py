@@ -75,6 +75,7 @@ class Survey:
         self.drain = drain
         self.ending = ending
         self.shield = True  # whether CRIU has TCP connections to lock in the firewall, or may have
+        self.unasked: list[Connection] = []  # made by the tree, to be hung up with no rule or option that says so
         self._addresses: dict[str, frozenset[str]] = {}
         self._spoken: dict[str, str] = {}  # peer -> application protocol, as probed
         self._before: Look | None = None
@@ -91,7 +92,9 @@ class Survey:
         tree, found = self._seen(root, details=details)
         self._resolve()
         self._probe(found, tree)
-        return [Connection(self._decided(c, tree)[0], c.held) for c in found.connections]
+        decided = [(self._decided(c, tree), c) for c in found.connections]
+        self.unasked = [c for (record, decision), c in decided if self._unasked(record, decision)]
+        return [Connection(record, c.held) for (record, _decision), c in decided]
 
     def ahead(self, root: int, seen: Seen | None = None) -> None:
         """Everything that can be found out before the freeze.  `Vetoed` for a connection that may not be given up.
@@ -103,14 +106,22 @@ class Survey:
         self._resolve()
         self._probe(found, tree)
         wanted = set()
+        self.unasked = []
         for c in found.external:
             record, decision = self._decided(c, tree)
             refuse(record)
+            if self._unasked(record, decision):
+                self.unasked.append(c)
             wanted |= {decision.application} if decision.policy == "reconnect" else set()
             seconds = max(self.drain, decision.drain)
             if seconds and record.type != "dgram":
                 self._busy[c.held.pid, c.held.fd] = seconds
         self._tell_missing(wanted.difference(BUILT_IN, {""}))
+
+    def _unasked(self, record: ConnectionRecord, decision: Decision) -> bool:
+        """Not of what the tree has accepted: its clients are used to come again."""
+        made = record.type != "dgram" and record.direction == "initiated" and not record.queued
+        return made and decision.policy == "hangup" and not (self.wish or decision.rule)
 
     def _tell_missing(self, names: set[str]) -> None:
         """Hooks that rules name and that are not here; the host of the restore may have them."""

@@ -41,6 +41,7 @@ from ..report import Reporter, summarised
 from ..store import open_store
 from . import hooking, insidereport
 from .checks.scene import Scene
+from .connections import hung_up_unasked
 from .dumps import arounddump, freeze_limit, surroundings
 from .dumps.after_commit import AfterCommit
 from .dumps.delivery import Delivery
@@ -129,6 +130,9 @@ def dump(
         arounddump.end_former_holder(config, session.name, root)
         survey = Survey(config, reporter, wish=connections, drain=drain, ending=not leave_running)
         survey.ahead(root.pid, (scene.tree, scene.opened))
+        if not leave_running:  # a snapshot is restored when its peers have gone anyway
+            for finding in hung_up_unasked(survey.unasked):
+                reporter.finding(finding)
         carried = files.resolve_carried(with_files, root.pid)
         required = predicates.wanted(config, session.name, require) if delivery is None else []
         scratch = stack.enter_context(Scratch())
@@ -168,7 +172,7 @@ def dump(
         if name is not None and not resolved.session and registry.get(session.name) is None and repository.list(session.name):
             reporter.warning(f"the store already holds checkpoints named {session.name!r}; this one is added to them")
         if former is not None:
-            arounddump.tell_superseded(reporter, former)
+            arounddump.tell_superseded(config, reporter, former)
 
         with reading(root.pid):
             net = os.open(f"/proc/{root.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)

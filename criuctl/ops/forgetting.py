@@ -25,7 +25,7 @@ from ..session import names, sessions
 from . import ending
 from .journal import events
 from .moving.moves import Moves, Outgoing
-from .registry import Registry, SessionRecord, check_outside, exclusive_session
+from .registry import Registry, SessionRecord, check_outside, exclusive_session, restore_command
 from .sessions import end_holder, known_of
 from .sessions import sessions as all_sessions
 from .storing import latest
@@ -122,9 +122,10 @@ def _check(config: Config, name: str, now: str, state: Mapping[str, Any] | None,
     if now in ("running", "paused"):
         raise Conflict(f"session {name!r} is {now}", hint=f"`criuctl kill {quoted(name)}` ends it.")
     if record is not None and record.state == "checkpointed" and not record.moved_to and now == "checkpointed":
+        back = restore_command(config, name, record.store)
         raise Conflict(
             f"session {name!r} is checkpointed",
-            hint=f"`criuctl restore {quoted(name)}` brings it back; `criuctl kill {quoted(name)}` says that nobody waits for it.",
+            hint=f"{back} brings it back; `criuctl kill {quoted(name)}` says that nobody waits for it.",
         )
     if Moves(config, Outgoing).of(name) is not None:
         raise Conflict(

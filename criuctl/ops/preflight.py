@@ -28,7 +28,7 @@ from .checks.procfiles import check_proc_files, check_proc_folders
 from .checks.scene import Scene, collect
 from .checks.services import check_service
 from .checks.sharedmaps import check_shared_mappings
-from .checks.spaces import check_freezer, check_ipc, check_namespaces, check_network, check_proc_mount
+from .checks.spaces import check_bound, check_freezer, check_ipc, check_namespaces, check_network, check_proc_mount
 from .checks.sysv import check_sysv
 from .checks.terminals import check_terminals
 from .checks.watches import check_watches
@@ -42,6 +42,7 @@ CHECKS: tuple[Check, ...] = (
     check_namespaces,
     check_proc_mount,
     check_network,
+    check_bound,
     check_ipc,
     check_freezer,
     check_mounts,

@@ -16,12 +16,11 @@ from msgspec.structs import replace
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, NotFound, RestoreFailed
-from ..quoting import quoted
 from ..report import Reporter
 from ..session import names
 from .journal import events
 from .maintenance import LOCK_PATIENCE, Item, Record, forget, lock_of, read, runs, settle, write
-from .registry import Registry, SessionRecord, boot_id, check_outside
+from .registry import Registry, SessionRecord, boot_id, check_outside, restore_command
 from .scheduling import batch, trees
 from .scheduling.subjects import order_of
 
@@ -183,7 +182,7 @@ def _is_anew(config: Config, item: Item) -> bool:
         return False
     error = Conflict(
         f"tree {item.session!r} runs already, as PID {root.pid}: it was started anew",
-        hint=f"End it, and `criuctl restore {quoted(item.checkpoint[:12])}` brings back what was stored.",
+        hint=f"End it, and {restore_command(config, item.checkpoint[:12], item.store)} brings back what was stored.",
     )
     item.state, item.error = "given-up", error.to_dict()
     return True
@@ -198,7 +197,7 @@ def _try(config: Config, record: Record, items: Sequence[Item], jobs: int, pause
             item.state = "given-up"
             if item.error is None:
                 text = f"each of {item.tries} restores of {item.session!r} was cut off, by the end of criuctl or of the host"
-                hint = f"`criuctl restore {quoted(item.checkpoint[:12])} -v` shows how far one gets."
+                hint = f"{restore_command(config, item.checkpoint[:12], item.store)} shows, with -v, how far one gets."
                 item.error = RestoreFailed(text, hint=hint).to_dict()
             write(config, record)
             reporter.step("given-up", session=item.session, tries=item.tries)

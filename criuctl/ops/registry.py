@@ -28,6 +28,7 @@ from ..proc import locks, netfilter
 from ..proc.folders import make_private
 from ..proc.ownership import check_own
 from ..proc.tree import ProcessIdentity
+from ..quoting import quoted
 from ..session import sessions
 from ..session.names import DEFAULT_RUN_DIR, check_name, valid_name
 
@@ -94,6 +95,16 @@ class SessionRecord(Struct, frozen=True):
             return True
         here = self.state != "lost" and self.boot_id == boot_id() and self.identity.alive()
         return here and (self.state == "running" or not self.identity.doomed())
+
+
+def restore_command(config: Config, ref: str, store: str, *, copy: bool = False) -> str:
+    """The command that restores `ref`, in backquotes; with the store that holds it, where another one is configured."""
+    words = f"`criuctl restore {quoted(ref)}"
+    if copy:
+        words += " --as NAME"
+    if store and store != config.store:
+        words += f" --store {quoted(store)}"
+    return words + "`"
 
 
 _KEYS = frozenset(SessionRecord.__struct_fields__) - {"hidden"}

@@ -45,8 +45,9 @@ from .openfiles.besides import left_behind, separated, spared
 from .openfiles.judgement import Policy
 from .preload import RESTORE, preload
 from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
-from .resources import boundnames, fifos, filelocks, groupyard, interfaces
+from .resources import boundnames, fifos, filelocks, groupyard, interfaces, memoryneeds
 from .resources.netlock import table_of
+from .resources.netplace import is_new
 from .resources.restoredterminals import RestoredTerminals
 from .restores import arrival, history, materialise
 from .restores.arrival import RestoreResult
@@ -145,7 +146,7 @@ def restore(
         stack.enter_context(arrival.offering_another(repository, ref, manifest))
         name = new_name or manifest.session.name
         stack.enter_context(exclusive_session(config, name))
-        arrival.check_not_running(registry, name, copy=new_name is not None)
+        arrival.check_not_running(config, registry, name, copy=new_name is not None)
         found = history.look(config, repository, ref, manifest, older=older)
         if not (dry_run or alone or returning or held is not None):
             check_open(config)
@@ -209,6 +210,7 @@ def restore(
             devices = stack.enter_context(RestoredDevices(manifest.gpu, reporter))
             facts = replace(facts, findings=(*facts.findings, *devices.judge()))
         facts = replace(facts, bound=interfaces.bound(images, facts.netns), owners=owners_in(images))
+        facts = replace(facts, findings=(*facts.findings, *memoryneeds.lacking(images)))
         authentic = repository.encrypted or held is not None
         objections = untrusted.objections(
             config, manifest, images, facts.files, authentic=authentic, hang_up=connections == "hangup"
@@ -224,7 +226,7 @@ def restore(
 
         session, lease = arrival.next_incarnation(registry, repository, manifest, name, copy=new_name is not None)
         hooks.run("pre-restore", incarnation=session.incarnation, connections=plan.to_dict()["connections"])
-        if facts.missing_addresses and plan.net != "private" and (still := missing_addresses(manifest, facts.netns)):
+        if facts.missing_addresses and not is_new(plan.net) and (still := missing_addresses(manifest, facts.netns)):
             text = f"{', '.join(sorted(still))}: no address of this host, nor has a hook made it one; the tree listens there"
             raise RestoreFailed(text, hint=ADD_ADDRESS)
 

@@ -27,7 +27,7 @@ from ..session.sessions import all_states, inside, state_of
 from .environment import credentials, inherited
 from .journal import events
 from .maintenance import check_open
-from .registry import Registry, SessionRecord, boot_id, exclusive_session
+from .registry import Registry, SessionRecord, boot_id, exclusive_session, restore_command
 
 if TYPE_CHECKING:
     from ..session.client import Session
@@ -164,7 +164,7 @@ def _claim(config: Config, name: str) -> str:
             f"session {name!r} {what}",
             hint="Choose another name."
             if record.alive()
-            else f"`criuctl restore {quoted(name)}` brings it back; or choose another name.",
+            else f"{restore_command(config, name, record.store)} brings it back; or choose another name.",
         )
     return name
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 from ..errors import NoSuchProcess, PreflightRefused
 from .child import InterruptsDeferred
 from .procfs import all_pids, read_text, reading
-from .syscalls import CLONE_FS, CLONE_NEWIPC, CLONE_NEWNS, setns, unshare
+from .syscalls import CLONE_FS, CLONE_NEWIPC, CLONE_NEWNET, CLONE_NEWNS, setns, unshare
 from .threads import Later
 
 R = TypeVar("R")
@@ -95,6 +95,29 @@ def in_ipc_namespace(pid: int, work: Callable[[], R]) -> R:
     return _within(pid, "ipc", CLONE_NEWIPC, work)
 
 
+def in_net_namespace(namespace: int, work: Callable[[], R]) -> R:
+    """The result of `work` in the net namespace of that descriptor, whose settings /proc/sys/net has there.
+
+    `OSError`, and what `work` raises.
+    """
+
+    def enter() -> R:
+        setns(namespace, CLONE_NEWNET)
+        return work()
+
+    return _in_thread("net", enter)
+
+
+def new_net_namespace() -> int:
+    """A descriptor of a net namespace that was made just now, and ends when that is closed; `OSError`."""
+
+    def make() -> int:
+        unshare(CLONE_NEWNET)
+        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+    return _in_thread("net", make)
+
+
 def _within(pid: int, kind: str, flag: int, work: Callable[[], R], first: Callable[[], None] = lambda: None) -> R:
     namespace = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -104,14 +127,18 @@ def _within(pid: int, kind: str, flag: int, work: Callable[[], R], first: Callab
         return work()
 
     try:
-        later = Later(enter)
-        with InterruptsDeferred():  # the descriptor is the thread's as long as it runs
-            thread = threading.Thread(target=later.run, name=f"enter-{kind}")  # and with its end all others are where they were
-            thread.start()
-            thread.join()
-        return later.result()
+        return _in_thread(kind, enter)
     finally:
         os.close(namespace)
+
+
+def _in_thread(kind: str, work: Callable[[], R]) -> R:
+    later = Later(work)
+    with InterruptsDeferred():  # what it uses is the thread's as long as it runs
+        thread = threading.Thread(target=later.run, name=f"enter-{kind}")  # and with its end all others are where they were
+        thread.start()
+        thread.join()
+    return later.result()
 
 
 def ns_pids(pid: int) -> tuple[int, ...]:

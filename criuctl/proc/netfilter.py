@@ -26,7 +26,8 @@ _GETTABLE, _DELTABLE = 1, 2
 _F_REQUEST, _F_ACK, _F_DUMP = 1, 4, 0x300
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _TABLE_NAME = 1
-_INET = 1  # NFPROTO_INET
+_ANY_FAMILY, _INET = 0, 1  # NFPROTO_UNSPEC, NFPROTO_INET
+_FAMILIES = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
 _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _GENERIC = struct.Struct("=BBH")  # family, version, resource id (network order)
 CRIU_TABLE = "CRIU-"
@@ -74,9 +75,19 @@ def _open(make_socket: SocketMaker) -> socket.socket:
 
 def tables(make_socket: SocketMaker = socket.socket) -> list[str]:
     """Names of the tables of family inet; `make_socket` may open the socket in another net namespace."""
-    found: list[str] = []
+    return [name for _family, name in _tables(make_socket, _INET)]
+
+
+def all_tables(make_socket: SocketMaker = socket.socket) -> list[str]:
+    """``FAMILY NAME`` of every table, as ``nft list tables`` has them, without those of CRIU's locks."""
+    found = _tables(make_socket, _ANY_FAMILY)
+    return [f"{_FAMILIES.get(number, number)} {name}" for number, name in found if not name.startswith(CRIU_TABLE)]
+
+
+def _tables(make_socket: SocketMaker, family: int) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
     with _open(make_socket) as sock:
-        sock.send(_message(_NFNL_SUBSYS_NFTABLES << 8 | _GETTABLE, _F_REQUEST | _F_DUMP, 1, _INET))
+        sock.send(_message(_NFNL_SUBSYS_NFTABLES << 8 | _GETTABLE, _F_REQUEST | _F_DUMP, 1, family))
         for kind, body in _replies(sock):
             if kind == _NLMSG_DONE:
                 return found
@@ -89,7 +100,8 @@ def tables(make_socket: SocketMaker = socket.socket) -> list[str]:
             while position + 4 <= len(body):
                 length, attribute = struct.unpack_from("=HH", body, position)
                 if attribute & 0x3FFF == _TABLE_NAME:
-                    found.append(body[position + 4 : position + length].rstrip(b"\0").decode(errors="replace"))
+                    name = body[position + 4 : position + length].rstrip(b"\0").decode(errors="replace")
+                    found.append((body[0], name))
                 position += max(4, (length + 3) & ~3)
     return found
 

@@ -13,6 +13,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ..errors import PlatformError
@@ -22,6 +23,9 @@ _ROUTE = 0
 _NEWLINK, _GETLINK = 16, 18
 _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
 _NEWROUTE, _GETROUTE = 24, 26
+_GETRULE, _GETQDISC, _GETNSID = 34, 38, 90
+_NETNSA_NSID, _NETNSA_FD = 1, 3
+_NSID = struct.Struct("=i")
 _ERROR, _DONE = 2, 3
 _REQUEST, _ACK, _DUMP, _CREATE, _EXCLUSIVE, _REPLACE = 1, 4, 0x300, 0x400, 0x200, 0x100
 _DUMP_INTERRUPTED = 0x10
@@ -29,10 +33,13 @@ _HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
 _LINK = struct.Struct("=BxHiII")  # family, type, index, flags, change
 _ADDRESS = struct.Struct("=BBBBI")  # family, prefix length, flags, scope, index
 _ROUTE_MESSAGE = struct.Struct("=BBBBBBBBI")  # family, dst and src length, tos, table, protocol, scope, type, flags
+_RULE_MESSAGE = struct.Struct("=BBBBBBBBI")  # as that of a route, with an action instead of a type
+_QDISC = struct.Struct("=BxxxiIII")  # family, index, handle, parent, info
 _ATTRIBUTE = struct.Struct("=HH")
 _NESTED = 0x8000
 
-IFLA_ADDRESS, IFLA_IFNAME = 1, 3
+IFLA_ADDRESS, IFLA_IFNAME, IFLA_LINK, _IFLA_LINKINFO, _IFLA_LINK_NETNSID = 1, 3, 5, 18, 37
+_IFLA_INFO_KIND, _TCA_KIND = 1, 1
 IFA_ADDRESS, IFA_LOCAL, IFA_LABEL, IFA_BROADCAST, IFA_CACHEINFO, IFA_FLAGS = 1, 2, 3, 4, 6, 8
 RTA_OIF, RTA_TABLE = 4, 15
 IFF_UP, IFF_LOOPBACK, IFF_NOARP = 1, 8, 0x80
@@ -54,6 +61,8 @@ class Link:
     kind: int  # ARPHRD_*: 1 is Ethernet
     flags: int
     hardware: bytes  # "" without one
+    driver: str = ""  # "veth", "bridge", ...: IFLA_INFO_KIND; "" for loopback and for physical devices
+    lower_namespace: int | None = None  # the number of the other net namespace that its other end, or device below it, is in
 
     @property
     def up(self) -> bool:
@@ -143,7 +152,10 @@ class Rtnetlink:
             _family, kind, index, flags, _change = _LINK.unpack_from(message)
             told = _attributes(message, _LINK.size)
             name = os.fsdecode(told.get(IFLA_IFNAME, b"").rstrip(b"\0"))
-            found.append(Link(index, name, kind, flags, told.get(IFLA_ADDRESS, b"")))
+            info = _attributes(told.get(_IFLA_LINKINFO, b""), 0)
+            driver = os.fsdecode(info.get(_IFLA_INFO_KIND, b"").rstrip(b"\0"))
+            other = _NSID.unpack(told[_IFLA_LINK_NETNSID])[0] if _IFLA_LINK_NETNSID in told else None
+            found.append(Link(index, name, kind, flags, told.get(IFLA_ADDRESS, b""), driver, other))
         return found
 
     def addresses(self) -> list[Address]:
@@ -170,6 +182,35 @@ class Rtnetlink:
             device = struct.unpack("=I", told[RTA_OIF])[0] if RTA_OIF in told else 0
             head = _ROUTE_MESSAGE.pack(*route[:8], route[8] & _ONLINK)  # the other flags are states
             found.append(Route(head + bytes(message[_ROUTE_MESSAGE.size :]), device))
+        return found
+
+    def number_of(self, namespace: int) -> int | None:
+        """The number by which this net namespace knows that of a descriptor; None if it does not yet."""
+        attribute = _ATTRIBUTE.pack(_ATTRIBUTE.size + _NSID.size, _NETNSA_FD) + _NSID.pack(namespace)
+        self._send(_GETNSID, 0, bytes(4) + attribute)
+        for kind, _flags, payload in self._answers():
+            if kind == _ERROR:
+                raise _error(payload)
+            (number,) = _NSID.unpack(_attributes(payload, 4)[_NETNSA_NSID])
+            return int(number) if number >= 0 else None
+        return None
+
+    def rules(self) -> set[bytes]:
+        """The rules that choose a routing table, IPv4 and IPv6, each as the kernel tells it."""
+        found: set[bytes] = set()
+        for family in (socket.AF_INET, socket.AF_INET6):
+            with suppress(OSError):  # a kernel without rules, or without IPv6
+                found.update(map(bytes, self._dump(_GETRULE, _RULE_MESSAGE.pack(family, 0, 0, 0, 0, 0, 0, 0, 0))))
+        return found
+
+    def queueing(self) -> set[tuple[int, str]]:
+        """(index of the device, name) of each queueing discipline that is set on a device."""
+        found = set()
+        with suppress(OSError):  # a kernel without them
+            for message in self._dump(_GETQDISC, _QDISC.pack(0, 0, 0, 0, 0)):
+                index = _QDISC.unpack_from(message)[1]
+                name = _attributes(message, _QDISC.size).get(_TCA_KIND, b"")
+                found.add((index, os.fsdecode(name.rstrip(b"\0"))))
         return found
 
     # -- changing; `OSError` with the kernel's reason

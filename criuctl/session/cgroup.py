@@ -17,6 +17,7 @@ from ..proc.mounts import read_mounts
 
 _ROOT = "/sys/fs/cgroup"
 _FREEZE_SECONDS = 1.0
+_BUSY_SECONDS = 8.0  # while what is not frozen yet only waits for a processor
 
 
 class SessionGroup:
@@ -56,15 +57,19 @@ class SessionGroup:
         """Whether a process is here or in a group below."""
         return any(pid in SessionGroup(folder, self.version).pids() for folder, _folders, _files in os.walk(self.path))
 
-    def freeze(self, patience: float = _FREEZE_SECONDS) -> bool:
-        """Freeze all; whether every process stands still within `patience` seconds."""
+    def freeze(self, patience: float = _FREEZE_SECONDS, busy: float = _BUSY_SECONDS) -> bool:
+        """Freeze all; whether every process stands still within `patience` seconds.
+
+        A process freezes when it is scheduled, which on a busy host may take seconds: while one is runnable, that is waited for,
+        up to `busy` seconds.
+        """
         name, frozen = ("cgroup.freeze", "1") if self.version == 2 else ("freezer.state", "FROZEN")
         try:
             with open(os.path.join(self.path, name), "w") as file:
                 file.write(frozen)
         except OSError:
             return False
-        return self._wait_frozen(patience)
+        return self._wait_frozen(patience, busy)
 
     def thaw(self) -> None:
         """Undo `freeze`."""
@@ -97,14 +102,28 @@ class SessionGroup:
         except OSError:
             return False
 
-    def _wait_frozen(self, patience: float) -> bool:
+    def _wait_frozen(self, patience: float, busy: float) -> bool:
         """Processes on their way out of the kernel take a moment; one that sleeps in a disk cannot be waited for."""
-        deadline = time.monotonic() + patience
+        began = time.monotonic()
+        pause = 0.001
         while not self._frozen():
-            if time.monotonic() >= deadline:
-                return False
-            select.select([], [], [], 0.001)
+            if (passed := time.monotonic() - began) >= patience:
+                if passed >= busy or not self._runnable():
+                    return False
+                pause = 0.01
+            select.select([], [], [], pause)
         return True
+
+    def _runnable(self) -> bool:
+        """Whether a thread of the group, or of one below, runs or waits for a processor."""
+        for folder, _folders, _files in os.walk(self.path):
+            for pid in SessionGroup(folder, self.version).pids():
+                with suppress(OSError):  # it has ended
+                    for tid in os.listdir(f"/proc/{pid}/task"):
+                        with suppress(OSError), open(f"/proc/{pid}/task/{tid}/stat", "rb") as stat:
+                            if stat.read().rpartition(b")")[2].split()[0] == b"R":
+                                return True
+        return False
 
 
 def existing(path: str) -> SessionGroup | None:

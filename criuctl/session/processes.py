@@ -20,6 +20,7 @@ from contextlib import suppress
 
 from ..errors import CriuctlError
 from ..proc.tree import ProcessIdentity, children
+from ..proc.vforks import waits_in_vfork
 from .cgroup import SessionGroup
 
 _MAX_WALKS = 50
@@ -31,7 +32,6 @@ _STOP_SECONDS = 1.0
 _VFORK_TRIES, _VFORK_PAUSE = 100, 0.002  # a child between vfork and exec has little to do
 _HOLD_SECONDS = 0.2  # for one that sleeps in a disk: clients of the holder wait meanwhile
 _HOLD_TRIES, _HOLD_THREADS = 5, 16  # fewer threads than these a tracer has stopped as fast
-_VFORK_CHANNELS = ("kernel_clone", "_do_fork", "do_fork", "wait_for_vfork_done")  # as kernels call it
 
 
 class Tree:
@@ -112,7 +112,7 @@ class Tree:
         fresh = not self.frozen and self.asleep is None
         for _ in range(_VFORK_TRIES if fresh else 0):
             frozen = self._freeze()
-            if not any(_vforks(identity) for identity in self.members()):
+            if not any(waits_in_vfork(identity.pid) for identity in self.members()):
                 return frozen
             self.thaw()
             select.select([], [], [], _VFORK_PAUSE)
@@ -175,8 +175,8 @@ class Tree:
         if sum(_threads(identity.pid) for identity in members) <= _HOLD_THREADS or not asker or self.group.has(asker):
             return None
         for _ in range(_HOLD_TRIES):
-            frozen = self.group.freeze(_HOLD_SECONDS)
-            if frozen and not any(_vforks(identity) for identity in members):
+            frozen = self.group.freeze(_HOLD_SECONDS, 0)
+            if frozen and not any(waits_in_vfork(identity.pid) for identity in members):
                 return self.group.path
             self.group.thaw()
             if not frozen:
@@ -207,23 +207,6 @@ def _threads(pid: int) -> int:
         return os.stat(f"/proc/{pid}/task").st_nlink - 2
     except OSError:
         return 0
-
-
-def _vforks(identity: ProcessIdentity) -> bool:
-    """Whether one of its threads waits for a child that has not executed its program yet."""
-    tasks = f"/proc/{identity.pid}/task"
-    try:
-        return any(_waits(f"{tasks}/{tid}") for tid in os.listdir(tasks))
-    except OSError:
-        return False
-
-
-def _waits(task: str) -> bool:
-    try:
-        with open(f"{task}/stat", "rb") as stat, open(f"{task}/wchan") as channel:
-            return stat.read().rpartition(b")")[2].split()[0] == b"D" and channel.read() in _VFORK_CHANNELS
-    except OSError:  # it has ended
-        return False
 
 
 def _children(pid: int) -> list[int]:

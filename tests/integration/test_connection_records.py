@@ -216,7 +216,7 @@ def test_the_check_says_what_the_rules_would_do(echo: Echo, zoo: Zoo, criuctl: C
         answer = criuctl("check", animal.pid, check=False)
         return answer.get("exit_code", 0), [(f["level"], f["code"]) for f in answer.get("findings", [])]
 
-    assert checked() == (0, [("info", "connections-hangup")])
+    assert checked() == (0, [("warning", "connections-hangup")])
     _rules(criuctl, {"policy": "refuse"})
     answer = criuctl("check", animal.pid, check=False)
     (finding,) = answer["findings"]
@@ -226,6 +226,30 @@ def test_the_check_says_what_the_rules_would_do(echo: Echo, zoo: Zoo, criuctl: C
     assert checked()[0] == 2
     _rules(criuctl, {"policy": "reconnect", "application": "tcp"})
     assert checked() == (0, [])
+
+
+MANY = "c = [socket.create_connection(('127.0.0.1', {port})) for _ in range(5)]"
+SERVED = """
+s = socket.create_server(('127.0.0.1', 0)); port = s.getsockname()[1]
+c = outside(lambda: [socket.create_connection(('127.0.0.1', port)) for _ in range(5)])
+a = [s.accept()[0] for _ in c]; [one.close() for one in c]
+"""
+
+
+def test_what_the_default_hangs_up_is_said_once(echo: Echo, criuctl: Criuctl, tmp_path: Path) -> None:
+    """A program that lives of a connection ends of that; a server's clients come again."""
+    port = int(echo.address.rpartition(":")[2])
+    with running(MANY.format(port=port), tmp_path) as program:
+        (checked,) = criuctl("check", program.pid)["findings"]
+        assert criuctl("dump", program.pid, "--name", "kept", "--leave-running", "--connections", "hangup")["warnings"] == []
+        (warning,) = criuctl("dump", program.pid, "--name", "ended")["warnings"]
+    assert (checked["level"], checked["code"]) == ("warning", "connections-hangup")
+    for said in (checked["text"], warning):
+        assert "5 connections" in said and said.count(f"{echo.address} (PID {program.pid} fd ") == 3 and "and 2 more" in said
+    assert "`--connections keep`" in checked["hint"] and "`--connections keep`" in warning
+    with running(SERVED, tmp_path) as program:
+        levels = {f["level"] for f in criuctl("check", program.pid)["findings"] if f["code"] == "connections-hangup"}
+        assert levels == {"info"}
 
 
 def test_they_are_listed_with_what_would_become_of_them(echo: Echo, zoo: Zoo, criuctl: Criuctl) -> None:

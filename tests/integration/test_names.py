@@ -40,3 +40,19 @@ def test_names_that_are_no_text(more: str, criuctl: Criuctl, tmp_path: Path) -> 
     criuctl("dump", answer["pid"], "--leave-running")
     assert criuctl("diff", told["checkpoint"], "bytes")
     assert criuctl("kill", "bytes")["killed"] >= 1
+
+
+def test_a_hint_says_which_store_has_the_checkpoint(criuctl: Criuctl, tmp_path: Path) -> None:
+    """Its command can be copied as it is, also where another store is configured by then."""
+    store = str(tmp_path / "the other one")
+    first, second = tmp_path / "1", tmp_path / "2"
+    first.mkdir()
+    second.mkdir()
+    with running("", first) as program:
+        told = criuctl("dump", program.pid, "--name", "web", "--store", store)
+    with running("", second) as program:
+        (warning,) = criuctl("dump", program.pid, "--name", "web", "--leave-running")["warnings"]
+        assert f"`criuctl restore {told['checkpoint'][:12]} --as NAME --store '{store}'`" in warning
+        criuctl("dump", program.pid, "--name", "web", "--store", store)
+    refused = criuctl("run", "-d", "--name", "web", "--", "true", check=False)
+    assert f"`criuctl restore web --store '{store}'`" in refused["stderr"]

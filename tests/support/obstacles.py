@@ -107,6 +107,18 @@ def child(run):
     return pid
 """
 
+USED_UP = """
+have = lambda: sum("vsyscall" not in line for line in open("/proc/self/maps"))
+want = int(open("/proc/sys/vm/max_map_count").read()) - {left}
+at = first = map_fd(-1, 8192 * (want + 9), 1, 0x22)
+while (missing := want - have()) > 1:
+    for _ in range(missing // 2):
+        at += 8192
+        assert libc.mprotect(ctypes.c_void_p(at), 4096, 3) == 0
+if missing:
+    assert libc.mprotect(ctypes.c_void_p(first), 4096, 3) == 0
+"""
+
 EPILOGUE = "\nready()\nsleep()\n"
 
 
@@ -186,6 +198,7 @@ def case(
 DUMPABLE = [
     case("plain", ""),
     case("threads", "threading.Thread(target=sleep, daemon=True).start()"),
+    case("nearly-all-mappings", USED_UP.format(left=2)),
     *(
         case(
             f"thread-with-its-own-{name}",
@@ -294,6 +307,13 @@ DUMPABLE = [
         "file-locks",
         "f = open(TMP + '/f', 'w'); fcntl.flock(f, 2); g = open(TMP + '/g', 'w'); fcntl.lockf(g, 2)\n"
         "h = open(TMP + '/h', 'w'); fcntl.fcntl(h, 37, struct.pack('hhqqi4x', 1, 0, 0, 0, 0))",
+    ),
+    case(
+        "lease-that-is-being-broken",
+        "signal.signal(signal.SIGIO, lambda *_: None); f = open(TMP + '/f', 'w'); fcntl.fcntl(f, 1024, 1)\n"
+        "def other():\n try:\n  os.open(TMP + '/f', os.O_RDONLY | os.O_NONBLOCK)\n except BlockingIOError:\n  pass\n"
+        "child(other)",
+        also=("lease-breaking",),
     ),
     case("lease", "f = open(TMP + '/f', 'w'); fcntl.fcntl(f, 1024, 1)"),
     case("mlocked", "a = map_fd(-1, 65536, 3, 0x22); assert libc.mlock(ctypes.c_void_p(a), 65536) == 0"),
@@ -551,6 +571,7 @@ REFUSED = [
         "ready(); resource.setrlimit(resource.RLIMIT_AS, (used + 16384, -1))",
         "address-space-used-up",
     ),
+    case("mappings-used-up", USED_UP.format(left=1), "mappings-used-up"),
     case(
         "descriptors-used-up",
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); f = [os.dup(0) for _ in range(58)]",
@@ -864,7 +885,6 @@ REFUSED = [
         "r, w = os.pipe(); pid = os.fork()\nif pid == 0:\n os.close(READY); os.read(r, 1); sleep()\n"
         "os.write(READY, str(pid).encode()); os.close(READY); READY = -1",
         "session-outside-pid-namespace",
-        "proc-mount",
     ),
     case(
         "memory-shared-with-a-child",
@@ -882,9 +902,10 @@ REFUSED = [
     case("sigtrap-pending", "signal.pthread_sigmask(signal.SIG_BLOCK, [5]); os.kill(os.getpid(), 5)", "pending-sigtrap"),
     case(
         "loopback-down-and-another-run",
-        "again(0x40020000); libc.mount(b'none', b'/run', b'tmpfs', 0, None)",
+        "again(0x40020000); libc.mount(b'none', b'/run', b'tmpfs', 0, None)\n"
+        "os.system('ip link add v0 type veth peer name v1 && ip link add m0 link v0 type macvlan')",  # not to be saved
         "loopback-down",
-        also=("foreign-mount",),
+        also=("foreign-mount", "own-network"),
     ),
     case(
         "terminal-outside",
@@ -917,6 +938,7 @@ REFUSED = [
     case(
         "proc-of-another-pid-namespace",
         "pid = os.fork()\nif pid:\n os.close(READY); sleep()\nlibc.unshare(0x20000000)\n"
+        "if os.fork() == 0:\n os.close(READY); sleep()\n"  # PID 1, of which CRIU would stay outside
         "r, w = os.pipe(); pid = os.fork()\nif pid == 0:\n os.close(READY); os.close(r); os.setsid(); os.close(w); sleep()\n"
         "os.close(w); os.read(r, 1); os.close(r)\n"  # its session is its own before anybody looks
         "os.write(READY, str(pid).encode()); os.close(READY); READY = -1",
@@ -928,13 +950,14 @@ REFUSED = [
         "stack = map_fd(-1, 65536, 3, 0x22) + 65536; pause = ctypes.cast(libc.pause, ctypes.c_void_p)\n"
         "threading.Thread(target=libc.clone, args=(pause, stack, 0x100 | 0x400 | 0x4000 | 17, None), daemon=True).start()\n"
         "while not any(open(f'/proc/self/task/{t}/children').read() for t in os.listdir('/proc/self/task')): pass",
+        "vfork",
         criu=None,
     ),
     case(
         "vforked",
         "os.mkfifo(TMP + '/f'); ready(); wait_for_pipe = (os.POSIX_SPAWN_OPEN, 5, TMP + '/f', os.O_RDONLY, 0)\n"
         "os.posix_spawn('/bin/sleep', ['sleep', '9'], {}, file_actions=[wait_for_pipe])",
-        also=("uninterruptible",),
+        "vfork",
         criu=None,  # it says no after ten seconds
     ),
 ]

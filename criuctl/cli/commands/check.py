@@ -63,7 +63,7 @@ def check(app: App, target: str) -> int:
     Ends with 0 when a dump would be tried, with 4 when there is any error.
     """
     from ...errors import NotFound, PlatformError, PreflightRefused
-    from ...ops.connections import connections, judge
+    from ...ops.connections import check_connections
     from ...ops.doctor import store_readiness
     from ...ops.preflight import check_tree
     from ...ops.registry import Registry
@@ -79,7 +79,7 @@ def check(app: App, target: str) -> int:
     else:
         findings = check_tree(resolved, app.config)
         with app.reporting() as reporter, suppress(NotFound, PlatformError):  # findings already
-            findings += judge(connections(app.config, resolved, reporter=reporter))
+            findings += check_connections(app.config, resolved, reporter=reporter)
     if app.store is not None:
         findings += store_readiness(app.config)
     found = [f.to_dict() for f in sorted(findings, key=lambda f: LEVELS.index(f.level))]

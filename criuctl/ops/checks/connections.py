@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import select
 import socket
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ...connections.record import untaken
 from ...errors import NoSuchProcess
@@ -24,6 +25,7 @@ _IPPROTO_UDP_CORK = 1
 _SO_GET_FILTER, _SO_PASSPIDFD = 26, 76
 _DATAGRAM_HEADER = 32  # bytes of a send buffer that are not for data, to CRIU
 _SO_PEEK_OFF = 42
+_NAMED = 3  # names in one finding
 _GONE = 1 << 32  # bytes: room for any datagram, of a socket that is gone meanwhile
 PASSES = "It passes by itself"  # so begins the remedy of what does
 _TRANSIENT = f"{PASSES}: try again."
@@ -42,6 +44,7 @@ def check_sockets(scene: Scene) -> Iterator[Finding]:
     """Every socket that the tree holds, once, under its first holder."""
     strangers = [s for s in scene.sockets if s.socket.family == "unix" and s.where is Peer.OUTSIDE]
     yield from untaken(scene.sockets)
+    yield from _peer_credentials(scene)
     owners = outside_holders([s.peer_inode or s.socket.peer_inode for s in strangers], scene.by_pid) if strangers else {}
     for s in scene.sockets:
         kernel = s.socket
@@ -73,13 +76,13 @@ def check_sockets(scene: Scene) -> Iterator[Finding]:
 
 
 @contextmanager
-def _borrowed(s: TreeSocket) -> Iterator[socket.socket]:
+def borrowed(s: TreeSocket) -> Iterator[socket.socket]:
     """A duplicate of the process's socket; `NoSuchProcess`, `OSError` if it is gone meanwhile."""
     with reading(s.pid):
         pidfd = os.pidfd_open(s.pid)
     try:
-        with borrow_socket(pidfd, s.fd) as borrowed:
-            yield borrowed
+        with borrow_socket(pidfd, s.fd) as duplicate:
+            yield duplicate
     finally:
         os.close(pidfd)
 
@@ -87,12 +90,12 @@ def _borrowed(s: TreeSocket) -> Iterator[socket.socket]:
 def _asked(s: TreeSocket) -> tuple[int, bool]:
     """The number of its protocol, and whether it has a filter that cannot be read, in the socket's own words."""
     try:
-        with _borrowed(s) as borrowed:
+        with borrowed(s) as duplicate:
             try:
-                getsockopt_of(borrowed.fileno(), socket.SOL_SOCKET, _SO_GET_FILTER, bytearray())
+                getsockopt_of(duplicate.fileno(), socket.SOL_SOCKET, _SO_GET_FILTER, bytearray())
             except PermissionError:
-                return borrowed.proto, True
-            return borrowed.proto, False
+                return duplicate.proto, True
+            return duplicate.proto, False
     except (NoSuchProcess, OSError):
         return 0, False
 
@@ -131,11 +134,42 @@ def _internet(s: TreeSocket, number: int) -> Iterator[Finding]:
         )
 
 
+def _peer_credentials(scene: Scene) -> Iterator[Finding]:
+    """What SO_PEERCRED says of sockets with a name changes: CRIU makes both ends, and listens, as root and in one process.
+
+    Pairs without a name are not told of: nobody asks who has the other end of what it has made itself.
+    """
+    taken_for_root: list[tuple[TreeSocket, int]] = []
+    for s in scene.sockets:
+        kernel = s.socket
+        named = kernel.name or s.peer_name
+        if kernel.family == "unix" and kernel.type != "dgram" and named and (kernel.listening or s.where is Peer.INSIDE):
+            with suppress(NoSuchProcess, OSError), _borrowed(s) as borrowed:
+                _pid, uid, gid = struct.unpack("=iII", borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+                if uid or gid:
+                    taken_for_root.append((s, uid))
+    if taken_for_root:
+        first, uid = taken_for_root[0]
+        names = list(dict.fromkeys(s.socket.name or s.peer_name for s, _uid in taken_for_root))
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        count = f"{len(taken_for_root)} unix sockets" if len(taken_for_root) > 1 else "a unix socket"
+        yield Finding(
+            "warning",
+            "peer-credentials",
+            f"{count} of the tree will name root as the peer (SO_PEERCRED) after a restore, not user {uid}: "
+            f"{', '.join(names[:_NAMED])}{more}",
+            "Who asked before is not concerned. A server that grants root more, and clients that check their server's user, are: "
+            "have them connect again, or the server listen again, after the restore.",
+            pid=first.pid,
+            fd=first.fd,
+        )
+
+
 def _option(s: TreeSocket, level: int, name: int) -> int:
     """A socket option of the process's socket; 0 if it is gone meanwhile."""
     try:
-        with _borrowed(s) as borrowed:
-            return borrowed.getsockopt(level, name)
+        with borrowed(s) as duplicate:
+            return duplicate.getsockopt(level, name)
     except (NoSuchProcess, OSError):
         return 0
 
@@ -174,9 +208,9 @@ def _words(groups: bytes) -> int:
 def _readable(s: TreeSocket) -> bool:
     """Whether a read would find something; asked of a duplicate, nothing is taken."""
     try:
-        with _borrowed(s) as borrowed:
+        with borrowed(s) as duplicate:
             poller = select.poll()
-            poller.register(borrowed, select.POLLIN)
+            poller.register(duplicate, select.POLLIN)
             return bool(poller.poll(0))
     except (NoSuchProcess, OSError):
         return False
@@ -250,10 +284,10 @@ def _starts_empty(s: TreeSocket) -> bool:
     if kernel.type not in ("dgram", "seqpacket") or ended:
         return False
     try:
-        with _borrowed(s) as borrowed:
-            if borrowed.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) >= 0:  # a look would move where the program looks next
+        with borrowed(s) as duplicate:
+            if duplicate.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) >= 0:  # a look would move where the program looks next
                 return False
-            return not borrowed.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return not duplicate.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except (NoSuchProcess, OSError):
         return False
 

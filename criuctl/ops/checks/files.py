@@ -71,6 +71,15 @@ def _error(process: Process, d: Descriptor, code: str, text: str, hint: str) -> 
 
 
 def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
+    if any(line.startswith("lock:") and "LEASE" in line and "BREAKING" in line for line in d.extra):
+        yield Finding(
+            "warning",
+            "lease-breaking",
+            f"the lease on {d.target} is being broken; a restore breaks it again, and the program gets that signal once more",
+            f"Dump when the program has given it up (within {int(read_raw('/proc/sys/fs/lease-break-time'))} s).",
+            pid=process.pid,
+            fd=d.fd,
+        )
     if not d.target:
         text = "the path of what is open is longer than 4096 bytes, which the kernel does not tell, nor CRIU save"
         yield _error(process, d, "path-too-long", text, "Have the program close it, or move the folder further up.")
@@ -218,7 +227,7 @@ def _huge(process: Process, d: Descriptor) -> Iterator[Finding]:
             d,
             "huge-pages",
             f"{d.target} is of huge pages of {size >> 10} KiB; CRIU needs a free one to save it, and this host has none",
-            f"Have it have one more: `echo N > {quoted(pool)}/nr_hugepages`.",
+            f"Add a free huge page: `echo N > {quoted(pool)}/nr_hugepages`.",
         )
 
 

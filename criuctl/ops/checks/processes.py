@@ -6,20 +6,25 @@ import os
 import resource
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from ...errors import NoSuchProcess
 from ...proc.limits import CAP_SYS_RESOURCE
 from ...proc.procfs import read_lines, read_raw, read_text
 from ...proc.syscalls import KCMP_FILES, KCMP_FS, KCMP_SIGHAND, KCMP_VM, shares
-from ...proc.tree import Process, ProcessIdentity, members
+from ...proc.tree import Process, ProcessIdentity, children, members
+from ...proc.vforks import waits_in_vfork
+from ...quoting import quoted
 from ...report import Finding
 from ..target import ancestors
+from .connections import PASSES
 from .scene import Scene
 
 _SIGTRAP_BIT = 1 << 4
 _POLICIES = frozenset({os.SCHED_OTHER, os.SCHED_FIFO, os.SCHED_RR, os.SCHED_BATCH, os.SCHED_IDLE})
 _ROOM = 4  # descriptors that CRIU opens inside a process to look at it
 _HELPER = 64 << 10  # bytes that it maps there for that, at least
+_HELPER_MAPPINGS = 2
 _SERVICE, _PAD, _ALIGNMENT = 16, 16, 128  # CRIU: criu/servicefd.c, choose_service_fd_base()
 _SHARED = {KCMP_VM: "its memory", KCMP_FS: "its working folder, root and umask", KCMP_SIGHAND: "its signal handlers"}
 _THREADS_OWN = ("net", "mnt", "uts", "ipc")  # namespaces that a thread may enter alone
@@ -30,7 +35,7 @@ _LOOKS, _LOOK = 10, 0.01  # how often, and seconds between, to look whether a pr
 
 def check_processes(scene: Scene) -> Iterator[Finding]:
     """Every process by itself."""
-    stuck, leaderless = _stuck(scene.tree), _leaderless(scene.tree)
+    stuck, leaderless, vforking = _stuck(scene.tree), _leaderless(scene.tree), _vforking(scene.tree)
     may_raise_limits = scene.own_capabilities >> CAP_SYS_RESOURCE & 1
     for process in scene.tree:
         if process.pid in leaderless:
@@ -47,12 +52,15 @@ def check_processes(scene: Scene) -> Iterator[Finding]:
         yield from _threads(scene, process)
         yield from _numbers(scene, process)
         yield from _address_space(process)
-        if process.pid in stuck:
+        yield from _mappings(scene, process)
+        if process.pid in vforking:
+            yield _vfork(scene, process)
+        elif process.pid in stuck:
             yield Finding(
                 "warning",
                 "uninterruptible",
                 f"{process} sleeps uninterruptibly in the kernel ({_wait_channel(process.pid)}) and cannot be frozen until then",
-                "A process that waits for a vfork()ed child or for a file server that does not answer is freed by ending that.",
+                "A process that waits for a file server that does not answer is freed by ending that.",
                 pid=process.pid,
             )
         if not may_raise_limits and set(process.uids + process.gids) - set(scene.own_ids):
@@ -266,6 +274,21 @@ def _address_space(process: Process) -> Iterator[Finding]:
         )
 
 
+def _mappings(scene: Scene, process: Process) -> Iterator[Finding]:
+    """Whether CRIU's helper, which is two mappings, finds room among those that a process may have (vm.max_map_count)."""
+    limit = int(read_raw("/proc/sys/vm/max_map_count"))
+    used = sum(mapping.path != "[vsyscall]" for mapping in scene.mapped.get(process.pid, ()))  # which is none, to the kernel
+    if limit - used < _HELPER_MAPPINGS:
+        yield Finding(
+            "error",
+            "mappings-used-up",
+            f"{process} has {used} memory mappings, of {limit} that it may have (vm.max_map_count); CRIU needs "
+            f"{_HELPER_MAPPINGS} more there",
+            f"Raise the limit: `sysctl vm.max_map_count={quoted(2 * limit)}`.",
+            pid=process.pid,
+        )
+
+
 def _restorable(scene: Scene) -> int:
     """The highest number of a descriptor for which CRIU finds room for its own."""
     return _limit(scene) // _ALIGNMENT * _ALIGNMENT - _SERVICE - _PAD
@@ -297,6 +320,31 @@ def _stuck(tree: Sequence[Process]) -> set[int]:
             time.sleep(_LOOK)
         found = [process for process in found if process.identity.state() == "D"]
     return {process.pid for process in found}
+
+
+def _vforking(tree: Sequence[Process]) -> set[int]:
+    """Who waits in vfork(2) and still does a little later; most children start their program within moments."""
+    found = [process.pid for process in tree if not process.zombie and waits_in_vfork(process.pid)]
+    for _ in range(_LOOKS):
+        if found:
+            time.sleep(_LOOK)
+        found = [pid for pid in found if waits_in_vfork(pid)]
+    return set(found)
+
+
+def _vfork(scene: Scene, process: Process) -> Finding:
+    borrowers: list[int] = []
+    with suppress(NoSuchProcess):
+        borrowers = [pid for pid in children(process.pid) if shares(pid, process.pid, KCMP_VM, unknown=False)]
+    child = f"its child {scene.command_of(borrowers[0])}" if borrowers else "a child"
+    end = f"end the child: `kill {quoted(borrowers[0])}`" if borrowers else "end that"
+    return Finding(
+        "error",
+        "vfork",
+        f"{process} waits in vfork(2) until {child} starts its program or ends; before that it cannot be frozen",
+        f"{PASSES} with that: try again; where it does not, {end}.",
+        pid=process.pid,
+    )
 
 
 def _leaderless(tree: Sequence[Process]) -> set[int]:

@@ -23,10 +23,9 @@ from ...proc.procfs import read_link, read_text
 from ...proc.sockets import TreeSocket, tree_sockets
 from ...proc.tree import Process, read_tree
 from ...proc.tty import Terminal, terminals
+from ..resources.namespaces import entered_kinds, network_of
+from ..resources.networks import OwnNetwork
 from ..target import ancestors
-
-ENTERED = ("mnt", "pid", "net")
-"""The namespaces that criuctl starts CRIU in, when they are not its own; the rest CRIU saves with the tree."""
 
 
 class Scene(Struct, dict=True):
@@ -86,7 +85,22 @@ class Scene(Struct, dict=True):
 
     def entered(self, kind: str) -> bool:
         """Whether CRIU is put into the root's namespace of this kind, it being another than ours."""
-        return kind in ENTERED and self.foreign(kind)
+        if kind == "net" and (own := self.own_network) is not None and own.saved:
+            return False
+        return kind in self._entered
+
+    def saved(self, kind: str) -> bool:
+        """Whether CRIU saves the root's namespace of this kind, it being another than ours."""
+        return self.foreign(kind) and not self.entered(kind)
+
+    @cached_property
+    def _entered(self) -> frozenset[str]:
+        return entered_kinds(self.root.pid) if self.root.pid in self.namespaces else frozenset()
+
+    @cached_property
+    def own_network(self) -> OwnNetwork | None:
+        """The root's net namespace, if it is another than ours and ends with the tree."""
+        return network_of(self.root.pid, self.by_pid) if self.foreign("net") else None
 
     def foreign(self, kind: str) -> bool:
         """Whether the root's namespace of this kind is not ours."""

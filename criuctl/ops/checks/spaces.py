@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
-from contextlib import suppress
 
 from ...errors import NoSuchProcess
-from ...proc.namespaces import for_children, named_netns
+from ...proc.namespaces import for_children
 from ...proc.procfs import all_pids, read_lines
+from ...proc.sockets import Peer, TreeSocket
 from ...proc.tree import Process
 from ...quoting import quoted
 from ...report import Finding
 from ...session.sessions import all_states
 from ..target import ancestors
+from .connections import borrowed
 from .scene import Scene
 
 _WORDS = {
@@ -27,12 +29,17 @@ _WORDS = {
     "mnt": "mount",
 }
 
+_NESTED = ("net",)  # of which a tree may have several
+_KEEP_NETWORK = "Keep it, under a name by which a restore finds it: `ip netns attach NAME {}`."
+_IFNAMSIZ = 16
+
 
 def check_namespaces(scene: Scene) -> Iterator[Finding]:
     """Namespaces that processes of the tree have and its root has not.
 
     CRIU does dump nested mount and net namespaces, but restores them only with a root that has its own of
-    that kind in the images; criuctl, which enters those of the root, never has them there.
+    that kind in the images, and not one that CRIU enters.  Nested mount namespaces are not let through:
+    processes in the root's own came back with a working folder on the host's mount.
     """
     home = scene.namespaces.get(scene.root.pid, {})
     if scene.foreign("user"):
@@ -44,12 +51,13 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
             "Start the program without one: as root, `unshare` and `bwrap` need none; a container without user namespace.",
             pid=scene.root.pid,
         )
+    nested = frozenset(kind for kind in _NESTED if scene.saved(kind))
     inside: set[int] = set()  # the first process of each tree that is inside by itself, and everything below it
     for process in scene.tree:
         mine = scene.namespaces.get(process.pid)
         if process.ppid in inside:
             inside.add(process.pid)  # it is of that tree, which is told once
-        elif mine is not None and (others := sorted(kind for kind in mine if mine[kind] != home.get(kind))):
+        elif mine is not None and (others := sorted(kind for kind in mine.keys() - nested if mine[kind] != home.get(kind))):
             inside.add(process.pid)
             words = [_WORDS[kind] for kind in others]
             yield Finding(
@@ -127,31 +135,53 @@ def check_proc_mount(scene: Scene) -> Iterator[Finding]:
 
 
 def check_network(scene: Scene) -> Iterator[Finding]:
-    """A net namespace that ends with the tree, and with it all that leads out of it."""
-    inode = scene.namespaces.get(scene.root.pid, {}).get("net")
-    if scene.leave_running or inode is None or not scene.entered("net"):
-        return
-    devices = sorted(_used_devices(scene.root.pid))
-    if not devices or named_netns(inode) or any(_lives_in(pid, inode) and scene.outside(pid) for pid in all_pids()):
+    """A net namespace that ends with the tree, and with it what is in there and a restore does not make again."""
+    own = scene.own_network
+    if own is None or own.saved or not (lost := own.network.words()):
         return
     yield Finding(
         "warning",
         "own-network",
-        f"the net namespace of {scene.root} ends with it, a restore makes one that has only a loopback interface; "
-        f"{', '.join(devices)} and the routes and rules there would be gone",
-        f"Keep it, under a name by which a restore finds it: `ip netns attach NAME {scene.root.pid}`.",
+        f"the net namespace of {scene.root} ends with it, and a restore makes one that has only a loopback interface; "
+        f"gone would be: {'; '.join(lost)} ({own.why_not})",
+        _KEEP_NETWORK.format(scene.root.pid),
         pid=scene.root.pid,
     )
 
 
-def _used_devices(pid: int) -> set[str]:
-    """The interfaces that have routes or addresses in the net namespace of `pid`, without its loopback."""
-    devices: set[str] = set()
-    with suppress(NoSuchProcess):
-        devices.update(line.split("\t")[0] for line in read_lines(pid, "net/route")[1:])
-    with suppress(NoSuchProcess):  # there is none without IPv6
-        devices.update(line.split()[-1] for line in read_lines(pid, "net/if_inet6"))
-    return devices - {"lo"}
+def check_bound(scene: Scene) -> Iterator[Finding]:
+    """Sockets that are bound to an interface of such a namespace: CRIU would find none of that name.
+
+    A connection to outside that a restore gives up comes without it.
+    """
+    own = scene.own_network
+    if own is None or own.saved:
+        return
+    for s in scene.sockets:
+        if s.socket.family not in ("inet", "inet6", "packet") or s.where is Peer.OUTSIDE:
+            continue
+        name = _interface_of(s)
+        if name not in ("", "lo"):
+            yield Finding(
+                "warning" if scene.leave_running else "error",
+                "interface-lost",
+                f"a socket is bound to the network interface {name}, which ends with the tree; no restore could bind it again",
+                _KEEP_NETWORK.format(scene.root.pid),
+                pid=s.pid,
+                fd=s.fd,
+            )
+
+
+def _interface_of(s: TreeSocket) -> str:
+    """The interface that a socket is bound to; "" for none, or if it has just been closed."""
+    try:
+        with borrowed(s) as sock:
+            if sock.family == socket.AF_PACKET:
+                return str(sock.getsockname()[0])
+            name = sock.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _IFNAMSIZ)
+    except (NoSuchProcess, OSError):
+        return ""
+    return os.fsdecode(name.rstrip(b"\0"))
 
 
 def _lives_in(pid: int, inode: int, kind: str = "net") -> bool:

@@ -31,7 +31,7 @@ from .. import preflight
 from ..checks.connections import PASSES
 from ..checks.processes import descriptor_limit, many_shared
 from ..checks.scene import Scene
-from ..registry import Registry, SessionRecord, check_name
+from ..registry import Registry, SessionRecord, check_name, restore_command
 from ..resources.namespaces import NamespacePlan
 from ..target import Target
 from . import surroundings
@@ -109,7 +109,7 @@ def open_for(store: Store, config: Config, registry: Registry, session: SessionR
         ) from error
 
 
-def tell_superseded(reporter: Reporter, former: SessionRecord) -> None:
+def tell_superseded(config: Config, reporter: Reporter, former: SessionRecord) -> None:
     """A warning that this dump takes the name of a session that is stored and runs nowhere.
 
     No error, as it is where a holder waits for that session: a service that is dumped each night, and started anew by
@@ -120,7 +120,7 @@ def tell_superseded(reporter: Reporter, former: SessionRecord) -> None:
     )
     reporter.warning(
         f"session {former.name!r} {where}, and this is another tree; from now on the name means this one",
-        f"`criuctl restore {quoted(former.checkpoint[:12])} --as NAME` brings the former back,"
+        f"{restore_command(config, former.checkpoint[:12], former.store, copy=True)} brings the former back,"
         " `criuctl pin` keeps it from `prune`."
         if not former.moved_to and former.checkpoint
         else "Choose another --name.",

@@ -56,6 +56,12 @@ _DUMP = (
         "Raise its limit: `prlimit --pid PID --as=BYTES:`.",
     ),
     _r(
+        "mappings-used-up",
+        r"remote_mprotect failed",
+        "CRIU cannot map what it needs inside of a process, which may have no more memory mappings (vm.max_map_count)",
+        "See how many it has (`wc -l /proc/PID/maps`), and raise the limit: `sysctl vm.max_map_count=NUMBER`.",
+    ),
+    _r(
         "descriptors-used-up",
         r"Can't create memfd in victim: Too many open files",
         "a process may not open what CRIU needs inside of it (ulimit -n)",
@@ -172,7 +178,7 @@ _DUMP = (
         "huge-pages",
         r"Can't lookup mount=\d+ for fd=(?P<fd>-?\d+) path=(?P<path>/memfd:.*)",
         "{path} is of huge pages, of which this host has none free; CRIU needs one to save it",
-        "Have it have one more: nr_hugepages in /sys/kernel/mm/hugepages.",
+        "Add a free huge page: nr_hugepages in /sys/kernel/mm/hugepages.",
     ),
     _r(
         "mount-namespace",
@@ -316,7 +322,7 @@ _DUMP = (
         "freeze",
         r"Unable to freeze cgroup|Timeout reached",
         "the tree could not be frozen in time",
-        "Try again, or raise criu_timeout.",
+        "Try again, or raise criu_timeout; `criuctl check` names a process that cannot be frozen.",
     ),
     _r(
         "freeze",
@@ -449,7 +455,12 @@ _RESTORE = (
         "Make it first.",
     ),
     _r("loginuid", r"Setting loginuid for", "the login uid cannot be set", "criuctl needs CAP_AUDIT_CONTROL."),
-    _r("no-memory", r"Cannot allocate memory", "memory ran out", "Free memory, or restore with --lazy."),
+    _r(
+        "no-memory",
+        r"Cannot allocate memory|Can't restore \S+ mapping with 0xf+4$",  # -ENOMEM
+        "memory ran out",
+        "Free memory, or restore with --lazy; of a tree with huge pages: more of those (nr_hugepages).",
+    ),
     _r(
         "no-space",
         r"No space left on device",

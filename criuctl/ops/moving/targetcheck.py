@@ -196,7 +196,7 @@ def _release(text: str) -> tuple[int, ...]:
 
 
 def _session(coming: Arrival) -> Iterator[Finding]:
-    check_not_running(Registry(coming.config), coming.needs.session.name, copy=False)
+    check_not_running(coming.config, Registry(coming.config), coming.needs.session.name, copy=False)
     yield from ()
 
 

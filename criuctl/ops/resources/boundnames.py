@@ -39,7 +39,7 @@ from ...proc.tree import read_tree
 from ...quoting import quoted
 from ...report import Finding
 from ..openfiles.putback import dress
-from .netplace import Place, opened
+from .netplace import Place, is_new, opened
 
 EXTERN = 1  # of a socket's uflags: the name is its peer's, outside of the tree
 _LONGEST = 107  # bytes of a path that bind(2) takes, without the NUL
@@ -116,7 +116,7 @@ def taken(images: ImageSet, manifest: Manifest, net: Place, *, copy: bool) -> tu
     """The names of the images that somebody has here; `net` is how, and from where, the tree's net namespace can be had."""
     with opened(net) as namespace:
         names = bound(images)
-        asked = [n for n in names if not n.abstract or net.mode != "private"]
+        asked = [n for n in names if not n.abstract or not is_new(net.mode)]
         deadline = time.monotonic() + (0 if copy else _PATIENCE)  # the original does not end
         while (kinds := [(n, kind) for n in asked if (kind := _look(n, namespace))]) and time.monotonic() < deadline:
             time.sleep(_PAUSE)

@@ -16,7 +16,7 @@ from msgspec import Struct
 from ...connections.multicast import device_number
 from ...criu.images import ImageSet
 from ...proc.sockdiag import socket_inside
-from .netplace import NetMode, Place, opened
+from .netplace import NetMode, Place, is_new, opened
 
 _LOOPBACK = "lo"  # the only one of a network that is made anew
 
@@ -46,6 +46,8 @@ def _interface(isk: Any) -> str:
 
 def missing(sockets: Iterable[BoundSocket], net: NetMode) -> list[BoundSocket]:
     """Those whose interface is not in the network that the tree comes to."""
+    if net == "dumped":
+        return []  # CRIU makes them
     return [s for s in sockets if (s.interface != _LOOPBACK if net == "private" else not s.here)]
 
 
@@ -55,7 +57,7 @@ def names(sockets: Iterable[BoundSocket]) -> frozenset[str]:
 
 
 def _present(wanted: Iterable[str], net: Place) -> set[str]:
-    if net.mode == "private":
+    if is_new(net.mode):
         return {_LOOPBACK}
     with opened(net) as namespace:
         made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)

@@ -20,8 +20,18 @@ from ...errors import RestoreFailed
 from ...proc.sockdiag import net_cookie
 from ..registry import boot_id
 
-NetMode = Literal["host", "named", "existing", "private"]
+NetMode = Literal["host", "named", "existing", "private", "dumped"]
 _FOLDERS = ("/run/netns", "/var/run/netns")
+
+
+def is_new(mode: NetMode) -> bool:
+    """Whether it is made for the tree: with a loopback interface alone, or by CRIU with all that was in that of the dump."""
+    return mode in ("private", "dumped")
+
+
+def new(manifest: Manifest) -> NetMode:
+    """What a tree of `manifest` gets where it is to have a new net namespace."""
+    return "dumped" if manifest.namespaces.get("net", {}).get("mode") == "dumped" else "private"
 
 
 class Place(NamedTuple):
@@ -35,15 +45,17 @@ class Place(NamedTuple):
 def find(manifest: Manifest, *, copy: bool) -> Place:
     """Where the tree of `manifest` belongs; a `copy` never where its original is."""
     net = manifest.namespaces.get("net", {})
-    if net.get("mode") != "entered":
+    if net.get("mode") not in ("entered", "dumped"):
         return Place("host")
     name = net.get("name")
     if name and not copy:
         for folder in _FOLDERS:
             if os.path.exists(f"{folder}/{os.path.basename(name)}"):
                 return Place("named", f"{folder}/{os.path.basename(name)}")
-    if copy or manifest.host.boot_id != boot_id():
-        return Place("private")  # what another kernel's namespaces are known by means nothing here
+    saved = net.get("networks")
+    several = isinstance(saved, list) and len(saved) > 1  # CRIU makes all of them, or none
+    if copy or several or manifest.host.boot_id != boot_id():
+        return Place(new(manifest))  # what another kernel's namespaces are known by means nothing here
     unsure = False
     for path in _with_inode(net.get("inode")):
         with suppress(OSError):  # its process has just ended
@@ -51,7 +63,7 @@ def find(manifest: Manifest, *, copy: bool) -> Place:
             if same:
                 return Place("existing", path)
             unsure |= same is None
-    return Place("private", unsure=unsure)
+    return Place(new(manifest), unsure=unsure)
 
 
 def addresses(manifest: Manifest) -> set[ipaddress.IPv4Address | ipaddress.IPv6Address]:
@@ -137,7 +149,7 @@ def enter(manifest: Manifest, mode: NetMode, path: str) -> tuple[int, str]:
 @contextmanager
 def opened(place: Place) -> Iterator[int | None]:
     """A descriptor of the namespace, None where it is ours or not made yet; `RestoreFailed`."""
-    if place.mode in ("host", "private"):
+    if place.mode == "host" or is_new(place.mode):
         yield None
         return
     namespace = _open(place.mode, place.path)

@@ -35,7 +35,7 @@ from ...proc.mounts import read_mounts
 from ...proc.tree import ProcessIdentity, read_tree, wait_ended
 from ...quoting import quoted
 from ...report import Finding, summarised
-from ..registry import Registry, SessionRecord, boot_id
+from ..registry import Registry, SessionRecord, boot_id, restore_command
 from .history import Found
 
 if TYPE_CHECKING:
@@ -115,13 +115,12 @@ def offering_another(repository: Repository, ref: str, manifest: Manifest | None
         raise
 
 
-def check_not_running(registry: Registry, name: str, *, copy: bool) -> None:
+def check_not_running(config: Config, registry: Registry, name: str, *, copy: bool) -> None:
     """A session runs once; a copy needs a name of its own."""
     record = registry.get(name)
     if record is not None and copy and record.state == "checkpointed" and not record.alive():
-        raise Conflict(
-            f"session {name!r} is checkpointed", hint=f"`criuctl restore {quoted(name)}` brings it back; or choose another name."
-        )
+        back = f"{restore_command(config, name, record.store)} brings it back"
+        raise Conflict(f"session {name!r} is checkpointed", hint=f"{back}; or choose another name.")
     if record is None or not record.alive():
         return
     raise Conflict(

@@ -20,6 +20,7 @@ from ...connections.protocols import BUILT_IN
 from ...connections.rules import JOURNAL, Decision, decide
 from ...criu.images import ImageSet, read
 from ...report import Finding
+from ..resources.netplace import NetMode, is_new
 
 if TYPE_CHECKING:
     from .plan import HostFacts, Wishes
@@ -84,12 +85,12 @@ def plan_connections(
     facts: HostFacts,
     wishes: Wishes,
     commands: Mapping[int, str],
-    net: str,
+    net: NetMode,
     findings: list[Finding],
 ) -> tuple[ConnectionPlan, ...]:
     """The plan for each external connection; what cannot be done is told in `findings`.
 
-    In a `net` namespace that is ``private``, made for this tree, there is nobody to talk to.
+    In a `net` namespace that is made for this tree there is nobody to talk to.
     """
     made = []
     ended: dict[str, list[ConnectionRecord]] = {}
@@ -101,7 +102,7 @@ def plan_connections(
             decided = replace(decided, deadline=wishes.deadline)
         asked = wishes.connections is not None
         decided = _hooked(_here(record, decided, facts, asked=asked), wishes.hooks)
-        if net == "private" and not record.queued and not record.peer.startswith("/"):
+        if is_new(net) and not record.queued and not record.peer.startswith("/"):
             decided = _alone(decided, asked=asked)
         made.append(ConnectionPlan(record, decided))
         if decided.policy == "hangup" and decided.reason:
@@ -174,7 +175,7 @@ def _alone(decided: Decision, *, asked: bool) -> Decision:
     return decided
 
 
-def _tell(record: ConnectionRecord, decided: Decision, facts: HostFacts, net: str, findings: list[Finding]) -> None:
+def _tell(record: ConnectionRecord, decided: Decision, facts: HostFacts, net: NetMode, findings: list[Finding]) -> None:
     if decided.policy == "refuse":
         why = f": {decided.reason}" if decided.reason else ""
         hint = f"Restore with --connections reconnect{' or hangup' if record.ended else ', hangup or keep'}."
@@ -185,9 +186,9 @@ def _tell(record: ConnectionRecord, decided: Decision, facts: HostFacts, net: st
         hint = "Restore with --connections reconnect or hangup. To keep connections, dump with --connections keep too."
         findings.append(Finding("error", "connection-ended", text, hint, record.pid, record.fd))
     elif decided.policy == "keep" and record.family != "unix":
-        why = _ALONE if net == "private" else _not_here(record, facts)
+        why = _ALONE if is_new(net) else _not_here(record, facts)
         if why:
-            code = "address-in-use" if net != "private" and record.local in facts.local_addresses else "address"
+            code = "address-in-use" if not is_new(net) and record.local in facts.local_addresses else "address"
             hint = "Move the address here, or restore with --connections reconnect or hangup."
             text = f"{why}, so the connection to {record.peer} cannot be kept"
             findings.append(Finding("error", code, text, hint, record.pid, record.fd))

@@ -11,6 +11,7 @@ import functools
 import os
 import platform
 import pwd
+import shutil
 import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Literal
@@ -31,8 +32,9 @@ from ..openfiles.judgement import Judgement, Policy, judge_all
 from ..resources import interfaces
 from ..resources.boundnames import TakenName, covering, settle
 from ..resources.interfaces import BoundSocket
-from ..resources.netplace import NetMode, Place, opened
+from ..resources.netplace import NetMode, Place, is_new, opened
 from ..resources.netplace import find as find_net
+from ..resources.netplace import new as new_net
 from .connectionplan import ConnectionPlan, plan_connections
 
 PidMode = Literal["same", "private", "init"]
@@ -157,13 +159,20 @@ def observe(
         missing_peers=_missing_peers(manifest, net),
         missing_folders=_missing_folders(manifest, files),
         missing_addresses=missing_addresses(manifest, net),
+        findings=tuple(_network_tools(net)),
         owners={p.ns_pid: Owner(frozenset({p.uid})) for p in manifest.processes},  # until there are images to tell
     )
 
 
+def _network_tools(net: Place) -> Iterator[Finding]:
+    if net.mode == "dumped" and shutil.which("ip") is None:
+        text = "CRIU makes the tree's network with the `ip` command, which is not here"
+        yield Finding("error", "ip-missing", text, "Install iproute2.")
+
+
 def _used(manifest: Manifest, net: Place) -> tuple[dict[str, int], frozenset[tuple[str, str]]]:
     """What the network that the tree comes to has already: see `HostFacts.listening` and `HostFacts.open_pairs`."""
-    if net.mode == "private":
+    if is_new(net.mode):
         return {}, frozenset()
     with opened(net) as namespace:
         here = sockets(namespace=namespace)
@@ -241,7 +250,7 @@ def _local_addresses(manifest: Manifest, net: Place) -> frozenset[str]:
 
 def missing_addresses(manifest: Manifest, net: Place) -> frozenset[str]:
     """Local ends at which CRIU could not have sockets wait there; those of IPv6 it binds to whatever they were bound to."""
-    if net.mode == "private":
+    if is_new(net.mode):
         return frozenset()
     waiting = (c for c in manifest.connections if c.waits and c.family == "inet")
     hosts = {c.local: host for c in waiting if (host := endpoint(c.local)[0])}
@@ -291,21 +300,23 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     own_names = settle(facts.names, findings, copy=wishes.copy, init=init, pids=wishes.pids)
     pids = _pids(manifest, facts, wishes, findings, shown=bool(covering(own_names)))
     net, source, unsure = facts.netns
+    fresh = new_net(manifest)
+    again = "what was in that of the dump" if fresh == "dumped" else "loopback only"
     if wishes.alone:
-        net, source = "private", ""
-    net = _abstract_names(facts, wishes, net, findings)
+        net, source = fresh, ""
+    net = _abstract_names(facts, wishes, net, fresh, again, findings)
     conflicts = [c for c in manifest.connections if c.waits and f"{c.protocol} {c.local}" in facts.listening]
     if conflicts and net == facts.netns.mode:
         names = sorted({c.local for c in conflicts})
         if wishes.copy:
-            net = "private"
+            net = fresh
             verb = "is" if len(names) == 1 else "are"
-            text = f"{', '.join(names)} {verb} taken, so the copy gets a network of its own (loopback only)"
+            text = f"{', '.join(names)} {verb} taken, so the copy gets a network of its own ({again})"
             findings.append(Finding("warning", "port-taken", text))
         else:
             hint = "End what listens there, or restore a copy with --as NAME, which gets a network of its own."
             findings += [Finding("error", "port-taken", f"{c.local} is taken on this host", hint, c.pid, c.fd) for c in conflicts]
-    if net != "private":
+    if not is_new(net):
         for c in manifest.connections:
             if c.waits and c.local in facts.missing_addresses:
                 text = f"{c.protocol} {c.local} is bound to {endpoint(c.local)[0]}, which is no address of this host"
@@ -330,7 +341,7 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     commands = {p.ns_pid: p.command for p in manifest.processes}
     connections = plan_connections(manifest.connections, facts, wishes, commands, net, findings)
     absent = interfaces.missing(facts.bound, net)
-    findings += _interfaces(absent, connections, prepared=wishes.prepared and net != "private")
+    findings += _interfaces(absent, connections, prepared=wishes.prepared and not is_new(net))
     findings += [f for j in facts.files if (f := j.finding()) is not None]
     findings += [f for name in facts.deleted if (f := name.finding()) is not None]
     for folder in sorted(facts.missing_folders):
@@ -354,16 +365,18 @@ def _interfaces(absent: Iterable[BoundSocket], connections: Iterable[ConnectionP
                 yield Finding("error", "interface-missing", text, "Add one of that name (`ip link`).", pid, fd)
 
 
-def _abstract_names(facts: HostFacts, wishes: Wishes, net: NetMode, findings: list[Finding]) -> NetMode:
+def _abstract_names(
+    facts: HostFacts, wishes: Wishes, net: NetMode, fresh: NetMode, again: str, findings: list[Finding]
+) -> NetMode:
     """The network, given the abstract names of unix sockets that are taken in the one that the tree would come to."""
     found = [n for n in facts.names if n.what == "abstract"]
-    if not found or net == "private":
+    if not found or is_new(net):
         return net
     if wishes.copy:
         names = ", ".join(f"{n.path} ({n.by})" for n in found)
-        text = f"abstract names of unix sockets are taken, so the copy gets a network of its own (loopback only): {names}"
+        text = f"abstract names of unix sockets are taken, so the copy gets a network of its own ({again}): {names}"
         findings.append(Finding("warning", "socket-taken", text))
-        return "private"
+        return fresh
     hint = "End that process first, or restore a copy with --as NAME, which gets a network of its own."
     for n in found:
         text = f"{n.path} is the abstract name of a unix socket of the tree, and {n.by} has it"

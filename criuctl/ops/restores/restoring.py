@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from ...checkpoint.manifest import Manifest
 from ...checkpoint.reader import CheckpointReader
 from ...config import Config
-from ...criu import binary, driver, ghostfolders, procfiles, ttyimages
+from ...criu import binary, driver, ghostfolders, netimages, procfiles, ttyimages
 from ...criu.heldfiles import credentials, held_files
 from ...criu.images import ImageSet
 from ...criu.lazy import LazyImage, LazyPages
@@ -40,7 +40,7 @@ from ..openfiles import handover, overlays, remaps
 from ..openfiles.granting import HINT, Judge
 from ..openfiles.putback import Applied
 from ..registry import boot_id
-from ..resources import cgroups, fifos, groupyard, interrupted, memoryfiles, netplace, semaphores, timerfds
+from ..resources import cgroups, fifos, groupyard, interrupted, memoryfiles, netplace, networks, semaphores, timerfds
 from ..resources.boundnames import Bindings
 from ..resources.manners import set_manners
 from ..resources.namespaces import last_pid
@@ -159,6 +159,8 @@ class Restoring(Struct):
                 self.net, place = netplace.enter(manifest, plan.net, plan.net_source)
                 stack.callback(os.close, self.net)
                 prefix = ["nsenter", f"--net={place}", "--"]
+                if netplace.new(manifest) == "dumped":
+                    netimages.leave_network(self.images)
             network = list(prefix)
             if plan.pids == "private" or plan.net == "private":
                 spaces = PrivateNamespaces(
@@ -177,10 +179,13 @@ class Restoring(Struct):
                 private = None if plan.pids == "init" else fresh
                 network = [*prefix, *(fresh.net_entry if fresh.net else [])]
                 prefix += fresh.net_entry if private is None else fresh.entry
-            lock = ConnectionLock(self.images, self.reporter, self.net, fresh=plan.net == "private")
+            lock = ConnectionLock(self.images, self.reporter, self.net, fresh=netplace.is_new(plan.net))
             stack.callback(lambda: self._unlock(lock))
-            lock.make(network)  # not with libraries that came along
-            if plan.net != "private":
+            if plan.net == "dumped":  # CRIU makes it, and locks it
+                netimages.forget_states(self.images)
+            else:
+                lock.make(network)  # not with libraries that came along
+            if not netplace.is_new(plan.net):
                 free_ports(manifest.connections, self.images, self.net)
             on: str | None = None
             if plan.pids == "init":
@@ -293,6 +298,8 @@ class Restoring(Struct):
             self.filling.finish(pids)
         if private is not None and self.names is not None:
             self.names.show(private.init.pid)
+        if self.plan.net == "dumped":
+            networks.complete(self.manifest.namespaces["net"], pids, self.reporter)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         if self.devices is not None:
             self.devices.reopen(pids)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.command import Home
 from support.holding import TIMEOUT, Holders
-from support.keeper import wait_until
+from support.keeper import Keeper, wait_until
 
 from criuctl.errors import CommandFailed, Conflict, NotFound, TimedOut, UsageError, WrongState
 from criuctl.proc.tree import ProcessIdentity, children, read_tree
@@ -56,6 +57,28 @@ def test_an_agent_that_ignores_signals_is_halted_and_a_human_goes_on(holders: Ho
     human.resume()
     human.wait_match("still", since=before, timeout=TIMEOUT)
     assert human.status()["state"] == "running"
+
+
+def test_a_pause_waits_for_what_only_lacks_a_processor(holders: Holders, home: Home, keeper: Keeper) -> None:
+    """It freezes once it is scheduled, which beside other load takes seconds: no reason to send SIGSTOP, which can be seen."""
+    nice = "if [ -w /proc/self/autogroup ]; then echo {} > /proc/self/autogroup; fi"  # its session's, among others
+    counts = "echo up; while :; do :; done"
+    holders.start("sh", "-c", f"{nice.format(19)}; exec chrt --idle 0 sh -c '{counts}'")
+    client = holders.connect(role="write")
+    if client.status()["freezer"] == "SIGSTOP":
+        pytest.skip("no freezer here")
+    client.wait_match("up", since="start", timeout=TIMEOUT)
+    environment = {"PATH": os.environ["PATH"], "CZOO_TOKEN": home.token}
+    busy = ["nice", "-n", "-10", "sh", "-c", f"{nice.format(-10)}; {counts}"]
+    load = [keeper.spawn(busy, env=environment) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        for _ in range(3):
+            assert client.pause()["method"] == client.status()["freezer"]
+            client.resume()
+            time.sleep(0.3)
+    finally:
+        for one in load:
+            one.kill()
 
 
 def test_halt_drops_queued_input_of_agents_only(holders: Holders) -> None:

@@ -207,8 +207,12 @@ def test_what_was_typed_on_a_terminal_inside_that_nobody_has_open(criuctl: Criuc
     assert criuctl("kill", "closed")["killed"] == 2
 
 
+# A number above those in use: the kernel gives the lowest free one, and others open terminals, too.
 NAMED = """
+below = [fd for _ in range(10) for fd in os.openpty()]
 master, slave = os.openpty()
+for fd in below:
+    os.close(fd)
 os.symlink(os.ttyname(slave), sys.argv[1])
 """
 

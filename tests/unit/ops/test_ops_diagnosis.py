@@ -129,6 +129,7 @@ Error: Could not process rule: No such file or directory
             16590,
             None,
         ),
+        ("(00.1) Error (compel/src/lib/infect.c:972): remote_mprotect failed", "mappings-used-up", 16590, None),
         (
             "(00.1) Error (compel/src/lib/infect.c:847): Can't create memfd in victim: Too many open files",
             "descriptors-used-up",

@@ -27,9 +27,12 @@ def _manifest(net: Mapping[str, object], boot: str | None = None) -> Manifest:
 
 @pytest.fixture
 def pid(zoo: Zoo) -> int:
-    """Of a program in a network of its own."""
+    """Of a program in a network of its own, in which others live, too."""
     animal = zoo.launch(["sleep", "600"], prefix=["unshare", "--net"])
     wait_until(lambda: os.readlink(f"/proc/{animal.pid}/ns/net") != os.readlink("/proc/self/ns/net"), 60, "it has one")
+    other = zoo.launch(["sleep", "600"], prefix=["nsenter", "-t", str(animal.pid), "-n"], name="other")
+    net = os.readlink(f"/proc/{animal.pid}/ns/net")
+    wait_until(lambda: os.readlink(f"/proc/{other.pid}/ns/net") == net, 60, "the other one is there")
     return animal.pid
 
 
@@ -54,6 +57,14 @@ def test_it_is_found_again(pid: int, known: dict[str, object]) -> None:
     assert netplace.find(_manifest(known), copy=False) == Place("existing", f"/proc/{pid}/ns/net")
     assert netplace.find(_manifest(known), copy=True) == Place("private")
     assert netplace.find(_manifest(known, "another boot"), copy=False) == Place("private")
+
+
+def test_one_that_criu_has_saved_is_made_again_if_it_is_gone(known: dict[str, object]) -> None:
+    saved = known | {"mode": "dumped"}
+    assert netplace.find(_manifest(saved), copy=False).mode == "existing"
+    assert netplace.find(_manifest(saved), copy=True) == Place("dumped")
+    assert netplace.find(_manifest(saved, "another boot"), copy=False) == Place("dumped")
+    assert netplace.find(_manifest(saved | {"cookie": 1 << 60}), copy=False) == Place("dumped")
 
 
 def test_another_one_of_its_number_is_not_taken_for_it(known: dict[str, object]) -> None:
