@@ -144,8 +144,8 @@ def _peer_credentials(scene: Scene) -> Iterator[Finding]:
         kernel = s.socket
         named = kernel.name or s.peer_name
         if kernel.family == "unix" and kernel.type != "dgram" and named and (kernel.listening or s.where is Peer.INSIDE):
-            with suppress(NoSuchProcess, OSError), _borrowed(s) as borrowed:
-                _pid, uid, gid = struct.unpack("=iII", borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            with suppress(NoSuchProcess, OSError), borrowed(s) as sock:
+                _pid, uid, gid = struct.unpack("=iII", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
                 if uid or gid:
                     taken_for_root.append((s, uid))
     if taken_for_root:
