@@ -125,7 +125,7 @@ def test_commands_to_copy_take_a_path_as_one_word(operators: Operators, home: Ho
 
 
 # Fields whose values are checked: of these the reader's refusal is what is shown.
-_CHECKED = {"id", "session_id", "digest", "handle", "mac", "created", "parent"}
+_CHECKED = {"id", "session_id", "digest", "handle", "mac", "inodes_mac", "created", "parent"}
 
 
 def poisoned(value: Any, field: str = "") -> Any:
