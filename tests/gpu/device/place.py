@@ -57,9 +57,8 @@ def set_up(checkout: Path, pack: Path, python: str) -> Place:
     prefix = _unpack(checkout, pack) if packed else _installed(checkout)
     interpreter = prefix / "venv/bin/python" if packed else checkout / ".venv/bin/python"
     record = json.loads((prefix / "criu.json").read_text())
-    commit = commit_of(checkout)
-    if not commit and (pack / "commit").is_file():
-        commit = (pack / "commit").read_text().strip()
+    # What was packed says so: a copy of the checkout may lack its newest commits.
+    commit = (pack / "commit").read_text().strip() if (pack / "commit").is_file() else commit_of(checkout)
     return Place(
         checkout=checkout,
         criuctl=(str(interpreter), "-m", "criuctl"),
