@@ -253,6 +253,7 @@ def _read(path: Path, place: str) -> Pin | None:
 
 def _write(path: Path, pin: Pin, *, replace: bool) -> None:
     """Write the file, whole and durable; `FileExistsError` if there is one that shall not be replaced."""
+    make_private(path.parent.parent)  # the state folder itself: what is made on the way is open to all
     make_private(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:

@@ -220,6 +220,7 @@ class Registry:
 
     def check_writable(self) -> None:
         """Find out before anything is touched that records cannot be written: `OSError`, with the folder."""
+        make_private(self.folder.parent)  # the state folder itself: what is made on the way is open to all
         make_private(self.folder)
         probe = self.folder / f".probe.{os.getpid()}"
         try:
@@ -238,6 +239,8 @@ class Registry:
 
 def write_record(folder: Path, name: str, body: dict[str, Any]) -> None:
     """Write ``NAME.json``, whole or not at all; it is there after a power cut, too, once this returns."""
+    if not folder.parent.exists():  # the state folder, as a rule
+        make_private(folder.parent)
     make_private(folder)
     temporary = folder / f".{name}.{os.getpid()}"
     try:

@@ -250,7 +250,7 @@ def test_the_target_is_too_slow(step: str, moving: Moving, hosts: Hosts) -> None
 
 def test_the_disk_there_is_full(moving: Moving, hosts: Hosts) -> None:
     teller = moving.observer.launch(hosts.a, mib=16)
-    hosts.b.sh("mount -t tmpfs -o size=4m small /var/lib/criuctl")
+    hosts.b.sh("mount -t tmpfs -o size=4m,mode=0700 small /var/lib/criuctl")
     answer = hosts.a.criuctl(*moving.words(teller), check=False)
     assert answer["exit_code"] not in (0, 1), answer
     assert "space" in str(answer["error"]), answer
