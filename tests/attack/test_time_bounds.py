@@ -157,7 +157,7 @@ def test_the_main_thread_hangs_where_nothing_interrupts_it(
     assert not stopped(standing)
     subprocess.run(["fsfreeze", "-u", frozen_disk], check=True)
     code = command.process.wait(60)
-    _judge({"exit_code": code, **command.json()}, report, standing, echo, step="ending it")
+    _judge({"exit_code": code, **command.json()}, report, standing, echo, step="storing the checkpoint")
     assert len(criuctl("list")) == 1  # the checkpoint was complete, and the tree was not ended
     (hooks.path / "post-dump" / "stall").unlink()
     criuctl("dump", standing.pid, "--leave-running", "--connections", "keep")
