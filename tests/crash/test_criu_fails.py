@@ -13,7 +13,7 @@ from support.aftermath import Aftermath, stopped
 from support.command import Criuctl
 from support.keeper import wait_until
 from support.pauses import Paused, paused, steps_of
-from support.trip import Trip
+from support.trip import RECORDED, Trip
 from support.zoo import Animal, Zoo
 
 pytestmark = pytest.mark.crash
@@ -186,7 +186,7 @@ def test_a_criu_that_ends_at_once(body: str, zoo: Zoo, criuctl: Criuctl, afterma
 def test_its_first_error_is_told(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
     """What CRIU would stumble over is named, before it does; the log of one that did is kept, see `test_needs`."""
     animal = zoo.launch("nowhere.py")
-    told = trip.dump(animal)
+    told = trip.dump(animal, env=RECORDED)  # else its output is put back, and the folder for it is made again
     (animal.folder / "ready").unlink()
     os.rename(animal.folder, animal.folder.with_name("moved-away"))
     answer = criuctl("restore", told["checkpoint"], check=False)
