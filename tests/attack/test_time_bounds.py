@@ -150,9 +150,10 @@ def test_the_main_thread_hangs_where_nothing_interrupts_it(
     hooks = HookFolder(home.path / "hooks")
     hooks.sh("post-dump", "stall", f"fsfreeze -f {frozen_disk}")
     command = criuctl.start("dump", standing.pid, "--max-freeze", str(BOUND), "--connections", "keep")
+    wait_until(lambda: stopped(standing), 60, "it is frozen")
+    wait_until(lambda: not stopped(standing), 60, "it runs again")
     report = standing.ask()
-    while report["longest"] < 1:  # it was not frozen yet
-        report = standing.ask()
+    assert report["longest"] > 1
     assert command.process.poll() is None
     assert not stopped(standing)
     subprocess.run(["fsfreeze", "-u", frozen_disk], check=True)
