@@ -149,6 +149,7 @@ def test_what_a_failed_restore_has_left_is_taken_back(before: bool, after: str, 
         os.chmod(path, 0o604)
         os.utime(path, ns=(1, 10**18))
     bindings = Bindings(images, [])
+    bindings.put()
     bindings.begin()
     if before:
         os.unlink(path)
@@ -172,6 +173,7 @@ def test_what_a_failed_restore_has_left_is_taken_back(before: bool, after: str, 
 def test_it_is_somebodys_by_now(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     bindings = Bindings(_Images({"name": os.fsencode(path)}), [])
+    bindings.put()
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(path)
         with pytest.raises(RestoreFailed, match="by now") as refused:
