@@ -273,6 +273,9 @@ class Criuctl(Way):
             "PYTHONPATH": str(PROJECT),
             "XDG_CONFIG_HOME": str(self._folder / "config"),
             "CRIUCTL_STORE": self._place.url("criuctl"),
+            # The tree shares a file with the bench, which must stay the same one.
+            "CRIUCTL_FILES_SMALL_MIB": "0",
+            "CRIUCTL_SHARED_MEMORY_MAX_MIB": "0",
             "CRIUCTL_STATE_DIR": str(self._folder / "state"),
             "CRIUCTL_CACHE_DIR": str(self._folder / "cache"),
             "CRIUCTL_KEY_DIR": str(self._folder / "keys"),

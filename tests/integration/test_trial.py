@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.command import Criuctl, Home
 from support.keeper import wait_until
-from support.trip import Trip
+from support.trip import RECORDED, Trip
 from support.zoo import Zoo
 
 pytestmark = pytest.mark.integration
@@ -35,6 +35,7 @@ def everything(home: Home) -> dict[str, tuple[int, int]]:
 
 
 def test_it_comes_back_and_answers_and_the_living_one_is_not_touched(zoo: Zoo, trip: Trip, criuctl: Criuctl, home: Home) -> None:
+    criuctl.extra.update(RECORDED)  # its log does not travel
     animal = zoo.launch("counter.py")
     book = animal.folder / "book"
     book.write_bytes(b"then")
