@@ -25,10 +25,9 @@ from typing import Any
 from msgspec import Struct
 
 from ...errors import CriuctlError, NoSuchProcess
-from ...proc import netfilter
+from ...proc import netfilter, rtnetlink
 from ...proc.namespaces import in_net_namespace, named_netns, new_net_namespace
 from ...proc.procfs import all_pids, read_link, read_text, reading
-from ...proc.rtnetlink import IFF_LOOPBACK, Link, Route, Rtnetlink
 from ...proc.sockdiag import socket_inside
 from ...report import Reporter
 from ..target import ancestors
@@ -128,7 +127,7 @@ def look(namespace: int, others: Iterable[int] = ()) -> Network:
 
     `others` are those that CRIU saves as well: an interface may have its other end there.
     """
-    with Rtnetlink(namespace) as net:
+    with rtnetlink.Rtnetlink(namespace) as net:
         links = {link.index: link for link in net.links()}
         saved = {None, *(net.number_of(other) for other in others)}
         names = {index: link.name for index, link in links.items()}
@@ -137,7 +136,7 @@ def look(namespace: int, others: Iterable[int] = ()) -> Network:
         rules = net.rules()
         queueing = {f"{kind} on {names.get(index, '?')}" for index, kind in net.queueing() if kind != "noqueue"}
     tables = frozenset(netfilter.all_tables(partial(socket_inside, namespace)))
-    own = [link for link in links.values() if not link.flags & IFF_LOOPBACK]
+    own = [link for link in links.values() if not link.flags & rtnetlink.IFF_LOOPBACK]
     return Network(
         frozenset(map(_name, own)),
         frozenset(addresses - _OF_LOOPBACK),
@@ -150,7 +149,7 @@ def look(namespace: int, others: Iterable[int] = ()) -> Network:
     )
 
 
-def _all_routes(net: Rtnetlink) -> Iterator[bytes]:
+def _all_routes(net: rtnetlink.Rtnetlink) -> Iterator[bytes]:
     for family in (socket.AF_INET, socket.AF_INET6):
         with suppress(OSError):  # a kernel without IPv6
             yield from (route.message for route in net.routes(family))
@@ -161,7 +160,7 @@ def _by_itself(ip: str) -> bool:
     return ip.startswith("fe80:") and "ff:fe" in ip
 
 
-def _name(link: Link) -> str:
+def _name(link: rtnetlink.Link) -> str:
     return f"{link.name} ({link.driver or 'physical'})"
 
 
@@ -309,10 +308,10 @@ def complete(net: Mapping[str, Any], pids: Mapping[int, int], reporter: Reporter
 def _complete(namespace: int, wanted: Network) -> Network:
     """Set what is missing, but for settings that the namespace does not have; what is missing then."""
     in_net_namespace(namespace, partial(_set, wanted.settings))
-    with Rtnetlink(namespace) as net:
+    with rtnetlink.Rtnetlink(namespace) as net:
         for message in wanted.routes - set(_all_routes(net)):
             with suppress(OSError):  # it is missing
-                net.add_route(Route(message, 0))
+                net.add_route(rtnetlink.Route(message, 0))
     return wanted.beyond(beyond_new(namespace))
 
 

@@ -29,6 +29,11 @@ def mark(images: ImageSet, tree: Sequence[Process], opened: Mapping[int, Sequenc
         images.write_files(entries)
 
 
+def stands_for_one(path: str) -> bool:
+    """Whether a file of the images is one of these by now: at its path, which only root could make, is nothing."""
+    return path.startswith("/" + _NAME.format(""))
+
+
 def make(images: ImageSet, stack: ExitStack) -> dict[str, int]:
     """Make those of the images; returns what CRIU inherits: key -> descriptor, closed with `stack`."""
     entries = images.files()

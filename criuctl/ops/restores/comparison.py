@@ -25,6 +25,7 @@ from ...proc.controlled import Looks
 from ...proc.procfs import read_text
 from ..openfiles.granting import HINT, Judge
 from ..openfiles.handover import Expected, Inode
+from ..resources import semaphores
 
 _LINKS: Mapping[Role, str] = {"program": "exe", "working folder": "cwd", "root folder": "root"}
 
@@ -36,6 +37,8 @@ def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], root: int
     held = _Held(pids)
     unknown: list[tuple[HeldFile, Use, Inode]] = []
     for one in expected.files:
+        if semaphores.stands_for_one(one.path):
+            continue
         wanted = expected.inodes.get(one.id)
         if wanted is None and (one.deleted or one.external):
             continue
