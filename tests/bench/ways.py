@@ -273,8 +273,7 @@ class Criuctl(Way):
             "PYTHONPATH": str(PROJECT),
             "XDG_CONFIG_HOME": str(self._folder / "config"),
             "CRIUCTL_STORE": self._place.url("criuctl"),
-            # The tree shares a file with the bench, which must stay the same one.
-            "CRIUCTL_FILES_SMALL_MIB": "0",
+            "CRIUCTL_FILES_SMALL_MIB": "0",  # no peer takes files along
             "CRIUCTL_SHARED_MEMORY_MAX_MIB": "0",
             "CRIUCTL_STATE_DIR": str(self._folder / "state"),
             "CRIUCTL_CACHE_DIR": str(self._folder / "cache"),
@@ -307,7 +306,8 @@ class Criuctl(Way):
     def restore(self, tree: Tree, *, memory: bool = False) -> Restored:
         os.sync()
         tree.arm()
-        answer, began, seconds, peaks = self.command("restore", self._session, memory=memory)
+        # The tree shares a file with the bench, which goes on: it must stay the same one.
+        answer, began, seconds, peaks = self.command("restore", self._session, "--files", "keep", memory=memory)
         if answer["pid"] != tree.pid:
             raise BenchFailed(f"criuctl restored the tree as PID {answer['pid']}, not as {tree.pid}")
         return Restored(tree.resumed_at() - began, seconds, peaks)
