@@ -15,7 +15,7 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...errors import NoSuchProcess
+from ...errors import CriuctlError
 from ...proc.procfs import read_link
 from ...report import Finding
 from .scene import Scene
@@ -112,7 +112,7 @@ def _remedied(finding: Finding, line: Sequence[str]) -> Finding:
 def executables(scene: Scene, findings: Iterable[Finding]) -> dict[int, list[str]]:
     """What `remedied` asks of the processes that errors are about: of the tree, and of what has started its root."""
     outside = ""
-    with suppress(NoSuchProcess, OSError):
+    with suppress(CriuctlError, OSError):  # it has ended, or may not be looked at
         outside = read_link(scene.root.ppid, "exe") if scene.root.ppid else ""
     lines: dict[int, list[str]] = {}
     for pid in {f.pid for f in findings if f.level == "error" and f.pid in scene.by_pid}:

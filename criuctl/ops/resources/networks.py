@@ -267,8 +267,10 @@ def _ends_with_child(pid: int) -> bool:
     try:
         words = read_text(pid, "cmdline").split("\0")
         return os.path.basename(read_link(pid, "exe")) == "unshare" or any(w.endswith(_PID_1) for w in words)
-    except CriuctlError:
+    except NoSuchProcess:
         return True  # it has ended
+    except CriuctlError:
+        return False  # it may not be looked at
 
 
 def _tools_missing(folder: str) -> bool:
