@@ -202,7 +202,7 @@ def test_nothing_stays_when_somebody_is_killed(victim: str) -> None:
 
 def _lives(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False

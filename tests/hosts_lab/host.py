@@ -186,7 +186,7 @@ class Host:
         above = pid
         while above > 1 and above != self.init_pid:
             try:
-                with open(f"/proc/{above}/stat") as file:
+                with open(f"/proc/{above}/stat", errors="replace") as file:
                     above = int(file.read().rpartition(")")[2].split()[1])
             except (FileNotFoundError, ProcessLookupError):
                 if above == pid:
@@ -212,7 +212,7 @@ class Host:
 
     def _numbers(self, pid: int) -> list[int]:
         """A process's PIDs, from this machine's to the innermost namespace's."""
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
             if line.startswith("NSpid:"):
                 numbers = [int(number) for number in line.split()[1:]]
                 return numbers if len(numbers) > 1 else [*numbers, 0]

@@ -81,7 +81,7 @@ class Identity:
 
 def inner_pid(pid: int) -> int:
     """What a process is called in its own PID namespace."""
-    status = Path(f"/proc/{pid}/status").read_text()
+    status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     return int(next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[-1])
 
 

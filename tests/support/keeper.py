@@ -130,7 +130,7 @@ class Keeper:
 def start_time(pid: int) -> int | None:
     """Clock ticks since boot at which the process began, or None when there is none."""
     try:
-        with open(f"/proc/{pid}/stat") as file:
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[19])
     except (FileNotFoundError, ProcessLookupError):
         return None
