@@ -213,9 +213,9 @@ def test_the_page_tells_and_does_nothing_without_its_token(page: tuple[str, str]
     """Any user of the host reaches the port; only who was shown the address has the token."""
     url, token = page
     bearer = f"Bearer {token}"
-    operators("run", "-d", "--name", "work", "--", "sleep", "1000")
-    kill = {"action": "pause", "session": "work"}
-    for path in ("about", "sessions/work/tree", "newest", "live", "sessions/work/terminal"):
+    operators("run", "-d", "--name", "shell", "--", "sleep", "1000")
+    kill = {"action": "pause", "session": "shell"}
+    for path in ("about", "sessions/shell/tree", "newest", "live", "sessions/shell/terminal"):
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {token}"}, {"Cookie": f"token={token}"}):
             assert asked(f"{url}api/{path}", **headers) == 401, (path, headers)
     assert asked(f"{url}api/actions", kill) == 401
@@ -225,7 +225,7 @@ def test_the_page_tells_and_does_nothing_without_its_token(page: tuple[str, str]
     assert asked(f"{url}api/about", Authorization=bearer, Origin="null") == 403
     assert asked(f"{url}api/about", Authorization=bearer, Host="evil.example") == 403
     assert asked(f"{url}api/about", Authorization=bearer) == 200
-    assert operators("status", "work")["state"] == "running"
+    assert operators("status", "shell")["state"] == "running"
 
 
 def test_the_token_is_in_no_argument_or_environment(page: tuple[str, str]) -> None:
