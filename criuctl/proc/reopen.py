@@ -16,7 +16,7 @@ _ALIGN = 16
 
 
 def reopen(pid: int, path: str, flags: int, fds: Iterable[tuple[int, bool]], position: int = 0) -> None:
-    """Have `pid` open `path` with its own credentials, go to `position` and put it under each number
+    """Have `pid` open `path` with the credentials that it has now, go to `position` and put it under each number
     of `fds` (with close-on-exec or without).
 
     What was open there is closed.  `OSError` says what the process was answered.

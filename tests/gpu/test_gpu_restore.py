@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,11 @@ import pytest
 from support.command import Criuctl
 from support.gpu_standin import Board, Device, DeviceProgram, Driver, Programs
 from support.keeper import wait_until
+
+from criuctl.checkpoint.manifest import GpuDescriptor, GpuRecord
+from criuctl.ops.restores.devices import RestoredDevices
+from criuctl.proc.credentials import CAP_DAC_OVERRIDE, Credentials
+from criuctl.report import Reporter
 
 pytestmark = pytest.mark.integration
 
@@ -172,3 +178,18 @@ def test_a_lazy_restore(gpu: Programs, gpu_criuctl: Criuctl) -> None:
     gpu_criuctl("dump", program.pid, "--name", "run")
     wait_until(lambda: not program.animal.alive(), 30, "what was dumped has ended")
     comes_back(gpu_criuctl, gpu, program, "--lazy")
+
+
+def test_a_device_is_opened_only_for_a_user_that_may(gpu: Programs, board: Board) -> None:
+    """In post-restore a process still has root's rights: a record must not lend them to its user."""
+    node = board.devices[0].node  # mode 0600, root's
+    program = gpu.start("idle", "/dev/null")
+    record = GpuRecord("580.1", 13000, opened=(GpuDescriptor(7, 0, node, os.O_RDWR),))
+    for uid, there, warnings in ((1001, "/dev/null", 1), (0, node, 0)):
+        reporter = Reporter()
+        capabilities = 0 if uid else 1 << CAP_DAC_OVERRIDE
+        users = {7: Credentials(uid=uid, gid=uid, capabilities=capabilities)}
+        RestoredDevices(record, reporter).reopen({7: program.pid}, users)
+        assert os.readlink(f"/proc/{program.pid}/fd/0") == there
+        assert len(reporter.warnings) == warnings
+    program.goes_on()

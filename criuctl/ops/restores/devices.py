@@ -14,6 +14,7 @@ What fails ends the tree: nothing of it has run.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
@@ -22,10 +23,12 @@ from typing import Any, Self
 from ...checkpoint.manifest import GpuRecord
 from ...errors import CriuctlError, NoSuchProcess, RestoreFailed
 from ...gpu.driver_process import Answer, DriverProcess
+from ...proc.credentials import Credentials
 from ...proc.heldthreads import HeldThreads
 from ...proc.namespaces import ns_pids
 from ...proc.procfs import all_tids
 from ...proc.reopen import reopen
+from ...proc.trustedpath import access_of, may_open, opened
 from ...report import Finding, Reporter
 from ..resources.gpus import HostGpus, gpu_facts, judge
 
@@ -66,10 +69,17 @@ class RestoredDevices:
         except CriuctlError as error:
             return HostGpus(error=str(error))
 
-    def reopen(self, pids: Mapping[int, int]) -> None:
-        """Devices that were open without use; the tree is in place, and has not run.  `pids`: its own numbers -> ours."""
+    def reopen(self, pids: Mapping[int, int], users: Mapping[int, Credentials]) -> None:
+        """Open devices that were open without use; the tree is in place, and has not run.
+
+        `pids`: its own numbers -> ours; `users`: what each process will be, by its own number.  In this
+        moment CRIU has not given it its user yet, so what its user may open is judged here.
+        """
         for one in self._record.opened:
             try:
+                with opened(one.path) as place:
+                    if not may_open(users[one.pid], place.walked, access_of(one.flags)):
+                        raise PermissionError(errno.EACCES, "its user may not open it", one.path)
                 reopen(pids[one.pid], one.path, one.flags, [(one.fd, one.cloexec)])
             except (OSError, KeyError, CriuctlError) as error:
                 self._reporter.warning(f"PID {one.pid}: {one.path} (fd {one.fd}) is /dev/null now: {error}")

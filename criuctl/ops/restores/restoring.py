@@ -302,7 +302,7 @@ class Restoring(Struct):
             networks.complete(self.manifest.namespaces["net"], pids, self.reporter)
         mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         if self.devices is not None:
-            self.devices.reopen(pids)
+            self.devices.reopen(pids, self.judge.holders)
         lateprocfiles.open_late(self.proc_files.late, pids)
         mend.set_watches(self.watches, pids)
         inherited = self.terminals.owners
