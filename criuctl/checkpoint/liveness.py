@@ -97,7 +97,7 @@ class Live:
                 return  # removed, and another collection was faster
             ref = f"{manifest.session.name}@{manifest.number}"
             raise Damaged(
-                f"{ref} is damaged, so nobody knows what it needs: {error.message}",
+                f"{ref} is damaged, so the objects that it needs are unknown: {error.message}",
                 hint=f"Nothing was removed. Remove that checkpoint: criuctl rm {quoted(ref)}",
                 object=name,
             ) from error

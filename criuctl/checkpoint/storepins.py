@@ -109,7 +109,7 @@ class Pinning:
         return StoreChanged(
             f"{url} is not the store that it was: this host has pinned {self.pin.told()}, since {self.pin.since},"
             f" and finds {found}; nothing was read or written",
-            hint="Somebody may have replaced it: find out before anything is restored from it or stored in it."
+            hint="Another user may have replaced it: find out before anything is restored from it or stored in it."
             " If it was replaced on purpose,"
             f" `criuctl store trust --store {quoted(url)}{' --no-encrypt' if plain else ''}` pins the one there now.",
             store=url,
@@ -132,14 +132,14 @@ class Pinning:
         if self.place and (source := keys.passphrase_source(config)):
             raise StoreNotTrusted(
                 f"{url} is not encrypted, this host meets it for the first time, and has a passphrase ({source})",
-                hint="Somebody may have replaced the store. If it is meant to be plain: "
+                hint="Another user may have replaced the store. If it is meant to be plain: "
                 f"`criuctl store trust --store {quoted(url)} --no-encrypt`.",
                 store=url,
             )
         if self.remote:
             raise StoreNotTrusted(
                 f"{url} is not encrypted, and this host has neither made it so nor been told that it is",
-                hint="If it is meant to be plain, so that whoever reads or writes the bucket can read and forge checkpoints: "
+                hint="If it is meant to be plain, so that every user of the bucket can read or forge checkpoints: "
                 f"`criuctl store trust --store {quoted(url)} --no-encrypt`.",
                 store=url,
             )
@@ -213,7 +213,7 @@ class Trusting(Pinning):
     def check_plain(self, store_id: str, config: Config, url: str) -> None:
         if not self._plain:
             raise StoreNotTrusted(
-                f"{url} is not encrypted: whoever reads or writes it can read and forge checkpoints",
+                f"{url} is not encrypted: every user who can read or write it can read or forge checkpoints",
                 hint="If it is meant to be so, say --no-encrypt.",
                 store=url,
             )

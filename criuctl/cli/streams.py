@@ -39,7 +39,7 @@ def unheard(write: Callable[[], object]) -> bool:
         return False
     except BrokenPipeError:
         discard(1)
-        tell("criuctl: done, but nobody reads the result")
+        tell("criuctl: done, but the result could not be written: its reader has gone")
     except ResultLost as error:
         tell(f"criuctl: done, but {error.message}")
     return True
