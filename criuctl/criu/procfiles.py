@@ -26,6 +26,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from ..errors import Damaged
 from . import schema
 from .images import ImageSet, path_of, read, write
 
@@ -33,6 +34,8 @@ _IMAGE, _KIND = "remap-fpath.img", "REMAP_FPATH"
 _ENDED = 2  # RemapType PROCFS
 _PATH = re.compile(r"/proc/(\d+)(?:/task/(\d+))?(/.*)?")
 _OF_OPEN = re.compile(r"/(fd|fdinfo|map_files|ns)/.*")
+# Links into what a process has: the kernel gives the name of the file behind one, never a name through it.
+_THROUGH_LINK = re.compile(r"/(root|cwd|exe|(fd|map_files|ns)/[^/]+)(/.*)?")
 _OUTLIVES = re.compile(r"/(net(/.*)?|mounts|mountinfo|mountstats)")
 _CLOEXEC = 1  # FD_CLOEXEC, among the flags of a descriptor in the images
 _HIGHEST = 32768  # of the numbers that every kernel has
@@ -69,6 +72,16 @@ def about(path: str) -> About | None:
     return About(int(found[1]), int(found[2] or 0), found[3] or "") if found else None
 
 
+def check_name(path: str, what: About) -> None:
+    """`Damaged` for a name that the kernel gives to no open file: its links would lead out of /proc, to any file."""
+    parts = what.rest.removesuffix("/").split("/")[1:]  # CRIU ends some names of folders with a slash
+    if any(part in ("", ".", "..") for part in parts) or _THROUGH_LINK.fullmatch(what.rest):
+        raise Damaged(
+            f"the images name the file {path}, which is not the name of an open file",
+            hint="See who can write to the store; do not restore this checkpoint.",
+        )
+
+
 def outlives(what: About) -> bool:
     """Whether the open file tells more after the process has ended: of its network or its mounts."""
     return _OUTLIVES.fullmatch(what.rest) is not None
@@ -76,7 +89,7 @@ def outlives(what: About) -> bool:
 
 def sort(images: ImageSet, same: Callable[[int], bool], taken: Callable[[int], bool]) -> Sorted:
     """Edit the images.  `same`: whether the process of this number, outside of the tree, is that of
-    the dump; `taken`: whether a number is, where the tree comes to.
+    the dump; `taken`: whether a number is, where the tree comes to.  `Damaged`: see `check_name`.
     """
     entries = images.files()
     found = [(e, what) for e in entries if e.HasField("reg") and (what := about(path_of(e.reg)))]
@@ -100,6 +113,7 @@ def sort(images: ImageSet, same: Callable[[int], bool], taken: Callable[[int], b
         return numbers[number]
 
     for entry, what in found:
+        check_name(path_of(entry.reg), what)
         reg, held, was = entry.reg, holders.get(entry.id, []), path_of(entry.reg)
         alive = entry.id not in dead and (what.tid in tree[what.pid] | {0} if what.pid in tree else what.pid in threads)
         if alive:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.identity import inner_pid
 from support.laboratory import Laboratory
 
 from criuctl.checkpoint.repository import Repository
@@ -31,7 +32,7 @@ def shadow(lab: Laboratory) -> Iterator[Path]:
     assert file.read_text() == "the hashes"
 
 
-def forged(lab: Laboratory, told: Any, path: Path, other: Path, **changes: object) -> str:
+def forged(lab: Laboratory, told: Any, path: Path, other: Path | str, **changes: object) -> str:
     """A checkpoint that has `other` wherever this one has `path`, of the same length."""
     assert len(str(path)) == len(str(other))
     before, after = os.fsencode(path), os.fsencode(other)
@@ -45,10 +46,9 @@ def forged(lab: Laboratory, told: Any, path: Path, other: Path, **changes: objec
         assert before in data
         paths = [one.path.replace(str(path), str(other)) for one in manifest.files]
         pairs = zip(manifest.files, paths, strict=True)
-        files = tuple(one.with_use(path=new) for one, new in pairs)
-        number = other.stat().st_ino
-        theirs = [one for one in manifest.inodes if one.path == str(path)]
-        inodes = tuple(one.with_use(path=str(other), inode=number) for one in theirs)
+        files = tuple(one.with_use(path=new) for one, new in pairs if not new.startswith("/proc/"))
+        theirs = [one for one in manifest.inodes if one.path == str(path) and not str(other).startswith("/proc/")]
+        inodes = tuple(one.with_use(path=str(other), inode=os.stat(other).st_ino) for one in theirs)
         with repository.writer(reporter) as writer:
             writer.add_bytes("images", data.replace(before, after))
             writer.flush()
@@ -71,6 +71,32 @@ def test_a_file_of_root_s(lab: Laboratory, shadow: Path, flags: int) -> None:
     answer = lab.restore(forged(lab, told, own, shadow), check=False)
     assert answer["exit_code"] == 4, answer
     assert "nothing proves" in answer["error"]["message"]
+    assert lab.processes() == []
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "/proc/{pid}/root",
+        "/proc/{pid}/task/{pid}/root",
+        "/proc/{pid}/fd/../root",  # opened by the process itself, when all is there
+        "/proc/./{pid}/root",
+        "/proc/self/root",
+        "/proc/thread-self/root",
+    ],
+)
+def test_a_file_of_root_s_by_a_link_of_procfs(lab: Laboratory, shadow: Path, way: str) -> None:
+    """CRIU follows such a link with root's rights; the kernel never gives an open file such a name."""
+    folder = lab.folder / ("d" * 60)
+    lab.as_user(f"mkdir {folder}; printf 'the hashes' > {folder}/shadow; chmod 600 {folder}/shadow")
+    own = folder / "shadow"
+    pid = lab.start((own, os.O_RDONLY))
+    os.chown(lab.folder / "output", lab.uid, lab.uid)
+    link = way.format(pid=inner_pid(pid))
+    told = lab.dump(pid)
+    other = link + str(shadow).rjust(len(str(own)) - len(link), "/")
+    answer = lab.restore(forged(lab, told, own, other), check=False)
+    assert answer["exit_code"] != 0, answer
     assert lab.processes() == []
 
 

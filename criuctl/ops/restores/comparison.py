@@ -12,14 +12,16 @@ process holds, and what it may have.
 
 from __future__ import annotations
 
+import errno
 import os
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 
 from msgspec.structs import replace
 
 from ...criu.heldfiles import HeldFile, Role, Use
+from ...criu.procfiles import LateFile, about
 from ...errors import NoSuchProcess, RestoreFailed
 from ...proc.controlled import Looks
 from ...proc.procfs import read_text
@@ -27,6 +29,7 @@ from ..openfiles.granting import HINT, Judge
 from ..openfiles.handover import Expected, Inode
 from ..resources import semaphores
 
+_ENDED = (errno.ENOENT, errno.ESRCH)  # of a file of /proc whose process is gone
 _LINKS: Mapping[Role, str] = {"program": "exe", "working folder": "cwd", "root folder": "root"}
 
 
@@ -58,6 +61,18 @@ def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], root: int
         _judge_now(unknown, judge, root)
 
 
+def compare_late(files: Iterable[LateFile], judge: Judge, pids: Mapping[int, int], root: int) -> None:
+    """Judge the files of /proc that the processes have opened themselves, with root's rights; as `compare`."""
+    held = _Held(pids)
+    opened = []
+    for file in files:
+        for pid, fd, _ in file.holders:
+            use = Use(pid, "descriptor", fd, file.flags)
+            opened.append((HeldFile(0, file.path, 0, file.flags, (use,)), use, held.by(use)))
+    if opened:
+        _judge_now(opened, judge, root)
+
+
 def _differs(one: HeldFile, use: Use) -> RestoreFailed:
     return RestoreFailed(
         f"PID {use.pid} ({use}) does not have the file that was at {one.path} when it was judged:"
@@ -80,7 +95,7 @@ def _judge_now(unknown: list[tuple[HeldFile, Use, Inode]], judge: Judge, root: i
                         raise _differs(one, use)
                     objection = judge.objection(replace(one, uses=(use,)), found, view)
             except OSError as error:
-                if one.path.startswith("/proc/"):  # of a process that has ended
+                if error.errno in _ENDED and about(one.path):  # its process has ended; its name leads out of /proc nowhere
                     continue
                 raise _differs(one, use) from error
             if objection is not None:

@@ -73,11 +73,14 @@ class RestoredDevices:
         """Open devices that were open without use; the tree is in place, and has not run.
 
         `pids`: its own numbers -> ours; `users`: what each process will be, by its own number.  In this
-        moment CRIU has not given it its user yet, so what its user may open is judged here.
+        moment CRIU has not given it its user yet, so what its user may open is judged here; and only
+        where root alone controls the path, so that it leads the process to what was judged.
         """
         for one in self._record.opened:
             try:
                 with opened(one.path) as place:
+                    if place.way_fault is not None:
+                        raise PermissionError(errno.EACCES, place.way_fault.reason, one.path)
                     if not may_open(users[one.pid], place.walked, access_of(one.flags)):
                         raise PermissionError(errno.EACCES, "its user may not open it", one.path)
                 reopen(pids[one.pid], one.path, one.flags, [(one.fd, one.cloexec)])

@@ -304,6 +304,7 @@ class Restoring(Struct):
         if self.devices is not None:
             self.devices.reopen(pids, self.judge.holders)
         lateprocfiles.open_late(self.proc_files.late, pids)
+        comparison.compare_late(self.proc_files.late, self.judge, pids, root)
         mend.set_watches(self.watches, pids)
         inherited = self.terminals.owners
         owners = {key: owner for key, owner in self.owners.items() if owner.pid or key in inherited}

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from criuctl.checkpoint.manifest import HostInfo, InodeRecord, Manifest, SessionRef
 from criuctl.criu.heldfiles import HeldFile, Use
-from criuctl.errors import Damaged
+from criuctl.criu.procfiles import LateFile
+from criuctl.errors import Damaged, RestoreFailed
 from criuctl.ops.openfiles import heldinodes
 from criuctl.ops.openfiles.granting import Judge, Objection, check_flags
 from criuctl.ops.registry import boot_id
+from criuctl.ops.restores.comparison import compare_late
 from criuctl.proc import inodes
 from criuctl.proc.controlled import Looks
 from criuctl.proc.credentials import Credentials
@@ -152,3 +156,17 @@ def test_flags_that_no_open_file_has() -> None:
         with pytest.raises(Damaged):
             check_flags([HeldFile(1, "/x", 0, os.O_WRONLY | flags, ())])
     check_flags([HeldFile(1, "/x", 0, os.O_WRONLY | os.O_APPEND, ())])
+
+
+@pytest.mark.parametrize(("name", "fine"), [("status", True), ("mem", False)])
+def test_a_file_of_proc_that_its_process_opened_with_root_s_rights(name: str, fine: bool) -> None:
+    """It is judged like one that CRIU opened: nothing proves that the user's process had another's memory open."""
+    path = f"/proc/{os.getpid()}/task/{os.getpid()}/{name}"
+    late = LateFile(path, os.O_RDONLY, 0, ((7, 0, False),))
+    judge = Judge(MANIFEST, {}, {}, {7: OWN}, certain=False)
+    with open(path, "rb") as file, subprocess.Popen(["sleep", "60"], stdin=file) as holder:
+        try:
+            with nullcontext() if fine else pytest.raises(RestoreFailed, match="nothing proves"):
+                compare_late([late], judge, {7: holder.pid}, holder.pid)
+        finally:
+            holder.kill()
