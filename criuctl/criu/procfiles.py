@@ -36,6 +36,7 @@ _PATH = re.compile(r"/proc/(\d+)(?:/task/(\d+))?(/.*)?")
 _OF_OPEN = re.compile(r"/(fd|fdinfo|map_files|ns)/.*")
 # Links into what a process has: the kernel gives the name of the file behind one, never a name through it.
 _THROUGH_LINK = re.compile(r"/(root|cwd|exe|(fd|map_files|ns)/[^/]+)(/.*)?")
+_OWN_LINKS = ("self", "thread-self")
 _OUTLIVES = re.compile(r"/(net(/.*)?|mounts|mountinfo|mountstats)")
 _CLOEXEC = 1  # FD_CLOEXEC, among the flags of a descriptor in the images
 _HIGHEST = 32768  # of the numbers that every kernel has
@@ -72,10 +73,14 @@ def about(path: str) -> About | None:
     return About(int(found[1]), int(found[2] or 0), found[3] or "") if found else None
 
 
-def check_name(path: str, what: About) -> None:
-    """`Damaged` for a name that the kernel gives to no open file: its links would lead out of /proc, to any file."""
-    parts = what.rest.removesuffix("/").split("/")[1:]  # CRIU ends some names of folders with a slash
-    if any(part in ("", ".", "..") for part in parts) or _THROUGH_LINK.fullmatch(what.rest):
+def check_name(path: str) -> None:
+    """`Damaged` for a name below /proc that the kernel gives to no open file: by a link, it would lead to any file."""
+    if not path.startswith("/proc/"):
+        return
+    what = about(path)
+    parts = path.removesuffix("/").split("/")[2:]  # CRIU ends some names of folders with a slash
+    dots = any(part in ("", ".", "..") for part in parts)
+    if dots or parts[0] in _OWN_LINKS or (what and _THROUGH_LINK.fullmatch(what.rest)):
         raise Damaged(
             f"the images name the file {path}, which is not the name of an open file",
             hint="See who can write to the store; do not restore this checkpoint.",
@@ -92,6 +97,9 @@ def sort(images: ImageSet, same: Callable[[int], bool], taken: Callable[[int], b
     the dump; `taken`: whether a number is, where the tree comes to.  `Damaged`: see `check_name`.
     """
     entries = images.files()
+    for entry in entries:
+        if entry.HasField("reg"):
+            check_name(path_of(entry.reg))
     found = [(e, what) for e in entries if e.HasField("reg") and (what := about(path_of(e.reg)))]
     if not found:
         return Sorted()
@@ -113,7 +121,6 @@ def sort(images: ImageSet, same: Callable[[int], bool], taken: Callable[[int], b
         return numbers[number]
 
     for entry, what in found:
-        check_name(path_of(entry.reg), what)
         reg, held, was = entry.reg, holders.get(entry.id, []), path_of(entry.reg)
         alive = entry.id not in dead and (what.tid in tree[what.pid] | {0} if what.pid in tree else what.pid in threads)
         if alive:

@@ -96,7 +96,8 @@ def test_a_file_of_root_s_by_a_link_of_procfs(lab: Laboratory, shadow: Path, way
     told = lab.dump(pid)
     other = link + str(shadow).rjust(len(str(own)) - len(link), "/")
     answer = lab.restore(forged(lab, told, own, other), check=False)
-    assert answer["exit_code"] != 0, answer
+    assert answer["exit_code"] == 8, answer
+    assert "not the name of an open file" in answer["error"]["message"]
     assert lab.processes() == []
 
 
