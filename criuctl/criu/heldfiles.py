@@ -25,6 +25,7 @@ from msgspec.structs import replace
 
 from ..proc.credentials import Credentials
 from .images import ImageSet, path_of, read
+from .ttyimages import own_nodes
 
 Role = Literal["descriptor", "mapping", "program", "working folder", "root folder"]
 _OF_FILE = 1 << 6 | 1 << 7  # VMA_FILE_PRIVATE, VMA_FILE_SHARED: a vma's status
@@ -61,12 +62,13 @@ def held_files(images: ImageSet) -> list[HeldFile]:
     flags = {e.id: e.reg.flags for e in entries if e.HasField("reg")}
     uses = _uses(images, flags)
     gone = images.remapped() | {number for found in images.linked().values() for number, _ in found}
-    terminals = {e.tty.regf_id for e in entries if e.HasField("tty") and e.tty.HasField("regf_id")}
+    nodes = own_nodes(images)
     for entry in entries:
-        if entry.HasField("fifo") and entry.fifo.HasField("regf_id"):
-            opened = uses.setdefault(entry.fifo.regf_id, [])
-            mode = flags.get(entry.fifo.regf_id, 0)
-            opened += [replace(use, flags=mode) for use in uses.get(entry.id, ())]
+        for kind in (entry.fifo, entry.tty):
+            if kind.HasField("regf_id") and kind.regf_id not in nodes:
+                opened = uses.setdefault(kind.regf_id, [])
+                mode = flags.get(kind.regf_id, 0)
+                opened += [replace(use, flags=mode) for use in uses.get(entry.id, ())]
     return [
         HeldFile(
             id=entry.id,
@@ -78,7 +80,7 @@ def held_files(images: ImageSet) -> list[HeldFile]:
             deleted=entry.id in gone,
         )
         for entry in entries
-        if entry.HasField("reg") and entry.id not in terminals
+        if entry.HasField("reg") and (entry.id not in nodes or uses.get(entry.id))
     ]
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
-from .images import REGULAR, ImageSet, read, text, write
+from .images import REGULAR, ImageSet, path_of, read, text, write
 
 # TtyType: PTY, VT, EXT_TTY, SERIAL; a slave's info has the id N << 1 (criu/tty.c, tty_gen_id)
 _PTY, _CONSOLE, _EXTERNAL, _SERIAL = 1, 3, 5, 6
@@ -31,6 +31,7 @@ _SLAVES = 136  # their major device number
 _DEVPTS = 6  # of CRIU's file systems
 _NO_DEVICE = 0xFFFFF  # as st_dev of the made-up keys
 _IMAGE = "tty-info.img"
+_MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")
 _PTS = re.compile(r"(/?dev/pts/)(\d+)( \(deleted\))?")
 
 
@@ -174,6 +175,39 @@ def numbers(images: ImageSet) -> set[int]:
     if _IMAGE not in images.names():
         return set()
     return {entry.pty.index for entry in read(images.folder, _IMAGE, "TTY_INFO") if entry.HasField("pty")}
+
+
+def own_nodes(images: ImageSet) -> set[int]:
+    """The regular files (ids) that only name terminals which CRIU makes itself: such a name leads to no other file.
+
+    Of any other name CRIU would open, and give a mode to, whatever is there.
+    """
+    if _IMAGE not in images.names():
+        return set()
+    infos = {info.id: info for info in read(images.folder, _IMAGE, "TTY_INFO") if info.type == _PTY}
+    entries = images.files()
+    paths = {entry.id: path_of(entry.reg) for entry in entries if entry.HasField("reg")}
+    own: dict[int, bool] = {}
+    for entry in entries:
+        if not entry.HasField("tty") or not entry.tty.HasField("regf_id"):
+            continue
+        info, number = infos.get(entry.tty.tty_info_id), entry.tty.regf_id
+        node = f"/dev/pts/{info.pty.index}" if info is not None else ""
+        fits = info is not None and paths.get(number) in (_MASTERS if info.id & 1 else (node, f"{node} (deleted)"))
+        own[number] = fits and own.get(number, True)
+    return {number for number, fits in own.items() if fits}
+
+
+def forget_modes(images: ImageSet) -> None:
+    """Have CRIU give no mode to what it opens as a terminal and does not make (criu/tty.c, do_open_tty_reg)."""
+    named = {e.tty.regf_id for e in images.files() if e.HasField("tty") and e.tty.HasField("regf_id")} - own_nodes(images)
+
+    def edit(entry: Any) -> None:
+        if entry.HasField("reg") and entry.id in named:
+            entry.reg.ClearField("mode")
+
+    if named:
+        images.edit_files(edit)
 
 
 def own_devices(images: ImageSet) -> set[int]:

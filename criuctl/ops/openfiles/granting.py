@@ -242,6 +242,17 @@ def _access(use: Use) -> int:
     return trustedpath.access_of(use.flags)
 
 
+def check_external(files: Iterable[HeldFile], manifest: Manifest) -> None:
+    """`Damaged` if CRIU would open by its name what is said to be inherited."""
+    known = {one.key for one in manifest.external}
+    for held in files:
+        if held.external and held.path.lstrip("/") not in known:
+            raise Damaged(
+                f"the images have {held.path} inherited, and the manifest does not name it",
+                hint="The checkpoint is damaged or not from criuctl.",
+            )
+
+
 def check_flags(files: Iterable[HeldFile]) -> None:
     """`Damaged` if CRIU would make or empty files as it opens them."""
     for held in files:

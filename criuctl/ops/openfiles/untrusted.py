@@ -16,7 +16,7 @@ from ...proc.controlled import Looks
 from ...report import Finding
 from ..resources import ownbinds
 from . import unlinked
-from .granting import Judge, Objection, check_flags
+from .granting import Judge, Objection, check_external, check_flags
 from .judgement import Judgement
 
 
@@ -36,6 +36,7 @@ def objections(
     """
     held = held_files(images)
     check_flags(held)
+    check_external(held, manifest)
     if manifest.namespaces.get("mnt", {}).get("mode", "host") != "host":
         return []
     anew = {j.record.path for j in files if j.verdict in ("put-back", "beside", "overlaid")}

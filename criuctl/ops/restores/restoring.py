@@ -148,6 +148,7 @@ class Restoring(Struct):
                 self.reporter.warning(f"{path}: was one file with {made}; here they are on two file systems, and so two files")
             self.images.move_files(applied.own)
             self.images.forget_modes()
+            ttyimages.forget_modes(self.images)
             names = self.names = Bindings(self.images, plan.names)
             stack.callback(lambda: None if self.root else names.undo())
             names.put()
