@@ -118,7 +118,18 @@ class Tree:
             select.select([], [], [], _VFORK_PAUSE)
         return self._freeze()
 
+    def end_with_root(self, init: int) -> None:
+        """The root has ended, and `init`, PID 1 of its namespace, ends the rest, unless it stands still with them.
+
+        Nobody else of a tree that stands still runs in between.
+        """
+        if self.frozen:
+            self.signal(signal.SIGKILL, [identity for identity in self.members() if identity.pid != init])
+            self.thaw()
+
     def _freeze(self) -> tuple[str, int]:
+        if self.root is not None and _has_ended(self.root):
+            return "", 0  # what is left is about to end, by a PID 1 that must not stand still
         members = self.members()
         if self.asleep is None and not self.frozen:
             # Afterwards they look as frozen as the others, and one that a tracer has just let go of looks awake for a moment.
@@ -200,6 +211,11 @@ class Tree:
                 known.add(identity)
                 if identity not in self.stopped and identity not in asleep and self.signal(signal.SIGSTOP, (identity,)):
                     self.stopped.append(identity)
+
+
+def _has_ended(process: ProcessIdentity) -> bool:
+    """Whether it is gone, or a zombie: not if only its first thread has ended."""
+    return process.state() in ("Z", "X", "x", None) and _threads(process.pid) < 2
 
 
 def _threads(pid: int) -> int:

@@ -61,6 +61,7 @@ class RootWatch:
             return
         if holder.init in _own_children():
             holder.loop.unwatch(self._fd)  # its reaping will tell
+            holder.tree.end_with_root(holder.init)
             return
         code, number = _exit_by_pidfd(self._fd)
         if code is None and self._looks < _MAX_LOOKS:

@@ -80,6 +80,8 @@ class Steering:
         holder = self._holder
         self._needs_tree()
         method, count = holder.tree.freeze()
+        if not method:
+            raise Refused("state", "the session's program has just ended", state=holder.state)
         self._requests.record("pause", by, method=method, processes=count)
         if holder.deadman.holds:
             holder.paused_by = by.who()  # it stays so when the lease is renewed

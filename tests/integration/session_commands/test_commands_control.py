@@ -401,3 +401,14 @@ def test_what_is_kept_of_ended_sessions_is_forgotten(operators: Operators) -> No
     assert operators("list")[0]["session"] == "stored"
     told = [event for event in operators("events") if event["operation"] == "forget"]
     assert {event.get("session") for event in told} >= {"first", "second", "stored", "of-an-earlier-boot"}
+
+
+@pytest.mark.parametrize("where", [(), ("--host-pids",)], ids=["own PIDs", "host PIDs"])
+def test_the_program_of_a_paused_session_is_killed(operators: Operators, where: tuple[str, ...]) -> None:
+    """PID 1 of its namespace stands still too: it must reap its program and end all the same."""
+    operators("run", "-d", "--name", "work", *where, "--", "sh", "-c", "sleep 1000 & echo up; wait")
+    operators("wait", "work", "--since", "0", "--match", "up", "--timeout", TIMEOUT)
+    operators("pause", "work")
+    os.kill(operators("status", "work")["pid"], signal.SIGKILL)
+    wait_until(lambda: operators("status", "work")["state"] == "exited", TIMEOUT, "the session has ended")
+    assert operators("status", "work")["exit_code"] == 128 + signal.SIGKILL
