@@ -69,6 +69,12 @@ _DUMP = (
         passes=True,
     ),
     _r(
+        "pipes-used-up",
+        r"Unable to set a pipe size",
+        "the pipes of this user are as many as it may have (fs.pipe-user-pages-soft)",
+        "Raise the limit (`sysctl fs.pipe-user-pages-soft=NUMBER`), or give criuctl CAP_SYS_RESOURCE, which is not bound by it.",
+    ),
+    _r(
         "inside",
         r"The criu itself is within dumped tree",
         "criuctl runs inside the tree that it shall dump",

@@ -136,6 +136,12 @@ Error: Could not process rule: No such file or directory
             16590,
             None,
         ),
+        (
+            "(00.1) Error (criu/pipes.c:406): Unable to set a pipe size: Operation not permitted",
+            "pipes-used-up",
+            16590,
+            None,
+        ),
         ("(00.2) Error (criu/cr-dump.c:669): Can't make VM id for 2980", "shared-with-parent", 2980, None),
         (
             "(00.04) Error (criu/sockets.c:371): sockets: Can't get socket filter len: Permission denied",
