@@ -300,15 +300,15 @@ def test_a_store_that_was_announced_is_handed_out_once(monkeypatch: pytest.Monke
 
 
 def test_a_process_that_stands_still_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("criuctl.store.apart._SPARE", 1.0)
-    store = ApartStore(str(tmp_path / "store"), Config(s3_deadline=1.0))
-    store.create()
+    store = ApartStore(str(tmp_path / "store"), Config())
+    store.create()  # on a busy machine it may take its time to load
+    monkeypatch.setattr(store, "_patience", 3.0)
     os.kill(store.aside.pid, signal.SIGSTOP)
     try:
         began = time.monotonic()
         with pytest.raises(StoreUnreachable, match="does not answer"):
             store.put("o", b"content")
-        assert 4 < time.monotonic() - began < 15
+        assert 3 <= time.monotonic() - began < 120
     finally:
         os.kill(store.aside.pid, signal.SIGCONT)
         store.close()
