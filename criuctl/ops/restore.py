@@ -30,6 +30,7 @@ from ..hooks.contract import RECONNECT
 from ..hooks.find import executables
 from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
+from ..repairs import file_locks
 from ..report import Reporter, summarised
 from ..store import open_store
 from . import hooking, insidereport
@@ -45,7 +46,7 @@ from .openfiles.besides import left_behind, separated, spared
 from .openfiles.judgement import Policy
 from .preload import RESTORE, preload
 from .registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
-from .resources import boundnames, fifos, filelocks, groupyard, interfaces, memoryneeds
+from .resources import boundnames, fifos, groupyard, interfaces, memoryneeds
 from .resources.netlock import table_of
 from .resources.netplace import is_new
 from .resources.restoredterminals import RestoredTerminals
@@ -184,8 +185,8 @@ def restore(
             facts = replace(facts, findings=(*facts.findings, *left_behind(facts.files, images)))
         else:
             judged = facts.files
-            if not alone and (taken := filelocks.held(filelocks.wanted(images))):
-                holders = {lock.path: filelocks.holder(lock.path) for lock in taken}
+            if not alone and (taken := file_locks.held(file_locks.wanted(images))):
+                holders = {lock.path: file_locks.holder(lock.path) for lock in taken}
                 judged = separated(judged, images, holders)
             settled, shared = spared(judged, images, arrival.living(registry, manifest))
             own_pipes = fifos.own_for_copy(images, manifest)
@@ -198,7 +199,7 @@ def restore(
         else:
             stale = predicates.examine(config, manifest, force=force)
             own = {j.record.path for j in facts.files if j.verdict == "beside"}
-            locked = filelocks.locked_elsewhere(images, own, copy=wishes.copy)
+            locked = file_locks.locked_elsewhere(images, own, copy=wishes.copy)
             gone = list(absent(images, manifest, facts.files, facts.missing_folders))
             gone += kernelfiles.missing(images, manifest, copy=wishes.copy)
             names = boundnames.taken(images, manifest, facts.netns, copy=wishes.copy)

@@ -30,10 +30,11 @@ from ...criu.images import ImageSet
 from ...criu.pages import PageImage
 from ...proc.descriptors import Descriptor
 from ...proc.tree import Process
+from ...repairs import processor_affinity, thread_attributes
 from ..host import host_info
 from ..openfiles import overlays
 from ..registry import SessionRecord
-from ..resources import cgroups, manners, processors
+from ..resources import cgroups
 from ..resources.namespaces import NamespacePlan
 from . import surroundings
 
@@ -110,7 +111,7 @@ def describe(
     for image in memory:
         writer.add_bytes(("entries", image.key), image.pack())
     features = [overlays.FEATURE] if any(f.kind == "mapped" and f.data is not None for f in taken.files) else []
-    everywhere = processors.everywhere()
+    everywhere = processor_affinity.everywhere()
     # Only now: the first one waits for all to be hashed.
     memory_images = tuple(_memory(image, writer, taken.own) for image in memory)
     return Manifest(
@@ -185,6 +186,6 @@ def _process(p: Process, everywhere: set[int]) -> ProcessRecord:
         state=p.state,
         threads=p.threads,
         cgroups={} if p.zombie else cgroups.of_process(p.pid),
-        processors={} if p.zombie else processors.bound(p.pid, p.threads, everywhere),
-        manners={} if p.zombie else manners.unusual(p.pid, p.threads),
+        processors={} if p.zombie else processor_affinity.bound(p.pid, p.threads, everywhere),
+        manners={} if p.zombie else thread_attributes.unusual(p.pid, p.threads),
     )

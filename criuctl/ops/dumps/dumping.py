@@ -35,24 +35,25 @@ from ...proc.descriptors import Descriptor, descriptors
 from ...proc.sockdiag import socket_inside
 from ...proc.threads import Beside, Later
 from ...proc.tree import Process, ProcessIdentity, read_tree, wait_ended
+from ...repairs import eventfd_semaphores, file_locks, late_signals, memfd_seals, renamed_sockets, timerfds
+from ...repairs.call_time_limits import Waits
+from ...repairs.interrupted_calls import restart_living, restart_seized  # here now, whatever is met when they are needed
 from ...report import Reporter
 from .. import hooking
 from ..holders import DumpedHolder
 from ..openfiles import files, heldinodes, overlays, predicates, remaps
 from ..preload import DUMP, preload
 from ..registry import Registry, SessionRecord, boot_id
-from ..resources import fifos, filelocks, memoryfiles, semaphores, socketnames, timerfds
-from ..resources.interrupted import restart_living, restart_seized  # here now, whatever is met when they are needed
+from ..resources import fifos
 from ..resources.namespaces import NamespacePlan
 from ..resources.terminals import DumpedTerminals
 from ..storing import latest
 from ..storing.latest import Latest
 from ..supervising.fencing import Home
-from . import arounddump, latesignals, ownmemory, shields, surroundings
+from . import arounddump, ownmemory, shields, surroundings
 from .delivery import Delivery
 from .describe import Taken, describe
 from .freeze_limit import FreezeLimit
-from .waits import Waits
 
 if TYPE_CHECKING:
     from .devices import DumpedDevices
@@ -365,12 +366,12 @@ class Dumping(Struct, eq=False):
                 hint="Its descriptor must be on its way over a unix socket: dump again when the program has received it.",
             )
         arounddump.refuse_unrestorable(images, self.tree, self.opened)
-        latesignals.add(images, self.tree)
-        filelocks.add_inherited(images, self.tree, self.opened)
-        semaphores.mark(images, self.tree, self.opened)
-        memoryfiles.mark(images, self.tree)
+        late_signals.add(images, self.tree)
+        file_locks.add_inherited(images, self.tree, self.opened)
+        eventfd_semaphores.mark(images, self.tree, self.opened)
+        memfd_seals.mark(images, self.tree)
         self.waits.amend(images)
-        socketnames.follow_renamed(images, self.tree, self.reporter)
+        renamed_sockets.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)
         assert self.beside is not None
         file_records, held = self.beside.files.result()

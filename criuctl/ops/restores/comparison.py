@@ -25,9 +25,9 @@ from ...criu.procfiles import LateFile, about
 from ...errors import NoSuchProcess, RestoreFailed
 from ...proc.controlled import Looks
 from ...proc.procfs import read_text
+from ...repairs import eventfd_semaphores
 from ..openfiles.granting import HINT, Judge
 from ..openfiles.handover import Expected, Inode
-from ..resources import semaphores
 
 _ENDED = (errno.ENOENT, errno.ESRCH)  # of a file of /proc whose process is gone
 _LINKS: Mapping[Role, str] = {"program": "exe", "working folder": "cwd", "root folder": "root"}
@@ -40,7 +40,7 @@ def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], root: int
     held = _Held(pids)
     unknown: list[tuple[HeldFile, Use, Inode]] = []
     for one in expected.files:
-        if semaphores.stands_for_one(one.path):
+        if eventfd_semaphores.stands_for_one(one.path):
             continue
         wanted = expected.inodes.get(one.id)
         if wanted is None and (one.deleted or one.external):

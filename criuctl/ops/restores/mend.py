@@ -31,8 +31,7 @@ word of complaint:
 - Limits, and the OOM score, that only CAP_SYS_RESOURCE may raise stay as they are for criuctl.  Not mended but told.
 
 For locks, orphans, flags and epolls a system call is run inside the process (`criuctl.proc.inject`).  What could not be mended
-is told.  System calls that the freeze has interrupted: see `interrupted` in `criuctl.ops.resources`; timer descriptors:
-`timerfds` there; event counters: `semaphores`.
+is told.  System calls that the freeze has interrupted: see `criuctl.repairs`.
 """
 
 from __future__ import annotations

@@ -34,20 +34,21 @@ from ...proc.namespaces import pid_in
 from ...proc.privatens import PrivateNamespaces
 from ...proc.procfs import read_status
 from ...proc.tree import ProcessIdentity
+from ...repairs import eventfd_semaphores, interrupted_calls, memfd_seals, timerfds
+from ...repairs.processor_affinity import bind_processors
+from ...repairs.thread_attributes import set_manners
 from ...report import Reporter
 from ..holders import RestoredHolder
 from ..openfiles import handover, overlays, remaps
 from ..openfiles.granting import HINT, Judge
 from ..openfiles.putback import Applied
 from ..registry import boot_id
-from ..resources import cgroups, fifos, groupyard, interrupted, memoryfiles, netplace, networks, semaphores, timerfds
+from ..resources import cgroups, fifos, groupyard, netplace, networks
 from ..resources.boundnames import Bindings
-from ..resources.manners import set_manners
 from ..resources.namespaces import last_pid
 from ..resources.netlock import ConnectionLock
 from ..resources.ownbinds import OwnBinds
 from ..resources.ports import free_ports
-from ..resources.processors import bind_processors
 from ..resources.restoredterminals import RestoredTerminals
 from . import arrival, comparison, handback, lateprocfiles, mend
 from .earlytasks import EarlyTasks
@@ -200,7 +201,11 @@ class Restoring(Struct):
             stack.callback(lambda: arrival.kill_tree(self.placed))
             theirs = f"/proc/{private.init.pid}/root" if private is not None else ""
             judge = Judge.of(self.config, manifest, credentials(self.images), authentic=self.authentic, made=applied.created)
-            inherit = self._open_external(stack, judge) | self.terminals.open(stack, theirs) | semaphores.make(self.images, stack)
+            inherit = (
+                self._open_external(stack, judge)
+                | self.terminals.open(stack, theirs)
+                | eventfd_semaphores.make(self.images, stack)
+            )
             options = RestoreOptions(
                 shell_job=not ttyimages.led_by_device(self.images),
                 lazy=bool(self.lazy),
@@ -212,14 +217,14 @@ class Restoring(Struct):
             )
             self.timers = timerfds.arm_timers(self.images)
             mend.unreserve(self.images)
-            memoryfiles.map_sealed(self.images)
+            memfd_seals.map_sealed(self.images)
             self.images.order_pairs()
             self.watches = mend.part_watches(self.images)
             self.flags = mend.part_flags(self.images)
             self.owners = mend.part_owners(self.images, self._age(), self.reporter)
             if not self.holder.needed:
                 mend.drop_parent_signal(self.images, self.reporter)
-            self.calls = interrupted.restart_saved(self.images)
+            self.calls = interrupted_calls.restart_saved(self.images)
             space = private.pid_namespace if private is not None else None
             codes = {pid: code for pid, code in self.images.exit_codes().items() if code > _SEVEN_BITS}
             early = EarlyTasks(self.inner_root, self.terminals.controlling(), mend.needs_subreaper(self.images), space, codes)
@@ -346,7 +351,7 @@ class Restoring(Struct):
     def _about_to_run(self) -> int | None:
         """Nothing can be taken back any more; who traces the tree, or None: CRIU has ended."""
         self.pipes.close()
-        interrupted.leave_to_kernel(self.calls, self.pids, self.reporter)
+        interrupted_calls.leave_to_kernel(self.calls, self.pids, self.reporter)
         devices = self.devices if self.devices is not None and self.devices.needed else None
         if devices is not None:  # the last step that can fail; nothing of the program runs in it
             stopped = self.images.stopped()

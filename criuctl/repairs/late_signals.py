@@ -21,11 +21,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from ...criu.images import ImageSet, read, write
-from ...errors import CriuctlError, NoSuchProcess
-from ...proc import inject
-from ...proc.procfs import read_status
-from ...proc.tree import Process
+from ..criu.images import ImageSet, read, write
+from ..errors import CriuctlError, NoSuchProcess
+from ..proc import inject
+from ..proc.procfs import read_status
+from ..proc.tree import Process
 
 _SI_USER, _SI_KERNEL, _SI_TIMER = 0, 0x80, -2
 _INFO = struct.Struct("<iii4xiiQ96x")  # siginfo: number, errno, code, timer, overrun, value

@@ -22,13 +22,13 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from ...criu import schema
-from ...criu.images import ImageSet, path_of, read, write
-from ...errors import NoSuchProcess
-from ...proc.descriptors import Descriptor
-from ...proc.procfs import read_text
-from ...proc.tree import Process
-from ...report import Finding
+from ..criu import schema
+from ..criu.images import ImageSet, path_of, read, write
+from ..errors import NoSuchProcess
+from ..proc.descriptors import Descriptor
+from ..proc.procfs import read_text
+from ..proc.tree import Process
+from ..report import Finding
 
 _POSIX, _FLOCK, _OFD = 1, 2, 4  # in the images, CRIU's file-lock.h
 _MAND = 32

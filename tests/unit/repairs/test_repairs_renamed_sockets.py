@@ -13,9 +13,9 @@ from support.obstacles import running
 
 from criuctl.criu import schema
 from criuctl.criu.images import TCP_ESTABLISHED, TCP_LISTEN, ImageSet
-from criuctl.ops.resources.socketnames import follow_renamed
 from criuctl.proc.descriptors import descriptors
 from criuctl.proc.tree import read_tree
+from criuctl.repairs.renamed_sockets import follow_renamed
 from criuctl.report import Reporter
 
 ELSEWHERE = "os.mkdir(TMP + '/d'); os.link(TMP + '/a', TMP + '/d/a'); os.unlink(TMP + '/a')"  # nobody looks for it there

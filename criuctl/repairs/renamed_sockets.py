@@ -13,10 +13,10 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from ...criu.images import TCP_ESTABLISHED, ImageSet
-from ...proc.socketfiles import renamed
-from ...proc.tree import Process
-from ...report import Reporter
+from ..criu.images import TCP_ESTABLISHED, ImageSet
+from ..proc.socketfiles import renamed
+from ..proc.tree import Process
+from ..report import Reporter
 
 _LONGEST = 107  # bytes of a path that bind(2) takes, without the NUL
 

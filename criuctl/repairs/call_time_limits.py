@@ -41,10 +41,10 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ...criu.images import ImageSet, read, write
-from ...errors import CriuctlError
-from ...proc.procfs import read_status, read_text
-from ...proc.tree import walk
+from ..criu.images import ImageSet, read, write
+from ..errors import CriuctlError
+from ..proc.procfs import read_status, read_text
+from ..proc.tree import walk
 
 _MINUS_EINTR = (1 << 64) - errno.EINTR
 _NATIVE = 1  # not a 32-bit process, whose calls have other numbers

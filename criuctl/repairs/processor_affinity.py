@@ -9,10 +9,10 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from ...checkpoint.manifest import ProcessRecord
-from ...errors import CriuctlError
-from ...proc.procfs import read_lines
-from ...report import Reporter
+from ..checkpoint.manifest import ProcessRecord
+from ..errors import CriuctlError
+from ..proc.procfs import read_lines
+from ..report import Reporter
 
 _INIT = 1
 

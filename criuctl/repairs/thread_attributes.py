@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ...checkpoint.manifest import ProcessRecord
-from ...errors import CriuctlError
-from ...proc import inject
-from ...proc.procfs import read_raw
-from ...proc.syscalls import io_priority, set_io_priority
-from ...report import Reporter
-from .processors import inner_thread
+from ..checkpoint.manifest import ProcessRecord
+from ..errors import CriuctlError
+from ..proc import inject
+from ..proc.procfs import read_raw
+from ..proc.syscalls import io_priority, set_io_priority
+from ..report import Reporter
+from .processor_affinity import inner_thread
 
 USUAL = {"io_priority": 0, "timer_slack": 50_000, "personality": 0, "core_filter": 0x33}
 """Unless it was asked for: none of its own; nanoseconds; Linux; anonymous memory, ELF headers, private huge pages."""

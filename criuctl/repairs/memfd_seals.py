@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...criu.images import ImageSet, read, write
-from ...errors import NoSuchProcess
-from ...proc.mappings import vm_flags
-from ...proc.tree import Process
+from ..criu.images import ImageSet, read, write
+from ..errors import NoSuchProcess
+from ..proc.mappings import vm_flags
+from ..proc.tree import Process
 
 _F_SEAL_WRITE, _F_SEAL_FUTURE_WRITE = 0x8, 0x10
 _IMAGE, _KIND = "memfd.img", "MEMFD_INODE"

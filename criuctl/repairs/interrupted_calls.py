@@ -29,12 +29,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from ...criu.images import ImageSet, read, write
-from ...errors import CriuctlError, NoSuchProcess
-from ...proc import inject
-from ...proc.procfs import read_status, read_text
-from ...proc.tree import Process
-from ...report import Reporter
+from ..criu.images import ImageSet, read, write
+from ..errors import CriuctlError, NoSuchProcess
+from ..proc import inject
+from ..proc.procfs import read_status, read_text
+from ..proc.tree import Process
+from ..report import Reporter
 
 _MINUS_EINTR = (1 << 64) - errno.EINTR
 _NATIVE = 1  # not a 32-bit process, whose calls have other numbers

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from criuctl.ops.resources import filelocks
-from criuctl.ops.resources.filelocks import WantedLock
+from criuctl.repairs import file_locks
+from criuctl.repairs.file_locks import WantedLock
 
 POSIX, FLOCK, OFD = 1, 2, 4
 F_OFD_SETLK = 37
@@ -76,12 +76,12 @@ def test_what_another_process_holds(
     path = tmp_path / "locked"
     path.touch()
     lock = WantedLock(str(path), 7, 3, flag, type_, start, length)
-    monkeypatch.setattr(filelocks, "_PATIENCE", 0.0)
+    monkeypatch.setattr(file_locks, "_PATIENCE", 0.0)
     with held(path, TAKEN[taken]) as holder:
-        found = list(filelocks.errors([lock], copy=False))
+        found = list(file_locks.errors([lock], copy=False))
         assert [(f.level, f.code, f.pid, f.fd) for f in found] == ([("error", "file-locked", 7, 3)] if refused else [])
         assert all(f"{path} is locked by process {holder} (" in f.text for f in found)
-    assert list(filelocks.errors([lock], copy=False)) == []
+    assert list(file_locks.errors([lock], copy=False)) == []
     fd = os.open(path, os.O_RDWR)
     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(fd)
@@ -93,4 +93,4 @@ def test_what_has_the_name_now_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "fifo")
     for name in ("missing", "fifo", "link"):
         lock = WantedLock(str(tmp_path / name), 7, 3, FLOCK, fcntl.F_WRLCK, 0, 0)
-        assert list(filelocks.errors([lock], copy=True)) == []
+        assert list(file_locks.errors([lock], copy=True)) == []

@@ -16,10 +16,10 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ...criu.images import ImageSet
-from ...proc.descriptors import Descriptor
-from ...proc.syscalls import borrowed, timerfd_gettime, timerfd_settime
-from ...report import Reporter
+from ..criu.images import ImageSet
+from ..proc.descriptors import Descriptor
+from ..proc.syscalls import borrowed, timerfd_gettime, timerfd_settime
+from ..report import Reporter
 
 _ARM_NOW = 1  # nanosecond
 _SECOND = 10**9  # nanoseconds

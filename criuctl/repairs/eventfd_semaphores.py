@@ -10,9 +10,9 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from ...criu.images import REGULAR, ImageSet
-from ...proc.descriptors import Descriptor
-from ...proc.tree import Process
+from ..criu.images import REGULAR, ImageSet
+from ..proc.descriptors import Descriptor
+from ..proc.tree import Process
 
 _NAME = "criuctl-semaphore-{}"
 
