@@ -5,7 +5,7 @@ is after the manifest is in the store.  Every failure before that, of whatever p
 tree go on and the packs already written stay unreferenced.  ``kill -9`` of criuctl closes CRIU's socket, which
 is a veto too, and so is a freeze that takes too long (`freeze_limit`).
 
-Of a CRIU that is killed itself what it has done to connections can be undone (`criuctl.connections.repairs`), but
+Of a CRIU that is killed itself what it has done to connections can be undone (`criuctl.connections.repair_mode`), but
 nobody can undo what it was just doing inside a process, so it ignores the signals that may be ignored.  A dump that leaves the
 tree running thaws it as soon as everything is in memory of ours, and uploads afterwards: the tree is never in danger.
 
@@ -208,7 +208,7 @@ def dump(
         )
         stack.callback(work.farewell.drop)
         stack.callback(work.shielded.close)
-        stack.callback(work.repairs.rest)
+        stack.callback(work.repair_mode.rest)
         stack.enter_context(arounddump.handlers_restored())
         hooks.run("pre-dump")
         work.required = predicates.note(config, required)

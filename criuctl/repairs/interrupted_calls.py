@@ -5,14 +5,14 @@ of its own (poll, nanosleep, futex waits with a time limit) CRIU, whose work in 
 end with EINTR, and some calls (epoll_wait, semop, sigwait, reading from a socket that has a time limit) always end so.  No signal
 came, and programs that never expected one end: ``tail -F``, ``script``, varnishd's worker.
 
-So the thread is put back onto its ``syscall`` instruction, with what was left of a sleep, in the images (`restart_saved`).
+So the thread is put back onto its ``syscall`` instruction, with what was left of a sleep, in the images (`InterruptedCalls`).
 Not where a signal waits that is going to interrupt the call: its handler, if it has one, may have to.  Of time limits that are
 in registers, and of sleeps, what has passed is taken off at the dump (`waits`), the others begin anew.
 
 That is not enough where a signal comes until the tree runs: its handler would run first, and the call (also read, wait4, futex,
 which CRIU itself puts back) would be entered after it, and might wait for ever.  So who holds the stopped threads gives them what
 the kernel had left there, its own note "enter again, unless a handler has run", and the kernel does what it would have done: at a
-restore (`leave_to_kernel`), in a tree that runs on after its dump (`restart_living`), and in one that is let go of before CRIU
+restore (`InterruptedCalls`), in a tree that runs on after its dump (`restart_living`), and in one that is let go of before CRIU
 has done anything but stop it (`restart_seized`).
 
 Only x86-64 is known here, and no 32-bit process.
@@ -35,6 +35,7 @@ from ..proc import inject
 from ..proc.procfs import read_status, read_text
 from ..proc.tree import Process
 from ..report import Reporter
+from .base import Repair, RestoredTree, RestoreImages
 
 _MINUS_EINTR = (1 << 64) - errno.EINTR
 _NATIVE = 1  # not a 32-bit process, whose calls have other numbers
@@ -74,8 +75,30 @@ _RESTARTSYS, _RESTARTNOHAND = 512, 514  # the kernel's notes, as errors that no 
 _SYSCALL = b"\x0f\x05"
 
 
-def restart_saved(images: ImageSet) -> dict[int, Any]:
-    """The threads of the images; returns the registers of those in calls by number, for `leave_to_kernel`."""
+class InterruptedCalls(Repair):
+    """System calls that a stop for the dump has interrupted, in the restored tree."""
+
+    loses = "CRIU 4.2 lets some interrupted system calls end with EINTR, although no signal came."
+
+    def __init__(self) -> None:
+        self._calls: dict[int, Any] = {}  # thread, by its number in the tree -> registers in its call
+
+    def amend_restore(self, restore: RestoreImages) -> None:
+        """Put each thread back onto its ``syscall`` instruction, where no signal waits for it."""
+        self._calls = _restart_saved(restore.images)
+
+    def release(self, tree: RestoredTree) -> None:
+        """Leave the decision to the kernel, which knows whether a signal has come since."""
+        try:
+            _put_back(self._calls, tree.pids.values(), handled=True)
+        except (OSError, CriuctlError) as error:
+            tree.reporter.warning(
+                f"a signal that came during the restore may not end a system call that the tree waits in: {error}"
+            )
+
+
+def _restart_saved(images: ImageSet) -> dict[int, Any]:
+    """Return the registers of the threads that are in calls, by number."""
     calls = {}
     processes = _processes(images)
     for number, messages in _cores(images):
@@ -91,14 +114,6 @@ def restart_saved(images: ImageSet) -> dict[int, Any]:
         if all(blocked >> (one - 1) & 1 for one in waiting) and _restart(registers):
             write(images.folder, f"core-{number}.img", "CORE", messages)
     return calls
-
-
-def leave_to_kernel(calls: dict[int, Any], pids: Iterable[int], reporter: Reporter) -> None:
-    """The threads of the restored tree of `pids`, which CRIU holds before their first instruction."""
-    try:
-        _put_back(calls, pids, handled=True)
-    except (OSError, CriuctlError) as error:
-        reporter.warning(f"a signal that came during the restore may not end a system call that the tree waits in: {error}")
 
 
 def restart_living(images: ImageSet, tree: Sequence[Process], reporter: Reporter) -> None:

@@ -26,6 +26,7 @@ from ..errors import CriuctlError, NoSuchProcess
 from ..proc import inject
 from ..proc.procfs import read_status
 from ..proc.tree import Process
+from .base import FrozenTree, Repair
 
 _SI_USER, _SI_KERNEL, _SI_TIMER = 0, 0x80, -2
 _INFO = struct.Struct("<iii4xiiQ96x")  # siginfo: number, errno, code, timer, overrun, value
@@ -42,13 +43,25 @@ class _Queue(Struct):
     shared: bool
 
 
-def add(images: ImageSet, tree: Sequence[Process]) -> None:
-    """In post-dump: the tree is still frozen."""
-    names = set(images.names())
-    for process in tree:
-        with suppress(OSError, NoSuchProcess):  # somebody has killed it
-            if not process.zombie and f"core-{process.ns_pid}.img" in names:
-                _add_to(images, names, process)
+class LateSignals(Repair):
+    """Signals that became pending between CRIU's look at them and the end of its dump."""
+
+    loses = "CRIU 4.2 loses signals, above all of timers, that come while it reads the memory."
+
+    def __init__(self) -> None:
+        self._tree: Sequence[Process] = ()
+
+    def record(self, frozen: FrozenTree) -> None:
+        """Keep the processes."""
+        self._tree = frozen.processes
+
+    def amend_dump(self, images: ImageSet) -> None:
+        """Add what is pending by now; the tree is still frozen."""
+        names = set(images.names())
+        for process in self._tree:
+            with suppress(OSError, NoSuchProcess):  # it was killed
+                if not process.zombie and f"core-{process.ns_pid}.img" in names:
+                    _add_to(images, names, process)
 
 
 def _add_to(images: ImageSet, names: set[str], process: Process) -> None:

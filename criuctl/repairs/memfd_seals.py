@@ -7,9 +7,9 @@ there is one the kernel refuses ``F_SEAL_WRITE`` (EBUSY); ``F_SEAL_FUTURE_WRITE`
 process that had been given nothing but a read-only view could write to it after the restore.
 
 So such mappings are made of descriptors that are open for reading only; the kernel then keeps them
-as they were.  Under ``F_SEAL_WRITE`` there can be no others, which the images tell (`map_sealed`, at
-a restore).  Under ``F_SEAL_FUTURE_WRITE`` there are both kinds, and only the kernel knows which is
-which (``mw`` among the VmFlags in smaps): that is noted in the images by the dump (`mark`).
+as they were.  Under ``F_SEAL_WRITE`` there can be no others, which the images show at a restore.
+Under ``F_SEAL_FUTURE_WRITE`` there are both kinds, and only the kernel knows which is which (``mw``
+among the VmFlags in smaps): the dump notes that in the images.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ..criu.images import ImageSet, read, write
 from ..errors import NoSuchProcess
 from ..proc.mappings import vm_flags
 from ..proc.tree import Process
+from .base import FrozenTree, Repair, RestoreImages
 
 _F_SEAL_WRITE, _F_SEAL_FUTURE_WRITE = 0x8, 0x10
 _IMAGE, _KIND = "memfd.img", "MEMFD_INODE"
@@ -31,33 +32,43 @@ _MEMORY_FILE, _SHARED = 1 << 14, 1 << 7  # VMA_AREA_MEMFD, VMA_FILE_SHARED: a vm
 _MAY_WRITE = "mw"
 
 
-def map_sealed(images: ImageSet) -> None:
-    """At a restore: map what is sealed against writing through descriptors for reading."""
-    files = _sealed(images, _F_SEAL_WRITE)
-    if files:
-        _read_only(images, images.pids(), lambda pid, area: area.shmid in files)
+class MemfdSeals(Repair):
+    """Read-only shared mappings of memory files that are sealed against writing."""
 
+    loses = "CRIU 4.2 maps sealed memory files with more rights than the program had."
 
-def mark(images: ImageSet, tree: Sequence[Process]) -> None:
-    """In post-dump: note which mappings of files that are sealed against future writing are for
-    reading only.
-    """
-    files = _sealed(images, _F_SEAL_FUTURE_WRITE)
-    if not files:
-        return
-    outer = {process.ns_pid: process.pid for process in tree}
-    flags: dict[int, dict[int, frozenset[str]]] = {}
+    def __init__(self) -> None:
+        self._tree: Sequence[Process] = ()
 
-    def never_writable(pid: int, area: Any) -> bool:
-        if area.shmid not in files or area.prot & mmap.PROT_WRITE or pid not in outer:
-            return False
-        if pid not in flags:  # of those processes only: smaps takes long
-            flags[pid] = {}
-            with suppress(NoSuchProcess):
-                flags[pid] = vm_flags(outer[pid])
-        return area.start in flags[pid] and _MAY_WRITE not in flags[pid][area.start]
+    def record(self, frozen: FrozenTree) -> None:
+        """Keep the processes, whose smaps are read only if there is such a file."""
+        self._tree = frozen.processes
 
-    _read_only(images, images.pids(), never_writable)
+    def amend_dump(self, images: ImageSet) -> None:
+        """Mark the mappings of files sealed with F_SEAL_FUTURE_WRITE that are read-only for good."""
+        files = _sealed(images, _F_SEAL_FUTURE_WRITE)
+        if not files:
+            return
+        outer = {process.ns_pid: process.pid for process in self._tree}
+        flags: dict[int, dict[int, frozenset[str]]] = {}
+
+        def never_writable(pid: int, area: Any) -> bool:
+            if area.shmid not in files or area.prot & mmap.PROT_WRITE or pid not in outer:
+                return False
+            if pid not in flags:  # of those processes only: smaps takes long
+                flags[pid] = {}
+                with suppress(NoSuchProcess):
+                    flags[pid] = vm_flags(outer[pid])
+            return area.start in flags[pid] and _MAY_WRITE not in flags[pid][area.start]
+
+        _read_only(images, images.pids(), never_writable)
+
+    def amend_restore(self, restore: RestoreImages) -> None:
+        """Map what is sealed with F_SEAL_WRITE through descriptors that are open for reading."""
+        images = restore.images
+        files = _sealed(images, _F_SEAL_WRITE)
+        if files:
+            _read_only(images, images.pids(), lambda pid, area: area.shmid in files)
 
 
 def _sealed(images: ImageSet, seals: int) -> set[int]:

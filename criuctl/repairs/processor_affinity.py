@@ -13,6 +13,7 @@ from ..checkpoint.manifest import ProcessRecord
 from ..errors import CriuctlError
 from ..proc.procfs import read_lines
 from ..report import Reporter
+from .base import Repair, RestoredTree
 
 _INIT = 1
 
@@ -36,8 +37,17 @@ def bound(pid: int, threads: int, default: set[int]) -> dict[str, str]:
     return found
 
 
-def bind_processors(records: Iterable[ProcessRecord], pids: Mapping[int, int], reporter: Reporter) -> None:
-    """Have each thread run where it might; `pids` are the tree's PIDs -> ours.  What this host has not is told."""
+class ProcessorAffinity(Repair):
+    """sched_setaffinity(2) of each thread."""
+
+    loses = "CRIU 4.2 does not save on which processors a thread may run."
+
+    def mend(self, tree: RestoredTree) -> None:
+        """Bind each thread as it was; a warning for processors that this host does not have."""
+        _bind(tree.manifest.processes, tree.pids, tree.reporter)
+
+
+def _bind(records: Iterable[ProcessRecord], pids: Mapping[int, int], reporter: Reporter) -> None:
     default = everywhere()
     inherited = os.sched_getaffinity(0) != default
     for record in records:
@@ -53,7 +63,7 @@ def bind_processors(records: Iterable[ProcessRecord], pids: Mapping[int, int], r
                 os.sched_setaffinity(tid, wanted & default or default)
         if lost:
             names = ", ".join(map(str, sorted(lost)))
-            reporter.warning(f"PID {record.ns_pid} was bound to processors that this host has not: {names}")
+            reporter.warning(f"PID {record.ns_pid} was bound to processors that this host does not have: {names}")
 
 
 def inner_thread(pid: int, tid: int) -> str:

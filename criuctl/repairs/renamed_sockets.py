@@ -17,8 +17,27 @@ from ..criu.images import TCP_ESTABLISHED, ImageSet
 from ..proc.socketfiles import renamed
 from ..proc.tree import Process
 from ..report import Reporter
+from .base import FrozenTree, Repair
 
 _LONGEST = 107  # bytes of a path that bind(2) takes, without the NUL
+
+
+class RenamedSockets(Repair):
+    """Unix sockets whose file has another name by now than bind(2) was given."""
+
+    loses = "CRIU 4.2 binds a renamed unix socket under its first name again."
+
+    def __init__(self) -> None:
+        self._frozen: FrozenTree | None = None
+
+    def record(self, frozen: FrozenTree) -> None:
+        """Keep the processes."""
+        self._frozen = frozen
+
+    def amend_dump(self, images: ImageSet) -> None:
+        """Put the names of now into the images; a name that is too long to bind is a warning."""
+        assert self._frozen is not None
+        follow_renamed(images, self._frozen.processes, self._frozen.reporter)
 
 
 def follow_renamed(images: ImageSet, tree: Sequence[Process], reporter: Reporter) -> None:

@@ -18,6 +18,7 @@ from ..proc import inject
 from ..proc.procfs import read_raw
 from ..proc.syscalls import io_priority, set_io_priority
 from ..report import Reporter
+from .base import Repair, RestoredTree
 from .processor_affinity import inner_thread
 
 USUAL = {"io_priority": 0, "timer_slack": 50_000, "personality": 0, "core_filter": 0x33}
@@ -37,13 +38,22 @@ def unusual(pid: int, threads: int) -> dict[str, dict[str, int]]:
     return found
 
 
-def set_manners(records: Iterable[ProcessRecord], pids: Mapping[int, int], reporter: Reporter) -> None:
-    """Have each thread served as it was; `pids` are the tree's PIDs -> ours.  What cannot be is told."""
+class ThreadAttributes(Repair):
+    """ioprio_set(2), timer slack, personality(2) of each thread, coredump_filter of each process."""
+
+    loses = "CRIU 4.2 does not save I/O priority, timer slack, personality and coredump_filter."
+
+    def mend(self, tree: RestoredTree) -> None:
+        """Give each thread its attributes; a warning for what cannot be set."""
+        _set_all(tree.manifest.processes, tree.pids, tree.reporter)
+
+
+def _set_all(records: Iterable[ProcessRecord], pids: Mapping[int, int], reporter: Reporter) -> None:
     ours = _of(os.getpid(), leads=True)
     inherited = any(ours[name] != USUAL[name] for name in ours)
     for record in records:
         pid = pids.get(record.ns_pid)
-        if pid is None or record.state == "Z" or not (record.manners or inherited):  # nothing serves who has ended
+        if pid is None or record.state == "Z" or not (record.manners or inherited):  # a zombie has none
             continue
         failed: dict[str, str] = {}
         with suppress(FileNotFoundError, ProcessLookupError):  # it has ended

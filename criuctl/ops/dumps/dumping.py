@@ -22,7 +22,7 @@ from ...checkpoint.writer import CheckpointWriter
 from ...config import Config
 from ...connections.farewell import Farewell
 from ...connections.record import untaken
-from ...connections.repairs import Repairs
+from ...connections.repair_mode import RepairMode
 from ...connections.survey import FreezeAgain, Survey
 from ...criu import driver
 from ...criu.images import ImageSet
@@ -35,9 +35,10 @@ from ...proc.descriptors import Descriptor, descriptors
 from ...proc.sockdiag import socket_inside
 from ...proc.threads import Beside, Later
 from ...proc.tree import Process, ProcessIdentity, read_tree, wait_ended
-from ...repairs import eventfd_semaphores, file_locks, late_signals, memfd_seals, renamed_sockets, timerfds
+from ...repairs.base import FrozenTree
 from ...repairs.call_time_limits import Waits
 from ...repairs.interrupted_calls import restart_living, restart_seized  # here now, whatever is met when they are needed
+from ...repairs.registry import Repairs
 from ...report import Reporter
 from .. import hooking
 from ..holders import DumpedHolder
@@ -114,6 +115,7 @@ class Dumping(Struct, eq=False):
     manifest: Manifest | None = None
     waits: Waits = field(default_factory=Waits)
     farewell: Farewell = field(default_factory=Farewell)
+    repair_mode: RepairMode = field(default_factory=RepairMode)
     repairs: Repairs = field(default_factory=Repairs)
     shielded: ExitStack = field(default_factory=ExitStack)
     kept: bool = False  # an external connection is to be kept: the firewall lock stays
@@ -138,7 +140,7 @@ class Dumping(Struct, eq=False):
             self._freeze(limit, ahead)
         assert self.manifest is not None  # commit ran, or the driver raised
         if self.leave_running:
-            self.repairs.rest()
+            self.repair_mode.rest()
             self.shielded.close()  # its connections are its own again, and whatever it does to them
             self.holder.thawed()
             exact = None if self.holder.held_since else ImageSet(self.folder).frozen_us()
@@ -227,7 +229,7 @@ class Dumping(Struct, eq=False):
             )
         self.terminals.back()
         self.forget_lock()
-        self.repairs.rest()
+        self.repair_mode.rest()
         self.shielded.close()
         self.farewell.drop()
         self.holder.unprepare()
@@ -268,12 +270,12 @@ class Dumping(Struct, eq=False):
         self.reporter.step("frozen")
         self.tree = read_tree(self.root)
         self.opened = {p.pid: descriptors(p.pid) for p in self.tree if not p.zombie}
-        timerfds.count_expiries(self.opened)
+        self.repairs.record(FrozenTree(self.tree, self.opened, self.reporter))
         # Peers are asked over the program's own connections: possible only here, before CRIU locks and repairs them.
         looked = self.survey.frozen(self.tree, self.opened)
-        self.repairs.watch(self.dumper.conversation, self.dumper.pid, looked.connections)
+        self.repair_mode.watch(self.dumper.conversation, self.dumper.pid, looked.connections)
         if table := self.lock_table():
-            self.shielded.enter_context(shields.noted(self.config, self.identity, table, self.repairs.known))
+            self.shielded.enter_context(shields.noted(self.config, self.identity, table, self.repair_mode.known))
         heard = Reporter()
         for finding in untaken(c.held for c in looked.connections):
             heard.finding(finding)
@@ -333,7 +335,7 @@ class Dumping(Struct, eq=False):
         limit.decide()
         self.links.clean(self.reporter)  # nobody would remove them if we were killed from here on
         self.terminals.drop()
-        self.repairs.rest()
+        self.repair_mode.rest()
         self.shielded.close()
         self.let_go = True
 
@@ -366,12 +368,8 @@ class Dumping(Struct, eq=False):
                 hint="Its descriptor must be on its way over a unix socket: dump again when the program has received it.",
             )
         arounddump.refuse_unrestorable(images, self.tree, self.opened)
-        late_signals.add(images, self.tree)
-        file_locks.add_inherited(images, self.tree, self.opened)
-        eventfd_semaphores.mark(images, self.tree, self.opened)
-        memfd_seals.mark(images, self.tree)
+        self.repairs.amend_dump(images)
         self.waits.amend(images)
-        renamed_sockets.follow_renamed(images, self.tree, self.reporter)
         links = self.links.collect(images, self.writer)
         assert self.beside is not None
         file_records, held = self.beside.files.result()
@@ -398,11 +396,11 @@ class Dumping(Struct, eq=False):
 
     def mend(self) -> None:
         """The tree goes on: so do its connections, if CRIU could not see to that."""
-        self.repairs.rest()
-        self.repairs.mend()
-        if self.repairs.mended:
+        self.repair_mode.rest()
+        self.repair_mode.mend()
+        if self.repair_mode.mended:
             self.reporter.warning(
-                f"CRIU was killed while it held {self.repairs.mended} TCP sockets of the tree; they work again",
+                f"CRIU was killed while it held {self.repair_mode.mended} TCP sockets of the tree; they work again",
                 "A program that waited in a call on one of them may have got EPERM from it.",
             )
 

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from ...config import Config
-from ...connections.repairs import Mendable, mend
+from ...connections.repair_mode import Mendable, mend
 from ...errors import CriuctlError
 from ...proc import locks, netfilter
 from ...proc.sockdiag import namespace_socket

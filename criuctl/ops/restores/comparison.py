@@ -40,7 +40,7 @@ def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], root: int
     held = _Held(pids)
     unknown: list[tuple[HeldFile, Use, Inode]] = []
     for one in expected.files:
-        if eventfd_semaphores.stands_for_one(one.path):
+        if eventfd_semaphores.represents_semaphore(one.path):
             continue
         wanted = expected.inodes.get(one.id)
         if wanted is None and (one.deleted or one.external):

@@ -7,10 +7,11 @@ forks are followed with ptrace, from when it is about to make the tree, and each
 the terminal and takes it.  (Not earlier: CRIU first tries out ptrace on children of its own.)  What CRIU does later finds
 it done.
 
-The root's role as a subreaper is given at the same occasion (see `criuctl.ops.restores.mend`): there can be but one tracer.  And
-so are the codes of those that had ended and were not waited for: CRIU forks them to end once more, but with seven bits of
-their code, so that 255 would be 127 and 128 a success.  Everybody is let go as soon as nobody is left to be given anything,
-before CRIU itself traces them.
+The root's role as a subreaper is given at the same time, because a process has one tracer.  CRIU gives it too late:
+an orphan is adopted by the subreaper around the tree, and the restore of one that has ended, and was not reaped, waits
+for ever.  So are the exit codes of zombies: CRIU forks them to end once more, but with seven bits of their code, so
+that 255 would be 127 and 128 a success.  Every process is let go as soon as nothing is left to be given, before CRIU
+itself traces them.
 
 Only stops are waited for: who ends is left to be reaped by its parent, who may be another thread of ours.
 """
@@ -26,6 +27,7 @@ from contextlib import suppress
 
 from msgspec import Struct, field
 
+from ...criu.images import ImageSet, read
 from ...errors import CriuctlError
 from ...proc import inject
 from ...proc.namespaces import namespaces, ns_pids
@@ -166,3 +168,12 @@ class EarlyTasks(Struct):
                     number, event = found.si_status & 0xFF, found.si_status >> 8
                     inject.let_go(pid, 0 if event or number == inject.SYSCALL_STOP else number)
         self._tracees.clear()
+
+
+def needs_subreaper(images: ImageSet) -> bool:
+    """Whether the root adopts orphans, and CRIU has a helper fork some of its children: in a session that is not the root's."""
+    tree = read(images.folder, "pstree.img", "PSTREE")
+    core = read(images.folder, f"core-{tree[0].pid}.img", "CORE")[0]
+    if not core.tc.child_subreaper:
+        return False
+    return any(entry.ppid == tree[0].pid and entry.sid not in (tree[0].sid, entry.pid) for entry in tree[1:])

@@ -33,10 +33,9 @@ from ...proc.controlled import Looks
 from ...proc.namespaces import pid_in
 from ...proc.privatens import PrivateNamespaces
 from ...proc.procfs import read_status
-from ...proc.tree import ProcessIdentity
-from ...repairs import eventfd_semaphores, interrupted_calls, memfd_seals, timerfds
-from ...repairs.processor_affinity import bind_processors
-from ...repairs.thread_attributes import set_manners
+from ...proc.tree import ProcessIdentity, running_for
+from ...repairs.base import RestoredTree, RestoreImages
+from ...repairs.registry import Repairs
 from ...report import Reporter
 from ..holders import RestoredHolder
 from ..openfiles import handover, overlays, remaps
@@ -50,8 +49,8 @@ from ..resources.netlock import ConnectionLock
 from ..resources.ownbinds import OwnBinds
 from ..resources.ports import free_ports
 from ..resources.restoredterminals import RestoredTerminals
-from . import arrival, comparison, handback, lateprocfiles, mend
-from .earlytasks import EarlyTasks
+from . import arrival, comparison, handback, lateprocfiles
+from .earlytasks import EarlyTasks, needs_subreaper
 from .feeding import FedPages, Feeder
 from .filling import Filling
 from .plan import RestorePlan, taken
@@ -93,12 +92,9 @@ class Restoring(Struct):
     placed: ProcessIdentity | None = None  # the root, from when it is restored until it runs
     pids: tuple[int, ...] = ()  # of the tree, once it is restored
     outer: dict[int, int] = field(default_factory=dict)  # its own PIDs -> ours, likewise
-    calls: dict[int, Any] = field(default_factory=dict)  # the registers of threads that are in system calls
-    watches: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # of epolls, that CRIU cannot set
-    flags: dict[tuple[int, int], int] = field(default_factory=dict)  # of descriptors, that CRIU cannot set
-    owners: dict[tuple[int, int], Any] = field(default_factory=dict)  # likewise
+    repairs: Repairs = field(default_factory=Repairs)
+    restored: RestoredTree | None = None  # what they mend
     proc_files: procfiles.Sorted = field(default_factory=procfiles.Sorted)
-    timers: set[int] = field(default_factory=set)  # file ids of those that CRIU would let expire
     pipes: ExitStack = field(default_factory=ExitStack)  # named ones that we have open until the tree has
     early: EarlyTasks | None = None  # who gives terminals to leaders before they have children
     following: LazyPages | FedPages | None = None  # who brings the pages of a lazy restore
@@ -201,11 +197,7 @@ class Restoring(Struct):
             stack.callback(lambda: arrival.kill_tree(self.placed))
             theirs = f"/proc/{private.init.pid}/root" if private is not None else ""
             judge = Judge.of(self.config, manifest, credentials(self.images), authentic=self.authentic, made=applied.created)
-            inherit = (
-                self._open_external(stack, judge)
-                | self.terminals.open(stack, theirs)
-                | eventfd_semaphores.make(self.images, stack)
-            )
+            inherit = self._open_external(stack, judge) | self.terminals.open(stack, theirs)
             options = RestoreOptions(
                 shell_job=not ttyimages.led_by_device(self.images),
                 lazy=bool(self.lazy),
@@ -215,19 +207,12 @@ class Restoring(Struct):
                 crowded=len(manifest.processes) >= _CROWD,
                 mounted_terminals=ttyimages.are_mounted(self.images),
             )
-            self.timers = timerfds.arm_timers(self.images)
-            mend.unreserve(self.images)
-            memfd_seals.map_sealed(self.images)
-            self.images.order_pairs()
-            self.watches = mend.part_watches(self.images)
-            self.flags = mend.part_flags(self.images)
-            self.owners = mend.part_owners(self.images, self._age(), self.reporter)
-            if not self.holder.needed:
-                mend.drop_parent_signal(self.images, self.reporter)
-            self.calls = interrupted_calls.restart_saved(self.images)
+            asked = RestoreImages(self.images, self.reporter, stack, self._age(), in_session=self.holder.needed)
+            self.repairs.amend_restore(asked)
+            inherit |= asked.inherit
             space = private.pid_namespace if private is not None else None
             codes = {pid: code for pid, code in self.images.exit_codes().items() if code > _SEVEN_BITS}
-            early = EarlyTasks(self.inner_root, self.terminals.controlling(), mend.needs_subreaper(self.images), space, codes)
+            early = EarlyTasks(self.inner_root, self.terminals.controlling(), needs_subreaper(self.images), space, codes)
             if early.terminals or early.subreaper or codes:
                 stack.callback(early.stop)
                 self.early = early
@@ -306,21 +291,12 @@ class Restoring(Struct):
             self.names.show(private.init.pid)
         if self.plan.net == "dumped":
             networks.complete(self.manifest.namespaces["net"], pids, self.reporter)
-        mend.set_locks(mend.posix_locks(self.images), pids, self.reporter)
         if self.devices is not None:
             self.devices.reopen(pids, self.judge.holders)
         lateprocfiles.open_late(self.proc_files.late, pids)
         comparison.compare_late(self.proc_files.late, self.judge, pids, root)
-        mend.set_watches(self.watches, pids)
-        inherited = self.terminals.owners
-        owners = {key: owner for key, owner in self.owners.items() if owner.pid or key in inherited}
-        mend.set_owners(inherited | owners, pids, self.reporter)
-        mend.set_flags(self.flags, pids, self.reporter)
-        mend.remove_segments(self.images, root, self.reporter)
-        mend.acknowledge(self.images, pids)
-        mend.tell_limits(self.images, pids, self.reporter)
-        bind_processors(self.manifest.processes, pids, self.reporter)
-        set_manners(self.manifest.processes, pids, self.reporter)
+        self.restored = RestoredTree(self.images, self.manifest, root, pids, self.reporter, self.terminals.owners)
+        self.repairs.mend(self.restored)
         if self.plan.connections:
             self.reporter.step("connections")
         facts = self.hooks.facts | {"pid": root}
@@ -335,7 +311,6 @@ class Restoring(Struct):
             self.following.watched()
         if self.held is not None:
             self.held(self.connections)
-        timerfds.wind_timers(self.images, self.timers, pids, self.reporter)
         self.register(root)
         if self.following is not None:
             self.following.about_to_run()
@@ -351,7 +326,8 @@ class Restoring(Struct):
     def _about_to_run(self) -> int | None:
         """Nothing can be taken back any more; who traces the tree, or None: CRIU has ended."""
         self.pipes.close()
-        interrupted_calls.leave_to_kernel(self.calls, self.pids, self.reporter)
+        assert self.restored is not None
+        self.repairs.release(self.restored)
         devices = self.devices if self.devices is not None and self.devices.needed else None
         if devices is not None:  # the last step that can fail; nothing of the program runs in it
             stopped = self.images.stopped()
@@ -393,7 +369,7 @@ class Restoring(Struct):
         age = self._age()
 
         def same(pid: int) -> bool:
-            return age is not None and mend.older(pid, age)
+            return age is not None and running_for(pid, age)
 
         def in_use(pid: int) -> bool:
             return self.plan.pids == "same" and bool(taken([pid]))

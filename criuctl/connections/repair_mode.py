@@ -34,7 +34,7 @@ class Mendable(NamedTuple):
     reused: int  # SO_REUSEADDR, which repair mode overwrites
 
 
-class Repairs:
+class RepairMode:
     """The connections of one dump that CRIU may leave in repair mode; `mended` is how many it has."""
 
     def __init__(self) -> None:

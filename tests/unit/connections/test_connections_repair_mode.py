@@ -13,7 +13,7 @@ from support.keeper import wait_until
 
 from criuctl.checkpoint.manifest import ConnectionRecord
 from criuctl.connections.record import Connection
-from criuctl.connections.repairs import Repairs
+from criuctl.connections.repair_mode import RepairMode
 from criuctl.proc.sockdiag import Socket
 from criuctl.proc.sockets import Peer, TreeSocket
 
@@ -27,7 +27,7 @@ def test_they_are_left_alone_for_as_long_as_criu_lives() -> None:
         with theirs:
             criu = subprocess.Popen(["sleep", "1000"], pass_fds=[theirs.fileno()])
         try:
-            repairs = Repairs()
+            repairs = RepairMode()
             repairs.watch(ours.fileno(), criu.pid, [_connection(sock)])
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_REPAIR, 1)
             ours.shutdown(socket.SHUT_RDWR)
@@ -43,7 +43,7 @@ def test_they_are_left_alone_for_as_long_as_criu_lives() -> None:
 
 def test_no_thread_is_left_to_wait_for_where_there_can_be_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The dump fails for that, and not for something else when it is over."""
-    repairs, before = Repairs(), os.listdir("/proc/self/fd")
+    repairs, before = RepairMode(), os.listdir("/proc/self/fd")
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener = socket.create_server(("127.0.0.1", 0))
     sock = socket.create_connection(listener.getsockname())
