@@ -31,7 +31,7 @@ class Finding(Struct, frozen=True):
     """One thing a check found: what, where and what to do about it.
 
     `level` error stops the operation, warning is told, info is only shown when asked for.  `program`
-    names the known program whose remedy the hint is (`criuctl.ops.checks.known_programs`).
+    names the known program whose remedy the hint is (`criuctl.dump.checks.known_programs`).
     """
 
     level: Level

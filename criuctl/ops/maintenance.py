@@ -27,11 +27,11 @@ from msgspec import Struct, field, to_builtins
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, Damaged, DumpFailed, NotFound
+from ..host.journal import events
+from ..host.registry import Registry, boot_id, write_record
 from ..proc.tree import ProcessIdentity
 from ..quoting import quoted
 from ..report import Reporter
-from .journal import events
-from .registry import Registry, boot_id, write_record
 
 How = Literal["dump", "snapshot", "lost"]
 LOCK_PATIENCE = 30.0  # seconds for another one that was killed to clean up

@@ -20,14 +20,14 @@ from msgspec import Struct
 
 from ..config import Config
 from ..errors import Conflict, InvalidName, NoSuchProcess, NotFound, NotHeld, SessionGone, UsageError
+from ..host.journal import events
+from ..host.registry import Registry, SessionRecord, boot_id, exclusive_session, restore_command
 from ..proc.tree import ProcessIdentity
 from ..quoting import quoted
 from ..session import names
 from ..session.sessions import all_states, inside, state_of
 from .environment import credentials, inherited
-from .journal import events
 from .maintenance import check_open
-from .registry import Registry, SessionRecord, boot_id, exclusive_session, restore_command
 
 if TYPE_CHECKING:
     from ..session.client import Session
@@ -228,7 +228,7 @@ def describe(config: Config, name: str) -> dict[str, Any]:
 
 def status(config: Config, name: str) -> dict[str, Any]:
     """As `describe`, with the last checkpoint as an object: id, number, age_s, store."""
-    from .storing import latest
+    from ..host import latest
 
     body = describe(config, name)
     body["checkpoint"] = latest.described(config, name, body["id"], body.get("checkpoint") or None, time.time())

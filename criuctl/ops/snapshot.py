@@ -14,10 +14,10 @@ from typing import Any
 from msgspec import Struct
 
 from ..config import Config
+from ..dump.story import dump
 from ..errors import CriuctlError, DumpFailed
+from ..host.hooking import snapshot_failed
 from ..report import Reporter
-from .dump import dump
-from .hooking import snapshot_failed
 from .scheduling import batch
 from .scheduling.subjects import Subject
 

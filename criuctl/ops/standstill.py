@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from ..config import Config
-from .journal import events
+from ..host.journal import events
 from .sessions import connect
 
 

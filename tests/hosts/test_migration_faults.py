@@ -317,7 +317,7 @@ IMPATIENT = "import criuctl.ops.moving.delivering as m; m.SETTLE = 2.0; from cri
 SLOW_END = """
 import errno
 from criuctl.cli.main import program
-from criuctl.ops.dumps import dumping
+from criuctl.dump import dumping
 from criuctl.ops.moving import moves
 wait_ended = dumping.wait_ended
 
@@ -346,7 +346,7 @@ def test_what_fails_when_it_is_ended_does_not_undo_it_there(moving: Moving, host
 NO_ANSWER = """
 from criuctl.cli.main import program
 from criuctl.criu.driver import CriuFailed, Dumper
-from criuctl.ops.dumps import dumping
+from criuctl.dump import dumping
 from criuctl.ops.moving import moves
 wait_ended, finish = dumping.wait_ended, Dumper.dump
 

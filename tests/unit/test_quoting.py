@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criuctl.cli.main import COMMANDS
-from criuctl.ops.failures.remedies import REMEDIES
+from criuctl.host.failures.remedies import REMEDIES
 from criuctl.quoting import quoted
 
 PACKAGE = Path(__file__).parent.parent.parent / "criuctl"

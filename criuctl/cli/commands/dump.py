@@ -179,7 +179,7 @@ def dump(
     What the store holds already, from an earlier dump of the same tree say, is not stored again.
     """
     with app.store_coming(), app.reporting() as reporter:
-        from ...ops.dump import dump as dump_tree
+        from ...dump.story import dump as dump_tree
 
         result = dump_tree(
             app.config,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...ops.journal.severity import worst
+from ...host.journal.severity import worst
 from ..app import DEGRADED, App, pass_app
 from ..pages import Entry, LazyGroup, page
 from ..streams import tell, write_result
@@ -73,9 +73,9 @@ def begin(app: App, dump: bool, snapshot: bool, reason: str, jobs: int, deadline
     """
     if dump and snapshot:
         raise click.UsageError("--dump and --snapshot contradict each other")
+    from ...host.retention import patience
     from ...ops.maintenance import begin as start
     from ...ops.scheduling import batch
-    from ...ops.storing.retention import patience
 
     with app.reporting(bars=False) as reporter:
         until = batch.ends_at(patience(deadline))
@@ -116,8 +116,8 @@ def end(app: App, jobs: int, retry_after: str, again: bool, abandon: bool) -> in
 
     Ends with 0 if all came back, else with the worst exit code of all, as criuctl snapshot.
     """
+    from ...host.retention import patience
     from ...ops.recovery import end as finish
-    from ...ops.storing.retention import patience
 
     if again and abandon:
         raise click.UsageError("--again and --abandon contradict each other")

@@ -19,12 +19,12 @@ from ...checkpoint.manifest import CheckpointSummary
 from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import CriuctlError, DataError, TimedOut
+from ...host.moves import Moves, Outgoing
+from ...host.registry import Registry, SessionRecord, boot_id
 from ...proc.tree import ProcessIdentity, wait_ended
 from ...session.processes import Tree
 from ...session.sessions import leftovers, state_of
 from .. import logs
-from ..moving.moves import Moves, Outgoing
-from ..registry import Registry, SessionRecord, boot_id
 from .supervision import End
 
 Word = Literal["checkpointed", "moved", "killed", "fenced"]

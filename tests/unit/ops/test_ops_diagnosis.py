@@ -11,10 +11,10 @@ import pytest
 from criuctl.checkpoint.manifest import Manifest, SessionRef
 from criuctl.config import Config
 from criuctl.criu.driver import CriuFailed
-from criuctl.ops.dumps import arounddump
-from criuctl.ops.failures.diagnosis import diagnose, keep_log
-from criuctl.ops.failures.remedies import REMEDIES
-from criuctl.ops.restores import arrival
+from criuctl.dump import arounddump
+from criuctl.host.failures.diagnosis import diagnose, keep_log
+from criuctl.host.failures.remedies import REMEDIES
+from criuctl.restore import arrival
 
 HEAD = """\
 (00.000021) Version: 4.2.1 (gitid 0)

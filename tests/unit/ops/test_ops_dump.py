@@ -11,9 +11,9 @@ import pytest
 
 from criuctl.config import Config
 from criuctl.criu import driver
+from criuctl.dump import arounddump
+from criuctl.host.registry import Registry, SessionRecord
 from criuctl.ops import logs
-from criuctl.ops.dumps import arounddump
-from criuctl.ops.registry import Registry, SessionRecord
 from criuctl.proc.tree import ProcessIdentity
 
 

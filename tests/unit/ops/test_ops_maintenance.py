@@ -21,15 +21,16 @@ from support.program import CRIUCTL, run_program
 
 from criuctl.cli.main import main
 from criuctl.config import Config
+from criuctl.dump.arounddump import session_for
 from criuctl.errors import ConfigError, Conflict, Damaged, NotFound, RestoreFailed, UsageError
+from criuctl.host import trees
+from criuctl.host.registry import Registry, SessionRecord, boot_id, exclusive
+from criuctl.host.target import Target
 from criuctl.ops import maintenance, recovery
-from criuctl.ops.dumps.arounddump import session_for
 from criuctl.ops.maintenance import Item, Record
-from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive
-from criuctl.ops.scheduling import batch, bootunit, subjects, timers, trees
+from criuctl.ops.scheduling import batch, bootunit, subjects, timers
 from criuctl.ops.scheduling.subjects import Subject
 from criuctl.ops.snapshot import lock_of
-from criuctl.ops.target import Target
 from criuctl.proc import forked
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
