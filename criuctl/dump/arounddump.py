@@ -148,7 +148,7 @@ def end_former_holder(config: Config, name: str, root: ProcessIdentity) -> None:
         return
     if state["state"] not in ("exited", "lost"):
         raise Conflict(f"session {name!r} is {state['state']}, and another tree", hint="Choose another --name.")
-    from ..ops.sessions import end_holder  # seldom needed
+    from ..host.holders import end_holder  # seldom needed
 
     end_holder(config, name, state)
 
@@ -270,6 +270,6 @@ def remember(
 
 
 def _killed(config: Config, record: SessionRecord) -> bool:
-    from ..ops.supervising.demise import killed_by_operator  # seldom needed
+    from ..host.audit_log import killed_by_operator  # seldom needed
 
     return killed_by_operator(config, record)

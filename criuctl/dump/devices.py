@@ -16,11 +16,10 @@ socket closes; if both are killed, the next dump or restore finds the note that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
 
 import msgspec
-from msgspec import Struct
 
 from ..checkpoint.manifest import GpuDescriptor, GpuDevice, GpuProcess, GpuRecord
 from ..config import Config
@@ -31,8 +30,7 @@ from ..gpu.driver_process import Answer, DriverProcess
 from ..gpu.holdings import Holdings
 from ..gpu.hugepages import HugePages
 from ..gpu.use import DeviceUser
-from ..host.registry import GPUS, boot_id, run_folder
-from ..proc import locks
+from ..host.gpu_notes import MOVE_SECONDS, noted
 from ..proc.descriptors import descriptors
 from ..proc.mappings import mappings
 from ..proc.namespaces import ns_pids
@@ -41,7 +39,6 @@ from ..proc.tree import ProcessIdentity, read_tree
 from ..report import Reporter
 
 _CALL = 10.0  # seconds that a lock may take beyond the time that the driver was given
-_MOVE = 900.0  # seconds for the driver to move all device memory
 _PAUSES = (0.2, 1.0, 2.0)  # seconds after a try to give a device back
 _RUNS_ON = "; the tree runs on"
 _ROUNDS = 5  # of looks for processes that have come meanwhile
@@ -51,9 +48,9 @@ class DumpedDevices:
     """The GPUs of one tree in one dump; `close` it."""
 
     def __init__(self, config: Config, reporter: Reporter, root: int, *, max_freeze: float = 0.0) -> None:
-        """`max_freeze`: seconds that the driver may take to move the memory, 0 for no bound but `_MOVE`."""
+        """`max_freeze`: seconds that the driver may take to move the memory, 0 for no bound but `MOVE_SECONDS`."""
         self._config, self._reporter, self._pid = config, reporter, root
-        self._patience = min(max_freeze or _MOVE, _MOVE)
+        self._patience = min(max_freeze or MOVE_SECONDS, MOVE_SECONDS)
         self._stack = ExitStack()
         self._driver: DriverProcess | None = None
         self._held: dict[int, ProcessIdentity] = {}  # locked, by PID
@@ -253,14 +250,14 @@ class DumpedDevices:
         assert self._driver is not None
         left = {pid: Answer(0, "") for pid, identity in self._held.items() if identity.alive()}
         for pause in _PAUSES:
-            states = self._driver.each("state", list(left), _MOVE)
+            states = self._driver.each("state", list(left), MOVE_SECONDS)
             by_state: dict[int, list[int]] = {}
             for pid, state in states.items():
                 by_state.setdefault(state.number, []).append(pid)
             moved = by_state.get(driver_process.CHECKPOINTED, [])
-            answers = self._driver.each("restore", moved, _MOVE)
+            answers = self._driver.each("restore", moved, MOVE_SECONDS)
             locked = by_state.get(driver_process.LOCKED, []) + [pid for pid in moved if answers[pid].ok]
-            answers |= self._driver.each("unlock", locked, _MOVE)
+            answers |= self._driver.each("unlock", locked, MOVE_SECONDS)
             failed = {pid: states[pid] for pid in by_state.get(driver_process.FAILED, [])}
             left = {pid: answer for pid, answer in answers.items() if not answer.ok and self._held[pid].alive()}
             if not left:
@@ -287,44 +284,3 @@ class DumpedDevices:
     def _count(self, name: str, answers: Mapping[int, Answer]) -> None:
         longest = max((answer.ms for answer in answers.values()), default=0.0)
         self.timings[name] = round(self.timings.get(name, 0.0) + longest, 1)
-
-
-class _Note(Struct):
-    """What a note says: whose devices this criuctl has taken."""
-
-    boot: str
-    processes: list[tuple[int, int]]  # PID, start time
-
-
-@contextmanager
-def noted(config: Config, processes: Iterable[ProcessIdentity]) -> Iterator[None]:
-    """While inside, these processes may be without their devices; without a place for the note it goes without."""
-    listed = [(identity.pid, identity.start_time) for identity in processes]
-    path = run_folder(config, GPUS) / f"{listed[0][0]}-{listed[0][1]}-{len(listed)}"
-    with ExitStack() as stack:
-        with suppress(OSError):
-            stack.enter_context(locks.held(path))
-            path.write_bytes(msgspec.json.encode(_Note(boot_id(), listed)))
-        yield
-
-
-def sweep(config: Config, driver: Callable[[], DriverProcess] = DriverProcess) -> None:
-    """Give back the devices that a killed dump, whose helper was killed as well, has left with nobody."""
-    for path in locks.left(run_folder(config, GPUS)):
-        try:
-            note = msgspec.json.decode(path.read_bytes(), type=_Note)
-        except ValueError:  # it was killed before all was written, and nothing was locked yet
-            note = _Note("", [])
-        alive = [pid for pid, start in note.processes if ProcessIdentity(pid, start).alive()]
-        if note.boot == boot_id() and alive:
-            try:
-                with driver() as one:
-                    for pid in alive:
-                        state = one.state(pid).number
-                        if state == driver_process.CHECKPOINTED:
-                            one.each("restore", [pid], _MOVE)
-                        if state in (driver_process.LOCKED, driver_process.CHECKPOINTED):
-                            one.each("unlock", [pid], _MOVE)
-            except CriuctlError:
-                continue  # the next one tries again
-        path.unlink()

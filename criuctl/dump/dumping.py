@@ -31,7 +31,7 @@ from ..criu.pages import PageImage
 from ..errors import CriuctlError, DumpFailed, FrozenTooLong, NoSuchProcess
 from ..files import fifos, files, heldinodes, overlays, predicates, remaps
 from ..hooks import Hooks
-from ..host import hooking, latest
+from ..host import connection_locks, hooking, latest
 from ..host.fencing import Home
 from ..host.holders import DumpedHolder
 from ..host.latest import Latest
@@ -49,7 +49,7 @@ from ..repairs.interrupted_calls import restart_living, restart_seized  # here n
 from ..repairs.registry import Repairs
 from ..report import Reporter
 from ..terminals.dumped import DumpedTerminals
-from . import arounddump, ownmemory, shields, surroundings
+from . import arounddump, ownmemory, surroundings
 from .delivery import Delivery
 from .describe import Taken, describe
 from .freeze_limit import FreezeLimit
@@ -273,7 +273,7 @@ class Dumping(Struct, eq=False):
         looked = self.survey.frozen(self.tree, self.opened)
         self.repair_mode.watch(self.dumper.conversation, self.dumper.pid, looked.connections)
         if table := self.lock_table():
-            self.shielded.enter_context(shields.noted(self.config, self.identity, table, self.repair_mode.known))
+            self.shielded.enter_context(connection_locks.noted(self.config, self.identity, table, self.repair_mode.known))
         heard = Reporter()
         for finding in untaken(c.held for c in looked.connections):
             heard.finding(finding)

@@ -42,7 +42,8 @@ from ..host.holders import DumpedHolder
 from ..host.identity import host_id
 from ..host.journal import events
 from ..host.preload import DUMP, preload
-from ..host.registry import Registry, boot_id, check_outside, exclusive, exclusive_session, forget_stale_locks
+from ..host.registry import Registry, boot_id, check_outside, exclusive, exclusive_session
+from ..host.stale_locks import forget_stale_locks
 from ..host.standdown import stopping
 from ..host.target import resolve_target
 from ..namespaces.namespaces import plan_entry

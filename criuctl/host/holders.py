@@ -366,3 +366,22 @@ def main_terminal(records: Sequence[TerminalRecord]) -> TerminalRecord | None:
     """The terminal that the holder gets: one that controls a session of the tree, if there is any."""
     outside = [r for r in records if r.master == "outside" and r.holders]
     return next((r for r in outside if r.leader or r.led_outside), outside[0] if outside else None)
+
+
+def end_holder(config: Config, name: str, state: Mapping[str, Any]) -> None:
+    """End the holder of a session that has ended, which waits for somebody to ask how, and wait until it is gone."""
+    import select
+
+    from ..session.client import Session
+
+    with suppress(SessionGone), Session.connect(name, config=config, role="admin") as session:  # it may just be ending by itself
+        session.request("shutdown")
+
+    try:
+        pidfd = ProcessIdentity(**state["holder"]).open_pidfd()
+    except NoSuchProcess:
+        return
+    try:
+        select.select([pidfd], [], [], 10)
+    finally:
+        os.close(pidfd)

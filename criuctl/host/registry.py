@@ -34,7 +34,7 @@ from ..session.names import DEFAULT_RUN_DIR, check_name, valid_name
 
 _NO_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 _INSTEAD = Path("/dev/shm/criuctl")  # of /run
-_LOCKS, SHIELDS, GPUS = "locks", "shields", "gpus"
+LOCKS, SHIELDS, GPUS = "locks", "shields", "gpus"
 _ROOM = 4096  # bytes of a record that there is room for
 _LONGEST = 200  # bytes of the name of a lock's file
 
@@ -48,7 +48,6 @@ __all__ = [
     "check_outside",
     "exclusive",
     "exclusive_session",
-    "forget_stale_locks",
     "run_folder",
     "write_record",
 ]
@@ -287,7 +286,7 @@ def _lock_name(what: str) -> str:
 @contextlib.contextmanager
 def exclusive(config: Config, what: str, busy: str) -> Iterator[None]:
     """Hold the lock `what` on this host; `Conflict` with the sentence `busy` when somebody has it."""
-    path = run_folder(config, _LOCKS) / _lock_name(what)
+    path = run_folder(config, LOCKS) / _lock_name(what)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(locks.held(path))
@@ -302,31 +301,6 @@ def exclusive(config: Config, what: str, busy: str) -> Iterator[None]:
                 hint="Run criuctl as root, or configure a run_dir and a state_dir that may be written.",
             ) from error
         yield
-
-
-def forget_stale_locks(config: Config) -> None:
-    """Take down the firewall tables of dumps whose criuctl was killed before it could, and remove the files of its locks."""
-    locks.sweep(run_folder(config, _LOCKS))
-    if any(True for _ in locks.left(run_folder(config, SHIELDS))):
-        from ..dump import shields  # seldom
-
-        shields.sweep(config)
-    if any(True for _ in locks.left(run_folder(config, GPUS))):
-        from ..dump import devices  # seldom
-
-        devices.sweep(config)
-    registry = Registry(config)
-    for name in [record.name for record in registry.locked() if not record.lock_kept]:
-        try:
-            with exclusive_session(config, name):
-                record = registry.get(name)  # as whoever had it until now has left it
-                if record is None or not record.lock_table or record.lock_kept:
-                    continue
-                if record.boot_id == boot_id():
-                    netfilter.delete_table(record.lock_table)
-                registry.put(replace(record, lock_table=""))
-        except Conflict:
-            continue  # that dump is still at it
 
 
 def check_outside(config: Config, *, begins: bool = False) -> None:

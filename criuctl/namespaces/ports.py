@@ -9,6 +9,8 @@ What a peer has not acknowledged yet (FIN_WAIT1, LAST_ACK) is not: it would be l
 
 from __future__ import annotations
 
+import errno
+import functools
 import socket
 import time
 from collections.abc import Iterable
@@ -18,7 +20,7 @@ from ..checkpoint.manifest import ConnectionRecord
 from ..connections.rules import endpoint
 from ..criu.images import ImageSet
 from ..proc import sockdiag
-from ..restore.plan import is_taken
+from ..proc.sockdiag import socket_inside
 
 _PATIENCE, _PAUSE = 2.0, 0.05  # seconds for peers to acknowledge: a few round trips
 
@@ -41,3 +43,19 @@ def free_ports(records: Iterable[ConnectionRecord], images: ImageSet, namespace:
 def _only6(images: ImageSet) -> set[int]:
     """The inodes of the sockets that leave IPv4 to others."""
     return {entry.isk.ino for entry in images.files() if entry.HasField("isk") and entry.isk.v6only}
+
+
+def is_taken(local: str, kind: socket.SocketKind, namespace: int | None = None, *, v6only: bool) -> bool:
+    """Whether a socket, one for IPv6 alone if `v6only`, cannot be bound as CRIU binds it: the port is not shared."""
+    host, port = endpoint(local)
+    made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
+    with made(socket.AF_INET6 if ":" in host else socket.AF_INET, kind, 0) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if probe.family == socket.AF_INET6 and v6only:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False

@@ -31,6 +31,7 @@ from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import Conflict, CriuctlError, NoSuchCheckpoint, NotFound
 from ..host.identity import host_id
+from ..host.maintenance import check_open
 from ..host.moves import Incoming, Moves, Outgoing, check_id
 from ..host.registry import Registry, boot_id, check_name, check_outside
 from ..proc.tree import ProcessIdentity
@@ -40,7 +41,6 @@ from ..restore.lazymemory import LARGE
 from ..store.serving import StoreServer
 from ..transport.link import Link, Request
 from ..transport.messages import unknown_verb
-from .maintenance import check_open
 from .moving import inbox, rendezvous
 from .moving.incoming import Arrival, running_here
 from .moving.ownpart import OwnPart

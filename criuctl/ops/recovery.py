@@ -18,10 +18,11 @@ from ..config import Config
 from ..errors import Conflict, CriuctlError, NotFound, RestoreFailed
 from ..host import trees
 from ..host.journal import events
+from ..host.maintenance import Item, Record, forget, read, write
 from ..host.registry import Registry, SessionRecord, boot_id, check_outside, restore_command
 from ..report import Reporter
 from ..session import names
-from .maintenance import LOCK_PATIENCE, Item, Record, forget, lock_of, read, runs, settle, write
+from .maintenance import LOCK_PATIENCE, lock_of, runs, settle
 from .scheduling import batch
 from .scheduling.subjects import order_of
 

@@ -30,6 +30,7 @@ from ..namespaces.interfaces import BoundSocket
 from ..namespaces.netplace import NetMode, Place, is_new, opened
 from ..namespaces.netplace import find as find_net
 from ..namespaces.netplace import new as new_net
+from ..namespaces.ports import is_taken
 from ..proc.dialling import spelled
 from ..proc.sockdiag import Address, socket_inside, sockets
 from ..proc.tree import ProcessIdentity, members, wait_gone
@@ -274,22 +275,6 @@ def is_local(host: str, namespace: int | None) -> bool:
         except OSError:
             return False
     return True
-
-
-def is_taken(local: str, kind: socket.SocketKind, namespace: int | None = None, *, v6only: bool) -> bool:
-    """Whether a socket, one for IPv6 alone if `v6only`, cannot be bound as CRIU binds it: the port is not shared."""
-    host, port = endpoint(local)
-    made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
-    with made(socket.AF_INET6 if ":" in host else socket.AF_INET, kind, 0) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if probe.family == socket.AF_INET6 and v6only:
-            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            return error.errno == errno.EADDRINUSE
-    return False
 
 
 def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePlan:

@@ -39,12 +39,13 @@ from ..host.fencing import with_lease
 from ..host.holders import RestoredHolder
 from ..host.identity import host_id
 from ..host.journal import events
+from ..host.maintenance import check_open
 from ..host.preload import RESTORE, preload
-from ..host.registry import Registry, boot_id, check_name, check_outside, exclusive_session, forget_stale_locks
+from ..host.registry import Registry, boot_id, check_name, check_outside, exclusive_session
+from ..host.stale_locks import forget_stale_locks
 from ..namespaces import interfaces
 from ..namespaces.netlock import table_of
 from ..namespaces.netplace import is_new
-from ..ops.maintenance import check_open
 from ..proc.scratch import Scratch
 from ..proc.tree import ProcessIdentity
 from ..repairs import file_locks

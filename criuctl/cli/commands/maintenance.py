@@ -16,7 +16,7 @@ from ..text import Column, plural, printable
 from .snapshot import JOBS
 
 if TYPE_CHECKING:
-    from ...ops.maintenance import Item
+    from ...host.maintenance import Item
 
 _SELF = "criuctl.cli.commands.maintenance"
 
@@ -138,7 +138,7 @@ def status(app: App) -> int:
     """Tells whether this host is in maintenance, since when and why, and of each session whether it is stored, has come
     back, or has been given up. In JSON: maintenance, phase, how, reason, since, sessions.
     """
-    from ...ops.maintenance import read
+    from ...host.maintenance import read
 
     record = read(app.config)
     if record is None:

@@ -16,7 +16,7 @@ from criuctl.config import Config
 from criuctl.errors import Conflict, CriuctlError, NotFound
 from criuctl.host.journal import events
 from criuctl.host.journal.eventlog import EventLog
-from criuctl.ops.maintenance import Item
+from criuctl.host.maintenance import Item
 from criuctl.ops.standstill import Steered, _steered
 
 

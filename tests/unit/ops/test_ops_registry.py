@@ -16,7 +16,8 @@ from msgspec.structs import replace
 from criuctl.config import Config
 from criuctl.errors import Conflict, PlatformError
 from criuctl.host import registry as module
-from criuctl.host.registry import Registry, SessionRecord, boot_id, exclusive_session, forget_stale_locks
+from criuctl.host.registry import Registry, SessionRecord, boot_id, exclusive_session
+from criuctl.host.stale_locks import forget_stale_locks
 from criuctl.proc import netfilter
 from criuctl.proc.tree import ProcessIdentity
 
@@ -27,7 +28,8 @@ exec "$PYTHON" -c '
 import os, sys
 from criuctl.config import Config
 from criuctl.errors import Conflict
-from criuctl.host.registry import exclusive_session, forget_stale_locks
+from criuctl.host.registry import exclusive_session
+from criuctl.host.stale_locks import forget_stale_locks
 config, told = Config(state_dir=sys.argv[1]), []
 with exclusive_session(config, "web"):
     forget_stale_locks(config)
