@@ -70,7 +70,7 @@ def _publish(config: Config, root: int, identity: Mapping[str, Any], connections
 
 
 def sweep(config: Config) -> None:
-    """Remove the reports of trees that are gone, as far as the folder can be written: they do no harm."""
+    """Remove the reports of trees that are gone.  `OSError`: the folder cannot be written; they do no harm."""
     check_own(_folder(config))
     for path in _folder(config).glob("*.json"):
         try:
@@ -81,5 +81,5 @@ def sweep(config: Config) -> None:
         except (OSError, ValueError, KeyError, TypeError):
             gone = True
         if gone:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(FileNotFoundError):
                 path.unlink()

@@ -132,7 +132,8 @@ def restore(
     with told_as(RestoreFailed, lambda: "nothing is left of it"), ExitStack() as stack:
         reporter.step("resolve", ref=ref)
         forget_stale_locks(config)
-        inside_report.sweep(config)
+        with suppress(OSError):  # a read-only run folder: what is left there does no harm
+            inside_report.sweep(config)
         remade.sweep(config)
         criu = binary.find(config)
         if repository is None:
@@ -308,7 +309,8 @@ def restore(
             try:
                 root = work.run(criu, running)
             except BaseException as error:
-                inside_report.sweep(config)
+                with suppress(OSError):
+                    inside_report.sweep(config)
                 if before is None:
                     registry.forget(name)
                 else:
