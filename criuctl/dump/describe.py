@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
@@ -26,17 +26,23 @@ from ..checkpoint.manifest import (
     TerminalRecord,
 )
 from ..checkpoint.writer import CheckpointWriter
-from ..config import Config
 from ..criu.images import ImageSet
 from ..criu.pages import PageImage
 from ..files import overlays
+from ..hooks import Hooks
 from ..host.identity import host_info
 from ..host.registry import SessionRecord
 from ..namespaces.namespaces import NamespacePlan
 from ..proc.descriptors import Descriptor
 from ..proc.tree import Process
+from ..quoting import quoted
 from ..repairs import processor_affinity, thread_attributes
 from . import surroundings
+from .job import DumpJob
+
+if TYPE_CHECKING:
+    from .devices import DumpedDevices
+    from .precopy import Round
 
 
 class DumpResult(Struct, frozen=True):
@@ -80,6 +86,30 @@ class DumpResult(Struct, frozen=True):
         return rarely
 
 
+def result_of(
+    job: DumpJob,
+    manifest: Manifest,
+    store: str,
+    hooks: Hooks,
+    rounds: Sequence[Round],
+    devices: DumpedDevices | None,
+) -> DumpResult:
+    """Return the answer of a dump; processes that have lost their GPUs are a warning, and make it degraded."""
+    lost = devices.lost if devices is not None else []
+    if lost:
+        ref = quoted(f"{manifest.session.name}@{manifest.number}")
+        hint = f"The checkpoint is complete: end the tree, then `criuctl restore {ref}`."
+        job.reporter.warning("; ".join(lost), hint)
+    return DumpResult(
+        manifest,
+        store,
+        list(job.reporter.warnings),
+        hooks.degraded or bool(lost),
+        hooks.records(),
+        [r.to_dict() for r in rounds],
+    )
+
+
 class Taken(Struct, frozen=True):
     """What was taken of the tree, CRIU's pages and images apart."""
 
@@ -96,17 +126,14 @@ class Taken(Struct, frozen=True):
 
 
 def describe(
-    config: Config,
+    job: DumpJob,
     session: SessionRecord,
-    labels: Mapping[str, str],
     taken: Taken,
     images: ImageSet,
     memory: Sequence[PageImage],
     writer: CheckpointWriter,
-    *,
-    leave_running: bool,
 ) -> Manifest:
-    """The manifest; CRIU's metadata images and the maps of the memory go into the checkpoint on the way."""
+    """Put the manifest together; CRIU's metadata images and the maps of the memory are stored on the way."""
     image_files = tuple(_add_images(images, writer))
     for image in memory:
         writer.add_bytes(("entries", image.key), image.pack())
@@ -119,9 +146,9 @@ def describe(
         session=SessionRef(session.name, session.id),
         incarnation=session.incarnation,
         parent=session.checkpoint or None,
-        labels=dict(labels),
+        labels=dict(job.wishes.labels),
         host=host_info(),
-        criu=surroundings.criu_info(config) | {"leave_running": leave_running},
+        criu=surroundings.criu_info(job.config) | {"leave_running": job.wishes.leave_running},
         criuctl=__version__,
         root=_process(taken.tree[0], everywhere),
         processes=tuple(_process(p, everywhere) for p in taken.tree),

@@ -8,14 +8,17 @@ while the tree runs may pass until the freeze, or arise: CRIU's own refusal rema
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from ..config import Config
-from ..errors import CriuctlError
+from ..connections.record import UNTAKEN
+from ..connections.survey import Survey
+from ..errors import CriuctlError, NoSuchProcess, PreflightRefused
 from ..host.target import Target
-from ..report import Finding
+from ..report import Finding, summarised
 from .checks import known_programs
-from .checks.connections import check_sockets
+from .checks.connections import PASSES, check_sockets
 from .checks.contents import check_contents
 from .checks.files import check_descriptors
 from .checks.folders import check_folders
@@ -33,6 +36,9 @@ from .checks.spaces import check_bound, check_freezer, check_ipc, check_namespac
 from .checks.sysv import check_sysv
 from .checks.terminals import check_terminals
 from .checks.watches import check_watches
+from .connections import hung_up_unasked
+from .criu_failures import PAUSES
+from .job import DumpJob
 
 Check = Callable[[Scene], Iterable[Finding]]
 
@@ -64,6 +70,43 @@ CHECKS: tuple[Check, ...] = (
 )
 
 _ORDER = {"error": 0, "warning": 1, "info": 2}
+
+
+def examine(job: DumpJob, found: Target) -> Scene:
+    """Return what the preflight of a dump has seen; raises for errors, reports the rest.
+
+    It looks again while only obstacles that pass by themselves stand in the way.
+    """
+    findings, scene = _settled(job, found)
+    errors = [f for f in findings if f.level == "error"]
+    if scene is None and errors[0].code == NoSuchProcess.code:  # it has ended just now
+        raise NoSuchProcess(errors[0].text, hint=errors[0].hint)
+    if errors:
+        text = "; ".join(map(str, summarised(errors)))
+        raise PreflightRefused(text, hint=errors[0].hint, findings=[f.to_dict() for f in errors])
+    assert scene is not None  # else there is an error
+    for finding in summarised(f for f in findings if f.code not in UNTAKEN):  # those the freeze reports
+        job.reporter.finding(finding)
+    return scene
+
+
+def _settled(job: DumpJob, found: Target) -> tuple[list[Finding], Scene | None]:
+    running, carried = job.wishes.leave_running, job.wishes.with_files
+    for pause in PAUSES:
+        findings, scene = look_at(found, job.config, leave_running=running, with_files=carried)
+        errors = [f for f in findings if f.level == "error"]
+        if not errors or not all(f.hint.startswith(PASSES) for f in errors):
+            return findings, scene
+        job.reporter.step("not-now", why="; ".join(map(str, errors)))
+        time.sleep(pause)
+    return look_at(found, job.config, leave_running=running, with_files=carried)
+
+
+def warn_hung_up(job: DumpJob, survey: Survey) -> None:
+    """Warn of connections that the default hangs up; not at a snapshot: its peers will have gone by its restore."""
+    if not job.wishes.leave_running:
+        for finding in hung_up_unasked(survey.unasked):
+            job.reporter.finding(finding)
 
 
 def check_tree(target: Target, config: Config, *, leave_running: bool = False) -> list[Finding]:

@@ -92,7 +92,7 @@ def with_lease(record: SessionRecord, repository: Repository, epoch: int) -> Ses
     """The record of a home that has claimed the session in this store by `epoch`."""
     told: dict[str, Any] = {"url": repository.store.url, "epoch": epoch}
     if repository.encrypted:
-        told["encrypted"] = True  # no other one is to take its place unseen: see `arounddump.open_for`
+        told["encrypted"] = True  # no other one is to take its place unseen: see `criuctl.dump.destination`
     return replace(record, leases=record.leases | {repository.id: told})
 
 

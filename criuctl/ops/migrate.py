@@ -28,8 +28,9 @@ from msgspec.structs import replace
 from ..checkpoint.manifest import SessionRef
 from ..config import Config
 from ..dump.after_commit import AfterCommit
-from ..dump.arounddump import session_for
+from ..dump.job import DumpWishes
 from ..dump.story import dump
+from ..dump.subject import session_for
 from ..errors import PreflightRefused
 from ..host.journal import events
 from ..host.moves import Moves, Outgoing
@@ -120,18 +121,15 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
         delivery = stack.enter_context(HostDelivery(config, to, there, moves, wishes, reporter))
         carrying = replace(_keeping(config, wishes), files="carry", files_max_mib=_CARRIED_MIB)
         try:
-            dumped = dump(
-                carrying,
-                target,
-                reporter=reporter,
+            carried = DumpWishes(
                 name=wishes.name,
                 with_files=wishes.with_files,
                 carry_binaries=wishes.carry_binaries,
                 connections=wishes.connections,
                 precopy=wishes.precopy,
-                delivery=delivery,
                 max_freeze=wishes.max_freeze,
             )
+            dumped = dump(carrying, target, wishes=carried, reporter=reporter, delivery=delivery)
         except BaseException:
             if not delivery.settled():
                 delivery.stays()

@@ -28,6 +28,7 @@ from ..checkpoint.leases import Head
 from ..checkpoint.manifest import SessionRef
 from ..checkpoint.repository import Repository
 from ..config import Config
+from ..dump.job import DumpWishes
 from ..dump.story import dump
 from ..errors import (
     Conflict,
@@ -283,9 +284,8 @@ class Supervisor:
         post.reporter.warnings = []
         try:
             with post.working():
-                result = dump(
-                    post.config, record.name, reporter=post.reporter, leave_running=True, with_files=post.wishes.with_files
-                )
+                wishes = DumpWishes(leave_running=True, with_files=post.wishes.with_files)
+                result = dump(post.config, record.name, wishes=wishes, reporter=post.reporter)
         except HomeLost:
             return False
         except Exception as error:

@@ -21,7 +21,7 @@ from support.program import CRIUCTL, run_program
 
 from criuctl.cli.main import main
 from criuctl.config import Config
-from criuctl.dump.arounddump import session_for
+from criuctl.dump.subject import session_for
 from criuctl.errors import ConfigError, Conflict, Damaged, NotFound, RestoreFailed, UsageError
 from criuctl.host import maintenance as record_file
 from criuctl.host import trees
