@@ -234,9 +234,12 @@ def _try(config: Config, record: Record, items: Sequence[Item], jobs: int, pause
 def _restore(config: Config, item: Item) -> batch.Work:
     def work(reporter: Reporter) -> dict[str, object]:
         from ..restore.arrival import RestoreResult
+        from ..restore.request import RestoreRequest
         from ..restore.story import restore
 
-        told = restore(replace(config, store=item.store), item.checkpoint, reporter=reporter, returning=True)
+        told = restore(
+            replace(config, store=item.store), item.checkpoint, request=RestoreRequest(returning=True), reporter=reporter
+        )
         assert isinstance(told, RestoreResult)
         return {"pid": told.pid, "degraded": told.degraded}
 

@@ -113,6 +113,7 @@ class _Unclaimed(Repository):
 
 def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Trial:
     """In the shadow."""
+    from ..restore.request import RestoreRequest
     from ..restore.story import restore
 
     read_only = shadow.enter()
@@ -127,16 +128,8 @@ def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Tri
     _check(manifest, read_only)
     began = time.monotonic()
     try:
-        result = restore(
-            config,
-            manifest.id,
-            reporter=reporter,
-            new_name=manifest.session.name,
-            connections="hangup",
-            files="restore",
-            alone=True,
-            repository=repository,
-        )
+        request = RestoreRequest(new_name=manifest.session.name, connections="hangup", files="restore", alone=True)
+        result = restore(config, manifest.id, request=request, reporter=reporter, repository=repository)
     except (PreflightRefused, Vetoed) as error:
         raise RestoreFailed(error.message, hint=error.hint, **error.details) from error
     assert isinstance(result, RestoreResult)  # it was no dry run

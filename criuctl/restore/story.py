@@ -1,4 +1,4 @@
-"""The life of a restore, told once from top to bottom.
+"""A restore, from top to bottom.
 
 Nothing of the tree runs before everything is in place: chunks verified, files put back, connections handed
 back.  Until then every failure unwinds in reverse: CRIU kills what it had restored (it is told no in
@@ -9,7 +9,6 @@ removed, the plain images vanish with their tmpfs, the lease is released.  Nothi
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
@@ -19,338 +18,254 @@ from typing import Any, ParamSpec, TypeVar, cast
 from msgspec.structs import replace
 
 from ..cgroups import remade
-from ..checkpoint import leases
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..connections import rules
 from ..criu import binary, driver
-from ..criu.images import ImageSet
-from ..criu.owners import user_ids
-from ..errors import PidTaken, RestoreFailed
-from ..files import deletednames, fifos, kernelfiles, predicates, socket_names, untrusted
-from ..files.absent import absent
-from ..files.besides import left_behind, separated, spared
-from ..files.judgement import Policy
-from ..hooks.contract import RECONNECT
-from ..hooks.find import executables
-from ..host import hooking, inside_report, latest, moves
+from ..errors import CriuctlError, PidTaken, RestoreFailed
+from ..hooks import Hooks
+from ..host import hooking, inside_report, latest
 from ..host.failures.helpers import told_as
-from ..host.fencing import with_lease
 from ..host.holders import RestoredHolder
-from ..host.identity import host_id
 from ..host.journal import events
-from ..host.maintenance import check_open
-from ..host.preload import RESTORE, preload
-from ..host.registry import Registry, boot_id, check_name, check_outside, exclusive_session
+from ..host.registry import Registry, check_name, check_outside
 from ..host.stale_locks import forget_stale_locks
-from ..namespaces import interfaces
-from ..namespaces.netlock import table_of
 from ..namespaces.netplace import is_new
 from ..proc.scratch import Scratch
-from ..proc.tree import ProcessIdentity
-from ..repairs import file_locks
 from ..report import Reporter, summarised
-from ..store import open_store
 from ..terminals.restored import RestoredTerminals
-from . import arrival, history, materialise, memory_needs
+from . import arrival, materialise, source
 from .arrival import RestoreResult
-from .connectionplan import owners_in
 from .feeding import Feeder
+from .home import NewHome, claim_home, note_coming
 from .lazymemory import worthwhile
-from .plan import ADD_ADDRESS, RestorePlan, Wishes, make_plan, missing_addresses, observe
+from .observation import observe_all, open_devices, wishes_of
+from .plan import ADD_ADDRESS, HostFacts, RestorePlan, make_plan, missing_addresses
+from .request import RestoreRequest
 from .restoring import Restoring
+from .source import Source
+from .work import RestoreWork
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _operation(wishes: Mapping[str, Any]) -> str:
-    """What this restore is called as an event; a dry run is none, and what is held is received from another host."""
-    return "" if wishes.get("dry_run") else "receive" if wishes.get("held") is not None else "restore"
+def _operation(arguments: Mapping[str, Any]) -> str:
+    """Return the name of this restore as an event; a dry run is none, and what is held has come from another host."""
+    if arguments["request"].dry_run:
+        return ""
+    return "receive" if arguments.get("held") is not None else "restore"
+
+
+def _about(positional: tuple[Any, ...], arguments: Mapping[str, Any]) -> events.Facts:
+    request: RestoreRequest = arguments["request"]
+    asked = {"new_name": request.new_name, "instead_of": request.instead_of, "take_over": request.take_over}
+    return events.reference(positional, asked | {"held": arguments.get("held")})
 
 
 def _once_more(operation: Callable[P, R]) -> Callable[P, R]:
-    """Between the look at the tree's PIDs and CRIU's forks somebody else may get one: then all of it is decided anew, once."""
+    """Decide everything again, once: between the look at the tree's PIDs and CRIU's forks one may have been taken."""
 
     @wraps(operation)
-    def tried(*args: P.args, **wishes: P.kwargs) -> R:
-        reporter = cast("Reporter", wishes["reporter"])
+    def tried(*args: P.args, **arguments: P.kwargs) -> R:
+        reporter = cast("Reporter", arguments["reporter"])
         warnings, codes = len(reporter.warnings), len(reporter.codes)
         try:
-            return operation(*args, **wishes)
+            return operation(*args, **arguments)
         except PidTaken as error:
             if not error.again:
                 raise
-        del reporter.warnings[warnings:], reporter.codes[codes:]  # they are told again, as far as they are still true
-        wishes["again"] = False
-        return operation(*args, **wishes)
+        del reporter.warnings[warnings:], reporter.codes[codes:]  # reported again, as far as they are still true
+        arguments["request"] = replace(cast("RestoreRequest", arguments["request"]), again=False)
+        return operation(*args, **arguments)
 
     return tried
 
 
-@events.recorded(_operation, about=events.reference)
+@events.recorded(_operation, about=_about)
 @_once_more
 def restore(
     config: Config,
     ref: str,
     *,
+    request: RestoreRequest,
     reporter: Reporter,
-    new_name: str | None = None,
-    pids: str = "auto",
-    connections: str | None = None,
-    connections_deadline: float | None = None,
-    files: Policy | None = None,
-    lazy: bool | None = False,
-    dry_run: bool = False,
-    force: bool = False,
-    older: bool = False,
-    alone: bool = False,
-    take_over: bool = False,
-    returning: bool = False,
-    instead_of: leases.Head | None = None,
-    ttl: int = 0,
     repository: Repository | None = None,
     held: Callable[[list[dict[str, Any]]], None] | None = None,
     feeder: Feeder | None = None,
-    again: bool = True,
 ) -> RestoreResult | RestorePlan:
-    """Bring the checkpoint that `ref` names back to life here; with `dry_run` only say what would be done.
+    """Bring the checkpoint that `ref` names back to life here; with `request.dry_run` return what would be done.
 
-    `force`: also when it is stale (`predicates`).  `older`: also when this host knows of a newer one (`history`).
-    `alone`: for a trial, in a network of its own, stale or not.
-    `held` is called, with what became of the connections, when everything is in place and nothing has run: when it returns,
-    the tree runs; when it raises, nothing is left.  The checkpoint is in `repository` if that is given, which stays open.
-    If memory follows, the `feeder` brings it; with `lazy` None it does so where there is one and it is worth it.
-    `instead_of` is a lease that has run out, `ttl` (milliseconds) how long the new one lasts without being renewed: see `leases`.
-    `again`: all of it is tried once more where a PID was taken at the last moment.
+    The checkpoint is in `repository` if that is given, which stays open.  `held` is called, with the outcomes of
+    the connections, when everything is in place and nothing has run: when it returns, the tree runs; when it
+    raises, nothing is left.  If memory follows, the `feeder` brings it.
     """
     began = time.monotonic()
     registry = Registry(config)
-    check_outside(config, begins=not (dry_run or alone))
-    if new_name is not None:
-        check_name(new_name)
+    check_outside(config, begins=not (request.dry_run or request.alone))
+    if request.new_name is not None:
+        check_name(request.new_name)
     with told_as(RestoreFailed, lambda: "nothing is left of it"), ExitStack() as stack:
         reporter.step("resolve", ref=ref)
-        forget_stale_locks(config)
-        with suppress(OSError):  # a read-only run folder: what is left there does no harm
-            inside_report.sweep(config)
-        remade.sweep(config)
+        _sweep(config)
         criu = binary.find(config)
-        if repository is None:
-            store = open_store(config.store, config)
-            stack.callback(store.close)
-            preload(RESTORE, enough=store.ready)
-            repository = Repository.open(store, config)
-            stack.callback(repository.close)
-            repository.warn_unpinned(reporter)
-        with arrival.offering_another(repository, ref), history.offering_elsewhere(config, repository, ref):
-            manifest = repository.manifest(ref)
-        stack.enter_context(arrival.offering_another(repository, ref, manifest))
-        name = new_name or manifest.session.name
-        stack.enter_context(exclusive_session(config, name))
-        arrival.check_not_running(config, registry, name, copy=new_name is not None)
-        found = history.look(config, repository, ref, manifest, older=older)
-        if not (dry_run or alone or returning or held is not None):
-            check_open(config)
-        if new_name is None and held is None:
-            moves.check_at_home(config, name, take_over=take_over)
-            arrival.check_not_moved(registry, repository, manifest, take_over=take_over)
-        hooks = hooking.of_restore(config, reporter, manifest, name)
-        if not dry_run:
+        # The checkpoint, and no other criuctl at work on its session.
+        received = held is not None
+        found = source.find(config, ref, request, reporter, registry, repository, stack, received=received)
+        manifest = found.manifest
+        hooks = hooking.of_restore(config, reporter, manifest, found.name)
+        if not request.dry_run:
             stack.enter_context(hooks.telling("restore-failed"))
 
+        # Observe first, decide once: the plan is a pure function of the manifest and the facts.
         reporter.step("preflight")
-        reader = repository.reader(reporter)
-        scratch = stack.enter_context(Scratch())
-        for finding in scratch.findings():
-            reporter.finding(finding)
-        folder = scratch.folder("images")
-        stack.callback(os.close, folder)
-        materialise.write_images(manifest, reader, folder)
-        images = ImageSet(folder)
-        terminals = RestoredTerminals(manifest, images)
-        wishes = Wishes(
-            pids,
-            new_name is not None,
-            connections,
-            files or config.file_conflicts,
-            rules.parse(config),
-            connections_deadline,
-            frozenset(hook.name for hook in executables(config, RECONNECT)),
-            alone,
-            bool(executables(config, "pre-restore")),
-        )
-        remains = arrival.remains_of(manifest)
-        facts = observe(manifest, images.reserved_ids(), remains, wishes, user_ids(images))
-        if not wishes.copy:
-            facts = replace(facts, findings=(*facts.findings, *left_behind(facts.files, images)))
-        else:
-            judged = facts.files
-            if not alone and (taken := file_locks.held(file_locks.wanted(images))):
-                holders = {lock.path: file_locks.holder(lock.path) for lock in taken}
-                judged = separated(judged, images, holders)
-            settled, shared = spared(judged, images, arrival.living(registry, manifest))
-            own_pipes = fifos.own_for_copy(images, manifest)
-            facts = replace(facts, files=(*settled, *own_pipes), findings=(*facts.findings, *shared))
-        deleted = deletednames.judge(manifest, images, facts.files, wishes.files, reader)
-        both = deletednames.both_write(deleted) if wishes.copy else []
-        facts = replace(facts, deleted=deleted, findings=(*facts.findings, *both))
-        if alone:
-            facts = replace(facts, findings=(*facts.findings, *fifos.untried(images, manifest)))
-        else:
-            stale = predicates.examine(config, manifest, force=force)
-            own = {j.record.path for j in facts.files if j.verdict == "beside"}
-            locked = file_locks.locked_elsewhere(images, own, copy=wishes.copy)
-            gone = list(absent(images, manifest, facts.files, facts.missing_folders))
-            gone += kernelfiles.missing(images, manifest, copy=wishes.copy)
-            names = socket_names.taken(images, manifest, facts.netns, copy=wishes.copy)
-            facts = replace(facts, findings=(*facts.findings, *stale, *locked, *gone), names=names)
-        devices: RestoredDevices | None = None
-        if manifest.gpu is not None:
-            from .devices import RestoredDevices  # of few trees
-
-            devices = stack.enter_context(RestoredDevices(manifest.gpu, reporter))
-            facts = replace(facts, findings=(*facts.findings, *devices.judge()))
-        facts = replace(facts, bound=interfaces.bound(images, facts.netns), owners=owners_in(images))
-        facts = replace(facts, findings=(*facts.findings, *memory_needs.lacking(images)))
-        authentic = repository.encrypted or held is not None
-        objections = untrusted.objections(
-            config, manifest, images, facts.files, authentic=authentic, hang_up=connections == "hangup"
-        )
-        facts = replace(facts, findings=(*facts.findings, *objections))
+        unpacked = source.unpack(found, reporter, stack)
+        terminals = RestoredTerminals(manifest, unpacked.images)
+        wishes = wishes_of(config, request)
+        devices = open_devices(found, reporter, stack)
+        authentic = found.repository.encrypted or received
+        facts = observe_all(config, request, found, unpacked, wishes, devices, authentic=authentic)
         plan = make_plan(manifest, facts, wishes)
-        if dry_run:
+        if request.dry_run:
             return plan
         if plan.errors:
             raise arrival.refusal(plan.errors)
         for finding in summarised(plan.findings):
             reporter.finding(finding)
 
-        session, lease = arrival.next_incarnation(registry, repository, manifest, name, copy=new_name is not None)
+        # This host becomes the session's home; a failure from here on gives the lease back.
+        session, seen = arrival.next_incarnation(registry, found.repository, manifest, found.name, copy=request.copy)
         hooks.run("pre-restore", incarnation=session.incarnation, connections=plan.to_dict()["connections"])
-        if facts.missing_addresses and not is_new(plan.net) and (still := missing_addresses(manifest, facts.netns)):
-            text = f"{', '.join(sorted(still))}: no address of this host, nor has a hook made it one; the tree listens there"
-            raise RestoreFailed(text, hint=ADD_ADDRESS)
+        _check_addresses(found, plan, facts)
+        claim = claim_home(config, request, found, session, seen, reporter, stack)
 
-        reporter.step("claim", session=name)
-        claim = leases.claim(
-            repository,
-            session.name,
-            session.id,
-            session.incarnation,
-            host=host_id(config),
-            host_name=platform.node(),
-            take_over=take_over,
-            instead_of=instead_of,
-            ttl=ttl,
-            copy=new_name is not None,
-            seen=lease,
-        )
-        stack.callback(claim.release_unless_kept)
-        if claim.warning:
-            reporter.step("unleased", why=claim.warning)
-        if claim.refused:
-            reporter.warning(claim.refused)
-
+        # Memory: all of it now, or what is lazy when the tree asks for it.
         reporter.step("pages")
+        lazy = request.lazy
         if lazy is None:
-            lazy = feeder is not None and worthwhile(manifest.memory, reader)
-        pages = materialise.lazy_pages(manifest, reader, folder) if lazy else {}
-        filling = None
-        if not lazy:
-            filling = materialise.write_pages(manifest, reader, folder)
+            lazy = feeder is not None and worthwhile(manifest.memory, unpacked.reader)
+        filling, later = None, {}
+        if lazy:
+            later = materialise.lazy_pages(manifest, unpacked.reader, unpacked.folder)
+            if feeder is not None:
+                feeder.load(manifest, unpacked.folder)
+        else:
+            filling = materialise.write_pages(manifest, unpacked.reader, unpacked.folder)
             stack.callback(filling.stop)
             filling.begin()
-        if lazy and feeder is not None:
-            feeder.load(manifest, folder)
-        if scratch.free_bytes() == 0:
-            raise RestoreFailed("memory for the images ran out", hint="The host has too little free memory for this checkpoint.")
+        _check_room(unpacked.scratch)
 
-        before = registry.get(name)
-        here = replace(session, state="checkpointed", boot_id=boot_id(), store=config.store, checkpoint=manifest.id)
-        here = replace(here, lock_table=table_of(images), lock_kept=False)
-        if claim.leased:
-            here = with_lease(here, repository, claim.head.epoch)
-        if here.lock_table and not (before and before.lock_kept):
-            registry.put(here)  # the next command takes the lock down, should this one be killed
-
-        def register(root: int) -> None:
-            """Known before it runs: a criuctl that is killed from here on leaves a session, not a stray tree."""
-            nonlocal here
-            claim.check()
-            here = replace(here, state="running", pid=root, start_time=ProcessIdentity.of(root).start_time)
-            registry.put(here)
-            names = {"session": name, "incarnation": session.incarnation, "checkpoint": manifest.id}
-            inside_report.publish(config, root, names, work.connections, reporter)
-
-        copy = new_name is not None
-        holder = RestoredHolder(config, manifest, session)
-        work = Restoring(
-            config,
-            reporter,
-            manifest,
-            plan,
-            images,
-            terminals,
-            holder,
-            folder,
-            reader,
-            register,
-            pages,
-            hooks,
-            copy=copy,
+        # CRIU's part: from here to the end of `running` there is a tree that runs, or nothing.
+        home = note_coming(config, found, unpacked, registry, session, claim)
+        work = RestoreWork(
+            config=config,
+            reporter=reporter,
+            manifest=manifest,
+            plan=plan,
+            images=unpacked.images,
+            folder=unpacked.folder,
+            reader=unpacked.reader,
+            terminals=terminals,
+            holder=RestoredHolder(config, manifest, session),
+            hooks=hooks,
+            register=lambda root, outcomes: home.register(root, manifest.id, outcomes, reporter),
             held=held,
+            copy=request.copy,
+            authentic=authentic,
+            lazy=later,
             feeder=feeder,
             filling=filling,
-            authentic=authentic,
             devices=devices,
         )
+        criu_part = Restoring.of(work)
         with ExitStack() as running:
             try:
-                root = work.run(criu, running)
+                root = criu_part.run(criu, running)
             except BaseException as error:
-                with suppress(OSError):
-                    inside_report.sweep(config)
-                if before is None:
-                    registry.forget(name)
-                else:
-                    registry.put(before)
+                home.give_up()
                 if isinstance(error, driver.CriuFailed):
-                    told = arrival.explain(config, error, manifest)
-                    if isinstance(told, PidTaken) and again and pids == "auto" and feeder is None:
-                        reporter.step("again", why=told.message)
-                        hooks.done = told.again = True
-                    raise told from error
+                    raise _explained(config, request, found, feeder, hooks, error) from error
                 raise
             hooks.done = True
             claim.keep()
-            if not copy and held is None:
-                latest.note(config, found.checkpoint, reporter)
-            if here.lock_table and not work.locked:  # else the next command takes it down
-                with suppress(OSError):  # a full disk: the next command looks for the lock once more
-                    registry.put(replace(here, lock_table=""))
+            if not request.copy and not received:
+                latest.note(config, found.found.checkpoint, reporter)
+            if not criu_part.around.unlock_failed:  # else the next command takes it down
+                home.unlocked()
         if not os.path.exists(f"/proc/{root}"):
             reporter.warning(f"PID {root}: the restored root has ended already")
         claim.clear()
     hooks.run("post-resume")
     reporter.step("done")
+    return _result(criu_part, found, home, root, began=began, lazy=bool(lazy))
+
+
+def _sweep(config: Config) -> None:
+    """Undo what killed criuctls have left behind on this host."""
+    forget_stale_locks(config)
+    with suppress(OSError):  # a read-only run folder: what is left there does no harm
+        inside_report.sweep(config)
+    remade.sweep(config)
+
+
+def _check_addresses(found: Source, plan: RestorePlan, facts: HostFacts) -> None:
+    """Raise `RestoreFailed` if the pre-restore hooks have not made missing addresses this host's."""
+    if not facts.missing_addresses or is_new(plan.net):
+        return
+    if still := missing_addresses(found.manifest, facts.netns):
+        text = f"{', '.join(sorted(still))}: no address of this host, nor has a hook made it one; the tree listens there"
+        raise RestoreFailed(text, hint=ADD_ADDRESS)
+
+
+def _check_room(scratch: Scratch) -> None:
+    if scratch.free_bytes() == 0:
+        raise RestoreFailed("memory for the images ran out", hint="The host has too little free memory for this checkpoint.")
+
+
+def _explained(
+    config: Config,
+    request: RestoreRequest,
+    found: Source,
+    feeder: Feeder | None,
+    hooks: Hooks,
+    error: driver.CriuFailed,
+) -> CriuctlError:
+    """Return CRIU's failure as an error of ours; a taken PID is tried again, once."""
+    told = arrival.explain(config, error, found.manifest)
+    if isinstance(told, PidTaken) and request.again and request.pids == "auto" and feeder is None:
+        hooks.reporter.step("again", why=told.message)
+        hooks.done = told.again = True
+    return told
+
+
+def _result(
+    criu_part: Restoring,
+    found: Source,
+    home: NewHome,
+    root: int,
+    *,
+    began: float,
+    lazy: bool,
+) -> RestoreResult:
+    work, outcomes = criu_part.work, criu_part.placed.connections
+    applied, names = criu_part.around.applied_files, criu_part.around.names
+    own = applied.own | (names.own if names is not None else {})
     return RestoreResult(
-        checkpoint=manifest.id,
-        session=name,
-        incarnation=session.incarnation,
+        checkpoint=found.manifest.id,
+        session=found.name,
+        incarnation=home.session.incarnation,
         pid=root,
-        inner_pid=work.inner_root,
-        elapsed_ms=round((work.running_at - began) * 1000, 1),
+        inner_pid=criu_part.inner_root,
+        elapsed_ms=round((criu_part.running_at - began) * 1000, 1),
         lazy=lazy,
-        pids=plan.pids,
-        connections=work.connections,
+        pids=work.plan.pids,
+        connections=outcomes,
         files=[
-            *({"path": path, "newer_copy": aside} for path, aside in work.aside),
-            *({"path": path, "own_copy": own} for path, own in (work.own_files | work.own_names).items()),
+            *({"path": path, "newer_copy": aside} for path, aside in applied.aside),
+            *({"path": path, "own_copy": copy} for path, copy in own.items()),
         ],
-        warnings=list(reporter.warnings),
-        gpu=devices.facts() if devices is not None else None,
-        degraded=hooks.degraded or any(c["outcome"] == "failed" for c in work.connections),
-        hooks=hooks.records(),
-        found=found,
+        warnings=list(work.reporter.warnings),
+        gpu=work.devices.facts() if work.devices is not None else None,
+        degraded=work.hooks.degraded or any(c["outcome"] == "failed" for c in outcomes),
+        hooks=work.hooks.records(),
+        found=found.found,
     )

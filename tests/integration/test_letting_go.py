@@ -19,17 +19,17 @@ import os, signal, sys
 from criuctl.cli.main import program
 from criuctl.restore.restoring import Restoring
 from criuctl.proc.tree import ProcessIdentity, children
-last, spared = Restoring._about_to_run, int(sys.argv[1])
+last, spared = Restoring._release, int(sys.argv[1])
 
 def killing(self):
     tracer = last(self)
-    for pid in children(self.placed.pid)[spared:]:
+    for pid in children(self.placed.root.pid)[spared:]:
         os.kill(pid, signal.SIGKILL)
         while ProcessIdentity.of(pid).alive():
             pass
     return tracer
 
-Restoring._about_to_run = killing
+Restoring._release = killing
 sys.argv[1:] = sys.argv[5:]
 program()
 """

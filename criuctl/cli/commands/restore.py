@@ -197,12 +197,10 @@ def restore(
     """
     with app.store_coming(), app.reporting() as reporter:
         from ...restore.plan import RestorePlan
+        from ...restore.request import RestoreRequest
         from ...restore.story import restore as restore_tree
 
-        result = restore_tree(
-            app.config,
-            ref,
-            reporter=reporter,
+        request = RestoreRequest(
             new_name=new_name,
             pids=pids,
             connections=connections,
@@ -214,6 +212,7 @@ def restore(
             force=force,
             older=older,
         )
+        result = restore_tree(app.config, ref, request=request, reporter=reporter)
     body = result.to_dict()
     if isinstance(result, RestorePlan):
         app.emit(body, lambda: _plan(body), brief=lambda: "")

@@ -24,6 +24,7 @@ from ...proc.child import InterruptsDeferred
 from ...report import Reporter
 from ...restore.arrival import RestoreResult
 from ...restore.feeding import Feeder
+from ...restore.request import RestoreRequest
 from ...restore.story import restore
 from ...store import open_store
 from . import inbox, rendezvous
@@ -140,15 +141,16 @@ class Arrival:
             with rendezvous.listening(self._config, self._move.id, self.decide):
                 self._bring()
                 began = time.monotonic()
+                # The home that the session leaves has said that it may be taken over.
+                request = RestoreRequest(**{"lazy": None, "take_over": True} | self._options)
                 result = restore(
                     inbox.configured(self._config),
                     self._move.checkpoint,
+                    request=request,
                     reporter=self._reporter,
                     repository=self._repository,
                     held=self._hold,
                     feeder=self._feeder,
-                    take_over=True,  # the home that the session leaves has said so
-                    **{"lazy": None} | self._options,
                 )
                 assert isinstance(result, RestoreResult)
                 self._ran_at = began + result.elapsed_ms / 1000

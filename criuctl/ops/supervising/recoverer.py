@@ -33,6 +33,7 @@ from ...host.registry import SessionRecord
 from ...proc.tree import ProcessIdentity
 from ...quoting import quoted
 from ...restore.arrival import RestoreResult
+from ...restore.request import RestoreRequest
 from ...restore.story import restore
 from .demise import candidates, end_strays
 from .heartbeat import BEATS, Heartbeat
@@ -166,9 +167,8 @@ class Recoverer:
         post = self._post
         post.reporter.warnings = []
         ttl = round(post.wishes.lease * 1000) if repository.capabilities.conditional_create else 0
-        result = restore(
-            post.config, summary.id, reporter=post.reporter, instead_of=loss.instead_of, ttl=ttl, repository=repository
-        )
+        request = RestoreRequest(instead_of=loss.instead_of, ttl=ttl)
+        result = restore(post.config, summary.id, request=request, reporter=post.reporter, repository=repository)
         assert isinstance(result, RestoreResult)  # no dry run
         now, created, at = time.monotonic(), moment(summary.created), loss.at
         if loss.instead_of is not None and at is not None:

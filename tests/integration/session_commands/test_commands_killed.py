@@ -21,12 +21,12 @@ HARM = """
 import os, signal, sys, time
 from criuctl.cli.main import program
 from criuctl.restore.restoring import Restoring
-last, (when, whom, number) = Restoring._about_to_run, sys.argv[1:4]
+last, (when, whom, number) = Restoring._release, sys.argv[1:4]
 
 def harm(self):
-    pid = os.getpid() if whom == "criuctl" else self.placed.pid
+    pid = os.getpid() if whom == "criuctl" else self.placed.root.pid
     os.kill(pid, int(number))
-    while whom == "root" and self.placed.alive():
+    while whom == "root" and self.placed.root.alive():
         time.sleep(0.01)
 
 def about_to_run(self):
@@ -37,7 +37,7 @@ def about_to_run(self):
         harm(self)
     return tracer
 
-Restoring._about_to_run = about_to_run
+Restoring._release = about_to_run
 sys.argv[1:] = sys.argv[7:]
 program()
 """

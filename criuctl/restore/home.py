@@ -1,0 +1,121 @@
+"""The session that a restore makes this host the home of: its incarnation, its lease, its record."""
+
+from __future__ import annotations
+
+import platform
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ..checkpoint import leases
+from ..config import Config
+from ..host import inside_report
+from ..host.fencing import with_lease
+from ..host.identity import host_id
+from ..host.registry import Registry, SessionRecord, boot_id
+from ..namespaces.netlock import table_of
+from ..proc.tree import ProcessIdentity
+from ..report import Reporter
+from .request import RestoreRequest
+from .source import Source, Unpacked
+
+
+class NewHome(Struct):
+    """A claimed lease, and the record of the session while it comes back."""
+
+    config: Config
+    registry: Registry
+    session: SessionRecord  # with its new incarnation
+    claim: leases.Claim
+    before: SessionRecord | None  # what the host knew of the name
+    record: SessionRecord
+
+    def register(
+        self,
+        root: int,
+        checkpoint: str,
+        connections: list[dict[str, Any]],
+        reporter: Reporter,
+    ) -> None:
+        """Record the tree before it runs: a criuctl that is killed from here on leaves a session, not a stray tree."""
+        self.claim.check()
+        start_time = ProcessIdentity.of(root).start_time
+        self.record = replace(self.record, state="running", pid=root, start_time=start_time)
+        self.registry.put(self.record)
+        names = {"session": self.record.name, "incarnation": self.session.incarnation, "checkpoint": checkpoint}
+        inside_report.publish(self.config, root, names, connections, reporter)
+
+    def give_up(self) -> None:
+        """Nothing was restored: the host knows what it knew before."""
+        with suppress(OSError):
+            inside_report.sweep(self.config)
+        if self.before is None:
+            self.registry.forget(self.record.name)
+        else:
+            self.registry.put(self.before)
+
+    def unlocked(self) -> None:
+        """The firewall lock on the connections is down."""
+        if self.record.lock_table:
+            with suppress(OSError):  # a full disk: the next command looks for the lock once more
+                self.registry.put(replace(self.record, lock_table=""))
+
+
+def claim_home(
+    config: Config,
+    request: RestoreRequest,
+    source: Source,
+    session: SessionRecord,
+    seen: leases.Head | None,
+    reporter: Reporter,
+    stack: ExitStack,
+) -> leases.Claim:
+    """Claim the session's lease; it is given back with `stack` unless it is kept."""
+    reporter.step("claim", session=source.name)
+    claim = leases.claim(
+        source.repository,
+        session.name,
+        session.id,
+        session.incarnation,
+        host=host_id(config),
+        host_name=platform.node(),
+        take_over=request.take_over,
+        instead_of=request.instead_of,
+        ttl=request.ttl,
+        copy=request.copy,
+        seen=seen,
+    )
+    stack.callback(claim.release_unless_kept)
+    if claim.warning:
+        reporter.step("unleased", why=claim.warning)
+    if claim.refused:
+        reporter.warning(claim.refused)
+    return claim
+
+
+def note_coming(
+    config: Config,
+    source: Source,
+    unpacked: Unpacked,
+    registry: Registry,
+    session: SessionRecord,
+    claim: leases.Claim,
+) -> NewHome:
+    """Note the firewall lock that CRIU is about to find or make: the next command removes it if this one is killed."""
+    before = registry.get(source.name)
+    record = replace(
+        session,
+        state="checkpointed",
+        boot_id=boot_id(),
+        store=config.store,
+        checkpoint=source.manifest.id,
+        lock_table=table_of(unpacked.images),
+        lock_kept=False,
+    )
+    if claim.leased:
+        record = with_lease(record, source.repository, claim.head.epoch)
+    if record.lock_table and not (before and before.lock_kept):
+        registry.put(record)
+    return NewHome(config, registry, session, claim, before, record)

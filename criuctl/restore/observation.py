@@ -1,0 +1,140 @@
+"""Everything on this host that the plan of a restore depends on, looked at once, before anything is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ..checkpoint.manifest import Manifest
+from ..config import Config
+from ..connections import rules
+from ..criu.images import ImageSet
+from ..criu.owners import user_ids
+from ..files import deletednames, fifos, kernelfiles, predicates, socket_names, untrusted
+from ..files.absent import absent
+from ..files.besides import left_behind, separated, spared
+from ..files.judgement import Judgement
+from ..hooks.contract import RECONNECT
+from ..hooks.find import executables
+from ..host.registry import Registry
+from ..namespaces import interfaces
+from ..repairs import file_locks
+from ..report import Finding, Reporter
+from . import arrival, memory_needs
+from .connectionplan import owners_in
+from .plan import HostFacts, Wishes, observe
+from .request import RestoreRequest
+from .source import Source, Unpacked
+
+if TYPE_CHECKING:
+    from .devices import RestoredDevices
+
+
+def wishes_of(config: Config, request: RestoreRequest) -> Wishes:
+    """Return what the plan needs of the request and of this host's configuration."""
+    return Wishes(
+        request.pids,
+        request.copy,
+        request.connections,
+        request.files or config.file_conflicts,
+        rules.parse(config),
+        request.connections_deadline,
+        frozenset(hook.name for hook in executables(config, RECONNECT)),
+        request.alone,
+        bool(executables(config, "pre-restore")),
+    )
+
+
+def open_devices(source: Source, reporter: Reporter, stack: ExitStack) -> RestoredDevices | None:
+    """Return the GPUs of the checkpoint, None for most trees."""
+    if source.manifest.gpu is None:
+        return None
+    from .devices import RestoredDevices  # of few trees
+
+    return stack.enter_context(RestoredDevices(source.manifest.gpu, reporter))
+
+
+def observe_all(
+    config: Config,
+    request: RestoreRequest,
+    source: Source,
+    unpacked: Unpacked,
+    wishes: Wishes,
+    devices: RestoredDevices | None,
+    *,
+    authentic: bool,
+) -> HostFacts:
+    """Return the facts of the plan; what stands in the way already is among their findings.
+
+    `authentic`: no other program than criuctl can have written the checkpoint.
+    """
+    manifest, images = source.manifest, unpacked.images
+    remains = arrival.remains_of(manifest)
+    facts = observe(manifest, images.reserved_ids(), remains, wishes, user_ids(images))
+    files, findings = _files(config, request, manifest, images, facts)
+    deleted = deletednames.judge(manifest, images, files, wishes.files, unpacked.reader)
+    if request.copy:
+        findings += deletednames.both_write(deleted)
+    names = facts.names
+    if request.alone:
+        findings += fifos.untried(images, manifest)
+    else:
+        findings += _in_the_way(config, request, manifest, images, files, facts)
+        names = socket_names.taken(images, manifest, facts.netns, copy=request.copy)
+    if devices is not None:
+        findings += devices.judge()
+    findings += memory_needs.lacking(images)
+    findings += untrusted.objections(
+        config,
+        manifest,
+        images,
+        files,
+        authentic=authentic,
+        hang_up=request.connections == "hangup",
+    )
+    return replace(
+        facts,
+        files=files,
+        findings=(*facts.findings, *findings),
+        deleted=deleted,
+        names=names,
+        bound=interfaces.bound(images, facts.netns),
+        owners=owners_in(images),
+    )
+
+
+def _files(
+    config: Config,
+    request: RestoreRequest,
+    manifest: Manifest,
+    images: ImageSet,
+    facts: HostFacts,
+) -> tuple[tuple[Judgement, ...], list[Finding]]:
+    """Return the files as judged, those of a copy separated from its original's, and what was found."""
+    if not request.copy:
+        return facts.files, list(left_behind(facts.files, images))
+    judged = facts.files
+    if not request.alone and (taken := file_locks.held(file_locks.wanted(images))):
+        holders = {lock.path: file_locks.holder(lock.path) for lock in taken}
+        judged = separated(judged, images, holders)
+    settled, shared = spared(judged, images, arrival.living(Registry(config), manifest))
+    return (*settled, *fifos.own_for_copy(images, manifest)), list(shared)
+
+
+def _in_the_way(
+    config: Config,
+    request: RestoreRequest,
+    manifest: Manifest,
+    images: ImageSet,
+    files: tuple[Judgement, ...],
+    facts: HostFacts,
+) -> Iterator[Finding]:
+    """What a trial, which has a shadow of this host for itself, does not meet."""
+    yield from predicates.examine(config, manifest, force=request.force)
+    own = {j.record.path for j in files if j.verdict == "beside"}
+    yield from file_locks.locked_elsewhere(images, own, copy=request.copy)
+    yield from absent(images, manifest, files, facts.missing_folders)
+    yield from kernelfiles.missing(images, manifest, copy=request.copy)

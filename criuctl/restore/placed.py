@@ -1,0 +1,147 @@
+"""A restored tree before its first instruction: the last moment at which everything can be taken back.
+
+CRIU holds every process.  What CRIU has opened is compared with what was judged, the memory is completed,
+repairs and connections follow, hooks may veto, and the session is recorded before the tree runs.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from msgspec import Struct, field
+
+from ..cgroups import membership
+from ..errors import NoSuchProcess, RestoreFailed
+from ..namespaces import networks
+from ..proc.namespaces import pid_in
+from ..proc.procfs import read_status
+from ..proc.tree import ProcessIdentity
+from ..repairs.base import RestoredTree
+from . import comparison, handback, lateprocfiles
+from .earlytasks import EarlyTasks
+from .surroundings import Surroundings
+from .work import RestoreWork
+
+_SEVEN_BITS = 0x7F  # what CRIU leaves of an exit code
+
+
+class PlacedTree(Struct, eq=False):
+    """The processes of one restore while CRIU holds them."""
+
+    work: RestoreWork
+    around: Surroundings
+    root: ProcessIdentity | None = None  # from when it is restored until it runs
+    pids: dict[int, int] = field(default_factory=dict)  # the tree's own PIDs -> ours
+    connections: list[dict[str, Any]] = field(default_factory=list)  # their outcomes
+    mended: RestoredTree | None = None
+
+    def complete(self, inner: int) -> None:
+        """Complete the tree whose root CRIU calls `inner`; what raises is a veto, and nothing is left."""
+        work, around = self.work, self.around
+        work.reporter.step("post-restore")
+        work.terminals.made()
+        root = self._outer(inner)
+        self.root = ProcessIdentity.of(root)
+        if around.following is not None:
+            around.following.watch(self.root)
+        if around.early is not None:
+            self._report_early(around.early)
+        self.pids = pids = handback.outer_pids(root)
+        self._compare(root)
+        # Its memory is whole before anything runs inside one of its processes.
+        if work.filling is not None:
+            work.reporter.step("memory")
+            work.filling.finish(pids)
+        if around.private is not None and around.names is not None:
+            around.names.show(around.private.init.pid)
+        if work.plan.net == "dumped":
+            networks.complete(work.manifest.namespaces["net"], pids, work.reporter)
+        self._reopen(root)
+        # Repairs before connections: a hook may let a connection's owner get signals.
+        self.mended = RestoredTree(work.images, work.manifest, root, pids, work.reporter, work.terminals.owners)
+        around.repairs.mend(self.mended)
+        self._hand_back(root)
+        self._rejoin_groups()
+        work.terminals.replant(work.reader, pids, work.reporter)
+        work.hooks.run("post-restore", pid=root, connections=self.connections)
+        if around.following is not None:
+            around.following.watched()
+        if work.held is not None:  # the other host is told, and says when the tree may run
+            work.held(self.connections)
+        # From the record on a criuctl that is killed leaves a session that is known.
+        work.register(root, self.connections)
+        if around.following is not None:
+            around.following.about_to_run()
+        init = around.private.init.pid if around.private is not None else 0
+        work.holder.adopt(root, init, work.terminals.ptys, pids, work.images)
+        work.reporter.step("resume")
+
+    def _outer(self, inner: int) -> int:
+        """Return our PID of the process that CRIU, in its PID namespace, calls `inner`."""
+        if self.around.private is None:
+            return inner
+        found = pid_in(self.around.private.pid_namespace, inner)
+        if found is None:
+            raise RestoreFailed(f"the restored root, PID {inner} of its namespace, has ended at once")
+        return found
+
+    def _report_early(self, early: EarlyTasks) -> None:
+        reporter = self.work.reporter
+        if bereft := early.stop():
+            reporter.warning(f"sessions {sorted(bereft)}: only their leaders have their controlling terminal")
+        for pid, code in sorted(early.codes.items()):
+            reporter.warning(f"PID {pid}, which has ended and was not waited for, ended with {code & _SEVEN_BITS}, not {code}")
+
+    def _compare(self, root: int) -> None:
+        """Compare what the processes hold with what was judged: a difference is a veto."""
+        around = self.around
+        assert around.expected is not None and around.judge is not None
+        comparison.compare(around.expected, around.judge, self.pids, root)
+        if around.binds is not None:
+            around.binds.bind(self.pids)
+            around.binds.compare(self.pids)
+
+    def _reopen(self, root: int) -> None:
+        """Have the processes open what CRIU cannot: GPUs' nodes, files of /proc."""
+        judge, late = self.around.judge, self.around.proc_files.late
+        assert judge is not None
+        if self.work.devices is not None:
+            self.work.devices.reopen(self.pids, judge.holders)
+        lateprocfiles.open_late(late, self.pids)
+        comparison.compare_late(late, judge, self.pids, root)
+
+    def _hand_back(self, root: int) -> None:
+        """Hand the external connections back, and give those that stay as they were their options."""
+        work, judge = self.work, self.around.judge
+        assert judge is not None
+        planned = work.plan.connections
+        if planned:
+            work.reporter.step("connections")
+        facts = work.hooks.facts | {"pid": root}
+        self.connections = handback.HandBack(work.config, planned, self.pids, facts, judge.holders).run()
+        changed = handback.endings(planned)
+        as_it_was = [r for r in work.manifest.connections if (r.pid, r.fd) not in changed]
+        handback.set_options(as_it_was, self.pids, work.reporter)
+
+    def _rejoin_groups(self) -> None:
+        """Move the processes into the control groups that they were in, on the same host, and out of criuctl's unit."""
+        work, pids = self.work, self.pids
+        if work.at_home:
+            wanted = {pids[p.ns_pid]: p.cgroups for p in work.manifest.processes if p.cgroups and p.ns_pid in pids}
+            if missing := membership.put_back(wanted):
+                groups = ", ".join(missing)
+                work.reporter.warning(f"control groups that are gone: {groups}; the tree is in criuctl's")
+        if not work.holder.needed:
+            listed = (p for p in work.manifest.processes if p.ns_pid in pids)
+            services = {pids[p.ns_pid]: membership.service_of(p.cgroups) for p in listed}
+            init = {self.around.private.init.pid: ""} if self.around.private is not None else {}
+            membership.leave_unit(services | init)
+
+    def tracer(self) -> int:
+        """Return the PID of the CRIU that holds the tree; 0 if that cannot be found out."""
+        for pid in self.pids.values():
+            with suppress(NoSuchProcess):  # this one was killed
+                if found := int(read_status(pid)["TracerPid"]):
+                    return found
+        return 0

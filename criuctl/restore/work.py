@@ -1,0 +1,62 @@
+"""What CRIU's part of a restore is given: the checkpoint, the plan, and who is to be asked on the way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+
+from ..checkpoint.manifest import Manifest
+from ..checkpoint.reader import CheckpointReader
+from ..config import Config
+from ..criu.images import ImageSet
+from ..criu.lazy import LazyImage
+from ..hooks import Hooks
+from ..host.holders import RestoredHolder
+from ..host.registry import boot_id
+from ..report import Reporter
+from ..terminals.restored import RestoredTerminals
+from .feeding import Feeder
+from .filling import Filling
+from .plan import RestorePlan
+
+if TYPE_CHECKING:
+    from .devices import RestoredDevices
+
+
+class RestoreWork(Struct, frozen=True, kw_only=True):
+    """One restore, as it was planned."""
+
+    config: Config
+    reporter: Reporter
+    manifest: Manifest
+    plan: RestorePlan
+    images: ImageSet
+    folder: int  # of the images, descriptor
+    reader: CheckpointReader
+    terminals: RestoredTerminals
+    holder: RestoredHolder
+    hooks: Hooks
+    register: Callable[[int, list[dict[str, Any]]], None]  # root and connections, before the tree runs
+    held: Callable[[list[dict[str, Any]]], None] | None = None  # returns when the tree may run
+    copy: bool = False  # the original may live
+    authentic: bool = False  # no other program than criuctl can have written the checkpoint
+    lazy: dict[int, LazyImage] = field(default_factory=dict)  # pages that follow; empty for an eager restore
+    feeder: Feeder | None = None  # brings them from another host
+    filling: Filling | None = None  # pages of an eager restore that CRIU does not bring
+    devices: RestoredDevices | None = None  # GPUs, of a tree that uses some
+
+    @property
+    def at_home(self) -> bool:
+        """Whether the tree comes back as itself, to the host that it left, which has not been started again since."""
+        return self.manifest.host.boot_id == boot_id() and not self.copy
+
+    @property
+    def age(self) -> float | None:
+        """Seconds since the dump, if the processes around the tree may still be the same, under the same PIDs."""
+        if not self.at_home or self.plan.pids != "same":
+            return None
+        return time.time() - datetime.fromisoformat(self.manifest.created).timestamp()
