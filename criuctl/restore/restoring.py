@@ -27,6 +27,7 @@ class Restoring(Struct, eq=False):
     work: RestoreWork
     around: Surroundings
     placed: PlacedTree
+    inner_root: int  # the root's PID as the tree sees it
     root: int = 0  # our PID of the root, once the tree runs for good
     running_at: float = 0.0  # monotonic
 
@@ -37,12 +38,7 @@ class Restoring(Struct, eq=False):
         around = Surroundings(work, stack, kill=lambda: None)
         placed = PlacedTree(work, around)
         around.kill = lambda: arrival.kill_tree(placed.root)
-        return cls(work, around, placed)
-
-    @property
-    def inner_root(self) -> int:
-        """The root's PID as the tree sees it."""
-        return self.work.images.pids()[0]
+        return cls(work, around, placed, work.images.pids()[0])
 
     def run(self, criu: binary.CriuBinary, running: ExitStack) -> int:
         """Restore the tree and let it run; return our PID of its root.
