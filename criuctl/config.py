@@ -64,7 +64,9 @@ class Config(Struct, frozen=True):
     workers: int = 0  # threads that compress and seal; 0 is one per core
     uploads: int = 4  # objects in flight to the store
     files: FilePolicy = "record"  # open writable files: record size and hash, or carry contents too
-    files_small_mib: int = 16  # of open files the contents travel in any case, the smallest first, up to this in all
+    files_small_mib: int = (
+        16  # contents of open files that travel in any case, the smallest first; as much again of scripts and data
+    )
     files_max_mib: int = 1024  # a file larger than this is never carried by policy, only by --with-files
     shared_memory_max_mib: int = 4096  # of a larger file in memory (tmpfs) that is mapped shared, no contents are taken along
     file_conflicts: FileConflictPolicy = "restore"  # changed files at restore: refuse, or put back (newer copy kept aside)

@@ -148,9 +148,15 @@ class FileRecord(Record, frozen=True):
     append: bool = False  # every writer only appends
     xattrs: dict[str, str] = field(default_factory=dict)  # name -> base64
     target: str = ""  # of a symbolic link
+    role: str = ""  # of one that is only read: script (an interpreter reads it) | data (mapped for itself, not as code)
+    database: str = ""  # what it belongs to: the data folder of a server, or the main file of SQLite
+    mount: str = ""  # the mount point of its file system; "" for "/" and for file systems in memory
 
     def check(self, where: str) -> None:
         check_path(self.path, f"{where}.path")
+        for name, path in (("database", self.database), ("mount", self.mount)):
+            if path:
+                check_path(path, f"{where}.{name}")
         check_range(self.size, 0, (1 << 63) - 1, f"{where}.size")
         check_owner_and_mode(self.uid, self.gid, self.mode, where)
         check_text_of_kernel(self.target, f"{where}.target")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Container
+from collections.abc import Collection, Container, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -46,6 +46,31 @@ def drop_remaps(images: ImageSet, ids: Container[int]) -> None:
     """Have CRIU take these files of files.img for ordinary ones."""
     entries = read(images.folder, _IMAGE, _KIND)
     write(images.folder, _IMAGE, _KIND, [e for e in entries if e.orig_id not in ids])
+
+
+def add_ghosts(images: ImageSet, groups: Sequence[Collection[int]]) -> list[int]:
+    """Have CRIU take these files of files.img for deleted ones, each group for one; the number of each one's ghost."""
+    if not groups:
+        return []
+    entries = read(images.folder, _IMAGE, _KIND) if images.size(_IMAGE) else []
+    first = max((entry.remap_id for entry in entries if entry.remap_type == _GHOST), default=0) + 1
+    numbers = list(range(first, first + len(groups)))
+    make = schema.message(_KIND)
+    for number, ids in zip(numbers, groups, strict=True):
+        entries += [make(orig_id=one, remap_id=number, remap_type=_GHOST) for one in ids]
+    write(images.folder, _IMAGE, _KIND, entries)
+    return numbers
+
+
+def write_ghost(images: ImageSet, number: int, *, uid: int, gid: int, mode: int, mtime_ns: int) -> tuple[int, int]:
+    """Begin the image of a regular file: a descriptor, and the offset to which its contents are to be written."""
+    head = schema.message("GHOST_FILE")(uid=uid, gid=gid, mode=mode, dev=0, ino=0)
+    for time in (head.atim, head.mtim):
+        time.tv_sec, time.tv_usec = mtime_ns // 10**9, mtime_ns % 10**9 // 1000
+    name = f"ghost-file-{number:x}.img"
+    write(images.folder, name, "GHOST_FILE", [head])
+    fd = os.open(name, os.O_RDWR | os.O_CLOEXEC, dir_fd=images.folder)
+    return fd, os.fstat(fd).st_size
 
 
 class Ghost:

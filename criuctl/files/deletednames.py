@@ -76,7 +76,11 @@ def judge(
     recorded: dict[tuple[int, int], Judgement] = {}
     for j in files:  # with contents to compare; rather one that is made anew
         key = (j.record.device, j.record.inode)
-        if j.record.digest and j.record.kind != "mapped" and (key not in recorded or j.verdict in ("put-back", "beside")):
+        if (
+            j.record.digest
+            and j.record.kind not in ("mapped", "read")
+            and (key not in recorded or j.verdict in ("put-back", "beside"))
+        ):
             recorded[key] = j
     found = []
     for key, group in groups.items():

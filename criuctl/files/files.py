@@ -5,9 +5,10 @@ failure of checkpointing.  So every regular file that the tree has open or mappe
 
 - ``written``: open, or mapped shared, for writing: size and hash of its contents, and the contents too when the policy
   (`Config.files` = carry) says so, it is memory of the tree (`sharedmaps`), or it is small (`mark_small`);
-- ``read``: open for reading only: its identity (size, time, inode);
+- ``read``: open for reading only: its identity (size, time, inode), and the hash of a small one; the contents, too, of small
+  scripts and of data that is mapped (`identity`);
 - ``mapped``: executables and libraries: identity; CRIU compares build-ids itself; with ``--carry-binaries`` contents and hash
-  too, for `criuctl.files.overlays`;
+  too, for `criuctl.files.overlays`; and mapped data that is too large to travel;
 - ``carried``: named by ``--with-files``: everything, folders with all that is below them.
 
 Contents are read through ``/proc/PID/fd`` and ``/proc/PID/map_files``, which lead to the very files, and what is to be carried
@@ -22,7 +23,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from io import FileIO
 
@@ -41,6 +42,8 @@ from ..proc.mappings import Mapping as MappedRange
 from ..proc.syscalls import pidfd_getfd
 from ..proc.tree import mappings, read_tree
 from ..report import Reporter
+from . import databases, mountpoints
+from .identity import HASH_LIMIT, mark_read
 from .overlays import Binaries
 from .sharedmaps import behind, in_memory, travels, writes
 
@@ -78,7 +81,10 @@ class _Open(Struct):
     mapped: bool = False
     executable: bool = False  # mapped as code
     shared: bool = False  # mapped so that the tree writes to it
-    small: bool = False  # written to, and travels for that
+    live: bool = False  # mapped shared: the tree sees what others write to it
+    small: bool = False  # travels because it is small
+    hashed: bool = False  # only read, and known by its contents
+    role: str = ""  # of one that is only read: see `identity`
     leased: tuple[int, int] | None = None  # process and descriptor with a write lease (F_SETLEASE) on it
     others: dict[str, None] = field(default_factory=dict)  # further names, hard links, under which it is open or mapped
 
@@ -137,6 +143,7 @@ def open_files(
                 entry.also(m.path)
             entry.mapped = True
             entry.executable = entry.executable or "x" in m.perms
+            entry.live = entry.live or m.shared
             if writes(pid, m):
                 entry.kind, entry.append, entry.shared = "written", False, True
     for pid, d in deleted:
@@ -184,7 +191,9 @@ def collect(
         except PreflightRefused as error:  # somebody has put a link there since
             raise DumpFailed(error.message, hint=error.hint) from error
     saved = saved_devices(root_pid)
-    mark_small(config, [e for key, e in found_open.items() if key[0] not in saved and key not in carried])
+    left = [e for key, e in found_open.items() if key[0] not in saved and key not in carried]
+    mark_small(config, left)
+    mark_read(config, left, _open_contents)
     for (device, inode), entry in found_open.items():
         if device in saved:
             continue
@@ -199,7 +208,27 @@ def collect(
             continue
         # CRIU opens it by each of its names, and at the restore they may be different files, or gone.
         records += [found.with_use(path=name) for name in names]
-    return records
+    records = databases.named(root_pid, records)
+    records += _closed_files(root_pid, records, taken)
+    return mountpoints.named(root_pid, records)
+
+
+def _closed_files(root_pid: int, records: Iterable[FileRecord], taken: Container[str]) -> Iterator[FileRecord]:
+    """What tells that a database was changed, and that its server does not keep open."""
+    known = {record.path for record in records}
+    for database in sorted({record.database for record in records if record.database}):
+        for path in databases.control_files(database):
+            if path in known or path in taken:
+                continue
+            with suppress(PreflightRefused, OSError):
+                for _path, fd in walk(path, root_pid):
+                    if fd is not None and stat.S_ISREG((status := os.fstat(fd)).st_mode) and status.st_size <= HASH_LIMIT:
+                        file = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                        try:
+                            hashed = digest(file, status.st_size)
+                        finally:
+                            os.close(file)
+                        yield _base(path, "read", status).with_use(digest=hashed, database=database)
 
 
 def mark_small(config: Config, entries: Iterable[_Open]) -> None:
@@ -272,6 +301,11 @@ def _record(writer: CheckpointWriter, config: Config, entry: _Open, binaries: Bi
             entry.kind = "mapped"  # perhaps open, too
             attributes = _xattrs(fd)
             hashed, data, size = _store(writer, entry.path, fd, size, reporter)
+        elif entry.small:
+            entry.kind = "read"  # perhaps only mapped; contents of that kind are for programs and libraries
+            hashed, data, size = _store(writer, entry.path, fd, size, reporter)
+        elif entry.hashed:
+            hashed = digest(fd, size)
         return _base(entry.path, entry.kind, status).with_use(
             holders=tuple(entry.holders),
             append=entry.append and entry.kind == "written",
@@ -279,6 +313,7 @@ def _record(writer: CheckpointWriter, config: Config, entry: _Open, binaries: Bi
             data=data,
             size=size,
             xattrs=attributes,
+            role=entry.role,
         )
     finally:
         os.close(fd)

@@ -5,7 +5,10 @@
 - ``same``: nothing to do;
 - ``grown``: only ever appended to, and what was there at the freeze still is: left as it is, the program
   goes on appending;
-- ``moved-on``: opened for reading only and different now, or only its mode is another one: left as it is;
+- ``moved-on``: opened for reading only and different now, or only its mode is another one: left as it is, with a warning
+  if the tree may see other contents than it has read;
+- ``deleted-copy``: a script or mapped data that the tree only reads, and that is another one here or missing: the tree
+  gets the contents of the dump in a deleted file, as if it had been replaced while the tree ran (`deletedcopies`);
 - ``put-back``: what was recorded is made anew (from the carried contents, or from the unchanged beginning of
   the present file); a newer file is set aside beside it, never overwritten;
 - ``overlaid``: a mapped file that came along (``--carry-binaries``) and is missing or another one here: the tree gets its own, in
@@ -33,10 +36,10 @@ from ..errors import Damaged
 from ..proc import ways
 from ..quoting import quoted
 from ..report import Finding
-from . import overlays
+from . import databases, mountpoints, overlays
 from .files import digest
 
-Verdict = Literal["same", "grown", "moved-on", "put-back", "overlaid", "beside", "refuse"]
+Verdict = Literal["same", "grown", "moved-on", "deleted-copy", "put-back", "overlaid", "beside", "refuse"]
 Policy = Literal["refuse", "restore", "keep"]
 _OTHER_VERSION = "Install the version that the program was started from; next time dump with --carry-binaries."
 
@@ -50,13 +53,18 @@ class Judgement(Struct, frozen=True):
     hint: str = ""
     from_prefix: bool = False  # the recorded contents are the beginning of the present file
     exists: bool = True
+    changed: bool = False  # its contents are not those of the dump
+    warns: bool = False  # of one that is left as it is
+    whole: str = ""  # the database for all of which it is refused
 
     def finding(self) -> Finding | None:
         """What a person is told, if anything."""
-        if self.verdict in ("same", "grown", "moved-on", "overlaid"):
+        pid, fd = self.record.holders[0] if self.record.holders else (None, None)
+        if self.whole:
+            return Finding("error", "database-changed", f"{self.whole}: {self.why}", self.hint, pid, fd)
+        if self.verdict in ("same", "grown", "moved-on", "overlaid") and not self.warns:
             return Finding("info", f"file-{self.verdict}", f"{self.record.path}: {self.why}") if self.why else None
         level: Literal["error", "warning"] = "error" if self.verdict == "refuse" else "warning"
-        pid, fd = self.record.holders[0] if self.record.holders else (None, None)
         return Finding(level, f"file-{self.verdict}", f"{self.record.path}: {self.why}", self.hint, pid, fd)
 
 
@@ -85,26 +93,21 @@ def _compared(record: FileRecord, policy: Policy) -> Judgement:
     except (FileNotFoundError, NotADirectoryError):
         return _missing(record)
     if stat.S_IFMT(now.st_mode) != stat.S_IFMT(record.mode):
+        if record.kind == "read" and record.data is not None:
+            return _replaced(record, policy, "is another kind of file now")
         if record.data is None and record.kind != "carried":
-            return Judgement(record, "refuse", "is another kind of file now", "Move it away.")
+            return Judgement(record, "refuse", "is another kind of file now", "Move it away.", changed=True)
         return _changed(record, policy, "is another kind of file now")
     if not stat.S_ISREG(record.mode):
         if stat.S_ISLNK(record.mode) and os.readlink(path) != record.target:
             return _changed(record, policy, "points elsewhere now")
         return Judgement(record, "same")
-    if record.kind == "mapped":
-        if now.st_size != record.size:
-            why = f"is mapped into memory and was {record.size} bytes at the dump; it is {now.st_size} now"
-            return Judgement(record, "refuse", why, _OTHER_VERSION)
-        return _unchanged(record, policy, now.st_mode)
-    if record.kind == "read":
-        if now.st_size == record.size:
-            return _unchanged(record, policy, now.st_mode)
-        return Judgement(record, "moved-on", f"was {record.size} bytes at the dump and is {now.st_size} now; it is only read")
+    if record.kind in ("read", "mapped"):
+        return _only_read(record, policy, now)
     return _contents(record, policy, path, now)
 
 
-def _unchanged(record: FileRecord, policy: Policy, mode: int) -> Judgement:
+def unchanged(record: FileRecord, policy: Policy, mode: int) -> Judgement:
     """Its contents are the same.  Another mode stops nobody who has it open; CRIU's check of it is taken off."""
     if mode == record.mode:
         return Judgement(record, "same")
@@ -139,6 +142,58 @@ def _has_contents(record: FileRecord) -> bool:
         os.close(fd)
 
 
+def _only_read(record: FileRecord, policy: Policy, now: os.stat_result) -> Judgement:
+    """A file that the tree reads or has mapped, and does not write to."""
+    size = now.st_size
+    begins = _begins_so(record, size)
+    if begins is None:  # not compared
+        if size == record.size:
+            known = bool(record.mtime_ns) and not (record.kind == "mapped" and not record.role)  # else CRIU compares build-ids
+            if not known or now.st_mtime_ns == record.mtime_ns:
+                return unchanged(record, policy, now.st_mode)
+            return _replaced(record, policy, "was modified since the dump (its time is another one; it was too large to compare)")
+        begins = size > record.size and record.kind == "read"
+    if size == record.size and begins:
+        return unchanged(record, policy, now.st_mode)
+    if begins:
+        why = f"was {record.size} bytes at the dump and is {size} now; it is only read"
+        return Judgement(record, "moved-on", why, changed=True)
+    if record.kind == "mapped" and size != record.size:
+        why = f"is mapped into memory and was {record.size} bytes at the dump; it is {size} now"
+        return Judgement(record, "refuse", why, _OTHER_VERSION, changed=True)
+    return _replaced(record, policy, f"has other contents than at the dump ({record.size} bytes then, {size} now)")
+
+
+def _begins_so(record: FileRecord, size: int) -> bool | None:
+    """Whether the present file, of `size` bytes, begins with the contents of the dump; None if that is not known."""
+    if not record.digest:
+        return None
+    if size < record.size:
+        return False
+    with suppress(OSError):  # another user leads the way there elsewhere: that is judged by itself
+        return _has_contents(record)
+    return None
+
+
+def _replaced(record: FileRecord, policy: Policy, why: str) -> Judgement:
+    """A file that is only read, and in which the tree would find something else than it has begun to read."""
+    script = record.role == "script"
+    if policy == "keep":
+        offset = "; the interpreter goes on in it at its old offset" if script else ""
+        return Judgement(record, "moved-on", f"{why}; left as it is, as asked{offset}", changed=True, warns=True)
+    if policy == "refuse":
+        hint = "Put back the file as it was, or restore with --files restore, which changes no file that is only read."
+        return Judgement(record, "refuse", why, hint, changed=True)
+    if record.data is not None:
+        why = f"{why}; the tree goes on with the contents of the dump, in a deleted file, and the file here stays"
+        return Judgement(record, "deleted-copy", why, changed=True)
+    if script and record.digest:
+        why = f"is a script that is being run, {why}, and its contents were not taken along"
+        hint = "Put back the script as it was, or restore with --files keep; next time dump with --with-files."
+        return Judgement(record, "refuse", why, hint, changed=True)
+    return Judgement(record, "moved-on", f"{why}; the tree only reads it, and finds what is here", changed=True, warns=True)
+
+
 def _contents(record: FileRecord, policy: Policy, path: str, now: os.stat_result) -> Judgement:
     size = now.st_size
     fd = ways.regular(path)
@@ -147,9 +202,10 @@ def _contents(record: FileRecord, policy: Policy, path: str, now: os.stat_result
     finally:
         os.close(fd)
     if beginning and size == record.size:
-        return _unchanged(record, policy, now.st_mode)
+        return unchanged(record, policy, now.st_mode)
     if beginning and record.append and record.kind == "written":
-        return Judgement(record, "grown", f"has grown from {record.size} to {size} bytes and is only appended to")
+        why = f"has grown from {record.size} to {size} bytes and is only appended to"
+        return Judgement(record, "grown", why, changed=True)
     if beginning:
         return _changed(record, policy, f"has grown from {record.size} to {size} bytes", from_prefix=True)
     if size < record.size:
@@ -159,24 +215,30 @@ def _contents(record: FileRecord, policy: Policy, path: str, now: os.stat_result
 
 def _changed(record: FileRecord, policy: Policy, why: str, from_prefix: bool = False) -> Judgement:
     if policy == "keep":
-        return Judgement(record, "moved-on", f"{why}; left as it is, as asked")
+        return Judgement(record, "moved-on", f"{why}; left as it is, as asked", changed=True)
     if policy == "refuse":
-        return Judgement(record, "refuse", why, "Move it away, or restore with --files restore (keeps the newer copy aside).")
+        hint = "Move it away, or restore with --files restore (keeps the newer copy aside)."
+        return Judgement(record, "refuse", why, hint, changed=True)
     if record.kind == "carried" or record.data is not None or from_prefix:
-        return Judgement(record, "put-back", f"{why}; put back as it was, the newer copy kept aside", from_prefix=from_prefix)
+        why = f"{why}; put back as it was, the newer copy kept aside"
+        return Judgement(record, "put-back", why, from_prefix=from_prefix, changed=True)
     return Judgement(
         record,
         "refuse",
         f"{why}, and its contents were not taken along",
         "Put back the file as it was, or restore with --files keep; next time dump with --with-files.",
+        changed=True,
     )
 
 
 def _missing(record: FileRecord) -> Judgement:
+    if record.kind == "read" and record.data is not None:
+        why = "is missing; the tree goes on with the contents of the dump, in a deleted file"
+        return Judgement(record, "deleted-copy", why, exists=False, changed=True)
     if record.kind == "carried" or record.data is not None:
-        return Judgement(record, "put-back", "is missing; put back from the checkpoint", exists=False)
+        return Judgement(record, "put-back", "is missing; put back from the checkpoint", exists=False, changed=True)
     if record.kind == "written" and not record.size and os.path.isdir(os.path.dirname(record.path)):  # a lock file, say
-        return Judgement(record, "put-back", "is missing; put back, empty as it was", exists=False)
+        return Judgement(record, "put-back", "is missing; put back, empty as it was", exists=False, changed=True)
     what = {"mapped": "is mapped into memory", "read": "is open", "written": "is open for writing"}[record.kind]
     return Judgement(
         record,
@@ -184,12 +246,21 @@ def _missing(record: FileRecord) -> Judgement:
         f"{what} and does not exist here",
         _OTHER_VERSION if record.kind == "mapped" else "Bring the file here; next time dump with --with-files.",
         exists=False,
+        changed=True,
     )
 
 
-def judge_all(records: Iterable[FileRecord], policy: Policy, uids: Collection[int] = overlays.ROOTS) -> list[Judgement]:
-    """Judge every record, parents before what is in them; `uids` are the users of the tree."""
-    judged = [_if_allowed(judge(record, policy), uids) for record in sorted(records, key=lambda r: r.path)]
+def judge_all(
+    records: Iterable[FileRecord], policy: Policy, uids: Collection[int] = overlays.ROOTS, *, at_home: bool = False
+) -> list[Judgement]:
+    """Judge every record, parents before what is in them; `uids` are the users of the tree.
+
+    `at_home`: this is the host of the dump, and the tree sees its mounts.
+    """
+    judged = databases.as_sets((judge(record, policy) for record in sorted(records, key=lambda r: r.path)), policy)
+    if at_home:
+        judged = mountpoints.judged(judged)
+    judged = [_if_allowed(judgement, uids) for judgement in judged]
     anew = {j.record.path for j in judged if j.verdict == "put-back"}
     judged = [_if_reached(j, anew) if j.verdict == "put-back" else j for j in judged]
     if not any(j.verdict == "overlaid" for j in judged):

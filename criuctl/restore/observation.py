@@ -13,7 +13,7 @@ from ..config import Config
 from ..connections import rules
 from ..criu.images import ImageSet
 from ..criu.owners import user_ids
-from ..files import deletednames, fifos, kernelfiles, predicates, socket_names, untrusted
+from ..files import deletedcopies, deletednames, fifos, kernelfiles, predicates, socket_names, untrusted
 from ..files.absent import absent
 from ..files.besides import left_behind, separated, spared
 from ..files.judgement import Judgement
@@ -74,6 +74,7 @@ def observe_all(
     manifest, images = source.manifest, unpacked.images
     remains = arrival.remains_of(manifest)
     facts = observe(manifest, images.reserved_ids(), remains, wishes, user_ids(images))
+    deletedcopies.make(images, facts.files, unpacked.reader)  # before anything looks at the images' deleted files
     files, findings = _files(config, request, manifest, images, facts)
     deleted = deletednames.judge(manifest, images, files, wishes.files, unpacked.reader)
     if request.copy:

@@ -140,12 +140,13 @@ def observe(
     uids: Collection[int] = overlays.ROOTS,
 ) -> HostFacts:
     """Look at everything on this host that the plan depends on; `uids` are the users of the tree, by its images."""
-    from ..host.identity import cpu
+    from ..host.identity import cpu, machine_id
 
     net = find_net(manifest, copy=wishes.copy)
     listening, pairs = _used(manifest, net)
     users = frozenset(uid for uid in {p.uid for p in manifest.processes} if _known_user(uid))
-    files = tuple(judge_all(manifest.files, wishes.files, uids))
+    at_home = manifest.host.machine_id == machine_id() and manifest.namespaces.get("mnt", {}).get("mode", "host") == "host"
+    files = tuple(judge_all(manifest.files, wishes.files, uids, at_home=at_home))
     return HostFacts(
         kernel_arch=platform.machine(),
         cpu_flags=frozenset(cpu()[1]),

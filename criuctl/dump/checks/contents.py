@@ -9,7 +9,7 @@ from contextlib import suppress
 from msgspec import Struct
 
 from ...errors import NoSuchProcess
-from ...files import sharedmaps
+from ...files import databases, sharedmaps
 from ...files.files import mark_small, open_files
 from ...namespaces.namespaces import saved_devices
 from ...quoting import quoted
@@ -47,7 +47,7 @@ class _Left(Struct):
 
 def check_contents(scene: Scene) -> Iterator[Finding]:
     """What will be missing once such a file has changed or is gone."""
-    disk, memory = _left_behind(scene)
+    disk, memory, stay = _left_behind(scene)
     if memory.paths:
         yield Finding(
             "warning",
@@ -67,17 +67,34 @@ def check_contents(scene: Scene) -> Iterator[Finding]:
             f"Take them along with {disk.option}, or with `files: carry`.",
             pid=scene.root.pid,
         )
+    yield from _databases(scene, stay)
 
 
-def _left_behind(scene: Scene) -> tuple[_Left, _Left]:
-    """Those on disks and those in memory, by the rules of `criuctl.files.files.collect`."""
+def _databases(scene: Scene, stay: dict[str, list[str]]) -> Iterator[Finding]:
+    """Those of which not all files travel; a tree that is left running changes them itself."""
+    for database, paths in sorted(stay.items()):
+        yield Finding(
+            "warning" if scene.leave_running else "info",
+            "database-stays",
+            f"the tree is the server of the database in {database}, whose files are not all taken along: a restore is refused"
+            " once it, or another server, has changed one of them",
+            f"Take all of them along with {databases.option(database, paths)} if the database goes on before the restore.",
+            pid=scene.root.pid,
+        )
+
+
+def _left_behind(scene: Scene) -> tuple[_Left, _Left, dict[str, list[str]]]:
+    """Those on disks and those in memory, by the rules of `criuctl.files.files.collect`; and databases."""
     saved: frozenset[int] = frozenset()
     with suppress(NoSuchProcess):  # its first thread has ended
         saved = saved_devices(scene.root.pid)
     found = [entry for key, entry in open_files(scene.opened, scene.mapped).items() if key[0] not in saved]
-    entries = [entry for entry in found if entry.kind == "written" and not scene.named(entry.path)]
+    written = [entry for entry in found if entry.kind == "written"]
+    entries = [entry for entry in written if not scene.named(entry.path)]
     mark_small(scene.config, entries)
     disk, memory = _Left(), _Left()
+    whose = databases.databases(scene.root.pid, [entry.path for entry in written])
+    folders = {database for database in whose.values() if databases.is_folder(database, whose) and not scene.named(database)}
     for entry in entries:
         with suppress(OSError):
             fd = os.open(entry.source, os.O_PATH | os.O_CLOEXEC)
@@ -89,4 +106,7 @@ def _left_behind(scene: Scene) -> tuple[_Left, _Left]:
             travels = travels or (scene.config.files == "carry" and size <= scene.config.files_max_mib << 20)
             if not (entry.small or travels):
                 (memory if in_memory else disk).paths.append((size, entry.path))
-    return disk, memory
+    left = {path for _size, path in disk.paths}
+    # Of a server that has a folder more files than the open ones are needed.
+    lost = {database for path, database in whose.items() if path in left} | folders
+    return disk, memory, {one: sorted(path for path, database in whose.items() if database == one) for one in lost}

@@ -111,6 +111,8 @@ def nothing(_path: Path) -> None:
 )
 def test_judge(file: Path, what: Callable[[Path], None], kind: str, append: bool, policy: Policy, verdict: str) -> None:
     kept = record(file, kind=kind, append=append)
+    if kind == "mapped":  # programs and libraries are not hashed
+        kept = kept.with_use(digest="")
     what(file)
     judged = judge(kept, policy)
     assert judged.verdict == verdict

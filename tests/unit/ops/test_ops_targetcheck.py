@@ -219,7 +219,8 @@ def test_files_that_stay_at_home(config: Config, tmp_path: Path) -> None:
         return [(f.level, f.code) for f in ask(needs(files=(needed(file, use, holders=((7, 3),), **changes),)), config)]
 
     assert level("mapped", size=5) == [("error", "file-refuse")]
-    assert level("read", size=5) == [("info", "file-moved-on")]
+    assert level("read", size=3) == [("info", "file-moved-on")]
+    assert level("read", size=5) == [("warning", "file-moved-on")]
     assert level("written", size=5) == [("error", "file-refuse")]
     assert level("written", size=2, append=True) == [("warning", "file-refuse")]
     for use in ("mapped", "read", "written"):
