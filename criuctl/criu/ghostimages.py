@@ -8,6 +8,7 @@ each followed by its bytes), or a *helper link*, another entry of files.img.
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from collections.abc import Collection, Container, Sequence
 from typing import Any
@@ -60,6 +61,15 @@ def add_ghosts(images: ImageSet, groups: Sequence[Collection[int]]) -> list[int]
         entries += [make(orig_id=one, remap_id=number, remap_type=_GHOST) for one in ids]
     write(images.folder, _IMAGE, _KIND, entries)
     return numbers
+
+
+def is_nameless(images: ImageSet, remap: Remap) -> bool:
+    """Whether it is one of `write_ghost`, which has no inode of the dump, and is to have no name either."""
+    if not remap.ghost:
+        return False
+    with Ghost(images, remap.target) as ghost:
+        entry = ghost.entry
+    return not entry.ino and stat.S_ISREG(entry.mode) and not entry.mode & (stat.S_ISUID | stat.S_ISGID)
 
 
 def write_ghost(images: ImageSet, number: int, *, uid: int, gid: int, mode: int, mtime_ns: int) -> tuple[int, int]:

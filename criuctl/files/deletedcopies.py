@@ -2,10 +2,10 @@
 
 A script that was replaced, or mapped data that was written anew, stays as it is on the host: the tree
 has not changed it.  What the tree has open is made from the contents in the checkpoint, and is a deleted
-file, just as if the file had been replaced while the tree ran.  CRIU makes deleted files from *ghosts* in
-its images (`criuctl.criu.ghostimages`), so `make` writes such ghosts before anything is judged by the
-images, and all that holds for deleted files holds for these: folders that others control, folders that
-are missing, names that are taken, what a failed restore removes.
+file, just as if the file had been replaced while the tree ran.  CRIU knows deleted files by *ghosts* in its
+images (`criuctl.criu.ghostimages`).  So `make` writes such ghosts before anything is judged by the images:
+nobody looks for the present file any more.  CRIU itself does not make these: `unlinked` makes a file that
+never has a name, and hands it over.
 
 The new file belongs to the owner of the old one, and never runs with the rights of that owner.
 """
@@ -20,6 +20,8 @@ from ..checkpoint.manifest import FileRecord
 from ..checkpoint.reader import CheckpointReader
 from ..criu.ghostimages import add_ghosts, write_ghost
 from ..criu.images import ImageSet, path_of
+from ..errors import Damaged
+from .identity import HASH_TOTAL
 from .judgement import Judgement
 
 
@@ -44,6 +46,8 @@ def make(images: ImageSet, judged: Iterable[Judgement], reader: CheckpointReader
 
 def _write(images: ImageSet, number: int, record: FileRecord, reader: CheckpointReader, *, own_users: bool) -> None:
     # Images number users as the tree does; whose a deleted file is matters little to what has it open.
+    if record.size > HASH_TOTAL:
+        raise Damaged(f"{record.path}: no file of {record.size} bytes that is only read travels")
     uid, gid = (0, 0) if own_users else (record.uid, record.gid)
     mode = stat.S_IFREG | stat.S_IMODE(record.mode) & ~(stat.S_ISUID | stat.S_ISGID)
     fd, offset = write_ghost(images, number, uid=uid, gid=gid, mode=mode, mtime_ns=record.mtime_ns)

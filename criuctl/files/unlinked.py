@@ -8,6 +8,10 @@ name removed again, all relative to one descriptor; CRIU gets the descriptor (`h
 
 It is the same file for the program: its name, deleted, is the old one, or one beside it where that
 is another file's by now.
+
+Old contents of a file that is another one now (`deletedcopies`) never have a name, not for a moment:
+they are made with O_TMPFILE, so it does not matter who controls the folder, nor whether the process
+could make a file there.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from ..criu.ghostimages import Ghost, Remap, remaps
+from ..criu.ghostimages import Ghost, Remap, is_nameless, remaps
 from ..criu.heldfiles import HeldFile
 from ..criu.images import ImageSet
 from ..errors import RestoreFailed
@@ -27,6 +31,7 @@ from ..proc.controlled import Found, Looks
 from .granting import HINT, Judge, Objection
 from .remaps import Provided
 
+_ELSEWHERE = ("/var/tmp", "/tmp")  # for contents whose own file system takes none
 _OPENED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _SUFFIX = ".cr_link"  # as CRIU names one whose old name is another file's
 
@@ -40,7 +45,8 @@ def folder_objections(
     """What stands against making the deleted files again in the folders that they were in."""
     by_id = {held.id: held for held in files}
     found = []
-    for held in (by_id[remap.id] for remap in remaps(images) if remap.id in by_id):
+    named = (remap for remap in remaps(images) if remap.id in by_id and not is_nameless(images, remap))
+    for held in (by_id[remap.id] for remap in named):
         with ExitStack() as stack:
             folder, there = nearest_folder(looks, held.path, stack)
             objection = judge.folder_objection(folder, there, held.uses, looks.root)
@@ -70,14 +76,18 @@ def made(
             continue
         with ExitStack() as now:
             folder, there = nearest_folder(looks, held.path, now)
-            if looks.is_roots(folder):
+            nameless = is_nameless(images, remap)
+            if looks.is_roots(folder) and not nameless:
                 continue
-            objection = judge.folder_objection(folder, there, held.uses, looks.root)
+            objection = None if nameless else judge.folder_objection(folder, there, held.uses, looks.root)
             if objection is not None:
                 raise RestoreFailed(str(objection), hint=HINT)
             try:
                 if remap.ghost and remap.target in ghosts:
                     fd = ghosts[remap.target]
+                elif nameless:
+                    fd = _nameless(images, remap, there.fd)
+                    stack.callback(os.close, fd)
                 else:
                     name = os.path.basename(held.path)
                     fd = _made(images, remap, name, there.fd, by_id, links.made)
@@ -168,6 +178,26 @@ def _linked(helper: str, name: str, folder: int, links: Mapping[str, os.stat_res
         os.unlink(free, dir_fd=folder)
         return fd
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+
+
+def _nameless(images: ImageSet, remap: Remap, folder: int) -> int:
+    """A file without a name, on the file system of this folder or, where that has none, of another; O_PATH."""
+    places = (f"/proc/self/fd/{folder}", *_ELSEWHERE)
+    for place in places:
+        try:
+            contents = os.open(place, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except OSError:  # read-only, or of a kind that has no such files
+            if place == places[-1]:
+                raise
+            continue
+        try:
+            with Ghost(images, remap.target) as ghost:
+                ghost.write_to(contents)
+                _dress(contents, ghost.entry)
+            return os.open(f"/proc/self/fd/{contents}", os.O_PATH | os.O_CLOEXEC)
+        finally:
+            os.close(contents)
+    raise AssertionError("there is always a last place")
 
 
 def _ghost(ghost: Ghost, name: str, folder: int) -> int:
