@@ -54,7 +54,7 @@ def spared(judged: Iterable[Judgement], images: ImageSet, original: int | None) 
 
     `original` is the PID of the living one, if it lives here.
     """
-    judged = _own_memory(tuple(judged), images)
+    judged = _own_memory(tuple(j for j in judged if j.verdict != "set-aside"), images)  # the original may use it
     sought: dict[_Inode, list[Judgement]] = {}
     for judgement in judged:
         if _disputed(judgement) and (inode := _present(judgement)) is not None:

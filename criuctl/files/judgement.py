@@ -14,6 +14,7 @@
 - ``overlaid``: a mapped file that came along (``--carry-binaries``) and is missing or another one here: the tree gets its own, in
   a mount namespace of its own (`criuctl.files.overlays`), and what is here stays as it is;
 - ``beside``: a copy's, to which somebody else writes by now (`criuctl.files.besides`): made anew under another name;
+- ``set-aside``: it was not there at the dump, in the folder of a database that is put back (`databasesets`);
 - ``refuse``: it differs and there is nothing to put back, or the policy forbids touching it.
 
 `criuctl.files.putback` does it.
@@ -36,10 +37,10 @@ from ..errors import Damaged
 from ..proc import ways
 from ..quoting import quoted
 from ..report import Finding
-from . import databases, mountpoints, overlays
+from . import databasesets, mountpoints, overlays
 from .files import digest
 
-Verdict = Literal["same", "grown", "moved-on", "deleted-copy", "put-back", "overlaid", "beside", "refuse"]
+Verdict = Literal["same", "grown", "moved-on", "deleted-copy", "put-back", "set-aside", "overlaid", "beside", "refuse"]
 Policy = Literal["refuse", "restore", "keep"]
 _OTHER_VERSION = "Install the version that the program was started from; next time dump with --carry-binaries."
 
@@ -257,7 +258,7 @@ def judge_all(
 
     `at_home`: this is the host of the dump, and the tree sees its mounts.
     """
-    judged = databases.as_sets((judge(record, policy) for record in sorted(records, key=lambda r: r.path)), policy)
+    judged = databasesets.as_sets((judge(record, policy) for record in sorted(records, key=lambda r: r.path)), policy)
     if at_home:
         judged = mountpoints.judged(judged)
     judged = [_if_allowed(judgement, uids) for judgement in judged]

@@ -47,15 +47,19 @@ class Applied:
         # A name that is gone, or another file's by now, comes back as one of the file that still is as it was.
         as_it_was = [j.record for j in judgements if j.verdict == "same" and j.record.digest and stat.S_ISREG(j.record.mode)]
         self._made |= {(record.device, record.inode): record.path for record in as_it_was}
+        anew = list(wanted)
+        wanted += [j for j in judgements if j.verdict == "set-aside"]
         for judgement in wanted:
             try:
-                if judgement.verdict == "beside":
+                if judgement.verdict == "set-aside":
+                    self._move_away(judgement.record.path)
+                elif judgement.verdict == "beside":
                     self._make_beside(judgement)
                 else:
                     self._put_back(judgement)
             except OSError as error:
                 raise RestoreFailed(f"{judgement.record.path} cannot be put back: {error.strerror}") from error
-        for judgement in reversed(wanted):  # folders last: their times change with what is put into them
+        for judgement in reversed(anew):  # folders last: their times change with what is put into them
             path, mtime = judgement.record.path, judgement.record.mtime_ns
             if stat.S_ISDIR(judgement.record.mode):
                 with suppress(OSError), ways.folder(os.path.dirname(path)) as folder:
@@ -85,6 +89,12 @@ class Applied:
                 self._make_fifo(record, folder)
             else:
                 self._make(record, path, newer if judgement.from_prefix else "", folder)
+
+    def _move_away(self, path: str) -> None:
+        """What was made since the dump where it must not be."""
+        with suppress(FileNotFoundError), ways.folder(os.path.dirname(path)) as folder:
+            if _is_there(os.path.basename(path), folder):
+                self._set_aside(path, folder)
 
     def _make_beside(self, judgement: Judgement) -> None:
         """What is there stays; the tree's own gets another name."""
