@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,71 @@ def test_a_jvm_as_it_comes(ending: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) 
     finally:
         for path in tell.parent.glob(f"{tell.name}*"):
             path.unlink()
+
+
+HOLDER = """
+import os, sys, time
+place = sys.argv[1]
+os.makedirs(place, exist_ok=True)
+pid = open(f"{place}/pid", "w+")
+pid.write("held")
+pid.flush()
+while True:
+    pid.seek(0)
+    print(pid.read(), flush=True)
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def disk(zoo: Zoo) -> Iterator[tuple[Path, list[str]]]:
+    """A mount point, and the command that mounts a file system on a disk there; it is mounted."""
+    point, behind = zoo.home / "disk", zoo.home / "behind"
+    for folder in (point, behind):
+        folder.mkdir()
+    command = ["mount", "--bind", str(behind), str(point)]
+    subprocess.run(command, check=True, timeout=60)
+    try:
+        yield point, command
+    finally:
+        subprocess.run(["umount", point], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("place", ["sub", "."])
+def test_a_disk_that_is_not_mounted(place: str, disk: tuple[Path, list[str]], zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Nothing is put where the disk would hide it; mounted again, even empty, the file comes back on it."""
+    point, command = disk
+    animal = zoo.launch([sys.executable, "-c", HOLDER, str(point / place)], name="holder", quiet=False)
+    goes_on(animal)
+    told = trip.dump(animal)
+    subprocess.run(["umount", point], check=True, timeout=60)
+    refused = criuctl("restore", told["checkpoint"], check=False)
+    assert refused["exit_code"] == 4
+    (finding,) = [f for f in refused["error"]["findings"] if f["level"] == "error"]
+    assert str(point) in finding["text"] and f"mount {point}" in finding["hint"]
+    assert list(point.iterdir()) == []
+    subprocess.run(command, check=True, timeout=60)
+    (point / place / "pid").unlink()
+    if place != ".":
+        (point / place).rmdir()
+    restored = trip.restore(told, animal, equal=False)
+    goes_on(restored)
+    restored.end()
+    assert (zoo.home / "behind" / place / "pid").read_text() == "held"
+
+
+def test_memory_that_a_reboot_has_emptied(zoo: Zoo, trip: Trip) -> None:
+    """Folders in /run, /tmp and /dev/shm are gone then, and are made again."""
+    place = zoo.home / "memory"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "memory", place], check=True, timeout=60)
+    try:
+        animal = zoo.launch([sys.executable, "-c", HOLDER, str(place / "sub")], name="holder", quiet=False)
+        goes_on(animal)
+        told = trip.dump(animal)
+        shutil.rmtree(place / "sub")
+        restored = trip.restore(told, animal, equal=False)
+        goes_on(restored)
+        restored.end()
+    finally:
+        subprocess.run(["umount", place], check=True, timeout=60)
