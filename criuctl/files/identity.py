@@ -34,6 +34,7 @@ Opener = Callable[[str, tuple[int, int] | None, int], int]
 
 HASH_LIMIT = 1 << 20  # bytes of one file
 HASH_TOTAL = 16 << 20  # bytes of all files of a tree
+HASH_FILES = 1000  # of a tree; each is opened while it is frozen
 SCRIPT, DATA = "script", "data"
 _FUSE = 0x65735546  # f_type of statfs(2)
 _ORDER = {SCRIPT: 0, DATA: 1, "": 2}
@@ -53,17 +54,23 @@ def mark_read(config: Config, entries: Iterable[_Open], contents: Opener) -> Non
 
     `contents` opens a file, see `criuctl.files.files`.
     """
-    found = []
     programs: dict[int, bool] = {}
+    found: list[tuple[int, int, str, _Open]] = []
     for entry in entries:
         if entry.kind != "written" and not entry.executable:
             with suppress(OSError):
-                size = _look(entry, programs, contents)
-                if size is not None:
+                size = os.stat(entry.source).st_size
+                _settle(entry, programs)
+                if size <= HASH_LIMIT:
                     found.append((_ORDER[entry.role], size, entry.path, entry))
+    looked = []
+    for _order, size, path, entry in sorted(found, key=lambda one: one[:3])[:HASH_FILES]:
+        with suppress(OSError):
+            if _look(entry, contents):
+                looked.append((_ORDER[entry.role], size, path, entry))
     hashed, carried = HASH_TOTAL, config.files_small_mib << 20
-    for _order, size, _path, entry in sorted(found, key=lambda one: one[:3]):
-        if size > HASH_LIMIT or size > hashed:
+    for _order, size, _path, entry in sorted(looked, key=lambda one: one[:3]):
+        if size > hashed:
             continue
         hashed -= size
         entry.hashed = True
@@ -72,17 +79,23 @@ def mark_read(config: Config, entries: Iterable[_Open], contents: Opener) -> Non
             entry.small = True
 
 
-def _look(entry: _Open, programs: dict[int, bool], contents: Opener) -> int | None:
-    """Settle the role; the size, or None for what is not to be read."""
+def _settle(entry: _Open, programs: dict[int, bool]) -> None:
+    """The role, as far as it is known without the file."""
+    if entry.mapped:
+        entry.role = "" if entry.live else DATA
+    elif any(_interprets(pid, programs) for pid, _fd in entry.holders):
+        entry.role = SCRIPT
+
+
+def _look(entry: _Open, contents: Opener) -> bool:
+    """Whether the file may be read; one that begins with ``#!`` is a script."""
     fd = contents(entry.source, entry.leased, os.O_NONBLOCK | os.O_NOCTTY)
     try:
         if fs_type(fd) == _FUSE:
-            return None
-        if entry.mapped:
-            entry.role = "" if entry.live else DATA
-        elif any(_interprets(pid, programs) for pid, _fd in entry.holders) or os.pread(fd, 2, 0) == b"#!":
+            return False
+        if not entry.mapped and not entry.role and os.pread(fd, 2, 0) == b"#!":
             entry.role = SCRIPT
-        return os.fstat(fd).st_size
+        return True
     finally:
         os.close(fd)
 

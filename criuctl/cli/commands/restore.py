@@ -146,7 +146,8 @@ def _plan(plan: Mapping[str, Any]) -> str:
     "--files",
     type=click.Choice(["refuse", "restore", "keep"]),
     help="When a file that the tree has open for writing is not as it was: refuse to restore; restore: put it back as"
-    " it was and keep the newer copy beside it; keep: leave it as it is now.  [default: the configuration's, else restore]",
+    " it was and keep the newer copy beside it; keep: leave it as it is now.  Of a script or mapped data that the tree only"
+    " reads, restore gives the tree the old contents and leaves the file.  [default: the configuration's, else restore]",
 )
 @click.option(
     "--dry-run",

@@ -185,3 +185,18 @@ def test_what_is_live_or_code_does_not_travel(tmp_path: Path) -> None:
         ("", False, False),
         ("", False, False),
     ]
+
+
+def test_of_very_many_files_not_all_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tree is frozen meanwhile."""
+    monkeypatch.setattr(identity, "HASH_FILES", 3)
+    found = entries(tmp_path, **{f"more{n}": n for n in range(6)}, data=9)
+    opened = []
+
+    def contents(source: str, leased: tuple[int, int] | None, flags: int) -> int:
+        opened.append(Path(source).name)
+        return files._open_contents(source, leased, flags)
+
+    identity.mark_read(Config(), found, contents)
+    assert opened == ["data", "more0", "more1"]
+    assert [Path(one.path).name for one in found if one.hashed] == ["more0", "more1", "data"]
