@@ -30,7 +30,8 @@ _CONTROL = ("global/pg_control",)  # written at every start, stop and checkpoint
 def named(root_pid: int, records: Iterable[FileRecord]) -> list[FileRecord]:
     """The records, those of files that belong to a database with that."""
     records = list(records)
-    written = {r.path for r in records if r.holders and r.kind in ("written", "carried") and stat.S_ISREG(r.mode)}
+    opened = [r for r in records if r.holders and r.kind in ("written", "carried") and stat.S_ISREG(r.mode)]
+    written = {r.path for r in opened if not (r.append and all(fd in (1, 2) for _pid, fd in r.holders))}  # but for its output
     found = databases(root_pid, written)
     folders = {database for database in found.values() if is_folder(database, found)}
     for record in records:  # what came along with a folder belongs to it, open or not
@@ -63,6 +64,11 @@ def is_folder(database: str, paths: Container[str]) -> bool:
 def control_files(database: str) -> list[str]:
     """Files of a database that show whether it was changed, though its server does not keep them open."""
     return [os.path.join(database, name) for name in _CONTROL]
+
+
+def has_closed_files(root_pid: int, database: str) -> bool:
+    """Whether its server is known to write to files that it does not keep open, so that the folder must travel."""
+    return any(os.path.lexists(f"/proc/{root_pid}/root{path}") for path in control_files(database))
 
 
 def _sqlite(path: str, written: set[str]) -> str:

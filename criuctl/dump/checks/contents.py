@@ -94,7 +94,8 @@ def _left_behind(scene: Scene) -> tuple[_Left, _Left, dict[str, list[str]]]:
     mark_small(scene.config, entries)
     disk, memory = _Left(), _Left()
     whose = databases.databases(scene.root.pid, [entry.path for entry in written])
-    folders = {database for database in whose.values() if databases.is_folder(database, whose) and not scene.named(database)}
+    unnamed = {database for database in whose.values() if not scene.named(database)}
+    folders = {database for database in unnamed if databases.has_closed_files(scene.root.pid, database)}
     for entry in entries:
         with suppress(OSError):
             fd = os.open(entry.source, os.O_PATH | os.O_CLOEXEC)
@@ -107,6 +108,6 @@ def _left_behind(scene: Scene) -> tuple[_Left, _Left, dict[str, list[str]]]:
             if not (entry.small or travels):
                 (memory if in_memory else disk).paths.append((size, entry.path))
     left = {path for _size, path in disk.paths}
-    # Of a server that has a folder more files than the open ones are needed.
+    # Of some servers more files than the open ones are needed.
     lost = {database for path, database in whose.items() if path in left} | folders
     return disk, memory, {one: sorted(path for path, database in whose.items() if database == one) for one in lost}

@@ -168,3 +168,13 @@ def test_what_was_made_in_a_folder_that_came_along(folder: Path) -> None:
         f"{folder}/base/6": "set-aside",
         f"{folder}/pg_wal/0001": "put-back",
     }
+
+
+def test_the_output_of_a_server_is_no_part_of_it(folder: Path) -> None:
+    """A log that was rotated stands in nobody's way."""
+    log = folder / "logfile"
+    log.write_bytes(OLD)
+    output = record(log, append=True).with_use(holders=((7, 1), (8, 2)))
+    assert [r.database for r in databases.named(os.getpid(), [output])] == [""]
+    assert databases.has_closed_files(os.getpid(), str(folder))
+    assert not databases.has_closed_files(os.getpid(), str(folder / "base"))
