@@ -71,6 +71,11 @@ def has_closed_files(root_pid: int, database: str) -> bool:
     return any(os.path.lexists(f"/proc/{root_pid}/root{path}") for path in control_files(database))
 
 
+def is_marked(folder: str) -> bool:
+    """Whether a folder of this host is a server's data folder, whatever a checkpoint says."""
+    return any(os.path.lexists(os.path.join(folder, mark)) for mark in _MARKS)
+
+
 def _sqlite(path: str, written: set[str]) -> str:
     for ending in _NEIGHBOURS:
         main = path.removesuffix(ending)

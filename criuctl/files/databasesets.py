@@ -6,7 +6,8 @@ one of them are not in the checkpoint, the restore is refused, once for the whol
 would have helped.
 
 Of a folder that came along as a whole (``--with-files``), what was made in it since the dump is set
-aside, too (``set-aside``): PostgreSQL would take a newer map of free space, say, for its own.
+aside, too (``set-aside``): PostgreSQL would take a newer map of free space, say, for its own.  RULE: that
+is done only in what is a data folder on this host already, for a manifest may name any folder.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def as_sets(judged: Iterable[Judgement], policy: Policy) -> list[Judgement]:
     there = {j.record.path for j in judged}
     anew = {d for d, members in sets.items() if any(settled.get(id(j), j).verdict == "put-back" for j in members)}
     whole = {j.record.path: j for j in judged if j.record.path in anew and stat.S_ISDIR(j.record.mode)}
-    made = [one for folder in whole.values() for one in _made_since(folder, there)]
+    made = [one for path, folder in whole.items() if databases.is_marked(path) for one in _made_since(folder, there)]
     return [*(settled.get(id(j), j) for j in judged), *made]
 
 

@@ -168,6 +168,8 @@ def test_what_was_made_in_a_folder_that_came_along(folder: Path) -> None:
         f"{folder}/base/6": "set-aside",
         f"{folder}/pg_wal/0001": "put-back",
     }
+    (folder / "PG_VERSION").unlink()  # any other folder that a manifest calls a database
+    assert "set-aside" not in {j.verdict for j in judge_all(records, "restore")}
 
 
 def test_the_output_of_a_server_is_no_part_of_it(folder: Path) -> None:

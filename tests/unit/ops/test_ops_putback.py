@@ -192,6 +192,17 @@ def test_what_is_made_beside_leaves_the_file_alone_and_can_be_undone(
     assert file.read_bytes() == newer
 
 
+def test_what_is_set_aside_is_renamed_and_can_be_undone(file: Path, reader: tuple[CheckpointReader, FileRecord]) -> None:
+    (judged,) = judge_all([record(file)], "restore")
+    applied = Applied(reader[0], "abcd1234")
+    applied.apply([replace(judged, verdict="set-aside"), replace(judged, record=record(file).with_use(path=f"{file}-gone"))])
+    ((path, aside),) = applied.aside
+    assert path == str(file) and not file.exists() and Path(aside).read_bytes() == OLD
+    assert Path(aside).name.startswith(f"{file.name}.newer-abcd1234-")
+    applied.undo()
+    assert [one.name for one in file.parent.iterdir() if one.name.startswith(file.name)] == [file.name]
+
+
 def test_an_empty_file_comes_back_though_it_did_not_travel(file: Path, reader: tuple[CheckpointReader, FileRecord]) -> None:
     file.write_bytes(b"")
     kept = record(file)
