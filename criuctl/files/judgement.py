@@ -171,9 +171,9 @@ def _begins_so(record: FileRecord, size: int) -> bool | None:
         return None
     if size < record.size:
         return False
-    with suppress(OSError):  # another user leads the way there elsewhere: that is judged by itself
+    with suppress(OSError):  # another user leads the way there elsewhere, or it cannot be read: not what it was
         return _has_contents(record)
-    return None
+    return False
 
 
 def _replaced(record: FileRecord, policy: Policy, why: str) -> Judgement:

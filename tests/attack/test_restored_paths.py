@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.identity import call_as
 from support.laboratory import USER, Laboratory
+from support.trip import RECORDED
 
 pytestmark = pytest.mark.integration
 
@@ -72,6 +73,13 @@ def shadow(lab: Laboratory) -> Path:
     return lab.folder / "d/shadow"
 
 
+@pytest.fixture
+def without_contents(lab: Laboratory) -> None:
+    """Small files stay behind, too: what an interpreter reads would come back with its old contents."""
+    lab.criuctl.extra |= RECORDED
+
+
+@pytest.mark.usefixtures("without_contents")
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_APPEND, os.O_RDWR])
 def test_a_folder_becomes_a_link(lab: Laboratory, secret: Path, shadow: Path, flags: int) -> None:
     told = lab.dump(lab.start((shadow, flags)))
@@ -80,12 +88,14 @@ def test_a_folder_becomes_a_link(lab: Laboratory, secret: Path, shadow: Path, fl
     refused(lab, told, lab.folder / "d", "--files", "keep")
 
 
+@pytest.mark.usefixtures("without_contents")
 def test_a_file_becomes_a_link(lab: Laboratory, secret: Path, shadow: Path) -> None:
     told = lab.dump(lab.start((shadow, os.O_RDONLY)))
     lab.as_user(f"rm d/shadow; ln -s {secret}/shadow d/shadow")
     refused(lab, told, shadow)
 
 
+@pytest.mark.usefixtures("without_contents")
 def test_a_mapped_file(lab: Laboratory, secret: Path, shadow: Path) -> None:
     pid = lab.start((shadow, os.O_RDONLY))
     lab.ask(
@@ -168,6 +178,7 @@ def listening(path: Path) -> str:
     )
 
 
+@pytest.mark.usefixtures("without_contents")
 def test_a_file_in_tmp_is_replaced_by_a_stranger(lab: Laboratory) -> None:
     """In a sticky folder the name was free when the tree was gone."""
     common = lab.folder.parent / "common"
@@ -215,11 +226,47 @@ def test_the_file_of_the_dump_comes_back_over_a_link(lab: Laboratory, shadow: Pa
     assert lab.ask(pid, "os.read(opened[0], 9)") == "b'the hashe'"
 
 
+@pytest.mark.parametrize("way", ["a folder becomes a link", "a file becomes a link", "mapped", "a stranger's"])
+def test_old_contents_come_back_and_nothing_else(way: str, lab: Laboratory, secret: Path, shadow: Path) -> None:
+    """What the process read before, from the checkpoint, wherever its path leads to now."""
+    pid = lab.start((shadow, os.O_RDONLY))
+    if way == "mapped":
+        lab.ask(pid, "opened.append(__import__('mmap').mmap(opened[0], 0, 2, 1)), os.close(opened[0])")
+    told = lab.dump(pid)
+    (secret / "shadow").write_text("OF OTHERS.")
+    if way == "a file becomes a link":
+        lab.as_user(f"rm d/shadow; ln -s {secret}/shadow d/shadow")
+    elif way == "a stranger's":
+        shadow.unlink()
+        shadow.write_text("OF OTHERS.")
+    else:
+        link_to(lab, secret)
+    before = sorted(shadow.parent.iterdir())
+    pid = lab.restore(told["checkpoint"])["pid"]
+    assert lab.ask(pid, "opened[-1][:]" if way == "mapped" else "os.read(opened[0], 100)") == "b'the hashes'"
+    assert sorted(shadow.parent.iterdir()) == before
+    (secret / "shadow").write_text("the hashes")
+
+
+def test_old_contents_from_a_folder_of_roots(lab: Laboratory) -> None:
+    """A user's program reads what root has put there, and upgraded since; nobody can make a file there."""
+    folder = lab.folder.parent / "package"
+    folder.mkdir(mode=0o755)
+    table = folder / "table"
+    table.write_text("version 1")
+    told = lab.dump(lab.start((table, os.O_RDONLY)))
+    table.write_text("version 2")
+    pid = lab.restore(told["checkpoint"])["pid"]
+    assert lab.ask(pid, "os.read(opened[0], 100)") == "b'version 1'"
+    assert list(folder.iterdir()) == [table]
+
+
+@pytest.mark.usefixtures("without_contents")
 def test_another_file_of_the_user_s_own_comes_back(lab: Laboratory, shadow: Path) -> None:
     """It may be opened by the user, so the process may have it, too."""
     told = lab.dump(lab.start((shadow, os.O_RDONLY)))
     lab.as_user("mv d e; mkdir d; printf 'my things!' > d/shadow; chmod 600 d/shadow")
-    pid = lab.restore(told["checkpoint"])["pid"]
+    pid = lab.restore(told["checkpoint"], "--files", "keep")["pid"]
     assert lab.ask(pid, "os.read(opened[0], 100)") == "b'my things!'"
 
 
