@@ -294,8 +294,14 @@ class HolderRecord(Record, frozen=True):
             check_range(getattr(self, name), 0, (1 << 16) - 1, f"{where}.{name}")
 
 
+UNCONNECTED = "unconnected"
+
+
 class ConnectionRecord(Record, frozen=True):
-    """A connected, listening or bound socket of the tree and what is to become of it."""
+    """A connected, listening or bound socket of the tree and what is to become of it.
+
+    One that is ``unconnected``, and that nothing can reach, is recorded for its options alone.
+    """
 
     pid: int
     fd: int
@@ -323,9 +329,14 @@ class ConnectionRecord(Record, frozen=True):
     queued: bool = False  # a TCP connection within the tree that its server has not accepted: nobody holds the other end yet
 
     @property
+    def datagrams(self) -> bool:
+        """Whether it sends packets one by one: nothing of it lives in another kernel."""
+        return self.type in ("dgram", "raw")
+
+    @property
     def waits(self) -> bool:
-        """Whether it has no other end, but takes connections, or datagrams, from everybody."""
-        return self.state in ("listen", "bound")
+        """Whether it has no other end, but takes connections, or datagrams, from everybody, or may yet."""
+        return self.state in ("listen", "bound", UNCONNECTED)
 
 
 class PredicateRecord(Record, frozen=True):

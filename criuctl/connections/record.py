@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.manifest import UNCONNECTED, ConnectionRecord
 from ..errors import NoSuchProcess
 from ..proc.descriptors import Descriptor
 from ..proc.procfs import read_text
@@ -64,7 +64,8 @@ def look(
 ) -> Look:
     """Every listening, bound or connected internet socket of the tree, and every unix socket with another end outside.
 
-    The PIDs of records are the tree's own.  With `details`, options, and TCP_INFO of the external ones, are read.
+    The PIDs of records are the tree's own.  With `details`, options, and TCP_INFO of the external ones, are read; then
+    other internet sockets are recorded as well, if they have options that CRIU does not save.
     """
     inner = {p.pid: p.ns_pid for p in tree}
     every = tree_sockets(opened)
@@ -79,6 +80,8 @@ def look(
         for s in found:
             external = _external(s) or unaccepted(s)
             extra = borrower.details(s, external) if details and (external or s.socket.family != "unix") else {}
+            if _unconnected(s) and not (extra.get("options") or _has_port(s)):
+                continue
             record = _record(s, external, inner, listening, owners.get(s.peer_inode, "") if external else "", extra)
             made.append(Connection(record, s))
     return Look(made, owners, any(map(_maybe_tcp, every)))
@@ -99,7 +102,7 @@ def _wanted(s: TreeSocket) -> bool:
     kernel = s.socket
     if kernel.family == "unix":
         return _external(s)
-    return kernel.family in _FAMILIES and (kernel.connected or kernel.listening or _bound(s))
+    return kernel.family in _FAMILIES
 
 
 def _maybe_tcp(s: TreeSocket) -> bool:
@@ -117,6 +120,16 @@ def _bound(s: TreeSocket) -> bool:
     """Whether it is a datagram socket that takes from everybody: a server's."""
     kernel = s.socket
     return kernel.type == "dgram" and not kernel.connected and kernel.local is not None and kernel.local.port != 0
+
+
+def _unconnected(s: TreeSocket) -> bool:
+    """Whether it is an internet socket that has no other end, and that nothing can reach: new, raw, or of an ended connection."""
+    kernel = s.socket
+    return kernel.family in ("inet", "inet6") and not (kernel.connected or kernel.listening or _bound(s))
+
+
+def _has_port(s: TreeSocket) -> bool:
+    return s.socket.protocol == "tcp" and s.socket.local is not None and s.socket.local.port != 0
 
 
 def _external(s: TreeSocket) -> bool:
@@ -171,6 +184,9 @@ def _record(
     s: TreeSocket, external: bool, inner: Mapping[int, int], listening: Set[int | str], owner: str, details: Mapping[str, Any]
 ) -> ConnectionRecord:
     kernel = s.socket
+    state = kernel.state
+    if kernel.family != "unix" and (_bound(s) or _unconnected(s)):
+        state = "bound" if _bound(s) else UNCONNECTED
     return ConnectionRecord(
         pid=inner.get(s.pid, s.pid),
         fd=s.fd,
@@ -178,7 +194,7 @@ def _record(
         family=kernel.family,
         type=kernel.type,
         protocol=kernel.protocol,
-        state="bound" if kernel.family != "unix" and _bound(s) else kernel.state,
+        state=state,
         inode=kernel.inode,
         local=str(kernel.local) if kernel.local else kernel.name,
         peer=str(kernel.peer) if kernel.peer and kernel.connected else s.peer_name,

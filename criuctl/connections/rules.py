@@ -188,7 +188,7 @@ def _not_accepted(record: ConnectionRecord) -> Decision:
 
 def _default(record: ConnectionRecord, rules: Rules) -> str:
     # Nothing of a datagram socket lives in another kernel: connected to the same address it is what it was.
-    if record.type == "dgram":
+    if record.datagrams:
         return "keep"
     # Nor of a service's to the journal; without it, it ends as soon as it prints something, or nobody reads that.
     return "reconnect" if record.application == JOURNAL else rules.default
@@ -196,7 +196,7 @@ def _default(record: ConnectionRecord, rules: Rules) -> str:
 
 def _possible(record: ConnectionRecord, decided: Decision, *, asked: bool) -> Decision:
     """The nearest to `decided` that there is for such a connection."""
-    if record.type == "dgram":
+    if record.datagrams:
         return replace(decided, policy="keep") if decided.policy == "reconnect" else decided
     if decided.policy == "keep" and record.application == JOURNAL:
         decided = replace(decided, policy="reconnect")

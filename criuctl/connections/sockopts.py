@@ -22,7 +22,8 @@ _SOL, _TCP, _IP, _IPV6 = socket.SOL_SOCKET, socket.IPPROTO_TCP, socket.IPPROTO_I
 _UDP = socket.IPPROTO_UDP
 _ANY, _INET, _INET6, _STREAM = "any", "inet", "inet6", "tcp"
 _INTERNET = "ip"  # IPv4 and IPv6, which speaks IPv4 with peers that have only that
-_DGRAM, _DGRAM4, _DGRAM6 = "udp", "udp-inet", "udp-inet6"
+_ALONE, _NEW = "tcp-alone", "tcp-new"  # of a connection it is no setting any more; nor of a listener
+_DGRAM, _RAW, _PACKETS = "udp", "raw", "packets"  # packets: either of them
 _GROUPS = "MCAST_JOIN_GROUP"
 
 OPTIONS: dict[str, tuple[str, int, int, Kind]] = {
@@ -38,10 +39,17 @@ OPTIONS: dict[str, tuple[str, int, int, Kind]] = {
     "SO_RCVTIMEO": (_ANY, _SOL, socket.SO_RCVTIMEO, "time"),
     "SO_SNDTIMEO": (_ANY, _SOL, socket.SO_SNDTIMEO, "time"),
     "SO_BINDTODEVICE": (_ANY, _SOL, socket.SO_BINDTODEVICE, "text"),
-    "SO_TIMESTAMP": (_DGRAM, _SOL, 29, "int"),
-    "SO_TIMESTAMPNS": (_DGRAM, _SOL, 35, "int"),
-    "SO_TIMESTAMPING": (_DGRAM, _SOL, 37, "int"),
-    "SO_RXQ_OVFL": (_DGRAM, _SOL, 40, "int"),
+    "SO_TIMESTAMP": (_INTERNET, _SOL, 29, "int"),
+    "SO_TIMESTAMPNS": (_INTERNET, _SOL, 35, "int"),
+    "SO_TIMESTAMPING": (_INTERNET, _SOL, 37, "int"),
+    "SO_RXQ_OVFL": (_INTERNET, _SOL, 40, "int"),
+    "SO_DEBUG": (_INTERNET, _SOL, socket.SO_DEBUG, "int"),
+    "SO_WIFI_STATUS": (_INTERNET, _SOL, 41, "int"),
+    "SO_PEEK_OFF": (_INTERNET, _SOL, 42, "int"),
+    "SO_NOFCS": (_INTERNET, _SOL, 43, "int"),
+    "SO_TIMESTAMP_NEW": (_INTERNET, _SOL, 63, "int"),
+    "SO_TIMESTAMPNS_NEW": (_INTERNET, _SOL, 64, "int"),
+    "SO_TXREHASH": (_INTERNET, _SOL, 74, "int"),
     "SO_BUSY_POLL": (_ANY, _SOL, 46, "int"),
     "SO_SELECT_ERR_QUEUE": (_INTERNET, _SOL, 45, "int"),
     "SO_ZEROCOPY": (_ANY, _SOL, 60, "int"),
@@ -63,30 +71,44 @@ OPTIONS: dict[str, tuple[str, int, int, Kind]] = {
     "TCP_SAVE_SYN": (_STREAM, _TCP, 27, "int"),
     "TCP_INQ": (_STREAM, _TCP, 36, "int"),
     "TCP_TX_DELAY": (_STREAM, _TCP, 37, "int"),
+    "TCP_MAXSEG": (_ALONE, _TCP, socket.TCP_MAXSEG, "int"),
+    "TCP_WINDOW_CLAMP": (_ALONE, _TCP, socket.TCP_WINDOW_CLAMP, "int"),
+    "TCP_FASTOPEN_CONNECT": (_NEW, _TCP, 30, "int"),
+    "TCP_FASTOPEN_NO_COOKIE": (_ALONE, _TCP, 34, "int"),
     "TCP_CONGESTION": (_STREAM, _TCP, socket.TCP_CONGESTION, "text"),
-    "IP_TOS": (_INET, _IP, socket.IP_TOS, "int"),
-    "IP_TTL": (_INET, _IP, socket.IP_TTL, "int"),
+    "IP_TOS": (_INTERNET, _IP, socket.IP_TOS, "int"),
+    "IP_TTL": (_INTERNET, _IP, socket.IP_TTL, "int"),
     "IPV6_TCLASS": (_INET6, _IPV6, socket.IPV6_TCLASS, "int"),
     "IPV6_UNICAST_HOPS": (_INET6, _IPV6, socket.IPV6_UNICAST_HOPS, "int"),
     "IPV6_V6ONLY": (_INET6, _IPV6, socket.IPV6_V6ONLY, "int"),
-    "IP_TRANSPARENT": (_INET, _IP, socket.IP_TRANSPARENT, "int"),
-    "IP_MTU_DISCOVER": (_INET, _IP, 10, "int"),
+    "IP_TRANSPARENT": (_INTERNET, _IP, socket.IP_TRANSPARENT, "int"),
+    "IP_MTU_DISCOVER": (_INTERNET, _IP, 10, "int"),
+    "IP_PKTINFO": (_INTERNET, _IP, 8, "int"),
+    "IP_PASSSEC": (_INTERNET, _IP, 18, "int"),
+    "IP_ROUTER_ALERT": (_RAW, _IP, 5, "int"),
     "IP_RECVOPTS": (_INTERNET, _IP, socket.IP_RECVOPTS, "int"),
     "IP_RETOPTS": (_INTERNET, _IP, 7, "int"),
     "IP_RECVERR": (_INTERNET, _IP, 11, "int"),
     "IP_MINTTL": (_INTERNET, _IP, 21, "int"),
-    "IP_CHECKSUM": (_DGRAM, _IP, 23, "int"),
+    "IP_CHECKSUM": (_INTERNET, _IP, 23, "int"),
     "IP_BIND_ADDRESS_NO_PORT": (_INTERNET, _IP, 24, "int"),
-    "IP_RECVFRAGSIZE": (_DGRAM, _IP, 25, "int"),
+    "IP_RECVFRAGSIZE": (_INTERNET, _IP, 25, "int"),
     "IP_RECVERR_RFC4884": (_INTERNET, _IP, 26, "int"),
     "IP_LOCAL_PORT_RANGE": (_INTERNET, _IP, 51, "int"),
-    "IP_RECVTTL": (_DGRAM4, _IP, 12, "int"),
-    "IP_RECVTOS": (_DGRAM4, _IP, socket.IP_RECVTOS, "int"),
-    "IP_RECVORIGDSTADDR": (_DGRAM4, _IP, 20, "int"),
-    "IP_MULTICAST_IF": (_DGRAM4, _IP, socket.IP_MULTICAST_IF, "int"),
-    "IP_MULTICAST_TTL": (_DGRAM4, _IP, socket.IP_MULTICAST_TTL, "int"),
-    "IP_MULTICAST_LOOP": (_DGRAM4, _IP, socket.IP_MULTICAST_LOOP, "int"),
-    "IP_MULTICAST_ALL": (_DGRAM4, _IP, 49, "int"),
+    "IP_RECVTTL": (_INTERNET, _IP, 12, "int"),
+    "IP_RECVTOS": (_INTERNET, _IP, socket.IP_RECVTOS, "int"),
+    "IP_RECVORIGDSTADDR": (_INTERNET, _IP, 20, "int"),
+    "IP_MULTICAST_IF": (_PACKETS, _IP, socket.IP_MULTICAST_IF, "int"),
+    "IP_MULTICAST_TTL": (_PACKETS, _IP, socket.IP_MULTICAST_TTL, "int"),
+    "IP_MULTICAST_LOOP": (_INTERNET, _IP, socket.IP_MULTICAST_LOOP, "int"),
+    "IP_MULTICAST_ALL": (_INTERNET, _IP, 49, "int"),
+    "IPV6_2292PKTINFO": (_INET6, _IPV6, 2, "int"),
+    "IPV6_2292HOPOPTS": (_INET6, _IPV6, 3, "int"),
+    "IPV6_2292DSTOPTS": (_INET6, _IPV6, 4, "int"),
+    "IPV6_2292RTHDR": (_INET6, _IPV6, 5, "int"),
+    "IPV6_2292HOPLIMIT": (_INET6, _IPV6, 8, "int"),
+    "IPV6_CHECKSUM": (_RAW, _IPV6, 7, "int"),
+    "IPV6_AUTOFLOWLABEL": (_INET6, _IPV6, 70, "int"),
     "IPV6_TRANSPARENT": (_INET6, _IPV6, 75, "int"),
     "IPV6_MTU_DISCOVER": (_INET6, _IPV6, 23, "int"),
     "IPV6_RECVERR": (_INET6, _IPV6, 25, "int"),
@@ -95,28 +117,29 @@ OPTIONS: dict[str, tuple[str, int, int, Kind]] = {
     "IPV6_FLOWINFO_SEND": (_INET6, _IPV6, 33, "int"),
     "IPV6_DONTFRAG": (_INET6, _IPV6, 62, "int"),
     "IPV6_MINHOPCOUNT": (_INET6, _IPV6, 73, "int"),
-    "IPV6_FLOWINFO": (_DGRAM6, _IPV6, 11, "int"),
-    "IPV6_RECVHOPOPTS": (_DGRAM6, _IPV6, socket.IPV6_RECVHOPOPTS, "int"),
-    "IPV6_RECVRTHDR": (_DGRAM6, _IPV6, socket.IPV6_RECVRTHDR, "int"),
-    "IPV6_RECVDSTOPTS": (_DGRAM6, _IPV6, socket.IPV6_RECVDSTOPTS, "int"),
-    "IPV6_RECVPATHMTU": (_DGRAM6, _IPV6, socket.IPV6_RECVPATHMTU, "int"),
-    "IPV6_RECVORIGDSTADDR": (_DGRAM6, _IPV6, 74, "int"),
-    "IPV6_RECVFRAGSIZE": (_DGRAM6, _IPV6, 77, "int"),
-    "IPV6_RECVPKTINFO": (_DGRAM6, _IPV6, socket.IPV6_RECVPKTINFO, "int"),
-    "IPV6_RECVHOPLIMIT": (_DGRAM6, _IPV6, socket.IPV6_RECVHOPLIMIT, "int"),
-    "IPV6_RECVTCLASS": (_DGRAM6, _IPV6, socket.IPV6_RECVTCLASS, "int"),
-    "IPV6_MULTICAST_IF": (_DGRAM6, _IPV6, socket.IPV6_MULTICAST_IF, "device"),
-    "IPV6_MULTICAST_HOPS": (_DGRAM6, _IPV6, socket.IPV6_MULTICAST_HOPS, "int"),
-    "IPV6_MULTICAST_LOOP": (_DGRAM6, _IPV6, socket.IPV6_MULTICAST_LOOP, "int"),
-    "IPV6_MULTICAST_ALL": (_DGRAM6, _IPV6, 29, "int"),
-    "UDP_NO_CHECK6_TX": (_DGRAM6, _UDP, 101, "int"),
-    "UDP_NO_CHECK6_RX": (_DGRAM6, _UDP, 102, "int"),
+    "IPV6_FLOWINFO": (_INET6, _IPV6, 11, "int"),
+    "IPV6_RECVHOPOPTS": (_INET6, _IPV6, socket.IPV6_RECVHOPOPTS, "int"),
+    "IPV6_RECVRTHDR": (_INET6, _IPV6, socket.IPV6_RECVRTHDR, "int"),
+    "IPV6_RECVDSTOPTS": (_INET6, _IPV6, socket.IPV6_RECVDSTOPTS, "int"),
+    "IPV6_RECVPATHMTU": (_INET6, _IPV6, socket.IPV6_RECVPATHMTU, "int"),
+    "IPV6_RECVORIGDSTADDR": (_INET6, _IPV6, 74, "int"),
+    "IPV6_RECVFRAGSIZE": (_INET6, _IPV6, 77, "int"),
+    "IPV6_RECVPKTINFO": (_INET6, _IPV6, socket.IPV6_RECVPKTINFO, "int"),
+    "IPV6_RECVHOPLIMIT": (_INET6, _IPV6, socket.IPV6_RECVHOPLIMIT, "int"),
+    "IPV6_RECVTCLASS": (_INET6, _IPV6, socket.IPV6_RECVTCLASS, "int"),
+    "IPV6_MULTICAST_IF": (_PACKETS, _IPV6, socket.IPV6_MULTICAST_IF, "device"),
+    "IPV6_MULTICAST_HOPS": (_PACKETS, _IPV6, socket.IPV6_MULTICAST_HOPS, "int"),
+    "IPV6_MULTICAST_LOOP": (_INET6, _IPV6, socket.IPV6_MULTICAST_LOOP, "int"),
+    "IPV6_MULTICAST_ALL": (_INET6, _IPV6, 29, "int"),
+    "UDP_NO_CHECK6_TX": (_DGRAM, _UDP, 101, "int"),
+    "UDP_NO_CHECK6_RX": (_DGRAM, _UDP, 102, "int"),
     "UDP_SEGMENT": (_DGRAM, _UDP, 103, "int"),
     "UDP_GRO": (_DGRAM, _UDP, 104, "int"),
 }
 """Name -> (which sockets have it, level, option, form of its value)."""
 
-SAVED = frozenset(name for name in OPTIONS if name.startswith("SO_") and OPTIONS[name][2] < 29) | {
+_EARLY = (name for name in OPTIONS if name.startswith("SO_") and OPTIONS[name][2] < 29)
+SAVED = frozenset(_EARLY) - {"SO_DEBUG"} | {
     "TCP_NODELAY",
     "TCP_CORK",
     "TCP_KEEPIDLE",
@@ -124,9 +147,11 @@ SAVED = frozenset(name for name in OPTIONS if name.startswith("SO_") and OPTIONS
     "TCP_KEEPCNT",
     "IP_TOS",
     "IP_TTL",
+    "IP_PKTINFO",
     "IPV6_V6ONLY",
 }
 """What CRIU restores itself, where it restores the socket as it was."""
+_SAVED_OF_IPV4 = frozenset({"IP_TOS", "IP_TTL", "IP_PKTINFO"})  # and not of a socket of IPv6, which has them as well
 
 _SIZES: dict[Kind, int] = {"linger": 8, "time": 16, "text": 64}
 
@@ -138,9 +163,20 @@ def _kinds(sock: socket.socket) -> set[str]:
         kinds |= {family, _INTERNET}
         if sock.type == socket.SOCK_STREAM:
             kinds.add(_STREAM)
+            if not _connected(sock):
+                kinds |= {_ALONE} if sock.getsockopt(_SOL, socket.SO_ACCEPTCONN) else {_ALONE, _NEW}
+        elif sock.type == socket.SOCK_RAW:
+            kinds |= {_RAW, _PACKETS}
         elif sock.type == socket.SOCK_DGRAM:
-            kinds |= {_DGRAM, f"{_DGRAM}-{family}"}
+            kinds |= {_DGRAM, _PACKETS}
     return kinds
+
+
+def _connected(sock: socket.socket) -> bool:
+    with suppress(OSError):
+        sock.getpeername()
+        return True
+    return False
 
 
 def _get(sock: socket.socket, level: int, option: int, kind: Kind) -> Any:
@@ -164,8 +200,8 @@ def _all(sock: socket.socket, without: Set[str] = frozenset()) -> dict[str, Any]
 
 
 @functools.cache
-def _fresh(family: int, kind: int) -> Mapping[str, Any]:
-    with socket.socket(family, kind) as new:
+def _fresh(family: int, kind: int, protocol: int) -> Mapping[str, Any]:
+    with socket.socket(family, kind, protocol) as new:
         return _all(new)
 
 
@@ -174,8 +210,9 @@ def changed(sock: socket.socket, groups: Sequence[multicast.Group] = (), *, unsa
 
     With `unsaved` only those that CRIU does not restore.
     """
-    fresh = _fresh(sock.family, sock.type)
-    found = {name: value for name, value in _all(sock, SAVED if unsaved else frozenset()).items() if fresh.get(name) != value}
+    fresh = _fresh(sock.family, sock.type, sock.proto if sock.type == socket.SOCK_RAW else 0)  # a raw one has no default
+    saved = SAVED if sock.family != socket.AF_INET6 else SAVED - _SAVED_OF_IPV4
+    found = {name: value for name, value in _all(sock, saved if unsaved else frozenset()).items() if fresh.get(name) != value}
     if groups and sock.type == socket.SOCK_DGRAM and (joined := multicast.joined(sock, groups)):
         found[_GROUPS] = joined
     return found

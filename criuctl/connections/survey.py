@@ -114,13 +114,13 @@ class Survey:
                 self.unasked.append(c)
             wanted |= {decision.application} if decision.policy == "reconnect" else set()
             seconds = max(self.drain, decision.drain)
-            if seconds and record.type != "dgram":
+            if seconds and not record.datagrams:
                 self._busy[c.held.pid, c.held.fd] = seconds
         self._tell_missing(wanted.difference(BUILT_IN, {""}))
 
     def _unasked(self, record: ConnectionRecord, decision: Decision) -> bool:
         """Not of what the tree has accepted: its clients are used to come again."""
-        made = record.type != "dgram" and record.direction == "initiated" and not record.queued
+        made = not record.datagrams and record.direction == "initiated" and not record.queued
         return made and decision.policy == "hangup" and not (self.wish or decision.rule)
 
     def _tell_missing(self, names: set[str]) -> None:

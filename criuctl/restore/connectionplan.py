@@ -116,8 +116,15 @@ def plan_connections(
     return tuple(made)
 
 
+def in_use(record: ConnectionRecord, facts: HostFacts) -> bool:
+    """Whether a socket of this host is where this one is to be: one that waits, or one of both ends of a connection inside."""
+    if record.waits:
+        return f"{record.protocol} {record.local}" in facts.listening
+    return not record.external and bool(record.peer) and (record.local, record.peer) in facts.open_pairs
+
+
 def _here(record: ConnectionRecord, decided: Decision, facts: HostFacts, *, asked: bool) -> Decision:
-    if record.type == "dgram":
+    if record.datagrams:
         return _datagram(record, decided, facts, asked=asked)
     if decided.policy == "keep" and record.ended and not asked:
         return replace(decided, policy="hangup", reason=_ENDED)

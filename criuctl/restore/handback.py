@@ -36,7 +36,7 @@ def _lost(record: ConnectionRecord) -> str:
     """What is gone of its receive queue; CRIU saves those of TCP and of unix sockets, which only some outcomes can use."""
     if not record.rqueue:
         return ""
-    if record.family != "unix" and record.type == "dgram":
+    if record.family != "unix" and record.datagrams:
         return "datagrams that had come and were not read are lost"  # the kernel counts memory here, not bytes
     return f"{record.rqueue} bytes that had come and were not read are lost with it"
 
@@ -106,7 +106,7 @@ class HandBack(Struct):
             with self.borrow(record) as sock:
                 if plan.policy == "keep":
                     why = _not_kept(sock, record)
-                    reason = _and(reason, _lost(record) if record.family != "unix" and record.type == "dgram" else "")
+                    reason = _and(reason, _lost(record) if record.family != "unix" and record.datagrams else "")
                     return _report(plan, "failed" if why else "kept", why or reason, seconds=time.monotonic() - began)
                 if sock.family != socket.AF_UNIX or sock.type == socket.SOCK_DGRAM:  # CRIU has ended a unix stream
                     dialling.hang_up(sock)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-from ..checkpoint.manifest import Manifest
+from ..checkpoint.manifest import UNCONNECTED, Manifest
 from ..connections.lending import Owner
 from ..connections.rules import JOURNAL, Rules, endpoint
 from ..files import overlays
@@ -36,7 +36,7 @@ from ..proc.sockdiag import Address, socket_inside, sockets
 from ..proc.tree import ProcessIdentity, members, wait_gone
 from ..quoting import quoted
 from ..report import Finding
-from .connectionplan import ConnectionPlan, plan_connections
+from .connectionplan import ConnectionPlan, in_use, plan_connections
 
 PidMode = Literal["same", "private", "init"]
 _ZOMBIE_WAIT = 3.0  # seconds that PIDs of our own dump may take to become free
@@ -183,8 +183,9 @@ def _used(manifest: Manifest, net: Place) -> tuple[dict[str, int], frozenset[tup
         for c in manifest.connections:
             # Of those that are bound to an address of IPv6 any may be for that alone.
             udp, tcp = c.state == "bound", c.state == "listen" and c.protocol == "tcp" and _overlaps(c.local, others)
+            idle = c.state == UNCONNECTED and c.protocol == "tcp" and endpoint(c.local)[1] != 0
             kind = socket.SOCK_DGRAM if udp else socket.SOCK_STREAM
-            if (udp or tcp) and is_taken(c.local, kind, namespace, v6only=True):
+            if (udp or tcp or idle) and is_taken(c.local, kind, namespace, v6only=True):
                 listening.setdefault(f"{c.protocol} {c.local}", 0)
         return listening, frozenset((str(s.local), str(s.peer)) for s in here if s.local and s.peer and s.connected)
 
@@ -291,7 +292,7 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
     if wishes.alone:
         net, source = fresh, ""
     net = _abstract_names(facts, wishes, net, fresh, again, findings)
-    conflicts = [c for c in manifest.connections if c.waits and f"{c.protocol} {c.local}" in facts.listening]
+    conflicts = [c for c in manifest.connections if in_use(c, facts)]
     if conflicts and net == facts.netns.mode:
         names = sorted({c.local for c in conflicts})
         if wishes.copy:
@@ -300,7 +301,7 @@ def make_plan(manifest: Manifest, facts: HostFacts, wishes: Wishes) -> RestorePl
             text = f"{', '.join(names)} {verb} taken, so the copy gets a network of its own ({again})"
             findings.append(Finding("warning", "port-taken", text))
         else:
-            hint = "End what listens there, or restore a copy with --as NAME, which gets a network of its own."
+            hint = "End what uses it, or restore a copy with --as NAME, which gets a network of its own."
             findings += [Finding("error", "port-taken", f"{c.local} is taken on this host", hint, c.pid, c.fd) for c in conflicts]
     if not is_new(net):
         for c in manifest.connections:

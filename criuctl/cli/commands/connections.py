@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ...checkpoint.manifest import UNCONNECTED
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
@@ -35,7 +36,7 @@ def rows(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, ...]]:
         if policy == "reconnect" and c.get("application"):
             policy += f" ({c['application']})"
         elif not c["external"]:
-            policy = "" if c["state"] in ("listen", "bound") else "inside the tree"
+            policy = "" if c["state"] in ("listen", "bound", UNCONNECTED) else "inside the tree"
         others = len(c.get("holders", ())) - 1
         protocol = c["protocol"] or f"{c['family']} {c['type']}"
         fd = f"{c['fd']}" + (f" +{others}" if others > 0 else "")

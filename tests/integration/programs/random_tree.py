@@ -17,7 +17,8 @@ from collections.abc import Generator
 from typing import Any
 
 import steps
-import steps.children  # each makes its steps known
+import steps.carried  # each makes its steps known
+import steps.children
 import steps.events
 import steps.files
 import steps.ipc

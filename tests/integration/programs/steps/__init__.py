@@ -34,6 +34,12 @@ class Place:
         """A file of this step's."""
         return os.path.join(self.folder, f"{self.label.replace('/', '-').replace(' ', '-')}-{name}")
 
+    def fleeting(self, name: str) -> str:
+        """A file of this step's where a reboot leaves nothing: its test removes what has its token in its name."""
+        folder = self.random.choice(["/dev/shm", "/tmp", "/run"])
+        where = os.path.basename(self.folder)  # two trees of a test have one each
+        return os.path.join(folder, os.path.basename(self.path(f"{name}-{where}-{os.environ['CZOO_TOKEN']}")))
+
     def bytes(self, most: int) -> bytes:
         """Between one and so many bytes."""
         return self.random.randbytes(self.random.randint(1, most))

@@ -194,7 +194,7 @@ def locks(place: Place) -> Step:
         fcntl.fcntl(one, F_OFD_SETLK, wanted)
     yield
     while True:
-        fresh = os.open(path, os.O_RDWR)
+        fresh = os.open(f"/proc/self/fd/{one}", os.O_RDWR)  # a copy finds its own file nowhere else
         found: list[object] = []
         for operation in (fcntl.LOCK_SH, fcntl.LOCK_EX):
             try:

@@ -21,6 +21,54 @@ TCP = {
     "notsent_lowat": (25, [5000]),
 }
 
+IP, IPV6 = socket.IPPROTO_IP, socket.IPPROTO_IPV6
+INTERNET = {
+    "ttl": (IP, socket.IP_TTL, [9]),
+    "tos": (IP, socket.IP_TOS, [8, 16]),
+    "mtu_discover": (IP, 10, [0, 2, 3]),
+    "recverr": (IP, 11, [1]),
+    "freebind": (IP, 15, [1]),
+    "minttl": (IP, 21, [1]),
+    "bind_no_port": (IP, 24, [1]),
+    "retopts": (IP, 7, [1]),
+    "pktinfo": (IP, 8, [1]),
+    "recvttl": (IP, 12, [1]),
+    "recvtos": (IP, 13, [1]),
+    "multicast_ttl": (IP, 33, [5]),
+    "multicast_all": (IP, 49, [0]),
+    "recverr6": (IPV6, 25, [1]),
+    "mtu_discover6": (IPV6, 23, [0, 2, 3]),
+    "hops6": (IPV6, 16, [9]),
+    "tclass6": (IPV6, 67, [8]),
+    "dontfrag6": (IPV6, 62, [1]),
+    "pktinfo6": (IPV6, 49, [1]),
+    "recvhoplimit6": (IPV6, 51, [1]),
+    "timestamp": (socket.SOL_SOCKET, 29, [1]),
+    "timestampns": (socket.SOL_SOCKET, 35, [1]),
+    "rxq_ovfl": (socket.SOL_SOCKET, 40, [1]),
+    "gro": (socket.IPPROTO_UDP, 104, [1]),
+    "segment": (socket.IPPROTO_UDP, 103, [500]),
+}
+
+
+def _ip_options(place: Place, one: socket.socket) -> None:
+    for level, number, values in INTERNET.values():
+        if place.random.random() < 0.2:
+            with contextlib.suppress(OSError):  # the other family's, or of other sockets
+                one.setsockopt(level, number, place.one(values))
+
+
+def _ip_told(one: socket.socket, *, stream: bool = False) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, (level, number, _) in INTERNET.items():
+        if stream and name == "multicast_ttl":  # no option of a stream: the TTL of the first packet that came
+            continue
+        try:
+            found[name] = one.getsockopt(level, number)
+        except OSError as error:
+            found[name] = f"error {error.errno}"
+    return found
+
 
 def _family(place: Place) -> tuple[int, str]:
     return place.one([(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
@@ -50,6 +98,7 @@ def listener(place: Place) -> Step:
     one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, place.one([0, 1]))
     options(place, one)
     _tcp_options(place, one)
+    _ip_options(place, one)
     one.bind((home, 0))
     one.listen(place.random.randint(1, 50))
     one.settimeout(20)
@@ -58,7 +107,7 @@ def listener(place: Place) -> Step:
         with socket.create_connection(one.getsockname()[:2], 20) as client:
             server, _ = one.accept()
             client.sendall(b"hello there")
-            found = [server.recv(99).hex(), told(one), _tcp_told(one)]
+            found = [server.recv(99).hex(), told(one), _tcp_told(one), _ip_told(one)]
             server.close()
             client.recv(1)
         yield found
@@ -75,6 +124,7 @@ def connection(place: Place) -> Step:
     b.settimeout(20)
     _tcp_options(place, a)
     _tcp_options(place, b)
+    _ip_options(place, a)
     for one in (a, b):
         if place.random.random() < 0.5:
             one.sendall(place.bytes(5000))
@@ -91,7 +141,7 @@ def connection(place: Place) -> Step:
             data = b""
             while not (data.endswith(b"mark") and not ended) and (part := other.recv(9999)):
                 data += part
-            found += [data.hex(), _tcp_told(one), told(one).get("keepalive")]
+            found += [data.hex(), _tcp_told(one), _ip_told(one, stream=True), told(one).get("keepalive")]
         yield found
 
 
@@ -100,6 +150,7 @@ def datagram(place: Place) -> Step:
     family, home = _family(place)
     one, other = (socket.socket(family, socket.SOCK_DGRAM) for _ in range(2))
     options(place, one)
+    _ip_options(place, one)
     one.bind((home, 0))
     other.bind((home, 0))
     if place.random.random() < 0.5:
@@ -107,7 +158,23 @@ def datagram(place: Place) -> Step:
     yield
     while True:
         other.sendto(b"x", one.getsockname()[:2])
-        yield [readable(one.fileno()) and one.recv(9).hex(), told(one)]
+        yield [readable(one.fileno()) and one.recv(9).hex(), told(one), _ip_told(one)]
+
+
+@kind
+def of_no_address(place: Place) -> Step:
+    """An internet socket that is not connected, with options; of TCP perhaps bound."""
+    family, home = _family(place)
+    one = socket.socket(family, *place.one([(socket.SOCK_STREAM, 0), (socket.SOCK_DGRAM, 0), (socket.SOCK_RAW, 200)]))
+    options(place, one)
+    _ip_options(place, one)
+    if one.type == socket.SOCK_STREAM:
+        _tcp_options(place, one)
+        if place.random.random() < 0.3:
+            one.bind((home, 0))
+    yield
+    while True:
+        yield [told(one), _ip_told(one), _tcp_told(one) if one.type == socket.SOCK_STREAM else ""]
 
 
 @kind
