@@ -59,14 +59,15 @@ def expect(
     process may not have.
     """
     expected = Expected(files=held_files(images))
-    held: dict[str, Found | None] = {}
+    held: dict[tuple[str, bool], Found | None] = {}
     with Looks(root) as looks, room_for_descriptors(len(expected.files)):
         for one in expected.files:
             if one.deleted or one.external:
                 continue
-            if one.path not in held:
-                held[one.path] = _found(looks, one.path, stack)
-            found = held[one.path]
+            key = one.path, bool(one.flags & os.O_PATH and one.flags & os.O_NOFOLLOW)  # of a link, or of where it leads
+            if key not in held:
+                held[key] = _found(looks, one.path, stack, one.flags)
+            found = held[key]
             if found is None:
                 continue
             if (objection := judge.objection(one, found, root)) is not None:
@@ -91,11 +92,11 @@ def hand_over(images: ImageSet, expected: Expected) -> dict[str, int]:
     return heldfiles.hand_over(images, expected.descriptors)
 
 
-def _found(looks: Looks, path: str, stack: ExitStack) -> Found | None:
-    """What is at the path, held as long as `stack` unless root alone controls it."""
+def _found(looks: Looks, path: str, stack: ExitStack, flags: int = 0) -> Found | None:
+    """What is at the path, held as long as `stack` unless root alone controls it; `flags` as for `Looks`."""
     try:
         with ExitStack() as now:
-            found = now.enter_context(looks.at(path))
+            found = now.enter_context(looks.at(path, flags))
             if found.fault is not None:
                 stack.push(now.pop_all())
             return found

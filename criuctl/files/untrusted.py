@@ -54,7 +54,7 @@ def objections(
 def _files(files: Iterable[HeldFile], judge: Judge, looks: Looks) -> Iterator[Objection]:
     for one in files:
         try:
-            with looks.at(one.path) as there:
+            with looks.at(one.path, one.flags) as there:
                 objection = judge.objection(one, there, None)
         except OSError:  # what is missing is told elsewhere
             continue

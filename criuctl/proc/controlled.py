@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -44,14 +45,18 @@ class Looks:
         os.close(self._top)
 
     @contextmanager
-    def at(self, path: str) -> Iterator[Found]:
-        """What is there, its links followed whoever made them; `OSError`."""
+    def at(self, path: str, flags: int = 0) -> Iterator[Found]:
+        """What is there, its links followed whoever made them; `OSError`.
+
+        `flags`, those of an open file: with O_PATH and O_NOFOLLOW a link at the end may be what is open.
+        """
+        last = os.O_NOFOLLOW if flags & os.O_PATH and flags & os.O_NOFOLLOW else 0
         try:
-            fd, straight = inodes.open_below(self._top, path, inodes.NO_LINKS), True
+            fd, straight = inodes.open_below(self._top, path, inodes.NO_LINKS, last), True
         except OSError as error:
             if error.errno != errno.ELOOP:
                 raise
-            fd, straight = inodes.open_below(self._top, path, 0), False
+            fd, straight = inodes.open_below(self._top, path, 0, last), False
         try:
             status = os.fstat(fd)
             way = self._roots_way(os.path.dirname(path)) if straight else None
@@ -90,6 +95,9 @@ class Looks:
         status: os.stat_result,
     ) -> tuple[Fault | None, tuple[Component, ...]]:
         try:
+            if stat.S_ISLNK(status.st_mode):  # nothing but its text can be had through it: its folder decides
+                with trustedpath.opened(os.path.dirname(path), root=self.root) as folder:
+                    return folder.way_fault, folder.walked
             with trustedpath.opened(path, root=self.root) as place:
                 if not os.path.samestat(place.status, status):
                     return Fault(path, f"{path} changes while it is looked at", ""), ()

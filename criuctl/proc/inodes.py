@@ -22,13 +22,13 @@ _BORN = struct.Struct("=qI")  # stx_btime, at 80 in struct statx
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def open_below(root: int, path: str, resolve: int) -> int:
+def open_below(root: int, path: str, resolve: int, flags: int = 0) -> int:
     """An O_PATH descriptor of what `path` leads to where the folder `root` is "/"; `OSError`.
 
     `resolve`: how openat2(2) is to do that; with `NO_LINKS` a link is ELOOP.  Links of processes in
-    procfs are never followed.
+    procfs are never followed.  With O_NOFOLLOW in `flags` a link at the end is what is opened.
     """
-    how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC, 0, resolve | IN_ROOT)
+    how = struct.pack("=QQQ", os.O_PATH | os.O_CLOEXEC | flags, 0, resolve | IN_ROOT)
     while True:
         fd = int(_LIBC.syscall(_SYS_OPENAT2, root, os.fsencode(path), how, len(how)))
         if fd >= 0:

@@ -42,6 +42,7 @@ _F_SETLK, _F_OFD_GETLK = 6, 36
 _IMAGE = "filelocks.img"
 _RANGE = struct.Struct("=hhxxxxqqixxxx")  # struct flock on 64-bit Linux
 _HELD = re.compile(r"lock:\t\d+: POSIX +\S+ +(READ|WRITE) +\S+ \S+ (\d+) (\d+|EOF)")
+_LEASE = re.compile(r"\d+: LEASE +\S+ +(READ|WRITE) +(-?\d+) ([0-9a-f]+):([0-9a-f]+):(\d+) ")  # of /proc/locks
 _PATIENCE = 1.0  # seconds in which who holds a lock for a moment only, or is just ending, lets go of it
 
 
@@ -141,6 +142,41 @@ def locked_elsewhere(images: ImageSet, own: Container[str], *, copy: bool) -> It
     `copy`: the original may live.
     """
     return errors([lock for lock in wanted(images) if lock.path not in own], copy=copy)
+
+
+def leased_elsewhere(images: ImageSet) -> list[Finding]:
+    """Files of the images on which another process has a lease (F_SETLEASE) that the restore would break, as errors.
+
+    To be asked before any of them is opened: the kernel then sends that process a signal, which ends
+    one that does not expect it, and lets the opening one wait.
+    """
+    leased = _leases()
+    if not leased:
+        return []
+    remapped, holders = images.remapped(), images.holders()
+    found = []
+    for entry in images.files():
+        if not entry.HasField("reg") or entry.id in remapped:
+            continue
+        with suppress(OSError):
+            status = os.stat(path_of(entry.reg))
+            kind, pid = leased.get((status.st_dev, status.st_ino), ("", 0))
+            if kind == "WRITE" or (kind and entry.reg.flags & os.O_ACCMODE != os.O_RDONLY):
+                text = f"{path_of(entry.reg)}: PID {pid} has a lease on it, which a restore would break"
+                hint = "End that process first: the signal for a broken lease ends a program that does not expect it."
+                found.append(Finding("error", "file-leased", text, hint, *next(iter(holders.get(entry.id, ())), (None, None))))
+    return found
+
+
+def _leases() -> dict[tuple[int, int], tuple[str, int]]:
+    """The files of this host with leases: device and inode -> the kind (READ, WRITE) and the PID."""
+    found = {}
+    with open("/proc/locks", encoding="ascii") as file:
+        for line in map(_LEASE.match, file):
+            if line is not None:
+                kind, pid, major, minor, inode = line.groups()
+                found[os.makedev(int(major, 16), int(minor, 16)), int(inode)] = kind, int(pid)
+    return found
 
 
 def held(locks: list[WantedLock]) -> list[WantedLock]:

@@ -90,7 +90,7 @@ def _judge_now(unknown: list[tuple[HeldFile, Use, Inode]], judge: Judge, root: i
         looks = stack.enter_context(Looks(view))
         for one, use, inode in unknown:
             try:
-                with looks.at(one.path) as found:
+                with looks.at(one.path, one.flags) as found:
                     if (found.status.st_dev, found.status.st_ino) != inode:
                         raise _differs(one, use)
                     objection = judge.objection(replace(one, uses=(use,)), found, view)

@@ -72,6 +72,8 @@ def observe_all(
     `authentic`: no other program than criuctl can have written the checkpoint.
     """
     manifest, images = source.manifest, unpacked.images
+    if leased := file_locks.leased_elsewhere(images):  # before any file is opened, which would break the lease
+        raise arrival.refusal(leased)
     remains = arrival.remains_of(manifest)
     facts = observe(manifest, images.reserved_ids(), remains, wishes, user_ids(images))
     deletedcopies.make(images, facts.files, unpacked.reader)  # before anything looks at the images' deleted files

@@ -23,7 +23,12 @@ def _written(place: Place, name: str = "file") -> str:
 def _state(fd: int) -> list[object]:
     """Flags that a program can see, offset, size, links."""
     status = os.fstat(fd)
-    return [fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECTORY, fcntl.fcntl(fd, fcntl.F_GETFD), status.st_size, status.st_nlink]
+    return [
+        fcntl.fcntl(fd, fcntl.F_GETFL) & ~(os.O_DIRECTORY | os.O_NOFOLLOW),
+        fcntl.fcntl(fd, fcntl.F_GETFD),
+        status.st_size,
+        status.st_nlink,
+    ]
 
 
 def _use(place: Place, fd: int) -> list[object]:
