@@ -10,7 +10,7 @@ pytestmark = pytest.mark.integration
 
 
 def test_every_option(zoo: Zoo, trip: Trip) -> None:
-    """Of TCP, UDP and raw sockets of both families, new, bound, connected, listening; none is named here but what is no setting."""
+    """Of TCP, UDP and raw sockets of both families: new, bound, connected, listening."""
     animal = zoo.launch("every_option.py")
     told = trip.dump(animal)
     restored = trip.restore(told, animal, equal=False)

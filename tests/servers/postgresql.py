@@ -38,7 +38,8 @@ CREATE ROLE plain LOGIN;
 _PASSWORDS = {"clear": "clear-secret", "md5": "md5-secret", "scram": "scram-secret"}
 
 
-def _bin(name: str) -> str:
+def binary(name: str) -> str:
+    """The path of a program of the newest PostgreSQL here."""
     newest = sorted(
         Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name) if path.parent.name.isdigit() else 0
     )
@@ -60,7 +61,7 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def initialise(self) -> None:
-        initdb = [_bin("initdb"), "-D", str(self.data), "-U", "trust", "-A", "trust", "-N", "-E", "UTF8", "--no-instructions"]
+        initdb = [binary("initdb"), "-D", str(self.data), "-U", "trust", "-A", "trust", "-N", "-E", "UTF8", "--no-instructions"]
         tool([*self._as_postgres, *initdb], self._env)
         local = [line for line in _HBA.split("\n") if line]
         hosts = [line.replace("local all", "host all", 1).split(" ") for line in local]
@@ -76,7 +77,7 @@ class PostgresServer:
             "shared_buffers=16MB", "max_connections=100", "autovacuum=off", "logging_collector=off", *options,
         ]  # fmt: skip
         flags = [word for setting in settings for word in ("-c", setting)]
-        argv = [*self._as_postgres, "--pdeathsig", "INT", _bin("postgres"), "-D", str(self.data), *flags]
+        argv = [*self._as_postgres, "--pdeathsig", "INT", binary("postgres"), "-D", str(self.data), *flags]
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 argv, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True

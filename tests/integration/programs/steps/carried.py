@@ -8,6 +8,7 @@ import mmap
 import os
 import shutil
 import signal
+import stat
 import threading
 
 from . import Place, Step, kind, libc
@@ -83,8 +84,7 @@ def sealed(place: Place) -> Step:
         areas[0][:4] = b"mine"
     seals = place.some(SEALS)
     fcntl.fcntl(fd, F_ADD_SEALS, seals)
-    for _ in range(place.random.randrange(3)):
-        areas.append(mmap.mmap(fd, 2 * PAGE, prot=mmap.PROT_READ))
+    areas += [mmap.mmap(fd, 2 * PAGE, prot=mmap.PROT_READ) for _ in range(place.random.randrange(3))]
     closed = bool(areas) and place.random.random() < 0.4
     if closed:
         os.close(fd)
@@ -101,7 +101,7 @@ def of_proc(place: Place) -> Step:
     """Files about a thread of ours, ourselves, our parent, a child; where each stands, and whom it is about."""
     thread = threading.Thread(target=threading.Event().wait, daemon=True)
     thread.start()
-    me, tid = os.getpid(), thread.native_id
+    me, tid = os.getpid(), thread.native_id or 0
     child = os.fork()
     if not child:
         while True:
@@ -153,7 +153,7 @@ def removed_folder(place: Place) -> Step:
         found: list[object] = []
         for fd in fds:
             status = os.fstat(fd)
-            folder = os.path.stat.S_ISDIR(status.st_mode)  # type: ignore[attr-defined]
+            folder = stat.S_ISDIR(status.st_mode)
             found.append([status.st_nlink, os.listdir(fd) if folder else [status.st_size, os.pread(fd, 20, 0).hex()]])
         yield [*found, os.path.exists(top)]
 
