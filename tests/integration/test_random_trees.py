@@ -70,15 +70,21 @@ class Ways:
         different = [
             f"{at}: {found.get(at)!r}, not {self.wanted.get(at)!r}"
             for at in found | self.wanted
-            if not _alike(found.get(at), self.wanted.get(at)) and not self._is_told(at) and not (again and " write_hint " in at)
+            if not _alike(found.get(at), self.wanted.get(at)) and not self._is_excused(at)
         ]
         assert not different, "\n".join([f"ways {self.taken}, {name}:", *different])
 
-    def _is_told(self, at: str) -> bool:
-        """Whether the step that has found what is at that place is about a file that a plan has named."""
+    def _is_excused(self, at: str) -> bool:
+        """Whether the step that has found what is at that place is about a file that a plan has named, or cannot know.
+
+        What a file is expected to live is its inode's; of a copy's folder the original watches the same one.
+        """
         label, _, rest = at.partition(" ")
-        prefix = f"{label.replace('/', '-')}-{rest.split(' ')[0]}-"
-        return any(name.startswith(prefix) for name in self.told)
+        kind = rest.split(" ")[0]
+        if kind == "write_hint" and {"copy", "killed"} & {way.split(" ")[0] for way in self.taken}:
+            return True
+        prefix = f"{label.replace('/', '-')}-{kind}-"
+        return (kind == "watcher" and self.taken[-1] == "copy") or any(name.startswith(prefix) for name in self.told)
 
     def _plan(self, told: dict[str, Any], *options: str) -> set[str]:
         """What would be refused, by its code; notes the files that more than the tree writes to."""

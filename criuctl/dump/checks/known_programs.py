@@ -2,7 +2,8 @@
 
 The checks say what stands in the way in the kernel's words.  Why a program has such a thing, and which
 of its options does without, is the program's own matter: that is what this table holds.  Each row was
-tried with the program (tests/integration/test_known_programs.py): `check` finds no error any more.
+tried with the program (tests/integration/test_known_programs.py): `check` finds no error any more,
+and the program goes on after a dump and a restore.
 Programs that can be dumped as they come have no row (Redis, nginx, a JVM).
 """
 
