@@ -167,10 +167,18 @@ class RestoreFailed(CriuctlError):
     code = "restore-failed"
 
 
-class PidTaken(RestoreFailed):
-    """Somebody has come to use a PID of the tree since it was seen to be free."""
+class NumberTaken(RestoreFailed):
+    """A number that was seen to be free is in use by now."""
 
-    again = False  # the restore is tried once more, in a PID namespace if that PID is still taken
+    again = False  # the restore is tried once more, and decides again
+
+
+class PidTaken(NumberTaken):
+    """A PID of the tree is: the restore takes a PID namespace if it still is."""
+
+
+class TerminalTaken(NumberTaken):
+    """The number of a terminal of the tree is: the terminal gets another one."""
 
 
 # -- the store ------------------------------------------------------------------------------------

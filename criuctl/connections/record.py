@@ -65,7 +65,7 @@ def look(
     """Every listening, bound or connected internet socket of the tree, and every unix socket with another end outside.
 
     The PIDs of records are the tree's own.  With `details`, options, and TCP_INFO of the external ones, are read; then
-    other internet sockets are recorded as well, if they have options that CRIU does not save.
+    other internet sockets are recorded as well, if they have options that CRIU does not save, or are of TCP and bound.
     """
     inner = {p.pid: p.ns_pid for p in tree}
     every = tree_sockets(opened)
@@ -80,7 +80,7 @@ def look(
         for s in found:
             external = _external(s) or unaccepted(s)
             extra = borrower.details(s, external) if details and (external or s.socket.family != "unix") else {}
-            if _unconnected(s) and not (extra.get("options") or _has_port(s)):
+            if _unconnected(s) and not (extra.get("options") or _has_address(s)):
                 continue
             record = _record(s, external, inner, listening, owners.get(s.peer_inode, "") if external else "", extra)
             made.append(Connection(record, s))
@@ -128,8 +128,9 @@ def _unconnected(s: TreeSocket) -> bool:
     return kernel.family in ("inet", "inet6") and not (kernel.connected or kernel.listening or _bound(s))
 
 
-def _has_port(s: TreeSocket) -> bool:
-    return s.socket.protocol == "tcp" and s.socket.local is not None and s.socket.local.port != 0
+def _has_address(s: TreeSocket) -> bool:
+    local = s.socket.local
+    return s.socket.protocol == "tcp" and local is not None and (local.port != 0 or local.host not in ("0.0.0.0", "::"))
 
 
 def _external(s: TreeSocket) -> bool:

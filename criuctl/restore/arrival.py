@@ -28,6 +28,7 @@ from ..errors import (
     PidTaken,
     PreflightRefused,
     RestoreFailed,
+    TerminalTaken,
     Vetoed,
 )
 from ..host.registry import Registry, SessionRecord, boot_id, restore_command
@@ -234,7 +235,8 @@ def explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> Cri
 
     kept = diagnosis.kept(config, error.log, f"restore-{manifest.session.name}")
     found = diagnosis.diagnose(error.log, str(error))
-    return (PidTaken if found.code == "pid-taken" else RestoreFailed)(
+    kind = {"pid-taken": PidTaken, "terminals": TerminalTaken}.get(found.code, RestoreFailed)
+    return kind(
         f"CRIU could not restore {manifest.session.name}: {found.text}; nothing is left of it",
         hint=found.hint,
         pid=found.pid,

@@ -20,9 +20,10 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ..checkpoint.manifest import ConnectionRecord
+from ..checkpoint.manifest import UNCONNECTED, ConnectionRecord
 from ..config import Config
 from ..connections import sockopts
+from ..connections.rules import endpoint
 from ..errors import CriuctlError, RestoreFailed
 from ..proc import dialling
 from ..proc.credentials import Credentials
@@ -30,6 +31,8 @@ from ..proc.syscalls import borrow_socket
 from ..proc.tree import read_tree
 from ..report import Reporter
 from .connectionplan import ConnectionPlan, about
+
+_BIND_ADDRESS_NO_PORT = 24
 
 
 def _lost(record: ConnectionRecord) -> str:
@@ -44,19 +47,34 @@ def _lost(record: ConnectionRecord) -> str:
 def set_options(records: Iterable[ConnectionRecord], pids: Mapping[int, int], reporter: Reporter) -> None:
     """Give sockets that CRIU has restored what it does not know of them; told where that cannot be."""
     for record in records:
-        if not record.options or record.pid not in pids:
+        if not (record.options or record.state == UNCONNECTED) or record.pid not in pids:
             continue
         try:
             pidfd = os.pidfd_open(pids[record.pid])
             try:
                 with borrow_socket(pidfd, record.fd) as sock:
-                    refused = sockopts.apply(sock, record.options)
+                    refused = sockopts.apply(sock, record.options) + _bound_again(sock, record)
             finally:
                 os.close(pidfd)
         except OSError:
             refused = sorted(record.options)
         if refused:
             reporter.warning(f"PID {record.pid} fd {record.fd}: socket {record.local}: not restored: {', '.join(refused)}")
+
+
+def _bound_again(sock: socket.socket, record: ConnectionRecord) -> list[str]:
+    """Give a socket that was bound to an address but no port (IP_BIND_ADDRESS_NO_PORT) its address: CRIU binds ports only."""
+    host, port = endpoint(record.local)
+    if record.state != UNCONNECTED or record.protocol != "tcp" or port or host in ("", "0.0.0.0", "::"):
+        return []
+    try:
+        without_port = sock.getsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT)
+        sock.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)
+        sock.bind((host, 0))
+        sock.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, without_port)
+    except OSError as error:
+        return [f"its address ({error.strerror})"]
+    return []
 
 
 def outer_pids(root: int) -> dict[int, int]:

@@ -25,7 +25,7 @@ class RestoreRequest(Struct, frozen=True, kw_only=True):
     returning: bool = False  # maintenance brings it back: the door may be shut
     instead_of: leases.Head | None = None  # a lease that has run out
     ttl: int = 0  # milliseconds that the lease lasts without being renewed; 0: for good
-    again: bool = True  # once more where a PID was taken at the last moment
+    again: bool = True  # once more where a PID or a terminal was taken at the last moment
 
     @property
     def copy(self) -> bool:

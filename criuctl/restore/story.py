@@ -21,7 +21,7 @@ from ..cgroups import remade
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..criu import binary, driver
-from ..errors import CriuctlError, PidTaken, RestoreFailed
+from ..errors import CriuctlError, NumberTaken, PidTaken, RestoreFailed, TerminalTaken
 from ..hooks import Hooks
 from ..host import hooking, inside_report, latest
 from ..host.failures.helpers import told_as
@@ -63,7 +63,7 @@ def _about(positional: tuple[Any, ...], arguments: Mapping[str, Any]) -> events.
 
 
 def _once_more(operation: Callable[P, R]) -> Callable[P, R]:
-    """Decide everything again, once: between the look at the tree's PIDs and CRIU's forks one may have been taken."""
+    """Decide everything again, once, where a PID or a terminal's number was taken between the look and CRIU's work."""
 
     @wraps(operation)
     def tried(*args: P.args, **arguments: P.kwargs) -> R:
@@ -71,7 +71,7 @@ def _once_more(operation: Callable[P, R]) -> Callable[P, R]:
         warnings, codes = len(reporter.warnings), len(reporter.codes)
         try:
             return operation(*args, **arguments)
-        except PidTaken as error:
+        except NumberTaken as error:
             if not error.again:
                 raise
         del reporter.warnings[warnings:], reporter.codes[codes:]  # reported again, as far as they are still true
@@ -229,9 +229,10 @@ def _explained(
     hooks: Hooks,
     error: driver.CriuFailed,
 ) -> CriuctlError:
-    """Return CRIU's failure as an error of ours; a taken PID is tried again, once."""
+    """Return CRIU's failure as an error of ours; a taken number is tried again, once."""
     told = arrival.explain(config, error, found.manifest)
-    if isinstance(told, PidTaken) and request.again and request.pids == "auto" and feeder is None:
+    free_next_time = isinstance(told, TerminalTaken) or (isinstance(told, PidTaken) and request.pids == "auto")
+    if isinstance(told, NumberTaken) and free_next_time and request.again and feeder is None:
         hooks.reporter.step("again", why=told.message)
         hooks.done = told.again = True
     return told

@@ -54,7 +54,7 @@ class Ways:
         self.boots: list[Rebooted] = []
         self.taken: list[str] = []  # ways, one for each trip
         self.wanted: dict[str, Any] = {}  # what the twin has found last
-        self.told: set[str] = set()  # names of files that plans have told of
+        self.told: set[str] = set()  # paths of files that plans have told of
 
     def there_and_back(self, tree: Animal) -> Animal:
         """The tree that goes on; it, and what lived beside it, have found what the twin has found."""
@@ -83,15 +83,15 @@ class Ways:
         kind = rest.split(" ")[0]
         if kind == "write_hint" and {"copy", "killed"} & {way.split(" ")[0] for way in self.taken}:
             return True
-        prefix = f"{label.replace('/', '-')}-{kind}-"
-        return (kind == "watcher" and self.taken[-1] == "copy") or any(name.startswith(prefix) for name in self.told)
+        prefix = f"/{label.replace('/', '-')}-{kind}-"
+        return (kind == "watcher" and self.taken[-1] == "copy") or any(prefix in path for path in self.told)
 
     def _plan(self, told: dict[str, Any], *options: str) -> set[str]:
         """What would be refused, by its code; notes the files that more than the tree writes to."""
         plan = self.criuctl("restore", told["checkpoint"], *options, "--dry-run", check=False)
         findings = plan["error"]["findings"] if "error" in plan else plan["findings"]
         texts = [f["text"].replace(":", " ").split() for f in findings if f["code"] in SHARED]
-        self.told |= {os.path.basename(word) for words in texts for word in words if word.startswith("/")}
+        self.told |= {word for words in texts for word in words if word.startswith("/")}
         return {f["code"] for f in findings if f["level"] == "error"}
 
     def same(self, tree: Animal) -> Animal:

@@ -14,7 +14,7 @@ SOL, IP, TCP, UDP, IPV6 = socket.SOL_SOCKET, 0, 6, 17, 41
 NUMBERS = range(1, 128)
 LEVELS = (SOL, IP, TCP, UDP, IPV6)
 STATES = {
-    "tcp": ("new", "bound", "listening", "pair"),
+    "tcp": ("new", "addressed", "bound", "listening", "pair"),
     "udp": ("new", "bound", "connected"),
     "raw": ("new", "bound", "connected"),
 }
@@ -45,10 +45,10 @@ OF_A_CONNECTION = {
     (TCP, 10),  # TCP_WINDOW_CLAMP: likewise
     (IPV6, 17),  # IPV6_MULTICAST_IF: where it came from
     (IPV6, 18),  # IPV6_MULTICAST_HOPS: of its first packet
-    (IPV6, 26),  # IPV6_V6ONLY: CRIU sets it, which only a bind would notice
+    (IPV6, 26),  # IPV6_V6ONLY: the kernel sets it where there is an address
     (IP, 33),  # IP_MULTICAST_TTL: likewise
 }
-"""What is no setting either, once there is a connection."""
+"""What is no setting either, once there is a connection, or an address."""
 
 
 def get(sock: socket.socket, level: int, number: int) -> bytes | None:
@@ -100,6 +100,8 @@ def used(kind: str, family: int, state: str) -> socket.socket:
         kept.append(server.accept()[0])
         server.close()
     elif state != "new":
+        if state == "addressed":
+            sock.setsockopt(IP, 24, 1)  # IP_BIND_ADDRESS_NO_PORT: it has none then
         sock.bind((home, 0))
     if state == "listening":
         sock.listen()
@@ -114,6 +116,7 @@ def used(kind: str, family: int, state: str) -> socket.socket:
 
 kept: list[socket.socket] = []
 made: list[tuple[str, socket.socket, dict[tuple[int, int], bytes]]] = []
+names: list[object] = []
 changed: dict[str, int] = {}
 for family in (socket.AF_INET, socket.AF_INET6):
     for kind, states in STATES.items():
@@ -121,6 +124,7 @@ for family in (socket.AF_INET, socket.AF_INET6):
             one = used(kind, family, state)
             name = f"{kind} of {family.name}, {state}"
             made.append((name, one, settings(one)))
+            names.append(one.getsockname())
             with make(kind, family) as other:
                 fresh = settings(other)
             changed[name] = sum(fresh.get(key) != value for key, value in made[-1][2].items())
@@ -128,10 +132,11 @@ for family in (socket.AF_INET, socket.AF_INET6):
 
 def check(found: Check) -> None:
     found.facts["changed"] = changed
+    found.equal("addresses", [sock.getsockname() for _, sock, _ in made], names)
     for name, sock, before in made:
         after = settings(sock)
         for key, value in before.items():
-            if after.get(key) != value and not (name.endswith("pair") and key in OF_A_CONNECTION):
+            if after.get(key) != value and not (name.endswith(("pair", "addressed")) and key in OF_A_CONNECTION):
                 found.equal(f"{name}: {key}", after.get(key, b"").hex(), value.hex())
 
 
