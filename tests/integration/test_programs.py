@@ -259,6 +259,9 @@ def test_a_lease_is_not_broken(zoo: Zoo, criuctl: Criuctl) -> None:
     told = criuctl("dump", animal.pid, "--leave-running")
     assert [w for w in told["warnings"] if "lease" in w and "/written:" in w]
     animal.ask()
+    refused = criuctl("restore", told["checkpoint"], "--as", "copy", check=False)  # it would open them
+    assert (refused["exit_code"], {f["code"] for f in refused["error"]["findings"]}) == (4, {"file-leased"})
+    animal.ask()
     told = criuctl("dump", animal.pid, "--with-files", animal.folder / "both", env=RECORDED)
     assert told["bytes"]["files"] == (animal.folder / "both").stat().st_size
     (animal.folder / "both").unlink()

@@ -101,6 +101,15 @@ def test_a_taken_port_is_an_error_and_gives_a_copy_a_network_of_its_own(waiting:
     assert (codes(copy, "error"), codes(copy, "warning")) == ([], ["port-taken"])
 
 
+def test_a_connection_inside_that_another_tree_has_gives_a_copy_a_network_of_its_own() -> None:
+    inside = CONNECTION.with_use(external=False, local="127.0.0.1:40000", peer="127.0.0.1:80")
+    taken = facts(open_pairs=frozenset({(inside.local, inside.peer)}))
+    assert codes(make_plan(manifest(connections=(inside,)), taken, Wishes()), "error") == ["port-taken"]
+    copy = make_plan(manifest(connections=(inside,)), taken, Wishes(copy=True))
+    assert (copy.net, codes(copy, "error"), codes(copy, "warning")) == ("private", [], ["port-taken"])
+    assert make_plan(manifest(connections=(inside,)), facts(), Wishes(copy=True)).findings == ()
+
+
 @pytest.mark.parametrize(
     ("recorded", "wished", "here", "policy", "errors", "warnings"),
     [
