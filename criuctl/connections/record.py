@@ -65,7 +65,7 @@ def look(
     """Every listening, bound or connected internet socket of the tree, and every unix socket with another end outside.
 
     The PIDs of records are the tree's own.  With `details`, options, and TCP_INFO of the external ones, are read; then
-    other internet sockets are recorded as well, if they have options that CRIU does not save, or are of TCP and bound.
+    other internet sockets are recorded as well, if they have options that CRIU does not save, or are bound.
     """
     inner = {p.pid: p.ns_pid for p in tree}
     every = tree_sockets(opened)
@@ -130,7 +130,9 @@ def _unconnected(s: TreeSocket) -> bool:
 
 def _has_address(s: TreeSocket) -> bool:
     local = s.socket.local
-    return s.socket.protocol == "tcp" and local is not None and (local.port != 0 or local.host not in ("0.0.0.0", "::"))
+    if local is None or s.socket.protocol not in ("tcp", "udp"):
+        return False
+    return local.port != 0 or local.host not in ("0.0.0.0", "::")
 
 
 def _external(s: TreeSocket) -> bool:

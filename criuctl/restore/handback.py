@@ -65,7 +65,7 @@ def set_options(records: Iterable[ConnectionRecord], pids: Mapping[int, int], re
 def _bound_again(sock: socket.socket, record: ConnectionRecord) -> list[str]:
     """Give a socket that was bound to an address but no port (IP_BIND_ADDRESS_NO_PORT) its address: CRIU binds ports only."""
     host, port = endpoint(record.local)
-    if record.state != UNCONNECTED or record.protocol != "tcp" or port or host in ("", "0.0.0.0", "::"):
+    if record.state != UNCONNECTED or record.protocol not in ("tcp", "udp") or port or host in ("", "0.0.0.0", "::"):
         return []
     try:
         without_port = sock.getsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT)

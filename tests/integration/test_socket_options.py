@@ -15,7 +15,7 @@ def test_every_option(zoo: Zoo, trip: Trip) -> None:
     told = trip.dump(animal)
     restored = trip.restore(told, animal, equal=False)
     changed = restored.ask()["changed"]
-    assert len(changed) == 22 and min(changed.values()) > 40, changed
+    assert len(changed) == 24 and min(changed.values()) > 40, changed
     assert [text for text in restored.answer["warnings"] if "not restored" in text] == []
     again = trip.restore(trip.dump(restored), restored, equal=False)
     again.ask()

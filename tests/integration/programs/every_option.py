@@ -15,7 +15,7 @@ NUMBERS = range(1, 128)
 LEVELS = (SOL, IP, TCP, UDP, IPV6)
 STATES = {
     "tcp": ("new", "addressed", "bound", "listening", "pair"),
-    "udp": ("new", "bound", "connected"),
+    "udp": ("new", "addressed", "bound", "connected"),
     "raw": ("new", "bound", "connected"),
 }
 LEFT_OUT = {
