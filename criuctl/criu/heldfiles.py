@@ -54,6 +54,7 @@ class HeldFile(Struct, frozen=True):
     uses: tuple[Use, ...]  # none: it is on its way over a socket
     external: bool = False  # a descriptor is inherited for it already
     deleted: bool = False
+    mount: int = -1  # the id, at the dump, of the mount that it is on; -1: not recorded
 
 
 def held_files(images: ImageSet) -> list[HeldFile]:
@@ -78,6 +79,7 @@ def held_files(images: ImageSet) -> list[HeldFile]:
             uses=tuple(uses.get(entry.id, ())),
             external=entry.reg.ext,
             deleted=entry.id in gone,
+            mount=entry.reg.mnt_id if entry.reg.HasField("mnt_id") else -1,
         )
         for entry in entries
         if entry.HasField("reg") and (entry.id not in nodes or uses.get(entry.id))

@@ -384,9 +384,9 @@ class ImageSet:
             return set()
         return {e.orig_id for e in read(self.folder, "remap-fpath.img", "REMAP_FPATH")}
 
-    def link_remaps(self) -> list[str]:
-        """Paths of the helper links that CRIU made for deleted names of files with other names."""
-        return sorted(self.linked())
+    def link_remaps(self) -> dict[str, int]:
+        """Path -> mount id of each helper link that CRIU made for a deleted name of a file with other names."""
+        return {path: found[0][1].reg.mnt_id for path, found in sorted(self.linked().items())}
 
     def linked(self) -> dict[str, list[tuple[int, Any]]]:
         """The same -> each one's file id, and the entry in files.img of what was opened by the deleted name."""

@@ -14,9 +14,11 @@ from typing import Any
 from ..config import Config
 from ..criu import binary
 from ..criu.pages import PageGuard
+from ..errors import NoSuchProcess
 from ..proc.descriptors import Descriptor
 from ..proc.mappings import each_mapping
 from ..proc.mounts import read_mounts
+from ..proc.procfs import read_link
 from ..proc.tree import Process, read_process
 
 
@@ -43,29 +45,40 @@ def _mounts(pid: int | None = None) -> set[int]:
 
 
 def external_files(tree: Sequence[Process], opened: Mapping[int, Sequence[Descriptor]]) -> dict[str, Descriptor]:
-    """CRIU's key -> descriptor, for files that were opened in another mount namespace than their process lives in.
+    """CRIU's key -> descriptor, for files that were opened in a mount namespace in which no process of the tree lives.
 
-    CRIU cannot find such a file by path; as external resources their paths are opened by criuctl itself.
+    CRIU cannot find such a file by path; as external resources their paths are opened by criuctl itself.  The key is
+    the mount and the inode: all that the tree has of this file, folders that it stands in too, would be opened so.
     """
     found: dict[str, Descriptor] = {}
-    # Ours is read from our own side: a chrooted process is shown only the mounts below its root.
-    known: dict[int, set[int]] = {os.stat("/proc/self/ns/mnt").st_ino: _mounts()}
+    known = _known_mounts(tree)
     for process in tree:
-        try:
-            namespace = os.stat(f"/proc/{process.pid}/ns/mnt").st_ino
-            if namespace not in known:
-                known[namespace] = _mounts(process.pid)
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
         for d in opened[process.pid]:
             if (
                 d.kind in ("file", "dir", "device")
                 and not d.deleted  # no path leads to it; who is in a chroot does not show us all mounts, and CRIU may find it
-                and d.mnt_id not in known[namespace]
+                and d.mnt_id not in known
                 and not d.target.startswith(("/memfd:", "mnt:"))
             ):
                 found[f"file[{d.mnt_id:x}:{d.inode:x}]"] = d
     return found
+
+
+def _known_mounts(tree: Sequence[Process]) -> set[int]:
+    """The mounts of all mount namespaces of a tree: CRIU knows a file on one of them, whichever process has it."""
+    known: set[int] = set()
+    ours = os.stat("/proc/self/ns/mnt").st_ino
+    seen: set[tuple[int, str]] = set()
+    for process in tree:
+        try:
+            # A chrooted process is shown only the mounts below its root: ours is read from our own side.
+            namespace, root = os.stat(f"/proc/{process.pid}/ns/mnt").st_ino, read_link(process.pid, "root")
+            if (namespace, root) not in seen:
+                seen.add((namespace, root))
+                known |= _mounts(None if namespace == ours else process.pid)
+        except (OSError, NoSuchProcess):
+            continue  # it has ended
+    return known
 
 
 def criu_info(config: Config) -> dict[str, Any]:

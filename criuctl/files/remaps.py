@@ -32,8 +32,9 @@ from ..checkpoint.writer import CheckpointWriter
 from ..criu.images import ImageSet, path_of
 from ..errors import DumpFailed, RestoreFailed
 from ..host.registry import boot_id
-from ..namespaces.namespaces import NamespacePlan, saved_devices
+from ..namespaces.namespaces import NamespacePlan, mount_tops, saved_devices
 from ..proc import ways
+from ..proc.mounts import read_mounts
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 
@@ -72,18 +73,19 @@ class DumpedLinks:
     def __init__(self, root: int, entry: NamespacePlan, stack: ExitStack) -> None:
         self._root, self._stack = root, stack
         self._inside = "mnt" in entry.entered | entry.dumped
-        self._folders: dict[str, int] = {}
-        self._links: dict[str, os.stat_result] = {}
+        self._folders: dict[tuple[int, str], int] = {}  # by the process that sees it so
+        self._links: dict[str, tuple[int, os.stat_result]] = {}  # path -> its folder, and what it is
+        self._views: dict[int, int] = {}  # mount -> a process that sees it
 
     def collect(self, images: ImageSet, writer: CheckpointWriter) -> list[LinkRecord]:
         """Record those that it has just made, with their contents; not those in what it saves itself."""
         records = []
         saved = saved_devices(self._root)
         names: dict[int, dict[int, str]] = {}
-        for path in images.link_remaps():
+        for path, mount in images.link_remaps().items():
             name = os.path.basename(path)
             try:
-                folder = self._folder(os.path.dirname(path))
+                folder = self._folder(path, mount)
                 # To open a FIFO would wait for somebody who writes; it may be one, or somebody puts one there.
                 fd = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
             except OSError as error:  # somebody has put a link on the way meanwhile, or moved the folder
@@ -99,7 +101,7 @@ class DumpedLinks:
             if folder not in names:
                 names[folder] = _names(folder)
             sibling = names[folder].get(status.st_ino, "")
-            self._links[path] = status
+            self._links[path] = folder, status
             records.append(
                 LinkRecord(
                     path=path,
@@ -118,8 +120,8 @@ class DumpedLinks:
 
     def clean(self, reporter: Reporter) -> None:
         """Remove them: the dump is over.  What somebody has put in the place of one is not ours."""
-        for path, made in self._links.items():
-            name, folder = os.path.basename(path), self._folders[os.path.dirname(path)]
+        for path, (folder, made) in self._links.items():
+            name = os.path.basename(path)
             try:
                 if os.path.samestat(os.stat(name, dir_fd=folder, follow_symlinks=False), made):
                     os.unlink(name, dir_fd=folder)
@@ -128,20 +130,28 @@ class DumpedLinks:
             except OSError as error:
                 reporter.warning(f"{path}, which CRIU has made for the dump, cannot be removed: {error.strerror}", "Remove it.")
 
-    def _folder(self, path: str) -> int:
-        """A descriptor of a folder, which a path of the tree's mount namespace leads to."""
-        if path not in self._folders:
+    def _folder(self, path: str, mount: int) -> int:
+        """A descriptor of the folder of `path`, in the mount namespace of the tree that has the mount with this id."""
+        folder, pid = os.path.dirname(path), self._viewer(mount) if self._inside else 0
+        if (pid, folder) not in self._folders:
             with ExitStack() as stack:
                 view: int | None = None
-                inner = path
-                if self._inside:
-                    view = os.open(f"/proc/{self._root}/root", os.O_PATH | os.O_CLOEXEC)
+                inner = folder
+                if pid:
+                    view = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC)
                     stack.callback(os.close, view)
-                    top = os.readlink(f"/proc/{self._root}/root")  # the path is at or below it
-                    inner = path if top == "/" else path.removeprefix(top)
-                self._folders[path] = os.dup(stack.enter_context(ways.folder(inner, view)))
-                self._stack.callback(os.close, self._folders[path])
-        return self._folders[path]
+                    top = os.readlink(f"/proc/{pid}/root")  # the path is at or below it
+                    inner = folder if top == "/" else folder.removeprefix(top)
+                self._folders[pid, folder] = os.dup(stack.enter_context(ways.folder(inner, view)))
+                self._stack.callback(os.close, self._folders[pid, folder])
+        return self._folders[pid, folder]
+
+    def _viewer(self, mount: int) -> int:
+        """A process in the mount namespace with this mount; the root for one that is in none."""
+        if not self._views:
+            for pid in mount_tops(self._root).values():
+                self._views |= {m.id: pid for m in read_mounts(pid)}
+        return self._views.get(mount, self._root)
 
 
 class Provided(Struct, frozen=True):

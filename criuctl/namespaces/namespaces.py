@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from ..proc.tree import read_tree
 from .networks import Network, OwnNetwork, own_network
 
 ENTERED = ("mnt", "pid", "net")
+_KERNELS = frozenset({"proc", "sysfs"})  # kinds of file systems that the kernel fills
 _LAST_PID, _TIMEOUT = "/proc/sys/kernel/ns_last_pid", 5.0
 DUMPED = ("ipc", "uts", "time", "cgroup", "user")
 
@@ -130,8 +132,30 @@ def last_pid(modes: Mapping[str, Mapping[str, Any]]) -> int:
 
 
 def saved_devices(root: int) -> frozenset[int]:
-    """The tmpfs, by device, that CRIU saves with all that is in them: those that only a root which is PID 1 has."""
+    """The file systems, by device, that CRIU saves with all that is in them, or that the kernel fills again.
+
+    Only of a root that is PID 1, in whichever mount namespace of its tree: a tmpfs that this host has not mounted,
+    and /proc, wherever it is mounted.
+    """
     strange = foreign(root)
     if "mnt" not in strange or "pid" not in strange or not is_namespace_init(root):
         return frozenset()
-    return frozenset({m.device for m in read_mounts(root) if m.kind == "tmpfs"} - {m.device for m in read_mounts()})
+    mounts = [mount for pid in mount_tops(root).values() for mount in read_mounts(pid)]
+    kept = {m.device for m in mounts if m.kind == "tmpfs"} - {m.device for m in read_mounts()}
+    return frozenset(kept | {m.device for m in mounts if m.kind in _KERNELS})
+
+
+def mount_tops(root: int) -> dict[int, int]:
+    """Mount namespace -> a process of the tree of `root` that sees all of it; one in a chroot where there is no other.
+
+    That of the root's own is the root.
+    """
+    found = {os.stat(f"/proc/{root}/ns/mnt").st_ino: root}
+    chrooted: dict[int, int] = {}
+    for process in read_tree(root):
+        with suppress(OSError):  # it has ended
+            namespace = os.stat(f"/proc/{process.pid}/ns/mnt").st_ino
+            if namespace not in found:
+                at_top = os.readlink(f"/proc/{process.pid}/root") == "/"
+                (found if at_top else chrooted).setdefault(namespace, process.pid)
+    return chrooted | found

@@ -7,7 +7,8 @@ it (/proc/PID/fd, map_files, cwd, root, exe), and its device and inode are compa
 
 What could not be looked at beforehand (the mounts of the tree's own, what comes with its processes)
 is judged here by the same rule: what its path leads to in the tree's own view must be what the
-process holds, and what it may have.
+process holds, and what it may have.  A tree with several mount namespaces has a view for each
+(`mountviews`), and a path is looked up in that of its file's mount.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import errno
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
 
 from msgspec.structs import replace
 
@@ -25,17 +25,18 @@ from ..criu.procfiles import LateFile, about
 from ..errors import NoSuchProcess, RestoreFailed
 from ..files.granting import HINT, Judge
 from ..files.handover import Expected, Inode
-from ..proc.controlled import Looks
 from ..proc.procfs import read_text
 from ..repairs import eventfd_semaphores
+from .mountviews import Views
 
 _ENDED = (errno.ENOENT, errno.ESRCH)  # of a file of /proc whose process is gone
 _LINKS: Mapping[Role, str] = {"program": "exe", "working folder": "cwd", "root folder": "root"}
 
 
-def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], root: int) -> None:
-    """Compare what the processes hold (`pids`: the tree's own PIDs -> ours, its root's is `root`)
-    with what is expected.  `RestoreFailed` names the first difference.
+def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], views: Views) -> None:
+    """Compare what the processes hold (`pids`: the tree's own PIDs -> ours) with what is expected.
+
+    `RestoreFailed` names the first difference.
     """
     held = _Held(pids)
     unknown: list[tuple[HeldFile, Use, Inode]] = []
@@ -58,10 +59,10 @@ def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], root: int
             elif inode != wanted:
                 raise _differs(one, use)
     if unknown:
-        _judge_now(unknown, judge, root)
+        _judge_now(unknown, judge, views)
 
 
-def compare_late(files: Iterable[LateFile], judge: Judge, pids: Mapping[int, int], root: int) -> None:
+def compare_late(files: Iterable[LateFile], judge: Judge, pids: Mapping[int, int], views: Views) -> None:
     """Judge the files of /proc that the processes have opened themselves, with root's rights; as `compare`."""
     held = _Held(pids)
     opened = []
@@ -70,7 +71,7 @@ def compare_late(files: Iterable[LateFile], judge: Judge, pids: Mapping[int, int
             use = Use(pid, "descriptor", fd, file.flags)
             opened.append((HeldFile(0, file.path, 0, file.flags, (use,)), use, held.by(use)))
     if opened:
-        _judge_now(opened, judge, root)
+        _judge_now(opened, judge, views)
 
 
 def _differs(one: HeldFile, use: Use) -> RestoreFailed:
@@ -82,13 +83,11 @@ def _differs(one: HeldFile, use: Use) -> RestoreFailed:
     )
 
 
-def _judge_now(unknown: list[tuple[HeldFile, Use, Inode]], judge: Judge, root: int) -> None:
+def _judge_now(unknown: list[tuple[HeldFile, Use, Inode]], judge: Judge, views: Views) -> None:
     """Judge what the processes hold by what its path leads to in the tree's own view."""
-    with ExitStack() as stack:
-        view = os.open(f"/proc/{root}/root", os.O_PATH | os.O_CLOEXEC)
-        stack.callback(os.close, view)
-        looks = stack.enter_context(Looks(view))
+    with views.opened() as opened:
         for one, use, inode in unknown:
+            view, looks = opened.of(one, use)
             try:
                 with looks.at(one.path, one.flags) as found:
                     if (found.status.st_dev, found.status.st_ino) != inode:

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from ..cgroups import membership
+from ..criu.mountspaces import mount_spaces
 from ..errors import NoSuchProcess, RestoreFailed
 from ..namespaces import networks
 from ..proc.namespaces import pid_in
@@ -20,6 +21,7 @@ from ..proc.tree import ProcessIdentity
 from ..repairs.base import RestoredTree
 from . import comparison, handback, lateprocfiles
 from .earlytasks import EarlyTasks
+from .mountviews import Views
 from .surroundings import Surroundings
 from .work import RestoreWork
 
@@ -35,6 +37,7 @@ class PlacedTree(Struct, eq=False):
     pids: dict[int, int] = field(default_factory=dict)  # the tree's own PIDs -> ours
     connections: list[dict[str, Any]] = field(default_factory=list)  # their outcomes
     mended: RestoredTree | None = None
+    _views: Views | None = None  # of the mount namespaces
 
     def complete(self, inner: int) -> None:
         """Complete the tree whose root CRIU calls `inner`; what raises is a veto, and nothing is left."""
@@ -57,7 +60,7 @@ class PlacedTree(Struct, eq=False):
             around.names.show(around.private.init.pid)
         if work.plan.net == "dumped":
             networks.complete(work.manifest.namespaces["net"], pids, work.reporter)
-        self._reopen(root)
+        self._reopen()
         # Repairs before connections: a hook may let a connection's owner get signals.
         self.mended = RestoredTree(work.images, work.manifest, root, pids, work.reporter, work.terminals.owners)
         around.repairs.mend(self.mended)
@@ -97,19 +100,21 @@ class PlacedTree(Struct, eq=False):
         """Compare what the processes hold with what was judged: a difference is a veto."""
         around = self.around
         assert around.expected is not None and around.judge is not None
-        comparison.compare(around.expected, around.judge, self.pids, root)
+        self._views = Views(mount_spaces(self.work.images), self.pids, root)
+        comparison.compare(around.expected, around.judge, self.pids, self._views)
         if around.binds is not None:
             around.binds.bind(self.pids)
             around.binds.compare(self.pids)
 
-    def _reopen(self, root: int) -> None:
+    def _reopen(self) -> None:
         """Have the processes open what CRIU cannot: GPUs' nodes, files of /proc."""
         judge, late = self.around.judge, self.around.proc_files.late
         assert judge is not None
         if self.work.devices is not None:
             self.work.devices.reopen(self.pids, judge.holders)
         lateprocfiles.open_late(late, self.pids)
-        comparison.compare_late(late, judge, self.pids, root)
+        assert self._views is not None
+        comparison.compare_late(late, judge, self.pids, self._views)
 
     def _hand_back(self, root: int) -> None:
         """Hand the external connections back, and give those that stay as they were their options."""

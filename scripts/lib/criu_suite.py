@@ -32,11 +32,12 @@ _RAW_MOUNTS = ("--external", "mnt[]:ms")
 class Suite:
     """The programs in a built source tree, and what dumps and restores them."""
 
-    def __init__(self, folder: Path, *, raw: bool) -> None:
+    def __init__(self, folder: Path, *, raw: bool, verbose: bool) -> None:
         self.programs = folder / "criu/test/zdtm/static"
         self.root = folder / "root"
         self.work = folder / "work"
         self.raw = raw
+        self.errors = None if verbose else subprocess.DEVNULL
         for made in (self.root, self.work):
             made.mkdir(exist_ok=True)
         own = {f"CRIUCTL_{name.upper()}": str(self.work / name.lower()) for name in ("store", "run_dir", "state_dir")}
@@ -123,16 +124,17 @@ class Suite:
     def _run(self, argv: list[str], env: dict[str, str], timeout: int = _TIMEOUT) -> subprocess.CompletedProcess[bytes]:
         # Output of the program itself goes to a file: its children keep a pipe open.
         with open(self.work / "output", "w+b") as out:
-            process = subprocess.Popen(
-                argv, env=env, cwd=self.programs, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.DEVNULL
-            )
+            process = subprocess.Popen(argv, env=env, cwd=self.programs, stdin=subprocess.DEVNULL, stdout=out, stderr=self.errors)
             try:
                 code = process.wait(timeout)
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = process.wait()
             out.seek(0)
-            return subprocess.CompletedProcess(argv, code, out.read())
+            told = out.read()
+            if code and self.errors is None:
+                print(f"{shlex.join(argv)}: {code}\n{told.decode(errors='replace')}", file=sys.stderr)
+            return subprocess.CompletedProcess(argv, code, told)
 
 
 def _alive(pid: int) -> bool:
@@ -168,9 +170,10 @@ def main() -> int:
     parser.add_argument("--raw", action="store_true")
     parser.add_argument("--flavour", choices=_FLAVOURS)
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--verbose", action="store_true")
     asked = parser.parse_args()
     expected, found, differ = _expected(asked.expected), {}, 0
-    suite = Suite(asked.folder, raw=asked.raw)
+    suite = Suite(asked.folder, raw=asked.raw, verbose=asked.verbose)
     for test, result in _results(suite, (asked.flavour,) if asked.flavour else _FLAVOURS, asked.tests):
         found[test] = result
         known = expected.get(test, result)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from support.command import Criuctl
@@ -216,14 +217,18 @@ def test_a_network_in_the_tree_that_others_live_in_too(zoo: Zoo, criuctl: Criuct
     assert [(f["code"], f["pid"]) for f in errors] == [("nested-namespace", child)]
 
 
-def test_several_mount_namespaces_in_one_tree(zoo: Zoo, criuctl: Criuctl) -> None:
-    """Refused also where CRIU saves the root's own."""
+def test_several_mount_namespaces_in_one_tree(zoo: Zoo, trip: Trip) -> None:
+    """Of a root that is PID 1, whose own CRIU saves."""
     unshare, leader = _SPACES["everything"]
-    nested = [sys.executable, "-c", _NESTED, str(_NEWNS), "true", "true"]
-    animal = zoo.launch("counter.py", prefix=[*_inside(unshare=unshare, leader=leader), *nested])
-    answer = criuctl("dump", animal.pid, check=False)
-    assert [(f["code"], f["pid"]) for f in answer["error"]["findings"]] == [("nested-namespace", _nested(animal))]
-    animal.ask()
+    mount = "mkdir own; mount -t tmpfs own own; echo inner >own/f"
+    prefix = [*_inside(unshare=unshare, leader=leader), sys.executable, "-c", _NESTED, str(_NEWNS), mount, "true"]
+    animal = zoo.launch("counter.py", prefix=prefix)
+    for _ in range(2):
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
+        own = f"{animal.folder}/own/f"
+        assert Path(f"/proc/{_nested(animal)}/root{own}").read_text() == "inner\n"
+        assert not Path(f"/proc/{animal.pid}/root{own}").exists()
+        animal.ask()
 
 
 @pytest.mark.parametrize("unshare", [("--pid", "--fork"), ("--pid", "--fork", "--mount")])

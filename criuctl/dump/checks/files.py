@@ -286,7 +286,7 @@ def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
                 fd=d.fd,
             )
         return
-    there = _in_root_namespace(scene, d.target, follow=d.kind != "symlink")
+    there = _in_its_namespace(scene, d)
     if there is not None and (there.st_ino, there.st_dev) != (d.inode, d.device) and _keeps(process, d):
         over = _mounted_over(scene, mount, d.target)
         yield _error(
@@ -360,18 +360,13 @@ def _ghost(process: Process, d: Descriptor) -> Iterator[Finding]:
         )
 
 
-def _in_root_namespace(scene: Scene, path: str, *, follow: bool) -> os.stat_result | None:
-    """What the path leads to in the root's mount namespace; None if to nothing, or if that cannot be asked."""
-    prefix = ""
-    if scene.foreign("mnt"):
-        prefix = f"/proc/{scene.root.pid}/root"
-        try:
-            if os.readlink(prefix) != "/":
-                return None  # a chroot: paths are of the namespace, not of the process
-        except OSError:
-            return None
+def _in_its_namespace(scene: Scene, d: Descriptor) -> os.stat_result | None:
+    """What the path leads to in the mount namespace of the file; None if to nothing, or if that cannot be asked."""
+    root = scene.root_of(d.mnt_id)
+    if root is None:
+        return None
     try:
-        return os.stat(prefix + path, follow_symlinks=follow)
+        return os.stat(root + d.target, follow_symlinks=d.kind != "symlink")
     except OSError:
         return None
 

@@ -10,12 +10,12 @@ import os
 from collections.abc import Iterator, Set
 
 from ...errors import NoSuchProcess
+from ...proc.mounts import Mount
 from ...proc.procfs import read_link
 from ...proc.tree import Process
 from ...report import Finding
 from .files import mount_of
 from .scene import Scene
-from .spaces import at_top
 
 _MEMORY_FILE = "/memfd:"  # of memfd_create
 _FOLDERS = {"cwd": "working folder", "root": "root folder"}
@@ -55,23 +55,18 @@ def _folder(scene: Scene, process: Process, name: str, words: str) -> Iterator[F
         if scene.knows_mounts_of(process.pid):
             text = f"the {words} of {process}, {path}, is on a mount that is not in its mount namespace (any more)"
             yield _error(process, "mount-namespace", text, leave)
-    elif scene.hides(mount) or (status.st_nlink and _hidden(scene, process, path, status) and _stays(process, name, path)):
+    elif scene.hides(mount) or (status.st_nlink and _hidden(scene, mount, path, status) and _stays(process, name, path)):
         text = f"{path}, the {words} of {process}, leads to another folder now, or to none: something was mounted over it"
         yield _error(process, "path-hidden", text, f"Unmount what hides it. {leave}")
 
 
-def _hidden(scene: Scene, process: Process, path: str, status: os.stat_result) -> bool:
-    """Whether the path leads elsewhere in the tree's mount namespace; False if that cannot be asked."""
-    if scene.foreign("mnt"):
-        try:
-            top = f"/proc/{at_top(scene)}/root"
-            if os.readlink(top) != "/" or not scene.at_home(process.pid, "mnt"):
-                return False
-        except OSError:
-            return False
-        path = top + path
+def _hidden(scene: Scene, mount: Mount, path: str, status: os.stat_result) -> bool:
+    """Whether the path leads elsewhere in the mount namespace with this mount; False if that cannot be asked."""
+    root = scene.root_of(mount.id)
+    if root is None:
+        return False
     try:
-        return not os.path.samestat(os.stat(path), status)
+        return not os.path.samestat(os.stat(root + path), status)
     except FileNotFoundError:
         return not path.endswith(" (deleted)")
     except OSError:

@@ -12,12 +12,13 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from ...criu import binary
 from ...errors import NoSuchProcess, PlatformError
 from ...files import socket_names
 from ...files.overlays import SOURCE
-from ...namespaces.namespaces import saved_devices
+from ...namespaces.namespaces import mount_tops, saved_devices
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount, read_mounts
 from ...proc.namespaces import is_namespace_init
@@ -39,8 +40,8 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
     """What a restore would not find again: the tree's root folder, files on mounts of its own, and those mounts."""
     if not scene.foreign("mnt"):
         return
-    root, base = scene.root, _base(scene)
-    inside, ours = [m._replace(point=_joined(base, m.point)) for m in read_mounts(at_top(scene))], read_mounts()
+    root, view, ours = scene.root, _View.of(at_top(scene)), read_mounts()
+    base, inside = view.base, view.mounts()
     mine, here = _at(base, inside), _at("/", ours)
     if mine is not None and here is not None and base == "/" and (mine.device, mine.root) != (here.device, here.root):
         yield Finding(
@@ -53,19 +54,17 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
             pid=root.pid,
         )
         return
-    own = {mount.id: mount for mount in _own(scene, inside, ours)}
     if scene.foreign("pid") and is_namespace_init(root.pid):
-        yield from _mounted_terminals(scene, inside)
-        saved = saved_devices(root.pid)
-        yield from _used(scene, {number: m for number, m in own.items() if m.device not in saved}, made_again=True)
+        yield from _made_again(scene, view, ours)
         return
-    hidden = next((path for path in _criu(scene) if not os.path.exists(_seen(scene, path))), None)
+    own = {mount.id: mount for mount in _own(scene, view, ours)}
+    hidden = next((path for path in _criu(scene) if not os.path.exists(view.seen(path))), None)
     if hidden is not None and base == "/":
         text = f"{root} does not see {hidden} in its mount namespace, where CRIU has to work"
         yield Finding("error", "criu-hidden", text, f"Start it so that it sees that, or start it {_AS_FIRST}.", pid=root.pid)
     if not own:
         return
-    yield from _used(scene, own)
+    yield from _used(scene, view, own)
     points = sorted({mount.point for mount in own.values() if not socket_names.is_shown(mount.root, mount.point)})
     if not points:
         return
@@ -78,6 +77,17 @@ def check_mounts(scene: Scene) -> Iterator[Finding]:
         f"Mount them on the host, too, before the program is started, or start it {_AS_FIRST}.",
         pid=root.pid,
     )
+
+
+def _made_again(scene: Scene, home: _View, ours: list[Mount]) -> Iterator[Finding]:
+    """The mounts of a root that is PID 1, in each mount namespace of the tree: CRIU makes them again."""
+    saved = saved_devices(scene.root.pid)
+    tops = mount_tops(scene.root.pid)
+    for namespace, pid in tops.items():
+        view = home if pid == scene.root.pid else _View.of(pid)
+        yield from _mounted_terminals(scene, view.mounts())
+        own = {mount.id: mount for mount in _own(scene, view, ours) if mount.device not in saved}
+        yield from _used(scene, view, own, within=namespace)
 
 
 def _mounted_terminals(scene: Scene, inside: Iterable[Mount]) -> Iterator[Finding]:
@@ -99,19 +109,28 @@ def _criu(scene: Scene) -> Iterable[str]:
         return ()  # another finding
 
 
-def _base(scene: Scene) -> str:
-    """The folder from which on the mounts of the tree's namespace are known: all of them, unless nobody is outside its chroot."""
-    return read_link(at_top(scene), "root")
+class _View(NamedTuple):
+    """A mount namespace, as a process in it sees it."""
+
+    pid: int
+    base: str  # the folder from which on its mounts are known: all of them, unless each process is in a chroot
+
+    @classmethod
+    def of(cls, pid: int) -> _View:
+        """What `pid` sees; `NoSuchProcess`."""
+        return cls(pid, read_link(pid, "root"))
+
+    def mounts(self) -> list[Mount]:
+        """Those that it sees, by their paths in the namespace."""
+        return [m._replace(point=_joined(self.base, m.point)) for m in read_mounts(self.pid)]
+
+    def seen(self, path: str) -> str:
+        """What leads from here to a path of the namespace."""
+        return f"/proc/{self.pid}/root{path if self.base == '/' else path.removeprefix(self.base)}"
 
 
 def _joined(base: str, path: str) -> str:
     return path if base == "/" else base if path == "/" else base + path
-
-
-def _seen(scene: Scene, path: str) -> str:
-    """What leads from here to a path of the tree's mount namespace."""
-    base = _base(scene)
-    return f"/proc/{at_top(scene)}/root{path if base == '/' else path.removeprefix(base)}"
 
 
 def _at(point: str, mounts: list[Mount]) -> Mount | None:
@@ -119,16 +138,16 @@ def _at(point: str, mounts: list[Mount]) -> Mount | None:
     return next((mount for mount in reversed(mounts) if mount.point == point), None)
 
 
-def _own(scene: Scene, inside: list[Mount], ours: list[Mount]) -> Iterator[Mount]:
+def _own(scene: Scene, view: _View, ours: list[Mount]) -> Iterator[Mount]:
     """Mounts of the tree that this host has not, nor anything like them."""
     session = Path(scene.config.run_dir or names.DEFAULT_RUN_DIR) / "session"  # which its holder shows to each incarnation
     known = {(m.device, m.root, m.point): "ro" in m.options for m in ours}
-    for mount in inside:
+    for mount in view.mounts():
         if mount.kind in _ANYWHERE or mount.source == SOURCE or mount.point == str(session):
             continue
         read_only = known.get((mount.device, mount.root, mount.point))
         if read_only is None:
-            there, here = _stat(_seen(scene, mount.point)), _stat(mount.point)
+            there, here = _stat(view.seen(mount.point)), _stat(mount.point)
             if there is not None and here is not None and _same(there, here):
                 # As systemd and bwrap do: a folder mounted onto itself, to be read-only or not.
                 read_only = _is_read_only(mount.point)
@@ -153,11 +172,15 @@ def _same(one: os.stat_result, other: os.stat_result) -> bool:
     return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
-def _used(scene: Scene, own: dict[int, Mount], *, made_again: bool = False) -> Iterator[Finding]:
-    """What processes have open, mapped or stand in there, where the host has something else; `made_again`: files only."""
+def _used(scene: Scene, view: _View, own: dict[int, Mount], *, within: int = 0) -> Iterator[Finding]:
+    """What processes have open, mapped or stand in there, where the host has something else.
+
+    `within`: the mount namespace, of those that are made again: files only.
+    """
+    made_again = bool(within)
     found: dict[int, list[tuple[Process, Descriptor | None, str]]] = {}
     told: set[str] = set()
-    for process, d, path, link in _held(scene, own):
+    for process, d, path, link in _held(scene, view, own, within):
         mount = own.get(mount_of(link) or 0)
         there = _stat(link) if mount is not None else None  # no other one is asked: it may not answer
         if mount is None or there is None or path in told:
@@ -168,7 +191,7 @@ def _used(scene: Scene, own: dict[int, Mount], *, made_again: bool = False) -> I
         told.add(path)
         if gone or stat.S_ISSOCK(there.st_mode):
             folder = os.path.dirname(path)
-            here, there = _stat(folder), _stat(_seen(scene, folder))
+            here, there = _stat(folder), _stat(view.seen(folder))
             if here is not None and (not made_again or (there is not None and _same(there, here))):
                 continue  # a deleted file, and what a socket is bound to, come back where their folder is
         elif (here := _stat(path, follow=not stat.S_ISLNK(there.st_mode))) is not None and _same(there, here):
@@ -189,21 +212,23 @@ def _used(scene: Scene, own: dict[int, Mount], *, made_again: bool = False) -> I
         )
 
 
-def _held(scene: Scene, own: dict[int, Mount]) -> Iterator[tuple[Process, Descriptor | None, str, str]]:
-    """Process, descriptor, path in the tree's mount namespace, and a link of /proc that leads there."""
-    points = tuple(f"{mount.point.rstrip('/')}/" for mount in own.values())
+def _held(scene: Scene, view: _View, own: dict[int, Mount], within: int) -> Iterator[tuple[Process, Descriptor | None, str, str]]:
+    """Process, descriptor, path in the mount namespace, and a link of /proc that leads there."""
+    every = tuple(f"{mount.point.rstrip('/')}/" for mount in own.values())
     for process in scene.living:
+        # Paths are of the namespace that the process is in.
+        points = every if within in (0, scene.namespaces[process.pid]["mnt"]) else ()
         for d in scene.opened[process.pid]:
             if d.mnt_id in own and d.kind in ("file", "dir", "symlink", "pipe"):
                 yield process, d, d.target, f"/proc/{process.pid}/fd/{d.fd}"
             elif d.kind == "socket" and (bound := bound_file(process.pid, d.fd)) is not None and bound.startswith(points):
-                yield process, d, bound, _seen(scene, bound)
+                yield process, d, bound, view.seen(bound)
         for what in ("cwd", "root", "exe"):
             link = f"/proc/{process.pid}/{what}"
             with suppress(NoSuchProcess):
                 yield process, None, read_link(process.pid, what).removesuffix(" (deleted)"), link
         for path in {m.path for m in scene.mapped[process.pid] if m.inode and not m.deleted and m.path.startswith(points)}:
-            yield process, None, path, _seen(scene, path)
+            yield process, None, path, view.seen(path)
 
 
 def _travels(scene: Scene, d: Descriptor | None, path: str) -> bool:

@@ -122,10 +122,15 @@ class Scene(Struct, dict=True):
         """The mount namespaces whose mounts are all in `mounts`."""
         return self._all_mounts[1]
 
+    def root_of(self, mnt_id: int) -> str | None:
+        """What leads from here to the root folder of the mount namespace with this mount, as `mounts` knows it; None: nothing."""
+        return self._all_mounts[2].get(mnt_id)
+
     @cached_property
-    def _all_mounts(self) -> tuple[dict[int, Mount], set[int]]:
+    def _all_mounts(self) -> tuple[dict[int, Mount], set[int], dict[int, str]]:
         found: dict[int, Mount] = {}
         seen: set[int] = set()
+        roots: dict[int, str] = {}
         for process in self.tree:
             namespace = self.namespaces.get(process.pid, {}).get("mnt")
             if namespace is None or namespace in seen:
@@ -137,7 +142,9 @@ class Scene(Struct, dict=True):
             if inside is not None:
                 seen.add(namespace)
                 found.update((mount.id, mount) for mount in inside)
-        return found, seen
+                root = "" if namespace == self.own_namespaces.get("mnt") else f"/proc/{process.pid}/root"
+                roots.update((mount.id, root) for mount in inside)
+        return found, seen, roots
 
     def _mounts_of(self, pid: int, namespace: int) -> list[Mount] | None:
         """The mounts of a whole namespace; None from inside a chroot, which sees only a part of them."""

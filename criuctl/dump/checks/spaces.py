@@ -29,7 +29,11 @@ _WORDS = {
     "mnt": "mount",
 }
 
-_NESTED = ("net",)  # of which a tree may have several
+_NESTED = ("mnt", "net")  # of which a tree may have several
+_CHROOTED = (
+    "{} is in another mount namespace than the root {}, and no process of the tree that is in there sees all of it: each is "
+    "in a chroot, so a restore could not check what they get there"
+)
 _KEEP_NETWORK = "Keep it, under a name by which a restore finds it: `ip netns attach NAME {}`."
 _IFNAMSIZ = 16
 
@@ -38,8 +42,8 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
     """Namespaces that processes of the tree have and its root has not.
 
     CRIU does dump nested mount and net namespaces, but restores them only with a root that has its own of
-    that kind in the images, and not one that CRIU enters.  Nested mount namespaces are not let through:
-    processes in the root's own came back with a working folder on the host's mount.
+    that kind in the images, and not one that CRIU enters.  What processes get in a nested mount namespace is
+    judged as that of the root's own (`criuctl.restore.mountviews`), for which it must be seen from its top.
     """
     home = scene.namespaces.get(scene.root.pid, {})
     if scene.foreign("user"):
@@ -67,6 +71,10 @@ def check_namespaces(scene: Scene) -> Iterator[Finding]:
                 f"Dump the tree that is inside by itself: name its first process, PID {process.pid}.",
                 pid=process.pid,
             )
+        elif mine is not None and mine["mnt"] != home.get("mnt") and not scene.knows_mounts_of(process.pid):
+            inside.add(process.pid)
+            hint = "Have a process of the tree stay in that namespace outside of the chroot, or use pivot_root."
+            yield Finding("error", "nested-namespace", _CHROOTED.format(process, scene.root), hint, pid=process.pid)
     for process in scene.tree:
         yield from _time_of_children(scene, process)
 

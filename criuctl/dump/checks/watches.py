@@ -146,17 +146,19 @@ def _unreachable(scene: Scene, top: str, mark: dict[str, str], searched: Searche
     for mount in scene.mounts.values():
         if mount.device != device:
             continue
+        root = scene.root_of(mount.id)
+        root = top if root is None else root
         try:
-            path = _path(top + mount.point, mount, mark)
+            path = _path(root + mount.point, mount, mark)
         except PermissionError:
             return None
         except (OSError, KeyError):
             continue
         found = mount
         with suppress(OSError):
-            status = os.lstat(top + path)
+            status = os.lstat(root + path)
             is_link |= stat.S_ISLNK(status.st_mode) and status.st_ino == inode
-            if os.stat(top + path).st_ino == inode:
+            if os.stat(root + path).st_ino == inode:
                 return None
     if found is not None:
         # Of others CRIU has the handle, which it can open in a restore only where it makes all mounts anew.

@@ -13,6 +13,7 @@ import pytest
 
 from criuctl.checkpoint.manifest import HostInfo, InodeRecord, Manifest, SessionRef
 from criuctl.criu.heldfiles import HeldFile, Use
+from criuctl.criu.mountspaces import MountSpaces
 from criuctl.criu.procfiles import LateFile
 from criuctl.errors import Damaged, RestoreFailed
 from criuctl.files import heldinodes
@@ -22,6 +23,7 @@ from criuctl.proc import inodes
 from criuctl.proc.controlled import Looks
 from criuctl.proc.credentials import Credentials
 from criuctl.restore.comparison import compare_late
+from criuctl.restore.mountviews import Views
 
 USER, STRANGER = 1001, 1002
 ROOT = Credentials(0, 0, capabilities=(1 << 41) - 1)
@@ -167,6 +169,6 @@ def test_a_file_of_proc_that_its_process_opened_with_root_s_rights(name: str, fi
     with open(path, "rb") as file, subprocess.Popen(["sleep", "60"], stdin=file) as holder:
         try:
             with nullcontext() if fine else pytest.raises(RestoreFailed, match="nothing proves"):
-                compare_late([late], judge, {7: holder.pid}, holder.pid)
+                compare_late([late], judge, {7: holder.pid}, Views(MountSpaces({}, {}), {7: holder.pid}, holder.pid))
         finally:
             holder.kill()

@@ -33,8 +33,8 @@ class Images(ImageSet):
     def __init__(self, *links: Path) -> None:
         self.links = [str(link) for link in links]
 
-    def link_remaps(self) -> list[str]:
-        return self.links
+    def link_remaps(self) -> dict[str, int]:
+        return dict.fromkeys(self.links, -1)
 
 
 @contextmanager

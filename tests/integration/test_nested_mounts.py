@@ -1,0 +1,126 @@
+"""Several mount namespaces in one tree, whose root is PID 1: each process comes back in its own, on its mounts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from support.command import Criuctl
+from support.trip import Trip
+from support.zoo import Animal, Zoo
+
+from criuctl.dump.checks.files import mount_of
+from criuctl.proc.mounts import read_mounts
+from criuctl.proc.tree import read_tree
+
+pytestmark = pytest.mark.integration
+
+# Runs the program next to a child in a mount namespace of its own, which has run commands there and is now `sleep`.
+_NESTED = """import ctypes, os, subprocess, sys
+before, inside, then, chroot = sys.argv[1:5]
+if before: subprocess.run(["sh", "-ec", before], check=True)
+held = os.open(".", os.O_RDONLY)
+done, told = os.pipe()
+if os.fork() == 0:
+    assert ctypes.CDLL(None).unshare(0x20000) == 0
+    subprocess.run(["sh", "-ec", inside], check=True)
+    if chroot: os.chroot(chroot); os.chdir("/")
+    os.set_inheritable(held, True); os.set_inheritable(told, True)
+    os.execvp("sh", ["sh", "-ec", f"{then}; echo x >&{told}; exec {told}>&-; exec sleep 600"])
+os.close(told)
+assert os.read(done, 2) == b"x\\n"
+os.close(done); os.close(held)
+os.execvp(sys.argv[5], sys.argv[5:])
+"""
+
+
+def _launch(zoo: Zoo, inside: str, then: str = "true", *, before: str = "", chroot: str = "") -> Animal:
+    """A counter as PID 1, with a child that runs `inside` in a namespace of its own, and there `then` itself."""
+    nested = [sys.executable, "-c", _NESTED, before, inside, then, chroot]
+    prefix = ["unshare", "--pid", "--fork", "--mount-proc", "setsid", *nested]
+    return zoo.launch("counter.py", prefix=prefix)
+
+
+def _nested(animal: Animal) -> int:
+    """The process in the other namespace."""
+    (pid,) = (p.pid for p in read_tree(animal.pid) if p.command == "sleep")
+    return pid
+
+
+def _own(pid: int, names: Iterable[str]) -> None:
+    """These links of a process lead to mounts of its own mount namespace."""
+    mounts = {mount.id for mount in read_mounts(pid)}
+    outside = [name for name in names if mount_of(f"/proc/{pid}/{name}") not in mounts]
+    assert outside == []
+
+
+def test_each_process_is_on_the_mounts_of_its_own_namespace(zoo: Zoo, trip: Trip) -> None:
+    """Also where one has a folder open of the other's, which must not drag the others along out of it."""
+    animal = _launch(zoo, "mkdir own; mount -t tmpfs own own; echo inner >own/f", "exec 7<>own/f; cd own")
+    for _ in range(2):
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
+        inner = _nested(animal)
+        _own(animal.pid, ("cwd", "root", "exe"))
+        _own(inner, ("cwd", "root", "exe", "fd/7"))
+        held = next(f for f in os.listdir(f"/proc/{inner}/fd") if os.path.isdir(f"/proc/{inner}/fd/{f}"))
+        assert mount_of(f"/proc/{inner}/fd/{held}") == mount_of(f"/proc/{animal.pid}/cwd")
+        own = f"{animal.folder}/own/f"
+        assert Path(f"/proc/{inner}/root{own}").read_text() == "inner\n"
+        assert os.path.samefile(f"/proc/{inner}/fd/7", f"/proc/{inner}/root{own}")
+        assert not Path(f"/proc/{animal.pid}/root{own}").exists()
+        animal.ask()
+
+
+def test_a_root_of_its_own_in_the_other_namespace(zoo: Zoo, trip: Trip) -> None:
+    """As bwrap makes it: a tmpfs with this host's folders bound into it."""
+    root = "mkdir own; mount -t tmpfs own own; cd own; mkdir old; echo inner >f; "
+    root += "for d in usr lib lib64 bin proc dev; do [ ! -e /$d ] || { mkdir -p $d; mount --rbind /$d $d; }; done; "
+    animal = _launch(zoo, f"{root} pivot_root . old; umount -l old", "cd /; exec 7</f")
+    for _ in range(2):
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
+        inner = _nested(animal)
+        assert Path(f"/proc/{inner}/root/f").read_text() == "inner\n"
+        _own(inner, ("cwd", "root", "exe", "fd/7"))
+        animal.ask()
+
+
+def test_a_deleted_name_in_the_other_namespace(zoo: Zoo, trip: Trip) -> None:
+    """CRIU's helper link is looked for there; the tmpfs is not in the root's own, where the folder has another file."""
+    mount = "mkdir own; mount -t tmpfs own own; echo inner >own/f; ln own/f own/g"
+    animal = _launch(zoo, mount, "exec 7<>own/g; rm own/g")
+    animal = trip.restore(trip.dump(animal), animal, equal=False)
+    inner = _nested(animal)
+    assert os.path.samefile(f"/proc/{inner}/fd/7", f"/proc/{inner}/root{animal.folder}/own/f")
+    assert os.listdir(f"/proc/{inner}/root{animal.folder}/own") == ["f"]
+    animal.ask()
+
+
+def test_a_proc_of_the_trees_own_at_another_place(zoo: Zoo, trip: Trip) -> None:
+    """The kernel fills it: its files are not compared with this host's."""
+    animal = _launch(zoo, "mkdir own; mount -t proc own own", "exec 7<own/uptime", before="mkdir here; mount -t proc here here")
+    for _ in range(2):
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
+        _own(_nested(animal), ("fd/7",))
+        assert Path(f"/proc/{animal.pid}/root{animal.folder}/here/1/comm").exists()
+        animal.ask()
+
+
+def test_a_file_that_only_the_other_namespace_has_at_its_path(zoo: Zoo, criuctl: Criuctl) -> None:
+    """A restore judges files outside of a tmpfs by what this host has: refused while the tree still runs."""
+    mount = "echo one >one; echo two >two; mount --bind one two"
+    animal = _launch(zoo, mount, "exec 7<two")
+    answer = criuctl("dump", animal.pid, check=False)
+    assert [(f["code"], f["pid"]) for f in answer["error"]["findings"]] == [("own-mount", _nested(animal))]
+    animal.ask()
+
+
+def test_a_chroot_hides_the_other_namespace(zoo: Zoo, criuctl: Criuctl) -> None:
+    """What its processes get at a restore could not be checked."""
+    inside = "mkdir own; for d in usr lib lib64 bin; do [ ! -e /$d ] || { mkdir own/$d; mount --bind /$d own/$d; }; done"
+    animal = _launch(zoo, inside, chroot="own")
+    found = [f for f in criuctl("check", animal.pid, check=False)["findings"] if f["code"] == "nested-namespace"]
+    assert [(f["level"], f["pid"]) for f in found] == [("error", _nested(animal))] and "chroot" in found[0]["text"]
+    animal.ask()
