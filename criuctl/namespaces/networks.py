@@ -37,7 +37,7 @@ _SECRETS = ("key", "secret")  # ends of the names of settings that differ in eve
 _OF_LOOPBACK = frozenset({"127.0.0.1/8 on lo", "::1/128 on lo"})
 _WITH_DEVICES = ("conf", "neigh")
 _ALWAYS = ("all", "default", "lo")
-_SAVED_KINDS = frozenset({"veth", "bridge"})  # by CRIU, with all that makes them what they are
+_SAVED_KINDS = frozenset({"veth", "bridge", "tun"})  # by CRIU, with all that makes them what they are
 _FIRST = ("ip_forward", "forwarding")
 _PID_1 = "/nsinit.py"
 
@@ -134,7 +134,7 @@ def look(namespace: int, others: Iterable[int] = ()) -> Network:
         addresses = {f"{a.ip}/{a.prefix} on {names.get(a.index, '?')}" for a in net.addresses() if not _by_itself(a.ip)}
         routes = frozenset(_all_routes(net))
         rules = net.rules()
-        queueing = {f"{kind} on {names.get(index, '?')}" for index, kind in net.queueing() if kind != "noqueue"}
+        queueing = {f"{kind} on {names.get(index, '?')}" for index, kind in net.queueing()}
     tables = frozenset(netfilter.all_tables(partial(socket_inside, namespace)))
     own = [link for link in links.values() if not link.flags & rtnetlink.IFF_LOOPBACK]
     return Network(

@@ -204,13 +204,14 @@ class Rtnetlink:
         return found
 
     def queueing(self) -> set[tuple[int, str]]:
-        """(index of the device, name) of each queueing discipline that is set on a device."""
+        """(index of the device, name) of each queueing discipline that was set on a device: the kernel's own have no handle."""
         found = set()
         with suppress(OSError):  # a kernel without them
             for message in self._dump(_GETQDISC, _QDISC.pack(0, 0, 0, 0, 0)):
-                index = _QDISC.unpack_from(message)[1]
+                _family, index, handle, *_ = _QDISC.unpack_from(message)
                 name = _attributes(message, _QDISC.size).get(_TCA_KIND, b"")
-                found.add((index, os.fsdecode(name.rstrip(b"\0"))))
+                if handle:
+                    found.add((index, os.fsdecode(name.rstrip(b"\0"))))
         return found
 
     # -- changing; `OSError` with the kernel's reason

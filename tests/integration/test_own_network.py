@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from support.keeper import wait_until
 from support.trip import Trip
 from support.zoo import Animal, Zoo
 
+from criuctl.proc.syscalls import pidfd_getfd
 from criuctl.proc.tree import read_tree
 
 pytestmark = pytest.mark.integration
@@ -238,3 +240,57 @@ def test_a_tree_that_is_pid_1_and_sees_the_proc_of_the_host(unshare: tuple[str, 
     for _ in range(2):
         animal = trip.restore(trip.dump(animal), animal, equal=False)
         animal.ask()
+
+
+_TUNNEL = """import ctypes, fcntl, os, struct, subprocess, sys
+tunnel = os.open("/dev/net/tun", os.O_RDWR)
+fcntl.ioctl(tunnel, 0x400454CA, struct.pack("16sH14x", b"tz0", 0x1001))
+up = "ip addr add 10.5.5.1/24 dev tz0; ip link set tz0 up mtu 1300; ip route add 10.6.0.0/16 via 10.5.5.2"
+subprocess.run(["sh", "-ec", up], check=True)
+if sys.argv[1]: assert ctypes.CDLL(None).setns(os.open("/proc/1/ns/net", os.O_RDONLY), 0x40000000) == 0
+os.dup2(tunnel, 9)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+_SEND = "import socket; socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'through the tunnel', ('10.6.0.9', 9))"
+
+
+def _through(pid: int) -> bytes:
+    """What its descriptor 9 of a tunnel gets of a packet that is sent in its net namespace."""
+    pidfd = os.pidfd_open(pid)
+    tunnel = pidfd_getfd(pidfd, 9)
+    os.close(pidfd)
+    try:
+        subprocess.run(["nsenter", "-t", str(pid), "-n", sys.executable, "-c", _SEND], check=True)
+        while select.select([tunnel], [], [], 30)[0]:
+            if (packet := os.read(tunnel, 2000)).endswith(b"through the tunnel"):  # others are the kernel's own
+                return packet
+    finally:
+        os.close(tunnel)
+    return b""
+
+
+@pytest.mark.parametrize("spaces", _SPACES)
+def test_a_tunnel_of_the_tree_carries_packets_again(spaces: str, zoo: Zoo, trip: Trip) -> None:
+    """The program has its end open still, and its addresses, routes and settings are as they were."""
+    unshare, leader = _SPACES[spaces]
+    prefix = [*_inside(_UP, unshare=unshare, leader=leader), sys.executable, "-c", _TUNNEL, ""]
+    animal = zoo.launch("counter.py", prefix=prefix)
+    assert _through(animal.pid)
+    for _ in range(2):
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
+        assert _through(animal.pid) and animal.answer["warnings"] == []
+        shown = subprocess.run(
+            ["nsenter", "-t", str(animal.pid), "-n", "ip", "link", "show", "tz0"], capture_output=True, check=True
+        )
+        assert b"mtu 1300" in shown.stdout
+        animal.ask()
+
+
+def test_a_tunnel_of_another_network(zoo: Zoo, criuctl: Criuctl) -> None:
+    """CRIU saves none of the host's."""
+    prefix = [*_inside(_UP), sys.executable, "-c", _TUNNEL, "out"]
+    animal = zoo.launch("counter.py", prefix=prefix)
+    errors = [f for f in criuctl("check", animal.pid, check=False)["findings"] if f["level"] == "error"]
+    assert {(f["code"], f["fd"]) for f in errors} == {("device", 9)}
+    assert "net namespace of its own" in str(errors[0]["hint"])
+    animal.ask()

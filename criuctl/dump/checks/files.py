@@ -10,8 +10,9 @@ from pathlib import Path
 
 from ...config import Config
 from ...criu import binary
-from ...errors import PlatformError
+from ...errors import NoSuchProcess, PlatformError
 from ...gpu.use import opened_device
+from ...proc import tunnels
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount
 from ...proc.procfs import read_raw, reading, target_of
@@ -242,12 +243,26 @@ def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
             return
         if _is_known_terminal(d.rdev):
             return
+        if d.rdev == tunnels.DEVICE and _tunnel_is_saved(scene, process, d):
+            yield from _path(scene, process, d)
+            return
     hint = "Have the program close the device before the dump and open it again afterwards."
-    if d.target == "/dev/net/tun":
-        hint = "End the VPN or the tunnel inside the tree before the dump."
+    if d.rdev == tunnels.DEVICE:
+        hint = "End the tunnel before the dump, or start the program in a net namespace of its own (`unshare --net`)."
     yield _error(
         process, d, "device", f"{name} is open; what the device knows of it is not in any process and cannot be saved", hint
     )
+
+
+def _tunnel_is_saved(scene: Scene, process: Process, d: Descriptor) -> bool:
+    """Whether its network interface is in a net namespace that CRIU saves: it comes back with that."""
+    if not scene.saved("net"):
+        return False
+    saved = {inodes["net"] for inodes in scene.namespaces.values()} - {scene.own_namespaces["net"]}
+    try:
+        return tunnels.net_namespace(process.pid, d.fd) in saved
+    except (NoSuchProcess, OSError):
+        return False
 
 
 def _is_known_terminal(rdev: int) -> bool:
