@@ -243,11 +243,13 @@ def test_a_tree_that_is_pid_1_and_sees_the_proc_of_the_host(unshare: tuple[str, 
 
 
 _TUNNEL = """import ctypes, fcntl, os, struct, subprocess, sys
+home, call = os.open("/proc/self/ns/net", os.O_RDONLY), ctypes.CDLL(None)
+if sys.argv[1]: assert call.unshare(0x40000000) == 0
 tunnel = os.open("/dev/net/tun", os.O_RDWR)
 fcntl.ioctl(tunnel, 0x400454CA, struct.pack("16sH14x", b"tz0", 0x1001))
 up = "ip addr add 10.5.5.1/24 dev tz0; ip link set tz0 up mtu 1300; ip route add 10.6.0.0/16 via 10.5.5.2"
 subprocess.run(["sh", "-ec", up], check=True)
-if sys.argv[1]: assert ctypes.CDLL(None).setns(os.open("/proc/1/ns/net", os.O_RDONLY), 0x40000000) == 0
+if sys.argv[1]: assert call.setns(home, 0x40000000) == 0
 os.dup2(tunnel, 9)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
@@ -288,8 +290,7 @@ def test_a_tunnel_of_the_tree_carries_packets_again(spaces: str, zoo: Zoo, trip:
 
 def test_a_tunnel_of_another_network(zoo: Zoo, criuctl: Criuctl) -> None:
     """CRIU saves none of the host's."""
-    prefix = [*_inside(_UP), sys.executable, "-c", _TUNNEL, "out"]
-    animal = zoo.launch("counter.py", prefix=prefix)
+    animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", _TUNNEL, "out"])
     errors = [f for f in criuctl("check", animal.pid, check=False)["findings"] if f["level"] == "error"]
     assert {(f["code"], f["fd"]) for f in errors} == {("device", 9)}
     assert "net namespace of its own" in str(errors[0]["hint"])
