@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+
 import pytest
 from support import oracle
 from support.command import Criuctl
@@ -109,3 +112,23 @@ def test_where_anybody_may_write(which: str, zoo: Zoo, trip: Trip) -> None:
         restored = trip.restore(told, animal, ignore=("*/target",))
         restored.ask()
         restored.end()
+
+
+_DEVICE = """import os, sys
+os.chmod(".", int(sys.argv[1], 8))
+os.mknod("null", 0o20600, os.makedev(1, 3))
+os.dup2(os.open("null", os.O_RDWR), 9)
+os.unlink("null")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+
+
+def test_a_deleted_device(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """It comes back, but in a folder where others than root can write; that is said before the dump."""
+    animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", _DEVICE, "755"], name="owned")
+    restored = trip.restore(trip.dump(animal), animal, equal=False)
+    assert os.stat(f"/proc/{restored.pid}/fd/9").st_rdev == os.makedev(1, 3)
+    animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", _DEVICE, "775"], name="shared")
+    answer = criuctl("dump", animal.pid, check=False)
+    assert {(f["code"], f["fd"]) for f in answer["error"]["findings"]} == {("deleted-device", 9)}
+    animal.ask()

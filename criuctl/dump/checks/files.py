@@ -19,6 +19,7 @@ from ...proc.procfs import read_raw, reading, target_of
 from ...proc.tree import Process
 from ...quoting import quoted
 from ...report import Finding
+from . import deleted
 from .scene import Scene
 
 # CRIU: criu/files.c, dump_one_file().  BPF maps of two types are saved, if CRIU was built for it (`_saves_bpf_maps`).
@@ -32,7 +33,6 @@ _LAST_CONSOLE = 63
 _PTS_MAJOR, _USB_SERIAL, _LOW_DENSE_SERIAL = 136, 188, 204
 _PTM_MAJORS = range(128, 136)
 _PIDFD_THREAD = os.O_EXCL
-_GHOST_MAXIMUM = (1 << 32) - 1  # CRIU's limit is an unsigned 32-bit number
 _BLOCK = 512
 _MIB = 1 << 20
 
@@ -287,7 +287,7 @@ def _path(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
     if mount.kind in ("proc", "devpts"):
         return  # these make their own names
     if d.nlink == 0:
-        yield from _ghost(process, d)
+        yield from deleted.ghost(scene, process, d)
         return
     if d.deleted:
         # It has other names: CRIU gives it one for the time between, which an overlay may not allow.
@@ -349,30 +349,6 @@ def _foreign_mount(process: Process, d: Descriptor) -> Iterator[Finding]:
         f"{d.target} is on a mount (id {d.mnt_id}) that is not in the tree's mount namespace, so no path leads to it",
         "Give the program stdio and files that are opened inside its own mount namespace; have it close this one.",
     )
-
-
-def _ghost(process: Process, d: Descriptor) -> Iterator[Finding]:
-    """A deleted file travels inside of the checkpoint."""
-    if d.kind != "file":
-        return
-    allocated = d.size  # st_blocks is not known here: what is not allocated makes the estimate too high
-    if allocated > _GHOST_MAXIMUM:
-        yield Finding(
-            "warning",
-            "ghost-files",
-            f"{d.target} is deleted and {allocated // _MIB} MiB long; no more than 4 GiB of its data can travel along",
-            f"Copy /proc/{process.pid}/fd/{d.fd} to a name and have the program open the copy.",
-            pid=process.pid,
-            fd=d.fd,
-        )
-    elif allocated > _MIB:
-        yield Finding(
-            "info",
-            "ghost-files",
-            f"{d.target} is deleted but open; its {allocated // _MIB} MiB travel in the checkpoint",
-            pid=process.pid,
-            fd=d.fd,
-        )
 
 
 def _in_its_namespace(scene: Scene, d: Descriptor) -> os.stat_result | None:

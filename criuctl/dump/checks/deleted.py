@@ -1,0 +1,57 @@
+"""Files that are deleted and still open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+from ...proc.controlled import Looks
+from ...proc.descriptors import Descriptor
+from ...proc.tree import Process
+from ...report import Finding
+from .scene import Scene
+
+_GHOST_MAXIMUM = (1 << 32) - 1  # CRIU's limit is an unsigned 32-bit number
+_MIB = 1 << 20
+
+
+def ghost(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
+    """A deleted file, which travels inside of the checkpoint, or a deleted device."""
+    if d.kind != "file":
+        yield from _device(scene, process, d)
+        return
+    allocated = d.size  # st_blocks is not known here: what is not allocated makes the estimate too high
+    if allocated > _GHOST_MAXIMUM:
+        yield Finding(
+            "warning",
+            "ghost-files",
+            f"{d.target} is deleted and {allocated // _MIB} MiB long; no more than 4 GiB of its data can travel along",
+            f"Copy /proc/{process.pid}/fd/{d.fd} to a name and have the program open the copy.",
+            pid=process.pid,
+            fd=d.fd,
+        )
+    elif allocated > _MIB:
+        yield Finding(
+            "info",
+            "ghost-files",
+            f"{d.target} is deleted but open; its {allocated // _MIB} MiB travel in the checkpoint",
+            pid=process.pid,
+            fd=d.fd,
+        )
+
+
+def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
+    """A deleted device: a restore makes none in a folder where others could have it under a name for a moment."""
+    if d.kind != "device" or (scene.saved("mnt") and scene.saved("pid")):  # in the latter CRIU makes it, in mounts of its own
+        return
+    folder = os.path.dirname(d.target)
+    with suppress(OSError), ExitStack() as stack:
+        view: int | None = None
+        if scene.foreign("mnt"):
+            view = os.open(f"/proc/{scene.root.pid}/root", os.O_PATH | os.O_CLOEXEC)
+            stack.callback(os.close, view)
+        if not stack.enter_context(Looks(view)).is_roots(folder):
+            text = f"{d.target} is a deleted device, and others than root can write to {folder}; a restore makes no device there"
+            hint = "Have the program close it before the dump, or make the device where only root can write."
+            yield Finding("error", "deleted-device", text, hint, pid=process.pid, fd=d.fd)
