@@ -124,3 +124,18 @@ def test_a_chroot_hides_the_other_namespace(zoo: Zoo, criuctl: Criuctl) -> None:
     found = [f for f in criuctl("check", animal.pid, check=False)["findings"] if f["code"] == "nested-namespace"]
     assert [(f["level"], f["pid"]) for f in found] == [("error", _nested(animal))] and "chroot" in found[0]["text"]
     animal.ask()
+
+
+_RAMFS = "mkdir own; mount -t ramfs own own"
+_PART = "mkdir own part; mount -t tmpfs own own; mkdir own/s; mount --bind own/s part; umount own"
+
+
+@pytest.mark.parametrize(("mount", "point"), [(_RAMFS, "own"), (_PART, "part")])
+@pytest.mark.parametrize("nested", [False, True])
+def test_mounts_that_criu_cannot_make_again(nested: bool, mount: str, point: str, zoo: Zoo, criuctl: Criuctl) -> None:
+    """Refused while nothing is frozen, wherever in the tree they are; raw CRIU refuses the dump as well."""
+    animal = _launch(zoo, mount if nested else "true", before="" if nested else mount)
+    answer = criuctl("dump", animal.pid, check=False)
+    found = [f for f in answer["error"]["findings"] if f["pid"] == (_nested(animal) if nested else animal.pid)]
+    assert [f["code"] for f in found] == ["mount-unsaved"] and f"{animal.folder}/{point}" in found[0]["text"]
+    animal.ask()

@@ -30,6 +30,7 @@ from ...session import names
 from .files import mount_of
 from .scene import Scene
 from .spaces import at_top
+from .unsaved_mounts import unsaved
 
 _ANYWHERE = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "mqueue", "devpts"})  # the kernel's own: alike everywhere
 _SHOWN = 6  # mount points that a finding lists
@@ -83,9 +84,11 @@ def _made_again(scene: Scene, home: _View, ours: list[Mount]) -> Iterator[Findin
     """The mounts of a root that is PID 1, in each mount namespace of the tree: CRIU makes them again."""
     saved = saved_devices(scene.root.pid)
     tops = mount_tops(scene.root.pid)
-    for namespace, pid in tops.items():
-        view = home if pid == scene.root.pid else _View.of(pid)
+    views = {namespace: home if pid == scene.root.pid else _View.of(pid) for namespace, pid in tops.items()}
+    every = [mount for view in views.values() for mount in view.mounts()]
+    for namespace, view in views.items():
         yield from _mounted_terminals(scene, view.mounts())
+        yield from unsaved(tops[namespace], view.mounts(), every, ours)
         own = {mount.id: mount for mount in _own(scene, view, ours) if mount.device not in saved}
         yield from _used(scene, view, own, within=namespace)
 

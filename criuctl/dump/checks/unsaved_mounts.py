@@ -1,0 +1,50 @@
+"""Mounts of a tree that CRIU saves the mount namespaces of, but cannot make again (criu/mount.c, validate_mounts).
+
+CRIU makes a mount again in one of three ways: it binds what this host has mounted, too; it mounts the file system, if it is
+of a kind that it knows; or it binds a part of a file system from a mount of the tree that shows all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ...proc.mounts import Mount
+from ...report import Finding
+
+_MADE = frozenset(
+    {
+        *("proc", "sysfs", "devtmpfs", "binfmt_misc", "tmpfs", "devpts", "simfs", "pstore", "mqueue", "securityfs", "fusectl"),
+        *("debugfs", "tracefs", "cgroup", "cgroup2", "aufs", "overlay", "autofs"),
+    }
+)  # of the kinds of file systems
+_DELETED = "//deleted"  # ends the root of a mount whose folder was removed, which CRIU makes again
+
+
+def unsaved(pid: int, inside: Sequence[Mount], every: Sequence[Mount], ours: Sequence[Mount]) -> Iterator[Finding]:
+    """Findings of the mounts that `pid` sees; `every`: those of all namespaces of the tree, `ours`: those of this host."""
+    for mount in inside:
+        if mount.point == "/" or mount.root.endswith(_DELETED) or mount.kind.startswith("fuse"):
+            continue
+        if any(other.device == mount.device and _is_below(mount.root, other.root) for other in ours):
+            continue
+        if mount.root == "/":
+            if mount.kind not in _MADE:
+                text = f"a file system of the kind {mount.kind} is mounted at {mount.point}, which this host has not mounted"
+                yield _error(pid, f"{text}; CRIU cannot mount it again", mount)
+        elif not any(other.device == mount.device and _shows(other, mount) for other in every):
+            text = f"{mount.point} shows {mount.root} of a file system ({mount.kind}) all of which is mounted neither in the"
+            yield _error(pid, f"{text} tree nor on this host; CRIU cannot make that again", mount)
+
+
+def _shows(other: Mount, mount: Mount) -> bool:
+    """Whether what `mount` shows is bound from there."""
+    return other.root == "/" or (other.point == "/" and _is_below(mount.root, other.root))
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return f"{path}/".startswith(f"{folder.rstrip('/')}/")
+
+
+def _error(pid: int, text: str, mount: Mount) -> Finding:
+    hint = f"Unmount {mount.point} before the dump, or mount the file system on this host, too, before the program is started."
+    return Finding("error", "mount-unsaved", text, hint, pid=pid)
