@@ -227,6 +227,19 @@ def _devpts(images: ImageSet) -> Iterator[Any]:
             yield from (mount for mount in read(images.folder, name, "MNTS") if mount.fstype == _DEVPTS)
 
 
+def mount_others(images: ImageSet, changed: Mapping[int, int]) -> None:
+    """Have mounts of terminals that this host makes lead to others: number in the images -> number here."""
+    for name in (name for name in images.names() if name.startswith("mountpoints-")):
+        mounts = read(images.folder, name, "MNTS")
+        for mount in mounts:
+            number = mount.root[1:]
+            # The source is what CRIU binds of those that it has found by itself (ext_key).
+            if mount.fstype == _DEVPTS and mount.ext_key and number.isdigit() and int(number) in changed:
+                mount.root = f"/{changed[int(number)]}"
+                mount.source = f"{os.path.dirname(mount.source)}{mount.root}"
+        write(images.folder, name, "MNTS", mounts)
+
+
 def renumber(images: ImageSet, changed: Mapping[int, int]) -> None:
     """Have terminals come back under other numbers: old -> new."""
     entries = read(images.folder, _IMAGE, "TTY_INFO")

@@ -129,6 +129,9 @@ class RestoredTerminals:
                 pty = _fresh(record, reserved)
                 stack.callback(pty.close)
                 self.ptys.append((record, pty))
+        made = ((pts_index(r.rdev), p.number) for r, p in self.ptys if r.dev not in devices)
+        if moved := {old: new for old, new in made if old is not None and old != new}:
+            ttyimages.mount_others(self._images, moved)
         groups = ttyimages.groups(self._images)
         first = self._images.pids()[0]
         for file in self._files:

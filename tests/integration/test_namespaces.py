@@ -122,6 +122,32 @@ def test_a_terminal_of_the_host_that_is_mounted(zoo: Zoo, criuctl: Criuctl) -> N
     animal.ask()
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_a_console_that_is_held_from_outside(held: bool, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """The mount shows the terminal that a restore makes, not the one that has its number by then; refused if it makes none."""
+    master, slave = os.openpty()
+    console = f': >console; mount --bind {os.ttyname(slave)} console; {"exec 7<>console;" if held else ""} exec setsid "$@"'
+    animal = zoo.launch("counter.py", prefix=[*_AS_PID_1, console, "sh"])
+    os.close(slave)
+    told = trip.dump(animal) if held else criuctl("dump", animal.pid, check=False)
+    os.close(master)
+    if not held:
+        assert [(f["code"], f["pid"]) for f in told["error"]["findings"]] == [("terminal-mounted", animal.pid)]
+        animal.ask()
+        return
+    taken = [fd for _ in range(3) for fd in os.openpty()]
+    try:
+        animal = trip.restore(told, animal, equal=False)
+        node = Path(f"/proc/{animal.pid}/root{animal.folder}/console")
+        assert node.samefile(f"/proc/{animal.pid}/fd/7")
+        assert node.stat().st_rdev not in {os.fstat(fd).st_rdev for fd in taken}
+        animal.ask()
+        criuctl("kill", animal.answer["session"])
+    finally:
+        for fd in taken:
+            os.close(fd)
+
+
 def test_a_mount_that_hides_criu(zoo: Zoo, criuctl: Criuctl) -> None:
     folder = os.path.dirname(binary.find(Config()).argv[0])
     animal = zoo.launch("counter.py", prefix=["unshare", "--mount", "sh", "-c", f'mount -t tmpfs t {folder}; exec "$@"', "sh"])

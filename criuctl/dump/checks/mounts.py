@@ -87,22 +87,29 @@ def _made_again(scene: Scene, home: _View, ours: list[Mount]) -> Iterator[Findin
     views = {namespace: home if pid == scene.root.pid else _View.of(pid) for namespace, pid in tops.items()}
     every = [mount for view in views.values() for mount in view.mounts()]
     for namespace, view in views.items():
-        yield from _mounted_terminals(scene, view.mounts())
+        yield from _mounted_terminals(scene, view)
         yield from unsaved(tops[namespace], view.mounts(), every, ours)
         own = {mount.id: mount for mount in _own(scene, view, ours) if mount.device not in saved}
         yield from _used(scene, view, own, within=namespace)
 
 
-def _mounted_terminals(scene: Scene, inside: Iterable[Mount]) -> Iterator[Finding]:
-    """The tree's own terminals of the host's devpts: CRIU mounts before it makes terminals."""
+def _mounted_terminals(scene: Scene, view: _View) -> Iterator[Finding]:
+    """Terminals of the host's devpts: CRIU mounts before it makes those of the tree, and finds others by their number."""
     here = _stat("/dev/pts")
-    own = {str(t.number): t for t in scene.terminals if t.master_inside and here is not None and t.dev == here.st_dev}
-    for mount in inside:
-        if mount.kind == "devpts" and here is not None and mount.device == here.st_dev and mount.root[1:] in own:
-            pid, fd = own[mount.root[1:]].masters[0]
+    known = {str(t.number): t for t in scene.terminals if here is not None and t.dev == here.st_dev}
+    for mount in view.mounts():
+        if mount.kind != "devpts" or here is None or mount.device != here.st_dev or not mount.root[1:].isdigit():
+            continue
+        terminal = known.get(mount.root[1:])
+        if terminal is not None and terminal.master_inside:
+            pid, fd = terminal.masters[0]
             text = f"a terminal of the tree is mounted at {mount.point}; a restore could not do that without a devpts of its own"
             hint = "Unmount it, or have the tree mount a devpts (`mount -t devpts devpts /dev/pts`) before it makes terminals."
             yield Finding("error", "terminal-mounted", text, hint, pid=pid, fd=fd)
+        elif terminal is None or not terminal.holders:
+            text = f"this host's terminal {mount.root[1:]} is mounted at {mount.point}, and no process of the tree has it open"
+            hint = f"Unmount {mount.point} before the dump, or have a process of the tree keep the terminal open."
+            yield Finding("error", "terminal-mounted", f"{text}; a restore would show another one there", hint, pid=view.pid)
 
 
 def _criu(scene: Scene) -> Iterable[str]:
