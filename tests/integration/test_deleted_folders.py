@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import pytest
@@ -114,21 +113,29 @@ def test_where_anybody_may_write(which: str, zoo: Zoo, trip: Trip) -> None:
         restored.end()
 
 
-_DEVICE = """import os, sys
-os.chmod(".", int(sys.argv[1], 8))
-os.mknod("null", 0o20600, os.makedev(1, 3))
-os.dup2(os.open("null", os.O_RDWR), 9)
-os.unlink("null")
-os.execvp(sys.argv[2], sys.argv[2:])
+_DELETED = """import ctypes, os, sys
+what, mode = sys.argv[1:3]
+os.chmod(".", int(mode, 8))
+if what == "device":
+    os.mknod("f", 0o20600, os.makedev(1, 3))
+os.dup2(os.open("f", os.O_RDWR | os.O_CREAT), 9)
+if what == "watch":
+    watch = ctypes.CDLL(None).inotify_init()
+    assert ctypes.CDLL(None).inotify_add_watch(watch, b"f", 2) > 0
+    os.dup2(9, 10)
+    os.dup2(watch, 9)
+    os.close(watch)
+os.unlink("f")
+os.execvp(sys.argv[3], sys.argv[3:])
 """
 
 
-def test_a_deleted_device(zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
-    """It comes back, but in a folder where others than root can write; that is said before the dump."""
-    animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", _DEVICE, "755"], name="owned")
-    restored = trip.restore(trip.dump(animal), animal, equal=False)
-    assert os.stat(f"/proc/{restored.pid}/fd/9").st_rdev == os.makedev(1, 3)
-    animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", _DEVICE, "775"], name="shared")
+@pytest.mark.parametrize(("what", "code"), [("device", "deleted-device"), ("watch", "watch-of-deleted")])
+def test_what_comes_back_only_where_root_alone_can_write(what: str, code: str, zoo: Zoo, trip: Trip, criuctl: Criuctl) -> None:
+    """Deleted files of other folders criuctl makes itself, but not these; that is said before the dump."""
+    animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", _DELETED, what, "755"], name="owned")
+    trip.restore(trip.dump(animal), animal, equal=False).ask()
+    animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", _DELETED, what, "775"], name="shared")
     answer = criuctl("dump", animal.pid, check=False)
-    assert {(f["code"], f["fd"]) for f in answer["error"]["findings"]} == {("deleted-device", 9)}
+    assert {(f["code"], f["fd"]) for f in answer["error"]["findings"]} == {(code, 9)}
     animal.ask()

@@ -43,15 +43,20 @@ def ghost(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
 
 def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
     """A deleted device: a restore makes none in a folder where others could have it under a name for a moment."""
-    if d.kind != "device" or (scene.saved("mnt") and scene.saved("pid")):  # in the latter CRIU makes it, in mounts of its own
-        return
-    folder = os.path.dirname(d.target)
+    if d.kind == "device" and others_control(scene, folder := os.path.dirname(d.target)):
+        text = f"{d.target} is a deleted device, and others than root can write to {folder}; a restore makes no device there"
+        hint = "Have the program close it before the dump, or make the device where only root can write."
+        yield Finding("error", "deleted-device", text, hint, pid=process.pid, fd=d.fd)
+
+
+def others_control(scene: Scene, folder: str) -> bool:
+    """Whether criuctl, and not CRIU, makes deleted files of that folder again (`criuctl.files.unlinked`)."""
+    if scene.saved("mnt") and scene.saved("pid"):  # CRIU does, in mounts that it makes
+        return False
     with suppress(OSError), ExitStack() as stack:
         view: int | None = None
         if scene.foreign("mnt"):
             view = os.open(f"/proc/{scene.root.pid}/root", os.O_PATH | os.O_CLOEXEC)
             stack.callback(os.close, view)
-        if not stack.enter_context(Looks(view)).is_roots(folder):
-            text = f"{d.target} is a deleted device, and others than root can write to {folder}; a restore makes no device there"
-            hint = "Have the program close it before the dump, or make the device where only root can write."
-            yield Finding("error", "deleted-device", text, hint, pid=process.pid, fd=d.fd)
+        return not stack.enter_context(Looks(view)).is_roots(folder)
+    return False

@@ -26,6 +26,7 @@ from ...proc.procfs import read_lines
 from ...proc.syscalls import borrowed, is_watched, open_by_handle, same_file
 from ...proc.tree import Process
 from ...report import Finding
+from .deleted import others_control
 from .files import mount_of
 from .scene import Scene
 from .spaces import at_top
@@ -163,6 +164,8 @@ def _unreachable(scene: Scene, top: str, mark: dict[str, str], searched: Searche
     if found is not None:
         # Of others CRIU has the handle, which it can open in a restore only where it makes all mounts anew.
         lost = not (_mounts_are_saved(scene) or (device, inode) in _kept(scene))
+        if not lost and _made_by_criuctl(scene, device, inode):
+            return "watch-of-deleted", "on a deleted file of a folder in which others than root can write"
         if is_link and (lost or found.kind in _IN_MEMORY):
             return "watch-of-link", "on a symbolic link itself (IN_DONT_FOLLOW)"
         if found.kind in _IN_MEMORY:
@@ -181,6 +184,12 @@ def _unreachable(scene: Scene, top: str, mark: dict[str, str], searched: Searche
 
 def _mounts_are_saved(scene: Scene) -> bool:
     return scene.foreign("mnt") and scene.foreign("pid") and is_namespace_init(scene.root.pid)
+
+
+def _made_by_criuctl(scene: Scene, device: int, inode: int) -> bool:
+    """Whether it is a deleted file that CRIU is handed, not one that it makes itself: it does not find that for a watch."""
+    names = {d.target for _, d in scene.descriptors() if d.nlink == 0 and (d.device, d.inode) == (device, inode)}
+    return any(others_control(scene, os.path.dirname(name)) for name in names)
 
 
 def _kept(scene: Scene) -> set[tuple[int, int]]:
