@@ -1,4 +1,4 @@
-"""Several mount namespaces in one tree, whose root is PID 1: each process comes back in its own, on its mounts."""
+"""Mounts of a tree whose root is PID 1, also in several mount namespaces: each process comes back in its own."""
 
 from __future__ import annotations
 
@@ -139,3 +139,25 @@ def test_mounts_that_criu_cannot_make_again(nested: bool, mount: str, point: str
     found = [f for f in answer["error"]["findings"] if f["pid"] == (_nested(animal) if nested else animal.pid)]
     assert [f["code"] for f in found] == ["mount-unsaved"] and f"{animal.folder}/{point}" in found[0]["text"]
     animal.ask()
+
+
+_AUTOMOUNTER = """import ctypes, os, sys
+os.mkdir("own")
+asked, asks = os.pipe()
+options = f"fd={asks},pgrp={os.getpgrp()},minproto=5,maxproto=5,indirect".encode()
+assert ctypes.CDLL(None).mount(b"zoo", b"own", b"autofs", 0, options) == 0
+os.dup2(asked, 9)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_an_automounter_is_asked_again(zoo: Zoo, trip: Trip) -> None:
+    """The kernel's end of its pipe is in packet mode, and of no process."""
+    prefix = ["unshare", "--pid", "--fork", "--mount-proc", "setsid", sys.executable, "-c", _AUTOMOUNTER]
+    animal = zoo.launch("counter.py", prefix=prefix)
+    for _ in range(2):
+        animal = trip.restore(trip.dump(animal), animal, equal=False)
+        (mount,) = (m for m in read_mounts(animal.pid) if m.kind == "autofs")
+        assert mount.point == f"{animal.folder}/own"
+        assert f"pipe_ino={os.stat(f'/proc/{animal.pid}/fd/9').st_ino}" in mount.settings
+        animal.ask()

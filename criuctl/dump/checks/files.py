@@ -116,7 +116,7 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
         yield from _device(scene, process, d)
     elif d.kind == "pipe":
         # O_DIRECT on a pipe means packets: the boundaries between them would be lost.
-        if d.target.startswith("pipe:") and d.flags & os.O_DIRECT:
+        if d.target.startswith("pipe:") and d.flags & os.O_DIRECT and not _is_of_autofs(scene, d):
             yield _error(
                 process,
                 d,
@@ -252,6 +252,13 @@ def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
     yield _error(
         process, d, "device", f"{name} is open; what the device knows of it is not in any process and cannot be saved", hint
     )
+
+
+def _is_of_autofs(scene: Scene, d: Descriptor) -> bool:
+    """Whether the kernel asks for mounts through it, of an autofs that CRIU saves: the packets are all of one size."""
+    if not scene.saved("mnt"):
+        return False
+    return any(m.kind == "autofs" and f"pipe_ino={d.inode}" in m.settings for m in scene.mounts.values())
 
 
 def _tunnel_is_saved(scene: Scene, process: Process, d: Descriptor) -> bool:
