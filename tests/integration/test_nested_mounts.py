@@ -161,3 +161,12 @@ def test_an_automounter_is_asked_again(zoo: Zoo, trip: Trip) -> None:
         assert mount.point == f"{animal.folder}/own"
         assert f"pipe_ino={os.stat(f'/proc/{animal.pid}/fd/9').st_ino}" in mount.settings
         animal.ask()
+
+
+def test_formats_of_programs_that_would_be_lost(zoo: Zoo, criuctl: Criuctl) -> None:
+    """The kernel forgets those of a binfmt_misc that nothing has mounted any more."""
+    mount = "mkdir own; mount -t binfmt_misc own own; echo ':zoo:E::zoo::/bin/true:' >own/register"
+    animal = _launch(zoo, "true", before=mount)
+    found = [f for f in criuctl("check", animal.pid)["findings"] if f["code"] == "formats-lost"]
+    assert {(f["level"], f["pid"]) for f in found} == {("warning", animal.pid), ("warning", _nested(animal))}
+    assert "zoo, registered in" in found[0]["text"]

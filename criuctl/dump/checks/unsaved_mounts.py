@@ -6,7 +6,9 @@ of a kind that it knows; or it binds a part of a file system from a mount of the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from ...proc.mounts import Mount
 from ...report import Finding
@@ -27,6 +29,8 @@ def unsaved(pid: int, inside: Sequence[Mount], every: Sequence[Mount], ours: Seq
             continue
         if any(other.device == mount.device and _is_below(mount.root, other.root) for other in ours):
             continue
+        if mount.kind == "binfmt_misc":
+            yield from _interpreters(pid, mount)
         if mount.root == "/":
             if mount.kind not in _MADE:
                 text = f"a file system of the kind {mount.kind} is mounted at {mount.point}, which this host has not mounted"
@@ -34,6 +38,16 @@ def unsaved(pid: int, inside: Sequence[Mount], every: Sequence[Mount], ours: Seq
         elif not any(other.device == mount.device and _shows(other, mount) for other in every):
             text = f"{mount.point} shows {mount.root} of a file system ({mount.kind}) all of which is mounted neither in the"
             yield _error(pid, f"{text} tree nor on this host; CRIU cannot make that again", mount)
+
+
+def _interpreters(pid: int, mount: Mount) -> Iterator[Finding]:
+    """Formats that the tree has registered: the kernel forgets them with the last mount, and CRIU makes an empty one."""
+    with suppress(OSError):
+        formats = sorted(set(os.listdir(f"/proc/{pid}/root{mount.point}")) - {"register", "status"})
+        if formats:
+            text = f"{', '.join(formats[:3])}{' and more' if formats[3:] else ''}, registered in {mount.point} (binfmt_misc),"
+            hint = "Mount binfmt_misc on this host, too, which keeps them, or register them again after the restore."
+            yield Finding("warning", "formats-lost", f"{text} would be gone after a restore", hint, pid=pid)
 
 
 def _shows(other: Mount, mount: Mount) -> bool:
