@@ -13,7 +13,8 @@ So:
   files (CRIU has not given it its credentials yet, and leaves it those of root until then): the
   kernel lets it make a socket only where its user may.  What must be removed or get a mode is
   reached by the descriptor of the folder that was judged.  Datagram sockets that were connected to
-  it, or to one outside of the tree, by such a name are connected again likewise.
+  it, or to one outside of the tree, by such a name are connected again likewise, and so are streams
+  that it had not accepted.
 - In the end each is looked at by descriptor: the file that the socket is bound to must be the one
   in the folder that was judged (`compare`).
 """
@@ -174,9 +175,11 @@ class OwnBinds:
                 return
             usk = entry.usk
             if usk.peer in by_inode and peers.get(usk.peer) != usk.ino and usk.peer != usk.ino:
-                if usk.type == socket.SOCK_DGRAM:
+                # A stream whose peer is a listener waits to be accepted; CRIU would wait for that to be bound.
+                if usk.type == socket.SOCK_DGRAM or entry.id in holders:
                     by_inode[usk.peer].clients += holders.get(entry.id, ())[:1]
                     usk.peer = 0
+                    usk.state = TCP_CLOSE if usk.type != socket.SOCK_DGRAM else usk.state
             if (one := own.get(entry.id)) is None:
                 return
             one.raw = bytes(usk.name)
