@@ -112,7 +112,7 @@ class Suite:
 
     def _trip(self, name: str, pid: int) -> tuple[str, int]:
         criuctl = [sys.executable, "-m", "criuctl"]
-        session = f"suite-{name.replace('_', '-').lower()}"
+        session = f"suite-{name.replace('_', '-').replace('+', '-plus').lower()}"
         # The other end of some programs' connections is a process outside of the tree, on this host.
         dumped = self._run([*criuctl, "dump", str(pid), "--name", session, "--connections", "keep", "--json"], self.env)
         if dumped.returncode:

@@ -49,3 +49,22 @@ def test_connections_that_wait_to_be_accepted(kind: str, mode: str, zoo: Zoo, tr
                 client.send(b"%d" % number)
                 assert accepted.recv(10) == b"%d" % number
     animal.ask()
+
+
+_OWN_PEER = """import os, socket, sys
+os.chmod(".", 0o775)
+own = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+own.bind("name"); own.connect("name")
+os.dup2(own.fileno(), 20)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_socket_that_is_connected_to_itself(zoo: Zoo, trip: Trip) -> None:
+    """In a folder in which others than root can write, where the program binds it itself."""
+    animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", _OWN_PEER])
+    animal = trip.restore(trip.dump(animal), animal, equal=False)
+    with _socket_of(animal.pid, 20) as own:
+        own.send(b"to itself")
+        assert own.recv(20) == b"to itself"
+    animal.ask()
