@@ -139,12 +139,3 @@ def test_what_comes_back_only_where_root_alone_can_write(what: str, code: str, z
     answer = criuctl("dump", animal.pid, check=False)
     assert {(f["code"], f["fd"]) for f in answer["error"]["findings"]} == {(code, 9)}
     animal.ask()
-
-
-def test_a_symbolic_link_that_is_open_itself(zoo: Zoo, criuctl: Criuctl) -> None:
-    """A restore judges what it leads to; that is said before the dump."""
-    link = "import os, sys; os.symlink('.', 'l'); os.dup2(os.open('l', os.O_PATH | os.O_NOFOLLOW), 9); "
-    animal = zoo.launch("counter.py", prefix=[sys.executable, "-c", f"{link} os.execvp(sys.argv[1], sys.argv[1:])"])
-    answer = criuctl("dump", animal.pid, check=False)
-    assert {(f["code"], f["fd"]) for f in answer["error"]["findings"]} == {("open-link", 9)}
-    animal.ask()

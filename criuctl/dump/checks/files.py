@@ -126,9 +126,6 @@ def _descriptor(scene: Scene, process: Process, d: Descriptor) -> Iterator[Findi
             )
         elif not d.target.startswith("pipe:"):
             yield from _path(scene, process, d)
-    elif d.kind == "symlink" and not d.deleted and os.path.exists(f"/proc/{process.pid}/root{d.target}"):
-        text = f"{d.target} is a symbolic link that is open itself (O_PATH); a restore would find what it leads to"
-        yield _error(process, d, "open-link", text, "Have the program close it before the dump.")
     elif d.kind in ("file", "dir", "symlink"):
         yield from _path(scene, process, d)
     elif d.kind == "namespace" and all(d.inode not in spaces.values() for spaces in scene.namespaces.values()):
