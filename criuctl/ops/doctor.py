@@ -312,7 +312,7 @@ def _configuration(config: Config) -> Iterator[Finding]:
 
 def _named(config: Config) -> Iterator[Finding]:
     """What of the configuration is read only when it is needed, which may be at night, by cron."""
-    from ..session.keyboard import DetachKey
+    from ..session.client.keyboard import DetachKey
     from ..transport.ssh import Host
     from .openfiles import predicates
     from .scheduling import trees

@@ -30,7 +30,7 @@ from ..config import Config
 from ..errors import PreflightRefused
 from ..proc import addresses
 from ..report import Finding, Reporter, summarised
-from ..session.client import Session
+from ..session.client.session import Session
 from ..transport import ssh
 from .dump import dump
 from .dumps.after_commit import AfterCommit

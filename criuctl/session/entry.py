@@ -5,6 +5,6 @@ import sys
 
 if __name__ == "__main__":
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from criuctl.session.holder import main
+    from criuctl.session.holder.holder import main
 
     main()

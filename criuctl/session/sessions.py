@@ -19,7 +19,7 @@ from ..proc.ownership import check_own
 from ..proc.procfs import read_bytes
 from ..proc.tree import ProcessIdentity, read_tree
 from . import names
-from .cgroup import SessionGroup
+from .holder.cgroup import SessionGroup
 
 if TYPE_CHECKING:
     from ..config import Config

@@ -15,7 +15,7 @@ from ...errors import CriuctlError, StoreError
 from ...proc import netfilter
 from ...report import Reporter
 from ...session import sessions
-from ...session.client import Session
+from ...session.client.session import Session
 from ...store import open_store
 from ..dumps.after_commit import AfterCommit
 from ..host import host_id

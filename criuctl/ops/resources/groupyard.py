@@ -30,7 +30,7 @@ from ...criu.images import ImageSet, read, text, write
 from ...errors import PlatformError
 from ...proc import locks
 from ...proc.scratch import detached_mount
-from ...session.cgroup import SessionGroup
+from ...session.holder.cgroup import SessionGroup
 from ..registry import boot_id, run_folder
 from . import cgroups
 

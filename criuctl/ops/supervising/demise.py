@@ -20,7 +20,7 @@ from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import CriuctlError, DataError, TimedOut
 from ...proc.tree import ProcessIdentity, wait_ended
-from ...session.processes import Tree
+from ...session.holder.processes import Tree
 from ...session.sessions import leftovers, state_of
 from .. import logs
 from ..moving.moves import Moves, Outgoing

@@ -21,8 +21,8 @@ from support.holding import TIMEOUT, Holders
 
 from criuctl.errors import SessionGone, UsageError
 from criuctl.session import names, protocol
-from criuctl.session.client import Session
-from criuctl.session.requests import Requests
+from criuctl.session.client.session import Session
+from criuctl.session.holder.requests import Requests
 from criuctl.session.sessions import forget
 
 pytestmark = pytest.mark.integration

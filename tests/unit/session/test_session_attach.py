@@ -20,16 +20,17 @@ from hypothesis import strategies as st
 
 from criuctl.config import Config
 from criuctl.errors import TimedOut, UsageError
-from criuctl.session import keys, names
-from criuctl.session.attach import Attachment
-from criuctl.session.cast import cast as recording
-from criuctl.session.client import Answer, Session
-from criuctl.session.keyboard import DetachKey
-from criuctl.session.notices import restored_text
-from criuctl.session.plain import strip
-from criuctl.session.remote import Remote
-from criuctl.session.screen import Screen
-from criuctl.session.shell_integration import Marks, command_line
+from criuctl.session import names
+from criuctl.session.client import keys
+from criuctl.session.client.attach import Attachment
+from criuctl.session.client.keyboard import DetachKey
+from criuctl.session.client.notices import restored_text
+from criuctl.session.client.remote import Remote
+from criuctl.session.client.session import Answer, Session
+from criuctl.session.client.shell_integration import Marks, command_line
+from criuctl.session.screen.asciicast import cast as recording
+from criuctl.session.screen.plain_text import strip
+from criuctl.session.screen.screen import Screen
 
 
 def typed(key: str, data: bytes, cuts: list[int]) -> tuple[bytes, bool]:
@@ -207,7 +208,7 @@ RELAY = """
 import sys
 from criuctl.config import Config
 from criuctl.errors import CriuctlError
-from criuctl.session.remote import relay
+from criuctl.session.client.remote import relay
 try:
     relay(Config(run_dir=sys.argv[1]), "s")
 except CriuctlError as error:

@@ -12,12 +12,12 @@ from types import SimpleNamespace
 import pytest
 
 from criuctl.proc.tree import ProcessIdentity
-from criuctl.session import cgroup
-from criuctl.session.audit import AuditLog
-from criuctl.session.bytelog import OutputLog
-from criuctl.session.connection import Connection, Wait
-from criuctl.session.holder import Holder, Identity
-from criuctl.session.modes import Modes
+from criuctl.session.holder import cgroup
+from criuctl.session.holder.audit_log import AuditLog
+from criuctl.session.holder.connection import Connection, Wait
+from criuctl.session.holder.holder import Holder, Identity
+from criuctl.session.holder.output_log import OutputLog
+from criuctl.session.screen.modes import Modes
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from criuctl.session.bytelog import OutputLog
-from criuctl.session.loop import Loop
-from criuctl.session.master import Master
-from criuctl.session.modes import Modes
+from criuctl.session.holder.event_loop import Loop
+from criuctl.session.holder.master import Master
+from criuctl.session.holder.output_log import OutputLog
+from criuctl.session.screen.modes import Modes
 
 PAGE = 4096
 PROJECT = Path(__file__).parents[3]
@@ -71,7 +71,7 @@ def _write(fd: int, text: bytes) -> None:
 
 def test_what_a_holder_imports_stays_small() -> None:
     """There is a holder for every session: libraries that cost megabytes are for others."""
-    modules = ("starting", "requests", "checkpointing", "spawn", "reexec")
+    modules = ("launch.fresh_start", "holder.requests", "holder.checkpointing", "launch.spawn", "launch.reexec")
     program = f"import sys; sys.path.insert(0, {str(PROJECT)!r})\n"
     program += "".join(f"import criuctl.session.{module}\n" for module in modules) + "print(*sys.modules)"
     told = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=True, timeout=60)

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from criuctl.session.modes import Modes
+from criuctl.session.screen.modes import Modes
 
 SEQUENCES = [
     *(

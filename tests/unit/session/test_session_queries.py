@@ -12,10 +12,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criuctl.session import cursor
-from criuctl.session.modes import Modes
-from criuctl.session.queries import Unasked
-from criuctl.session.screen import Screen
+from criuctl.session.holder.terminal_queries import Unasked
+from criuctl.session.screen import cursor
+from criuctl.session.screen.modes import Modes
+from criuctl.session.screen.screen import Screen
 
 QUERIES = ("6n", "?6n", "5n", "c", "0c", ">c", ">0c")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from criuctl.session.screen import Screen
+from criuctl.session.screen.screen import Screen
 
 _PIECES = st.one_of(
     st.text("abc XYZ é世", min_size=1, max_size=12).map(str.encode),

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 from criuctl.proc.tree import ProcessIdentity
-from criuctl.session import spawn
-from criuctl.session.children import SpawnRequest
+from criuctl.session.launch import spawn
+from criuctl.session.launch.plain_spawn import SpawnRequest
 
 CALL = "import os, socket, sys; os.setresuid(65534, 65534, 65534); socket.socket(socket.AF_UNIX).connect('\\0' + sys.argv[1])"
 

@@ -1,0 +1,190 @@
+"""Operators and the write lease: who is here, what they may do, and who of them writes.
+
+Pure bookkeeping, no descriptors and no clock of its own: the time is passed in, changes are returned as the
+facts of the event ``lease``, and the holder tells everybody.  Roles are what `hello` asked for, never above the
+ceiling that an admin set for that (kind, name).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..protocol import DEFAULT_TTL, MAX_TTL, ROLES
+
+QUIET = 1.0  # seconds without typing after which a soft lease is anybody's
+
+
+class Refused(Exception):
+    """A request is refused; `code` and `details` as in the protocol."""
+
+    def __init__(self, code: str, message: str, hint: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint, self.details = code, message, hint, details
+
+
+@dataclass(slots=True)
+class Operator:
+    """Somebody who is, or lately was, connected."""
+
+    id: str
+    kind: str
+    name: str
+    wanted: str  # the role that it asked for
+    role: str
+    token: str = field(default_factory=lambda: os.urandom(16).hex())
+    since: float = 0.0
+    connected: bool = True
+    pid: int = 0  # of the process at the other end of the socket; 0: not known here
+
+    def may(self, role: str) -> bool:
+        """Whether its role includes `role`."""
+        return ROLES.index(self.role) >= ROLES.index(role)
+
+    def who(self) -> dict[str, Any]:
+        """As events and answers name it."""
+        return {"operator": self.id, "kind": self.kind, "name": self.name}
+
+
+@dataclass(slots=True)
+class Authority:
+    """The operators of a session and its lease."""
+
+    operators: dict[str, Operator] = field(default_factory=dict)
+    ceilings: dict[tuple[str, str], str] = field(default_factory=dict)
+    holder: str = ""  # operator id, "" for nobody
+    expires: float = 0.0  # on the clock that is passed in
+    ttl: float = DEFAULT_TTL
+    queue: deque[tuple[str, float]] = field(default_factory=deque)  # (operator id, ttl) who wait
+    soft: bool = False  # the lease came by typing or attaching: whoever types next has it, once its holder pauses
+    wrote: float = 0.0  # when its holder typed last
+    serial: int = 0
+
+    # -- operators --------------------------------------------------------------------------------
+
+    def join(self, kind: str, name: str, role: str, pid: int, since: float) -> Operator:
+        """Somebody new."""
+        self.serial += 1
+        operator = Operator(f"op-{self.serial}", kind, name, role, self._capped(kind, name, role), since=since, pid=pid)
+        self.operators[operator.id] = operator
+        return operator
+
+    def comes_back(self, operator: str, token: str, role: str) -> Operator | None:
+        """The operator who lost its connection, if this is he."""
+        from hmac import compare_digest  # which loads libcrypto: megabytes, for what few holders ever do
+
+        found = self.operators.get(operator)
+        if found is None or not compare_digest(found.token.encode(), token.encode()):
+            return None
+        found.wanted, found.role = role, self._capped(found.kind, found.name, role)
+        found.connected = True
+        return found
+
+    def set_ceiling(self, kind: str, name: str, role: str | None) -> list[Operator]:
+        """Set or forget the highest role of (kind, name); the operators whose role changes by it."""
+        if role is None:
+            self.ceilings.pop((kind, name), None)
+        else:
+            self.ceilings[kind, name] = role
+        changed = []
+        for operator in self.operators.values():
+            if (operator.kind, operator.name) == (kind, name):
+                new = self._capped(kind, name, operator.wanted)
+                if new != operator.role:
+                    operator.role = new
+                    changed.append(operator)
+        return changed
+
+    def _capped(self, kind: str, name: str, role: str) -> str:
+        ceiling = self.ceilings.get((kind, name), "admin")
+        return min(role, ceiling, key=ROLES.index)
+
+    # -- the lease --------------------------------------------------------------------------------
+
+    def lease(self, now: float, wall: float) -> dict[str, Any] | None:
+        """The lease as the protocol shows it; `wall` is the time of day at `now`."""
+        if not self.holder:
+            return None
+        return {**self.operators[self.holder].who(), "expires": round(wall + self.expires - now, 3), "soft": self.soft}
+
+    def request(self, operator: Operator, ttl: float, now: float, *, soft: bool = False, polite: bool = False) -> bool:
+        """Give the lease to `operator` if nobody is in the way; whether that changed anything.  `Refused`.
+
+        A `soft` lease is given up to the next one who asks, unless that one is `polite`, as soon as its holder has not
+        typed for `QUIET` seconds: somebody who is only attached stands in nobody's way.
+        """
+        if self.holder and self.holder != operator.id and self.operators[self.holder].connected and self.expires > now:
+            if polite or not self.soft or now - self.wrote < QUIET:
+                other = self.operators[self.holder]
+                raise Refused("lease-held", f"{other.kind} {other.name!r} ({other.id}) is writing", holder=other.who())
+        changed = self.holder != operator.id
+        kept = not changed and not self.soft
+        self._give(operator, ttl, now)
+        self.soft = soft and not kept
+        if changed:
+            self.wrote = now - QUIET
+        return changed
+
+    def take(self, operator: Operator, ttl: float, now: float) -> Operator | None:
+        """Take the lease from whoever has it, who is returned.  `Refused`."""
+        other = self.operators.get(self.holder)
+        if other is not None and other.id != operator.id and other.connected:
+            if not (operator.may("admin") or (operator.kind == "human" and other.kind != "human")):
+                raise Refused(
+                    "forbidden",
+                    f"{other.kind} {other.name!r} ({other.id}) is writing, and only an admin may take that lease",
+                    holder=other.who(),
+                )
+        self._give(operator, ttl, now)
+        return other if other is not None and other.id != operator.id else None
+
+    def grant(self, by: Operator, to: str, now: float) -> Operator:
+        """Hand the lease to operator `to`.  `Refused`."""
+        if self.holder != by.id and not by.may("admin"):
+            raise Refused("forbidden", "only an admin or the holder of the lease may grant it")
+        heir = self.operators.get(to)
+        if heir is None or not heir.connected:
+            raise Refused("not-found", f"there is no operator {to!r} here")
+        if not heir.may("write"):
+            raise Refused("forbidden", f"{heir.kind} {heir.name!r} may only observe")
+        self._give(heir, DEFAULT_TTL, now)
+        return heir
+
+    def release(self, operator: Operator) -> bool:
+        """Give up the lease and the place in the queue; whether it was the holder."""
+        self.queue = deque(entry for entry in self.queue if entry[0] != operator.id)
+        if self.holder != operator.id:
+            return False
+        self.holder = ""
+        return True
+
+    def touch(self, operator: Operator, now: float) -> None:
+        """A message of `operator` came: its lease lives on."""
+        if self.holder == operator.id:
+            self.expires = now + self.ttl
+
+    def expired(self, now: float) -> Operator | None:
+        """The holder whose lease has just run out."""
+        if self.holder and self.expires <= now:
+            operator = self.operators[self.holder]
+            self.holder = ""
+            return operator
+        return None
+
+    def next_in_queue(self, now: float) -> Operator | None:
+        """The lease is free: give it to who waits longest."""
+        while self.queue and not self.holder:
+            waiting, ttl = self.queue.popleft()
+            operator = self.operators.get(waiting)
+            if operator is not None and operator.connected and operator.may("write"):
+                self._give(operator, ttl, now)
+                return operator
+        return None
+
+    def _give(self, operator: Operator, ttl: float, now: float) -> None:
+        self.queue = deque(entry for entry in self.queue if entry[0] != operator.id)
+        self.soft = False
+        self.holder, self.ttl = operator.id, min(max(ttl, 1.0), MAX_TTL)
+        self.expires = now + self.ttl

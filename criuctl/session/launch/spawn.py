@@ -1,0 +1,192 @@
+"""Starting a session's tree: its namespaces, its init, its command on a terminal.
+
+    holder (outside)
+      criuctl-init    PID 1 of the session's PID, mount and IPC namespaces; not dumped; made anew by a restore
+        tini -s       root of the dumped tree: adopts daemons, so that they belong to the session; reaps
+          COMMAND     leader of a session of its own, the terminal is its controlling terminal
+
+With `host_pids` there is no criuctl-init and there are no namespaces: tini is the holder's child.  So it is too
+where the holder may not make namespaces (a plain user).  In both cases the holder reaps somebody who ends with the
+command's status: ``init`` in the facts tells whom, if it is not the root.
+
+Inside, ``CRIUCTL_SESSION`` and ``CRIUCTL_SESSION_ID`` name the session, and the folder ``CRIUCTL_SESSION_DIR`` has the file
+``session.json`` with what may change: a restore writes it anew before the tree runs (`write_inside`).  In
+namespaces the folder is at the same place on every host, so the variable stays true.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import CommandFailed, PlatformError
+from ...proc import sessionchild
+from ...proc.ownership import check_own
+from ...proc.privatens import PrivateNamespaces
+from ...proc.tree import ProcessIdentity, children
+from .. import names
+from ..terminal import Pty, making
+from .plain_spawn import Spawned, SpawnRequest
+
+_FOLDERS = ("/usr/bin", "/usr/local/bin", "/bin", "/sbin", "/usr/sbin")
+_TIMEOUT = 20.0  # seconds for the command to be executed
+_CAP_SYS_ADMIN = 21
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """The folder that the session sees as ``CRIUCTL_SESSION_DIR``."""
+
+    folder: Path  # where it is on this host
+    shown: Path  # where it is inside
+
+    @classmethod
+    def of(cls, run_dir: str, name: str, *, private: bool) -> Inside:
+        """That of session `name`; `private`: in a mount namespace of its own."""
+        folder = names.run_folder(run_dir, name) / "inside"
+        return cls(folder, Path(run_dir or names.DEFAULT_RUN_DIR) / "session" if private else folder)
+
+    @property
+    def bind(self) -> tuple[str, str] | None:
+        """What a mount namespace has to show where; None if it is shown already."""
+        return (str(self.folder), str(self.shown)) if self.shown != self.folder else None
+
+    def write(self, name: str, identifier: str, incarnation: int, restored: Mapping[str, object] | None = None) -> None:
+        """Tell the program who it is; atomically, for it may read at any time."""
+        self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self.shown.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for folder in (self.folder, self.shown):
+            check_own(folder)
+        temporary = self.folder / ".session.json"
+        body = {"session": name, "id": identifier, "incarnation": incarnation, "restored": dict(restored) if restored else None}
+        temporary.write_text(json.dumps(body) + "\n")
+        temporary.chmod(0o644)  # whatever the umask is
+        temporary.replace(self.folder / "session.json")
+
+
+def spawn_session(request: SpawnRequest) -> Spawned:
+    """Start the command as the module's text says; called in the holder.
+
+    Options: ``host_pids``, ``io_uring``, ``mptcp``, ``run_dir``, ``umask``.
+    """
+    # Not by shutil.which: that module is large, and stays in the holder.
+    tini = next((path for folder in _FOLDERS if os.access(path := f"{folder}/tini", os.X_OK)), None)
+    if tini is None:
+        raise PlatformError("tini is not installed", hint="Install the package tini: it is the init inside of a session.")
+    private = not request.options.get("host_pids") and _may_make_namespaces()
+    inside = Inside.of(str(request.options.get("run_dir") or ""), request.name, private=private)
+    inside.write(request.name, request.id, request.incarnation)
+    env = {
+        "TERM": "xterm-256color",
+        **request.env,
+        "CRIUCTL_SESSION": request.name,
+        "CRIUCTL_SESSION_ID": request.id,
+        "CRIUCTL_SESSION_DIR": str(inside.shown),
+    }
+    with making():
+        pty = Pty(request.rows, request.cols)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        report = f"criuctl/spawn/{os.urandom(16).hex()}"
+        listener.bind(f"\0{report}")
+        listener.listen(1)
+        refused = ",".join(what for what in ("io_uring", "mptcp") if not request.options.get(what, True)) or "-"
+        python = [sys.executable, "-I", "-S", "-E", sessionchild.__file__, pty.path, report, request.cwd, refused]
+        argv = [tini, "-s", "--", *python, *request.argv]
+        umask = int(request.options.get("umask", 0o022))
+        if private:
+            root, init = _start_private(argv, env, request, umask, inside)
+        else:
+            root, init = _start_here(argv, env, request, umask), 0
+        start_time = _await_command(listener, root, request)
+        pty.close_slave()
+    except BaseException:
+        pty.close()
+        raise
+    finally:
+        listener.close()
+    return Spawned(root, pty.master, {"init": init, "private": private}, start_time)
+
+
+def _may_make_namespaces() -> bool:
+    with open("/proc/self/status") as file:
+        capabilities = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
+    return bool(capabilities >> _CAP_SYS_ADMIN & 1)
+
+
+def _start_private(argv: list[str], env: Mapping[str, str], request: SpawnRequest, umask: int, inside: Inside) -> tuple[int, int]:
+    """In fresh namespaces; the root's and PID 1's PIDs as we see them."""
+    with PrivateNamespaces(ipc=True, bind=inside.bind) as spaces:
+        spaces.run(argv, env, groups=request.cgroup_procs, umask=umask)
+        (root,) = children(spaces.init.pid)
+        return root, spaces.init.pid
+
+
+def _start_here(argv: list[str], env: Mapping[str, str], request: SpawnRequest, umask: int) -> int:
+    """As a child of ours; only system calls between fork and exec."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        for path in request.cgroup_procs:
+            with open(path, "w") as file:
+                file.write("0")
+        os.setsid()
+        null = os.open("/dev/null", os.O_RDWR)
+        for fd in range(3):
+            os.dup2(null, fd)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX") if os.sysconf("SC_OPEN_MAX") > 0 else 1 << 16)
+        os.umask(umask)
+        os.chdir("/")
+        os.execve(argv[0], argv, dict(env))
+    finally:
+        os._exit(127)
+
+
+def _called(listener: socket.socket, init: int) -> socket.socket:
+    """The command's connection; anybody can call at an abstract address."""
+    until = time.monotonic() + _TIMEOUT
+    while True:
+        ready, _, _ = select.select([listener.fileno(), init], [], [], max(0.0, until - time.monotonic()))
+        if listener.fileno() not in ready:
+            raise CommandFailed(
+                "the session's init could not start its command" if ready else "the session did not start in time"
+            )
+        channel, _ = listener.accept()
+        _pid, uid, _gid = struct.unpack("iII", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if uid == os.geteuid():
+            return channel
+        channel.close()
+
+
+def _await_command(listener: socket.socket, root: int, request: SpawnRequest) -> int:
+    """Let the command begin and wait until it is executed; the root's start time, `OSError` if it cannot be."""
+    try:
+        pidfd = os.pidfd_open(root)
+    except ProcessLookupError as error:
+        raise CommandFailed("the session's init ended at once") from error
+    try:
+        with _called(listener, pidfd) as channel:
+            channel.settimeout(_TIMEOUT)
+            # Now, for a command may be over before we look, and its init reaped.
+            start_time = ProcessIdentity.of(root).start_time
+            with suppress(BrokenPipeError, ConnectionResetError):  # it has failed already, and says so
+                channel.sendall(b"!")
+            told = channel.recv(4)
+    except TimeoutError as error:
+        raise CommandFailed("the session's command did not start in time") from error
+    finally:
+        os.close(pidfd)
+    if told:
+        (number,) = struct.unpack("i", told)
+        raise OSError(number, os.strerror(number), request.argv[0])
+    return start_time
