@@ -21,7 +21,7 @@ from typing import Any
 
 from ...errors import CriuctlError, SessionGone, TimedOut
 from ...quoting import quoted
-from ..holder.terminal_queries import Unasked
+from ..screen.queries import OldOutput
 from ..screen.redraw import AlternateScreen, replay
 from .keyboard import DetachKey, is_report
 from .local_terminal import LEAVE_ALTERNATE, RESET, Terminal, fields_of
@@ -74,7 +74,7 @@ class Attachment:
         self._keyboard = True  # something may still be typed
         self._position = 0  # offset of the next byte that we need
         self._alternate = AlternateScreen()
-        self._unasked = Unasked(0)
+        self._old_output = OldOutput(0)
         self._lease: dict[str, Any] | None = None
         self._state = "running"
         self._typed = bytearray()  # not sent yet
@@ -147,7 +147,7 @@ class Attachment:
         answer = self.session.request("attach", **arguments)
         self._lease = answer["lease"]
         self._position = answer["offset"]
-        self._unasked = Unasked(answer["end"])
+        self._old_output = OldOutput(answer["end"])
         self._state = answer["state"]
         if self._state in ("exited", "lost"):
             self._finish_output()  # that event was before our time
@@ -234,7 +234,7 @@ class Attachment:
         if isinstance(message, Output):
             self._position = message.end
             self._alternate.watch(message.data)
-            self._terminal.put(self._unasked.feed(message.offset, message.data))
+            self._terminal.put(self._old_output.feed(message.offset, message.data))
             if self._redraw_at is not None and self._gap:
                 self._redraw_at = time.monotonic() + _QUIET
         elif isinstance(message, Event):

@@ -20,6 +20,7 @@ What happens over time:
 - `kill`: end every process of a session.
 - `self_fence`: freeze the session when its home is no longer confirmed.
 - `checkpointing`: take part in dumps and restores.
+- `handover`: replace the holder by a fresh program.
 - `helper_processes`: programs that a holder starts as its own children, CRIU for example.
 
 Requests of clients:

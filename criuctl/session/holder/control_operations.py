@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from .. import protocol
-from . import helper_processes, kill
+from . import handover, helper_processes, kill
 from .connection import Connection
 from .operators import Operator, Refused
 from .request_values import LATER, Message, Operations, boolean, integer, number, one_of, text
@@ -167,12 +167,10 @@ class Steering:
         holder.loop.after(protocol.MOVED_LINGER, holder.end_moved)
 
     def _reexec(self, connection: Connection, by: Operator, message: Message) -> Message:
-        from ..launch import reexec
-
-        if reexec.busy(self._holder):
+        if handover.busy(self._holder):
             raise Refused("busy", "a checkpoint, a restore or a kill of this session is under way")
         self._requests.record("reexec", by)
-        reexec.begin(self._holder, connection, message)
+        handover.begin(self._holder, connection, message)
         return LATER
 
     def _shutdown(self, connection: Connection, by: Operator, message: Message) -> None:

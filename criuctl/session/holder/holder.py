@@ -16,7 +16,6 @@ import os
 import signal
 import socket
 import struct
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -417,13 +416,6 @@ class Holder:
         if connection.operator is not None:
             self.leasing.left(connection.operator, "left" if why == "bye" else "lost")
         self.end_if_done()
-
-
-def main() -> None:
-    """The program: ``entry.py NAME (fresh FD | reexec FD | check FORMAT) RUN_FOLDER``."""
-    from ..launch import fresh_start, reexec
-
-    {"fresh": fresh_start.start, "reexec": reexec.resume, "check": reexec.check}[sys.argv[2]](int(sys.argv[3]))
 
 
 def _restores(connection: Connection) -> bool:

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..launch.plain_spawn import window_size
 from ..screen.modes import Modes
 from .event_loop import READ, WRITE, Loop
 from .output_log import OutputLog
@@ -88,7 +87,7 @@ class Master:
             return False
         self.rows, self.cols, self.xpixel, self.ypixel = new
         if self.fd >= 0:
-            window_size(self.fd, *new)
+            set_window_size(self.fd, *new)
         return True
 
     @property
@@ -196,3 +195,8 @@ class Master:
         if self.fd >= 0:
             waiting = bool(self.queue) and not self.held
             self._loop.watch(self.fd, READ | WRITE if waiting else READ, self._ready)
+
+
+def set_window_size(fd: int, rows: int, cols: int, xpixel: int = 0, ypixel: int = 0) -> None:
+    """Set the window size of the terminal behind `fd`; if it changed, the foreground group gets SIGWINCH."""
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, xpixel, ypixel))

@@ -4,7 +4,7 @@ A line editor asks where the cursor is (``CSI 6 n``) and reads the answer; in a 
 it would wait for ever.  `Modes` notes each query with its place in the output.  Once, when it is read, it is decided who
 answers: the terminal of the lease's holder, if he is attached by one (it is shown the query, and its answer comes as
 input), else the holder; never both, for a second answer would be text to the program.  A client that attaches later
-and is shown old output is not to show the queries in it to its terminal (`Unasked`).
+and is shown old output is not to show the queries in it to its terminal (`screen.queries`).
 
 Answers are the terminal's, not a person's: they need no lease and take none, and are not in the audit log.  They are
 given in the order of the queries, into the same queue as all input.  Queries that wait are part of the modes, so a
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from pathlib import Path
@@ -37,8 +36,6 @@ _FIXED = {
     **dict.fromkeys((">c", ">0c"), "\x1b[>0;0;0c"),
 }
 _MAX_WAITING = 64  # a program that asks on and on and does not read gets no more
-_QUERY = re.compile(rb"\x1b\[(?:\??6n|5n|>?0?c)")
-_BEGINNING = re.compile(rb"\x1b(?:\[(?:\??6?|5|>?0?))?\Z")
 _PROGRAM = Path(__file__).parents[1] / "screen" / "cursor.py"
 
 
@@ -133,26 +130,6 @@ class Queries:
         for place in places:
             cursor = cursors.get(str(place))
             self._cursors[place] = (int(cursor[0]), int(cursor[1])) if cursor else None
-
-
-class Unasked:
-    """Old output on its way to a terminal: the queries in it have been answered, so they are taken out."""
-
-    def __init__(self, end: int) -> None:
-        """What is below offset `end` is old."""
-        self._end = end
-        self._held = b""  # the beginning of a query, perhaps
-
-    def feed(self, offset: int, data: bytes) -> bytes:
-        """What to show of this output."""
-        count = self._end - offset
-        if count <= 0 and not self._held:
-            return data
-        old = _QUERY.sub(b"", self._held + data[: max(0, count)])
-        self._held = b""
-        if count > len(data) and (cut := _BEGINNING.search(old)) is not None:
-            old, self._held = old[: cut.start()], old[cut.start() :]
-        return old + data[max(0, count) :]
 
 
 def _write(fd: int, data: bytes) -> None:

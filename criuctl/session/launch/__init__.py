@@ -1,5 +1,6 @@
 """Start a holder, and start the tree of a session.
 
+- `program`: the command line of a holder, which `session.entry` runs.
 - `daemon`: start a holder as a daemon and wait until its session stands; runs in the caller.
 - `fresh_start`: a new holder: read the specification, start the tree, listen, answer the caller.
 - `reexec`: replace a holder by a fresh program, of a newer criuctl perhaps.

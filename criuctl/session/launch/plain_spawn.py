@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...proc import tty
+from ..holder.master import set_window_size
 
 _CLOSE_FROM = 3
 
@@ -48,18 +49,13 @@ class Spawned:
     start_time: int | None = None  # of the root, which may have ended and been reaped by now; None: it has not been reaped
 
 
-def window_size(fd: int, rows: int, cols: int, xpixel: int = 0, ypixel: int = 0) -> None:
-    """Set the window size of the terminal behind `fd`; its foreground group gets SIGWINCH if it changed."""
-    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, xpixel, ypixel))
-
-
 def spawn_plain(request: SpawnRequest) -> Spawned:
     """Start the command as the leader of a new session on a new terminal."""
     master, slave, _ = tty.open_pair()
     report, told = os.pipe2(os.O_CLOEXEC)
     pid = 0
     try:
-        window_size(master, request.rows, request.cols)
+        set_window_size(master, request.rows, request.cols)
         pid = os.fork()
         if pid == 0:
             _become(request, slave, told)

@@ -12,9 +12,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from criuctl.session.holder.terminal_queries import Unasked
 from criuctl.session.screen import cursor
 from criuctl.session.screen.modes import Modes
+from criuctl.session.screen.queries import OldOutput
 from criuctl.session.screen.screen import Screen
 
 QUERIES = ("6n", "?6n", "5n", "c", "0c", ">c", ">0c")
@@ -51,9 +51,9 @@ def test_old_queries_are_not_shown_and_new_ones_are(old: int, cuts: list[int]) -
     """What is old ends where somebody attached: a query that was not complete then is new."""
     data = b"ab\x1b[6ncd\x1b[1m\x1b[?6n\x1b[c\x1b[>cef\x1b[5n\x1b[31"
     ends = {data.index(query) + len(query): query for query in (b"\x1b[6n", b"\x1b[?6n", b"\x1b[c", b"\x1b[>c", b"\x1b[5n")}
-    unasked, shown, offset = Unasked(7000 + old), b"", 7000
+    old_output, shown, offset = OldOutput(7000 + old), b"", 7000
     for piece in pieces(data, cuts):
-        shown += unasked.feed(offset, piece)
+        shown += old_output.feed(offset, piece)
         offset += len(piece)
     expected = data
     for end, query in ends.items():
