@@ -16,6 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .operators import Operator
+from .session_state import Identity
+
 _TAIL = 4 << 20  # an answer to `audit` is looked for in this much of the end of the file
 
 
@@ -103,6 +106,21 @@ class AuditLog:
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+
+class AuditWriter:
+    """Writes the entries of one session with the incarnation that it has at the time."""
+
+    def __init__(self, log: AuditLog, identity: Identity) -> None:
+        self.log, self._identity = log, identity
+
+    def write(self, what: str, who: dict[str, Any], **facts: Any) -> int:
+        """Add an entry; return its sequence."""
+        return self.log.write(what, who, self._identity.incarnation, **facts)
+
+    def record(self, what: str, by: Operator, **facts: Any) -> int:
+        """Add an entry about what an operator did; return its sequence."""
+        return self.write(what, {**by.who(), "pid": by.pid}, **facts)
 
 
 def _owner(path: Path) -> tuple[str | None, int]:

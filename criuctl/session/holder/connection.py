@@ -231,14 +231,3 @@ class Connection:
         self.out += base64.b64decode(state["out"])
         self.events.extend((anchor, base64.b64decode(frame)) for anchor, frame in state["events"])
         self.transfers.extend(Transfer(*values) for values in state["transfers"])
-
-
-@dataclass
-class Wait:
-    """A request `wait` that has no answer yet."""
-
-    connection: Connection
-    request: int
-    what: str
-    offset: int = 0
-    states: list[str] = field(default_factory=list)

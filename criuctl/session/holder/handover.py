@@ -1,144 +1,112 @@
-"""A holder hands its session over to a fresh program, of a newer criuctl perhaps; clients do not notice.
+"""A holder hands its session over to a fresh program, of a newer criuctl perhaps.
 
-All that the holder knows goes through a memory file as JSON; sockets, terminal and children belong to
-the process and stay.  What the tree prints meanwhile waits in the terminal, what clients send waits in
-their sockets.  A child first tries whether the new program starts and can read this format: a holder
-that is gone would be a lost session.  `launch.reexec` is the other end.
+Clients do not notice.  All that the holder knows goes through a memory file as JSON; sockets, terminal
+and children belong to the process and stay.  What the tree prints meanwhile waits in the terminal, what
+clients send waits in their sockets.  A child first tries whether the new program starts and can read
+this format: a holder that is gone would be a lost session.  `launch.reexec` is the other end.
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
 import sys
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import helper_processes
+from .checkpointing import Checkpointing
+from .clients import Clients
 from .connection import Connection
+from .helper_processes import HelperProcesses
+from .kill import Kills
+from .master import Master
 from .operators import Refused
 from .processes import exit_code
-
-if TYPE_CHECKING:
-    from .holder import Holder
+from .session_files import SessionFiles
 
 FORMAT = 1
+_BUSY = "a checkpoint, a restore or a kill is under way"
 
 
-def begin(holder: Holder, connection: Connection, message: dict[str, Any]) -> None:
-    """The operation `reexec`: try the new program, then become it."""
-    code = Path(str(message.get("code") or Path(__file__).parents[3]))
-    executable = str(message.get("executable") or sys.executable)
-    entry = code / "criuctl" / "session" / "entry.py"
-    request = message["id"]
-    argv = [executable, "-I", "-S", str(entry), holder.identity.name]
-    try:
-        pid = helper_processes.start([*argv, "check", str(FORMAT), str(holder.run_folder)], dict(os.environ), "/", {})
-    except OSError as error:
-        raise Refused("failed", f"the new program cannot be started: {error.strerror}") from None
-    holder.tree.helpers.add(pid)
+class Handover:
+    """Replaces the program of one holder.
 
-    def checked(status: int) -> None:
-        code, text = "failed", f"the new program does not start (status {exit_code(status)[0]})"
-        if status == 0:
-            code, text = "busy", "a checkpoint, a restore or a kill is under way"
-        if status == 0 and not busy(holder):
-            code, text = "failed", _unwritable(holder)
-            if not text:
-                connection.send({"id": request, "ok": True})
-                _become(holder, argv)
+    `state` returns all that the holder knows; `watch_term` sets the handler of SIGTERM again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        files: SessionFiles,
+        clients: Clients,
+        master: Master,
+        helpers: HelperProcesses,
+        kills: Kills,
+        checkpointing: Checkpointing,
+        state: Callable[[], dict[str, Any]],
+        watch_term: Callable[[], None],
+    ) -> None:
+        self._name, self._files, self._clients = name, files, clients
+        self._master, self._helpers, self._kills = master, helpers, kills
+        self._checkpointing, self._state, self._watch_term = checkpointing, state, watch_term
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way that another program could not go on with."""
+        return self._checkpointing.busy or self._kills.under_way > 0
+
+    def begin(self, connection: Connection, message: dict[str, Any]) -> None:
+        """Try the new program, then become it; the answer to the request comes before that."""
+        code = Path(str(message.get("code") or Path(__file__).parents[3]))
+        executable = str(message.get("executable") or sys.executable)
+        entry = code / "criuctl" / "session" / "entry.py"
+        argv = [executable, "-I", "-S", str(entry), self._name]
+        request = message["id"]
+
+        def checked(status: int) -> None:
+            code, text = self._verdict(status)
+            if text:
+                connection.send({"id": request, "error": {"code": code, "message": text}})
                 return
-        connection.send({"id": request, "error": {"code": code, "message": text}})
+            connection.send({"id": request, "ok": True})
+            self._become(argv)
 
-    holder.helpers[pid] = checked
-
-
-def busy(holder: Holder) -> bool:
-    """Whether something is under way that another program could not go on with."""
-    return holder.checkpointing.active or holder.checkpointing.arriving or holder.kills > 0
-
-
-def _unwritable(holder: Holder) -> str:
-    """Why the new program could not go on with the files of this one; "": it could."""
-    for path in (holder.log.path, holder.audit.path):
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+            check = [*argv, "check", str(FORMAT), str(self._files.run_folder)]
+            self._helpers.start(check, {}, checked)
         except OSError as error:
-            return f"{path} cannot be opened: {error.strerror}"
-    return ""
+            text = f"the new program cannot be started: {error.strerror}"
+            raise Refused("failed", text) from None
 
+    def _verdict(self, status: int) -> tuple[str, str]:
+        """Return code and text of an error, given the wait status of the check; "": none."""
+        if status != 0:
+            return "failed", f"the new program does not start (status {exit_code(status)[0]})"
+        if self.busy:
+            return "busy", _BUSY
+        return "failed", self._files.unwritable()
 
-def _become(holder: Holder, argv: list[str]) -> None:
-    holder.log.flush()
-    fds = [connection.sock.fileno() for connection in holder.connections.values()]
-    assert holder.listener is not None
-    fds += [holder.listener.fileno()] + ([holder.master.fd] if holder.master.fd >= 0 else [])
-    memory = os.memfd_create("criuctl-holder", os.MFD_CLOEXEC)
-    with open(memory, "w", closefd=False) as file:
-        json.dump(_state(holder), file)
-    fds.append(memory)
-    for fd in fds:
-        os.set_inheritable(fd, True)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # handlers end with the exec, and the default would end the session
-    try:
-        os.execve(argv[0], [*argv, "reexec", str(memory), str(holder.run_folder)], dict(os.environ))
-    except OSError as error:
+    def _become(self, argv: list[str]) -> None:
+        """Execute the new program; return only if that fails."""
+        self._files.log.flush()
+        memory = os.memfd_create("criuctl-holder", os.MFD_CLOEXEC)
+        with open(memory, "w", closefd=False) as file:
+            json.dump({"format": FORMAT} | self._state(), file)
+        master = [self._master.fd] if self._master.fd >= 0 else []
+        fds = [*self._clients.descriptors(), *master, memory]
         for fd in fds:
-            os.set_inheritable(fd, False)
-        os.close(memory)
-        holder.watch_term()
-        print(f"re-exec failed: {error}", file=sys.stderr)  # noqa: T201 -- the holder's own log
-
-
-def _state(holder: Holder) -> dict[str, Any]:
-    authority, master, log = holder.authority, holder.master, holder.log
-    root = holder.tree.root
-    return {
-        "format": FORMAT,
-        "identity": asdict(holder.identity),
-        "folders": [str(holder.run_folder), str(holder.state_folder)],
-        "state": [holder.state, holder.since, *holder.exit],
-        "collected": holder.collected,
-        "paused_by": holder.paused_by,
-        "halted": holder.halted,
-        "input_offset": holder.input_offset,
-        "until": holder.deadman.until,
-        "checkpoint": holder.checkpoint_id,
-        "linger": holder.linger,
-        "sequence": holder.sequence,
-        "audit": holder.audit.sequence,
-        "events": [[sequence, _text(frame)] for sequence, frame in holder.events],
-        "log": {
-            "path": str(log.path),
-            "capacity": log.capacity,
-            "base": log.base,
-            "end": log.end,
-            "broken": _text(log.read(log.base, log.end)) if log.broken else None,
-        },
-        "modes": [holder.modes.to_dict(), _text(holder.modes.carry)],
-        "root": root._asdict() if root is not None else None,
-        "stopped": [identity._asdict() for identity in holder.tree.stopped],
-        "frozen": holder.tree.frozen,
-        "moved": holder.moved,
-        "expecting": holder.expecting,
-        "asleep": None if holder.tree.asleep is None else [identity._asdict() for identity in holder.tree.asleep],
-        "helpers": list(holder.helpers),
-        "master": master.fd,
-        "size": [master.rows, master.cols, master.xpixel, master.ypixel],
-        "held": master.held,
-        "queue": [asdict(chunk) | {"data": _text(chunk.data)} for chunk in master.queue],
-        "operators": [asdict(operator) for operator in authority.operators.values()],
-        "ceilings": [[kind, name, role] for (kind, name), role in authority.ceilings.items()],
-        "lease": [authority.holder, authority.expires, authority.ttl, list(authority.queue), authority.serial],
-        "soft": [authority.soft, authority.wrote],
-        "listener": holder.listener.fileno() if holder.listener is not None else -1,
-        "connections": [connection.to_state() for connection in holder.connections.values()],
-        "waits": [[w.connection.sock.fileno(), w.request, w.what, w.offset, w.states] for w in holder.waits],
-    }
-
-
-def _text(data: bytes | bytearray) -> str:
-    return base64.b64encode(data).decode()
+            os.set_inheritable(fd, True)
+        # Handlers end with the exec, and the default action would end the session.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        arguments = ["reexec", str(memory), str(self._files.run_folder)]
+        try:
+            os.execve(argv[0], [*argv, *arguments], dict(os.environ))
+        except OSError as error:
+            for fd in fds:
+                os.set_inheritable(fd, False)
+            os.close(memory)
+            self._watch_term()
+            # The holder's own log.
+            print(f"re-exec failed: {error}", file=sys.stderr)  # noqa: T201

@@ -1,67 +1,126 @@
-"""Programs that a holder starts for somebody else, as its own children: CRIU, so that a restored tree is the holder's child.
+"""Programs that a holder starts as its own children: its helpers, no processes of the session.
 
-The kernel gives an exit status only to the parent.  So a restore asks the holder to start CRIU, with
-the descriptors that it passes over the socket, and what CRIU makes its sibling is the holder's child.
+The kernel gives an exit status only to the parent.  So a restore asks the holder to start CRIU
+(`spawn`), with the descriptors that it passes over the socket: what CRIU then makes its sibling, the
+restored tree, is the holder's child.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import struct
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .connection import Connection
+from .events import Events
 from .operators import Refused
-from .processes import exit_code
+from .processes import Tree, exit_code
 
-if TYPE_CHECKING:
-    from .holder import Holder
-
-
-def spawn(holder: Holder, connection: Connection, message: dict[str, Any]) -> dict[str, Any]:
-    """The operation `spawn`."""
-    fds = connection.take_fds()
-    try:
-        argv, env, numbers = message.get("argv"), message.get("env", {}), message.get("numbers", [])
-        if not isinstance(argv, list) or not argv or not all(isinstance(a, str) and "\0" not in a for a in argv):
-            raise Refused("bad-request", "'argv' must be a list of texts")
-        if not isinstance(env, dict) or not all(
-            isinstance(v, str) and "\0" not in k + v and "=" not in k for k, v in env.items()
-        ):
-            raise Refused("bad-request", "'env' must map names to texts")
-        if not isinstance(numbers, list) or len(numbers) != len(fds) or len(set(map(str, numbers))) != len(numbers):
-            raise Refused("bad-request", "'numbers' must have one for each descriptor that was passed")
-        if not all(isinstance(n, int) and 0 <= n < 1024 for n in numbers):
-            raise Refused("bad-request", "'numbers' must be below 1024")
-        cwd = message.get("cwd", "/")
-        if not isinstance(cwd, str) or "\0" in cwd:
-            raise Refused("bad-request", "'cwd' must be text")
-        pid = start(argv, env, cwd, dict(zip(numbers, fds, strict=True)))
-    except FileNotFoundError as error:
-        raise Refused("not-found", str(error.strerror)) from None
-    finally:
-        for fd in fds:
-            os.close(fd)
-    holder.tree.helpers.add(pid)
-    holder.helpers[pid] = reporter(holder, pid)
-    return {"pid": pid}
+_MAX_NUMBER = 1024  # a descriptor that a helper gets has a lower number
 
 
-def reporter(holder: Holder, pid: int) -> Callable[[int], None]:
-    """What tells of the end of the helper `pid`, given its wait status."""
+class HelperProcesses:
+    """The helpers of one holder that have not ended yet."""
 
-    def ended(status: int) -> None:
-        code, number = exit_code(status)
-        holder.emit("child-exited", pid=pid, exit_code=code, exit_signal=number)
+    def __init__(self, tree: Tree, events: Events) -> None:
+        self._tree, self._events = tree, events
+        self._ended: dict[int, Callable[[int], None]] = {}  # PID -> what gets its wait status
 
-    return ended
+    def start(self, argv: list[str], fds: dict[int, int], ended: Callable[[int], None]) -> int:
+        """Start a program in ``/`` with the holder's environment; `ended` gets its wait status."""
+        pid = start(argv, dict(os.environ), "/", fds)
+        self._watch(pid, ended)
+        return pid
+
+    def reaped(self, pid: int, status: int) -> bool:
+        """A child of the holder has ended; whether it was a helper."""
+        ended = self._ended.pop(pid, None)
+        if ended is None:
+            return False
+        self._tree.helpers.discard(pid)
+        ended(status)
+        return True
+
+    def _watch(self, pid: int, ended: Callable[[int], None]) -> None:
+        self._tree.helpers.add(pid)
+        self._ended[pid] = ended
+
+    def _report(self, pid: int) -> Callable[[int], None]:
+        """Return what sends the event about the end of the helper `pid`."""
+
+        def ended(status: int) -> None:
+            code, number = exit_code(status)
+            self._events.emit("child-exited", pid=pid, exit_code=code, exit_signal=number)
+
+        return ended
+
+    # -- the operation ----------------------------------------------------------------------------
+
+    def spawn(self, connection: Connection, message: dict[str, Any]) -> dict[str, Any]:
+        """Start a program for a client, with the descriptors that it has passed."""
+        fds = connection.take_fds()
+        try:
+            argv, env, cwd = _command(message)
+            numbers = _numbers(message, len(fds))
+            pid = start(argv, env, cwd, dict(zip(numbers, fds, strict=True)))
+        except FileNotFoundError as error:
+            raise Refused("not-found", str(error.strerror)) from None
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._watch(pid, self._report(pid))
+        return {"pid": pid}
+
+    # -- re-exec ----------------------------------------------------------------------------------
+
+    def to_state(self) -> dict[str, Any]:
+        """Return all of it, for the next program of this holder."""
+        return {"helpers": list(self._ended)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `to_state` returned; all that is done at their ends is to report them."""
+        for pid in state["helpers"]:
+            self._watch(pid, self._report(pid))
+
+
+def _command(message: dict[str, Any]) -> tuple[list[str], dict[str, str], str]:
+    """Return the arguments, environment and folder of a `spawn`; `Refused`."""
+    argv, env, cwd = message.get("argv"), message.get("env", {}), message.get("cwd", "/")
+    if not isinstance(argv, list) or not argv or not all(map(_is_text, argv)):
+        raise Refused("bad-request", "'argv' must be a list of texts")
+    if not isinstance(env, dict) or not all(
+        _is_text(value) and _is_text(name) and "=" not in name for name, value in env.items()
+    ):
+        raise Refused("bad-request", "'env' must map names to texts")
+    if not _is_text(cwd):
+        raise Refused("bad-request", "'cwd' must be text")
+    return argv, env, cwd
+
+
+def _numbers(message: dict[str, Any], count: int) -> list[int]:
+    """Return the number that each of `count` descriptors is to have; `Refused`."""
+    numbers = message.get("numbers", [])
+    if not isinstance(numbers, list) or len(numbers) != count or len(set(map(str, numbers))) != count:
+        raise Refused("bad-request", "'numbers' must have one for each descriptor that was passed")
+    if not all(isinstance(number, int) and 0 <= number < _MAX_NUMBER for number in numbers):
+        raise Refused("bad-request", f"'numbers' must be below {_MAX_NUMBER}")
+    return numbers
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
 
 
 def start(argv: list[str], env: dict[str, str], cwd: str, fds: dict[int, int]) -> int:
-    """Fork and execute, with descriptor ``fds[N]`` as N; streams not among them are /dev/null.  The exec's failure is raised."""
-    report, told = os.pipe2(os.O_CLOEXEC)
+    """Fork and execute a program; return its PID.
+
+    It gets descriptor ``fds[N]`` as N; standard streams that are not in `fds` are /dev/null.  A failure
+    of the exec is raised here, as `OSError`.
+    """
+    report, failed = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
         try:
@@ -70,7 +129,7 @@ def start(argv: list[str], env: dict[str, str], cwd: str, fds: dict[int, int]) -
             wanted = {0: null, 1: null, 2: null, **fds}
             # First out of the way of the numbers that are wanted, then to them.
             floor = max(wanted) + 1
-            told = _above(told, floor)
+            failed = _above(failed, floor)
             moved = {number: _above(fd, floor) for number, fd in wanted.items()}
             for number, fd in moved.items():
                 os.dup2(fd, number, inheritable=True)
@@ -81,10 +140,10 @@ def start(argv: list[str], env: dict[str, str], cwd: str, fds: dict[int, int]) -
             os.chdir(cwd)
             os.execvpe(argv[0], argv, env)
         except OSError as error:
-            os.write(told, struct.pack("i", error.errno or 1))
+            os.write(failed, struct.pack("i", error.errno or 1))
         finally:
             os._exit(127)
-    os.close(told)
+    os.close(failed)
     with open(report, "rb") as file:
         error_number = file.read(4)
     if error_number:
@@ -95,7 +154,5 @@ def start(argv: list[str], env: dict[str, str], cwd: str, fds: dict[int, int]) -
 
 
 def _above(fd: int, floor: int) -> int:
-    """A close-on-exec copy of `fd` at or above `floor`."""
-    import fcntl
-
+    """Return a close-on-exec copy of `fd` whose number is `floor` or higher."""
     return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, floor)

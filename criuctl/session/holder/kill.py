@@ -1,7 +1,8 @@
-"""Ending every process of a session, and knowing that it is so.
+"""Ending every process of a session, and knowing when that is done.
 
-SIGTERM to all, after the grace SIGKILL to all, again and again until a look finds nobody: a tree that forks while it is
-killed is killed too.  A frozen tree is thawed once the signals are pending.  A holder looks by a timer, only while it kills.
+SIGTERM to all, after the grace SIGKILL to all, again and again until no process is found: a tree that
+forks while it is killed is killed too.  A frozen tree is thawed once the signals are pending.  A holder
+looks by a timer, and only while it kills.
 """
 
 from __future__ import annotations
@@ -9,48 +10,46 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ...proc.tree import ProcessIdentity
+from .event_loop import Loop
+from .processes import Tree
+from .session_state import SessionState
 
-if TYPE_CHECKING:
-    from .holder import Holder
-
-_LOOK = 0.02
+_LOOK = 0.02  # seconds between two looks
 
 
-class Kill:
-    """One kill under way; `done` gets the number of processes that are gone."""
+class Kills:
+    """Kills the processes of one session.
 
-    def __init__(self, holder: Holder, grace: float, done: Callable[[int], None]) -> None:
-        self._holder, self._done = holder, done
-        self._hard = time.monotonic() + grace
-        holder.kills += 1
-        self._seen: set[ProcessIdentity] = set()
-        members = holder.tree.members()
-        holder.tree.signal(signal.SIGTERM if grace else signal.SIGKILL, members)
-        self._seen.update(members)
-        self._thaw()
-        self._look()
+    `finish` is called when the session was ``checkpointed``, where no end of the tree ends it.
+    """
 
-    def _thaw(self) -> None:
-        holder = self._holder
-        holder.tree.thaw()
-        if holder.state == "paused":
-            holder.paused_by, holder.halted = None, False
-            holder.set_state("running")
+    def __init__(self, loop: Loop, tree: Tree, session: SessionState, finish: Callable[[], None]) -> None:
+        self._loop, self._tree, self._session, self._finish = loop, tree, session, finish
+        self.under_way = 0
 
-    def _look(self) -> None:
-        holder = self._holder
-        members = holder.tree.members()
-        self._seen.update(members)
+    def begin(self, grace: float, done: Callable[[int], None]) -> None:
+        """Kill all, after `grace` seconds by SIGKILL; `done` gets the number of processes."""
+        self.under_way += 1
+        members = self._tree.members()
+        self._tree.signal(signal.SIGTERM if grace else signal.SIGKILL, members)
+        self._tree.thaw()
+        if self._session.state == "paused":
+            self._session.run_again()
+            self._session.set_state("running")
+        self._look(time.monotonic() + grace, set(members), done)
+
+    def _look(self, hard: float, seen: set[ProcessIdentity], done: Callable[[int], None]) -> None:
+        members = self._tree.members()
+        seen.update(members)
         if not members:
-            if holder.state == "checkpointed":
-                holder.finish("exited", None, None)
-            holder.kills -= 1
-            self._done(len(self._seen))
+            if self._session.state == "checkpointed":
+                self._finish()
+            self.under_way -= 1
+            done(len(seen))
             return
-        if time.monotonic() >= self._hard:
-            holder.tree.signal(signal.SIGKILL, members)
-            holder.tree.thaw()
-        holder.loop.after(_LOOK, self._look)
+        if time.monotonic() >= hard:
+            self._tree.signal(signal.SIGKILL, members)
+            self._tree.thaw()
+        self._loop.after(_LOOK, lambda: self._look(hard, seen, done))

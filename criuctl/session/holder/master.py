@@ -16,10 +16,11 @@ import struct
 import termios
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..screen.modes import Modes
+from .base64_text import decoded, encoded
 from .event_loop import READ, WRITE, Loop
 from .output_log import OutputLog
 
@@ -169,6 +170,12 @@ class Master:
         self.queued = sum(len(chunk.data) - chunk.at for chunk in self.queue)
         return dropped
 
+    def forget(self, connection: int) -> None:
+        """A client is gone: its input is still written, but nobody waits for the answer."""
+        for chunk in self.queue:
+            if chunk.connection == connection:
+                chunk.connection = -1
+
     def write(self) -> None:
         """Write what the terminal takes."""
         if self.fd < 0 or self.held:
@@ -195,6 +202,28 @@ class Master:
         if self.fd >= 0:
             waiting = bool(self.queue) and not self.held
             self._loop.watch(self.fd, READ | WRITE if waiting else READ, self._ready)
+
+    # -- re-exec ----------------------------------------------------------------------------------
+
+    def to_state(self) -> dict[str, Any]:
+        """Return all of it, for the next program of this holder."""
+        return {
+            "master": self.fd,
+            "size": [self.rows, self.cols, self.xpixel, self.ypixel],
+            "held": self.held,
+            "queue": [asdict(chunk) | {"data": encoded(chunk.data)} for chunk in self.queue],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `to_state` returned."""
+        self.held = state["held"]
+        self.rows, self.cols, self.xpixel, self.ypixel = state["size"]
+        for values in state["queue"]:
+            chunk = Chunk(**values | {"data": decoded(values["data"])})
+            self.queue.append(chunk)
+            self.queued += len(chunk.data) - chunk.at
+        if state["master"] >= 0:
+            self.open(state["master"])
 
 
 def set_window_size(fd: int, rows: int, cols: int, xpixel: int = 0, ypixel: int = 0) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..protocol import DEFAULT_TTL, MAX_TTL, ROLES
@@ -182,6 +182,27 @@ class Authority:
                 self._give(operator, ttl, now)
                 return operator
         return None
+
+    # -- re-exec ----------------------------------------------------------------------------------
+
+    def to_state(self) -> dict[str, Any]:
+        """Return all of it, for the next program of this holder."""
+        return {
+            "operators": [asdict(operator) for operator in self.operators.values()],
+            "ceilings": [[kind, name, role] for (kind, name), role in self.ceilings.items()],
+            "lease": [self.holder, self.expires, self.ttl, list(self.queue), self.serial],
+            "soft": [self.soft, self.wrote],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `to_state` returned."""
+        self.operators = {values["id"]: Operator(**values) for values in state["operators"]}
+        self.ceilings = {(kind, name): role for kind, name, role in state["ceilings"]}
+        self.holder, self.expires, self.ttl, queue, self.serial = state["lease"]
+        self.queue.extend((operator, ttl) for operator, ttl in queue)
+        self.soft, self.wrote = state.get("soft", (False, 0.0))
+
+    # -- inside -----------------------------------------------------------------------------------
 
     def _give(self, operator: Operator, ttl: float, now: float) -> None:
         self.queue = deque(entry for entry in self.queue if entry[0] != operator.id)

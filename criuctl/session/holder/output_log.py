@@ -14,8 +14,10 @@ from __future__ import annotations
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 from ..protocol import OUTPUT_PIECE
+from .base64_text import decoded
 
 RING = 1 << 20
 DEFAULT_CAPACITY = 16 << 20
@@ -61,6 +63,27 @@ class OutputLog:
         log._view = memoryview(log._ring)
         log._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         return log
+
+    @classmethod
+    def resume(cls, state: dict[str, Any], path: Path) -> OutputLog:
+        """The log that another program of this holder described (`SessionFiles.to_state`).
+
+        `path` is where it is if the description does not say.  A file that is gone or damaged costs
+        the scrollback, not the session.
+        """
+        path = Path(state.get("path", path))
+        if state["broken"] is not None:
+            log = cls(path, state["capacity"], base=state["base"])
+            log.append(decoded(state["broken"]))
+            return log
+        try:
+            log = cls.reopen(path)
+            if log.end == state["end"]:
+                return log
+            log.close()
+        except (OSError, ValueError):
+            pass
+        return cls(path, state["capacity"], base=state["end"])
 
     @property
     def base(self) -> int:

@@ -17,6 +17,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import Any
 
 from ...errors import CriuctlError
 from ...proc.tree import ProcessIdentity, children
@@ -199,6 +200,29 @@ class Tree:
         """Undo `hold`: all are in the tracer's hands, or nothing comes of it."""
         if self.group is not None:
             self.group.thaw()
+
+    # -- re-exec ----------------------------------------------------------------------------------
+
+    def to_state(self) -> dict[str, Any]:
+        """Return all of it, for the next program of this holder."""
+        asleep = self.asleep
+        return {
+            "root": self.root._asdict() if self.root is not None else None,
+            "stopped": [identity._asdict() for identity in self.stopped],
+            "frozen": self.frozen,
+            "asleep": None if asleep is None else [identity._asdict() for identity in asleep],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `to_state` returned."""
+        self.stopped = [ProcessIdentity(**values) for values in state["stopped"]]
+        self.frozen = state["frozen"]
+        if state.get("asleep") is not None:
+            self.asleep = frozenset(ProcessIdentity(**values) for values in state["asleep"])
+        if state["root"] is not None:
+            self.root = ProcessIdentity(**state["root"])
+
+    # -- inside -----------------------------------------------------------------------------------
 
     def _stop(self) -> None:
         asleep = self.asleep or frozenset()

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from criuctl.session.holder import self_fence
-from criuctl.session.holder.self_fence import BY, DeadMan
+from criuctl.session.holder.self_fence import BY, SelfFence
 
 
 @dataclass(eq=False)
@@ -24,17 +23,16 @@ class Timer:
 
 
 class Site:
-    """A holder as its `DeadMan` sees it."""
+    """A holder as its `SelfFence` sees it."""
 
     def __init__(self) -> None:
         self.now, self.done, self.told = 100.0, list[str](), list[str]()
         self.state, self.halted = "running", False
         self.paused_by: dict[str, Any] | None = None
         self.made: list[Timer] = []
-        self.loop = self.tree = self.audit = self
-        self.checkpointing = SimpleNamespace(seizing=False)
-        self.identity = SimpleNamespace(incarnation=1)
-        self.man = DeadMan(self)  # type: ignore[arg-type]
+        self.seizing = False
+        me: Any = self
+        self.fence = SelfFence(me, me, me, me, me, seizing=lambda: self.seizing)
 
     @property
     def timers(self) -> list[Timer]:
@@ -80,25 +78,25 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 
 def test_it_stands_still_when_the_time_is_over_and_goes_on_when_there_is_more(site: Site) -> None:
-    site.man.extend(3)
+    site.fence.extend(3)
     site.pass_time(102)
-    site.man.extend(3)
+    site.fence.extend(3)
     site.pass_time(104.99)
     assert site.done == []
     site.pass_time(120)
     assert (site.done, site.state, site.paused_by) == (["freeze 105.00"], "paused", BY)
-    site.man.extend(3)
+    site.fence.extend(3)
     told: tuple[object, ...] = (site.done[1:], site.state, site.paused_by)
     assert told == (["thaw 120.00"], "running", None)
     site.pass_time(200)
     assert site.done[2:] == ["freeze 123.00"] and site.told == ["paused", "resumed", "paused"]
-    site.man.extend(0)
+    site.fence.extend(0)
     site.pass_time(300)
     assert (site.done[3:], site.timers) == (["thaw 200.00"], [])
 
 
 def test_it_counts_while_the_host_sleeps(site: Site) -> None:
-    site.man.extend(1000)
+    site.fence.extend(1000)
     site.pass_time(100.1)
     site.now += 5000  # timers have not come meanwhile
     site.pass_time(site.now)
@@ -106,17 +104,17 @@ def test_it_counts_while_the_host_sleeps(site: Site) -> None:
 
 
 def test_a_tree_in_the_hands_of_a_dump_is_waited_for(site: Site) -> None:
-    site.checkpointing.seizing = True
-    site.man.extend(1)
+    site.seizing = True
+    site.fence.extend(1)
     site.pass_time(102)
     assert site.done == []
-    site.checkpointing.seizing = False
+    site.seizing = False
     site.pass_time(102.1)
     assert len(site.done) == 1
-    site.checkpointing.seizing = True
-    site.man.extend(1)
+    site.seizing = True
+    site.fence.extend(1)
     assert len(site.done) == 1
-    site.checkpointing.seizing = False
+    site.seizing = False
     site.pass_time(102.2)
     assert (len(site.done), site.state) == (2, "running")
 
@@ -124,9 +122,9 @@ def test_a_tree_in_the_hands_of_a_dump_is_waited_for(site: Site) -> None:
 @pytest.mark.parametrize("halted", [False, True])
 def test_what_a_person_has_paused_stays_so(site: Site, halted: bool) -> None:
     site.state, site.halted, site.paused_by = "paused", halted, {"name": "somebody"}
-    site.man.extend(1)
+    site.fence.extend(1)
     site.pass_time(110)
-    site.man.extend(1)
+    site.fence.extend(1)
     assert site.done == [] and site.state == "paused"
     site.pass_time(110.5)
     site.state, site.paused_by = "running", None  # resumed
@@ -135,7 +133,7 @@ def test_what_a_person_has_paused_stays_so(site: Site, halted: bool) -> None:
 
 
 def test_what_has_ended_is_left_alone(site: Site) -> None:
-    site.man.extend(1)
+    site.fence.extend(1)
     site.state = "exited"
     site.pass_time(110)
-    assert (site.done, site.man.until, site.timers) == ([], None, [])
+    assert (site.done, site.fence.until, site.timers) == ([], None, [])
