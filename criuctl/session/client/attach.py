@@ -1,12 +1,14 @@
-"""Being attached: this terminal shows a session, and types into it.
+"""Attaching this terminal to a session: show the session's output, and type into it.
 
-The loop waits for the keyboard, the holder and the window, never for the terminal: output that the terminal does not take
-is kept up to a bound, then no more is read, and the holder skips ahead for us (a gap).  `DetachKey` watches
-what is typed.  Where the cells of the screen are needed, at the attach and after a gap or a notice, they are made from the
-log by `screen`; while output merely flows it is passed on as it is.
+The loop waits for the keyboard, the holder and the window, never for the terminal.  Output that the
+terminal does not take is kept up to a bound; then no more is read, and the holder skips output for this
+client (a gap).  `DetachKey` watches what is typed.  When the cells of the screen are needed (at the
+attach, after a gap or a notice) they are made from the log by `screen`; otherwise output is passed on
+unchanged.
 
-A lost connection is made again and goes on at the offset where it broke (`wayback`).  While the session is checkpointed its
-operators stay, and follow it when it is restored on this host, or to the host that it has moved to.
+After a lost connection the client connects again and goes on at the offset where it broke
+(`reconnect`).  While the session is checkpointed its clients stay attached, and follow it when it is
+restored on this host, or to the host that it has moved to.
 """
 
 from __future__ import annotations
@@ -26,12 +28,12 @@ from ..screen.redraw import AlternateScreen, replay
 from .keyboard import DetachKey, is_report
 from .local_terminal import LEAVE_ALTERNATE, RESET, Terminal, fields_of
 from .notices import checkpointed_text, harmless, restored_text, say, still_text
-from .reconnect import RETRY, Connect, Follow, Moved, Wayback
+from .reconnect import RETRY, Connect, Follow, Moved, Reconnection
 from .session import Answer, Event, Output, Session
 
 HEARTBEAT = 10.0
 _MAX_WAITING = 512 << 10  # bytes that the terminal has not taken
-_MAX_UNANSWERED = 64 << 10  # bytes of input on their way
+_MAX_UNANSWERED = 64 << 10  # bytes of input that the session's terminal has not taken
 _NOTICE = 4.0  # seconds that a notice stays
 _QUIET = 0.2  # seconds without output after a gap, until the screen is drawn again
 
@@ -46,7 +48,7 @@ class Ended:
 
 
 class Attachment:
-    """One terminal that is attached to one session."""
+    """One terminal, attached to one session."""
 
     def __init__(
         self,
@@ -60,25 +62,26 @@ class Attachment:
         patience: float = 10.0,
         follow: Follow | None = None,
     ) -> None:
-        """`start` shows the log from that offset on, as it is, instead of drawing the screen of now.
+        """`start`: show the log from that offset on, instead of drawing the present screen.
 
-        `patience` is how many seconds a lost connection may take to come back; `follow` leads to where the session has moved.
+        `patience`: seconds in which a lost connection must come back.  `follow`: connects to the host
+        that the session has moved to.
         """
         self.name, self._detach_key = name, detach_key
         self._read_only, self._take, self._start = read_only, take, start
-        self._way = Wayback(connect, patience, follow)
+        self._reconnection = Reconnection(connect, patience, follow)
         self._moved: Moved | None = None  # follow the session there
         self.session: Session
         self._terminal: Terminal
         self._key = DetachKey(detach_key)
         self._keyboard = True  # something may still be typed
-        self._position = 0  # offset of the next byte that we need
+        self._position = 0  # offset of the next byte that is needed
         self._alternate = AlternateScreen()
         self._old_output = OldOutput(0)
         self._lease: dict[str, Any] | None = None
         self._state = "running"
         self._typed = bytearray()  # not sent yet
-        self._unanswered: dict[int, int] = {}  # request -> bytes on their way to the session's terminal
+        self._unanswered: dict[int, int] = {}  # request -> bytes not taken yet
         self._redraw_at: float | None = None
         self._gap = False  # output was skipped: draw again once it is quiet
         self._refused_at = 0.0
@@ -86,7 +89,7 @@ class Attachment:
         self._ended: Ended | None = None
 
     def run(self, session: Session) -> Ended:
-        """Attach, until the session ends, the detach key comes, or the connection is lost for good."""
+        """Attach until the session ends, the detach key is pressed, or the connection is lost."""
         self.session = session
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         before = signal.signal(signal.SIGWINCH, self._on_window)
@@ -101,7 +104,7 @@ class Attachment:
                     if terminal.is_terminal and terminal.drew and self._alternate.shown:
                         terminal.put(LEAVE_ALTERNATE)
                     if terminal.is_terminal and self._ended is not None and self._ended.how != "exited":
-                        terminal.put(b"\r\n")  # the cursor is in the middle of somebody's line
+                        terminal.put(b"\r\n")  # the cursor may be in the middle of a line
         finally:
             signal.set_wakeup_fd(number)
             signal.signal(signal.SIGWINCH, before)
@@ -138,8 +141,11 @@ class Attachment:
             self._notice(f"{self._writer()} writes in {self.name}; attach with --take to write yourself")
 
     def _attach(self, start: int) -> None:
-        """Have output pushed from `start`; with the write lease if it is to be had."""
-        arguments: dict[str, Any] = {"from": start, "answers": self._terminal.is_terminal and self._terminal.keyboard}
+        """Ask for output from `start` on, and for the write lease if it is free."""
+        arguments: dict[str, Any] = {
+            "from": start,
+            "answers": self._terminal.is_terminal and self._terminal.keyboard,
+        }
         if not self._read_only:
             arguments["write"] = True
             if self._terminal.size is not None:
@@ -150,10 +156,10 @@ class Attachment:
         self._old_output = OldOutput(answer["end"])
         self._state = answer["state"]
         if self._state in ("exited", "lost"):
-            self._finish_output()  # that event was before our time
+            self._finish_output()  # that event came before this client
 
     def _finish_output(self) -> None:
-        """The session is over: what it printed last, then its exit code."""
+        """The session is over: show what it printed last, then end with its exit code."""
         status = self.session.status()
         while self._position < status["offset"]:
             message = self.session.receive(5.0)
@@ -163,14 +169,14 @@ class Attachment:
         self._ended = Ended("exited" if status["state"] == "exited" else "lost", status["exit_code"])
 
     def _draw(self, *, history: bool = False) -> None:
-        """Show the session's screen as it is now; what comes after it is at `_position`."""
+        """Draw the session's present screen; output goes on at `_position`."""
         size = self._terminal.size
         if size is None:
             return
         status = self.session.status()
         screen = replay(self.session, status)
         if history:
-            self._terminal.put(b"\r\n" * size[0])  # what is on our screen goes into the scrollback
+            self._terminal.put(b"\r\n" * size[0])  # what is on this screen goes into the scrollback
         elif self._alternate.shown:
             self._terminal.put(LEAVE_ALTERNATE)
         self._terminal.put(RESET + screen.redraw(size[0], size[1], history=history))
@@ -217,7 +223,7 @@ class Attachment:
                         self.session.submit("heartbeat")
                 if self._redraw_at is not None and time.monotonic() >= self._redraw_at and self._ended is None:
                     self._restore_screen()
-            except (SessionGone, TimedOut) as error:  # who does not answer for so long is as good as gone
+            except (SessionGone, TimedOut) as error:  # no answer for so long: take it for lost
                 if self._ended is None:
                     self._come_back(error)
 
@@ -244,7 +250,7 @@ class Attachment:
             if typed and message.error is not None:
                 self._on_refusal(message.error)
 
-    # -- what the holder tells --------------------------------------------------------------------
+    # -- what the holder reports ------------------------------------------------------------------
 
     def _on_event(self, event: Event) -> None:
         body = event.body
@@ -278,7 +284,7 @@ class Attachment:
             self._ended = Ended("lost", text="its holder was shut down")
 
     def _on_refusal(self, error: CriuctlError) -> None:
-        """What was typed did not reach the session."""
+        """Handle a refusal of what was typed."""
         if self._terminal.is_terminal:
             self._terminal.put(b"\a")
         if time.monotonic() - self._refused_at > _NOTICE:
@@ -289,11 +295,14 @@ class Attachment:
 
     @property
     def _listens(self) -> bool:
-        """Whether what is typed is read now: a pipe no faster than the session takes it, while a person may always leave."""
+        """Whether input is read now.
+
+        A pipe is read no faster than the session takes it; a person must always be able to detach.
+        """
         return self._keyboard and (self._terminal.keyboard or len(self._typed) < _MAX_UNANSWERED)
 
     def _read_keyboard(self) -> None:
-        """Take what was typed, or find that nothing will be any more."""
+        """Take what was typed, or notice that the input has ended."""
         try:
             data = os.read(self._terminal.stdin, 65536)
         except OSError:
@@ -337,7 +346,10 @@ class Attachment:
     # -- notices ----------------------------------------------------------------------------------
 
     def _notice(self, text: str, *, stay: bool = False) -> None:
-        """One line over the top of the screen, for a while or until the next; on a pipe it goes to standard error."""
+        """Show one line at the top of the screen, for a while or until the next.
+
+        Without a terminal it goes to standard error.
+        """
         size = self._terminal.size
         if not self._terminal.is_terminal or size is None:
             say(text)
@@ -348,7 +360,7 @@ class Attachment:
         self._redraw_at = None if stay else time.monotonic() + _NOTICE
 
     def _restore_screen(self) -> None:
-        """The screen as it is, without notices and gaps."""
+        """Draw the screen again, without notices and gaps."""
         self._redraw_at, self._gap = None, False
         if not self._terminal.is_terminal:
             return
@@ -363,12 +375,15 @@ class Attachment:
     # -- the connection is lost -------------------------------------------------------------------
 
     def _come_back(self, error: CriuctlError) -> None:
-        """Connect again as the same operator and go on where the output broke off; also if that breaks at once."""
+        """Connect again as the same operator and go on where the output broke off.
+
+        Try again if the new connection breaks at once.
+        """
         while self._ended is None:
             self.session.close()
             self._unanswered.clear()
             try:
-                session = self._way.again(self.session, error, self._pause)
+                session = self._reconnection.again(self.session, error, self._pause)
             except Moved as moved:
                 self._moved = moved
                 return
@@ -388,12 +403,12 @@ class Attachment:
                 return
 
     def _go_after(self, moved: Moved) -> None:
-        """Go on at another host, where the output broke off here."""
+        """Go on at another host where the output broke off here."""
         self._moved = None
         self.session.leave()
         self._unanswered.clear()
         try:
-            session = self._way.after(moved, self._pause)
+            session = self._reconnection.after(moved, self._pause)
         except SessionGone as gone:
             self._ended = Ended("lost", text=gone.message)
             return
@@ -409,7 +424,7 @@ class Attachment:
         except (SessionGone, TimedOut) as error:
             self._come_back(error)
             if self._ended is not None or self._moved is not None:
-                return  # it is not there any more
+                return  # it has left that host
         incarnation = self.session.hello["status"]["incarnation"]
         self._notice(f"criuctl: moved to {moved.host}, {self.name} is incarnation {incarnation}")
 

@@ -1,8 +1,8 @@
-"""What somebody who is attached types, before it is sent: the detach key is found in it, and what nobody typed is told apart.
+"""Input of an attached terminal before it is sent: the detach key, and the terminal's own reports.
 
-The detach key counts when it is pressed: split over several reads it is found all the same, and in a bracketed paste it
-is text.  A key that a terminal sends as an escape sequence (the kitty keyboard protocol does so) must not hold back a lone
-escape, so it is only recognised when it is complete.
+The detach key is found even if it is split over several reads; in a bracketed paste it is text.  A key
+that a terminal sends as an escape sequence (as in the kitty keyboard protocol) must not hold back a
+lone escape, so it is only recognised when it is complete.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class DetachKey:
     def __init__(self, key: str) -> None:
         found = keys.sequences(key)
         self._held_ones = [s for s in found if not s.startswith(b"\x1b")]
-        # A lone escape must not wait for what may follow, so these are only recognised, not held back.
+        # These are only recognised, not held back: a lone escape must not wait for more input.
         self._seen_ones = [s for s in found if s.startswith(b"\x1b")]
-        self._held = b""  # the beginning of the key, not passed on yet
+        self._held = b""  # what may be the beginning of the key
         self._tail = b""  # the end of what was passed on
         self._paste = False
 
     def feed(self, data: bytes) -> tuple[bytes, bool]:
-        """What is to be passed on, and whether the key came; what follows it is dropped."""
+        """Return what to pass on, and whether the key came; drop what follows the key."""
         out = bytearray()
         at = 0
         while at < len(data):
@@ -48,7 +48,7 @@ class DetachKey:
         return bytes(out), False
 
     def _pass(self, data: bytes, at: int, out: bytearray) -> int:
-        """Inside a paste: everything goes on up to its end."""
+        """Pass on a paste up to its end; return where that is."""
         joined = self._tail + data[at:]
         end = joined.find(_PASTE_END)
         stop = len(data) if end < 0 else at + end + len(_PASTE_END) - len(self._tail)
@@ -71,5 +71,5 @@ class DetachKey:
 
 
 def is_report(data: bytes) -> bool:
-    """Whether a terminal says this by itself: an answer to a query, a change of focus, the mouse."""
+    """Whether the terminal itself sent this: an answer to a query, the focus, the mouse."""
     return _REPORT.fullmatch(data) is not None

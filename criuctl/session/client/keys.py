@@ -1,8 +1,9 @@
-"""Keys by name, as `criuctl send --keys` and the configuration's `detach_key` write them, to what a terminal sends for them.
+"""Names of keys, and the bytes that a terminal sends for them.
 
-``C-c`` is a control key, ``M-x`` one with Alt, ``S-Tab`` one with Shift; they combine (``C-M-Left``).  Named keys: Enter,
-Tab, Space, Escape, BSpace, Delete, Insert, Home, End, PageUp, PageDown, Up, Down, Left, Right, F1 to F12.  Anything else
-must be one character.
+`criuctl send --keys` and the configuration's `detach_key` use these names.  ``C-c`` is a control key,
+``M-x`` one with Alt, ``S-Tab`` one with Shift; they combine (``C-M-Left``).  Named keys are Enter, Tab,
+Space, Escape, BSpace, Delete, Insert, Home, End, PageUp, PageDown, Up, Down, Left, Right and F1 to F12.
+Any other key is one character.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ _PLAIN = {
     "backspace": "\x7f",
 }
 _CURSOR = {"up": "A", "down": "B", "right": "C", "left": "D", "home": "H", "end": "F"}
-_TILDE = {"insert": 2, "ic": 2, "delete": 3, "dc": 3, "pageup": 5, "ppage": 5, "pagedown": 6, "npage": 6}
+_TILDE = {
+    "insert": 2,
+    "ic": 2,
+    "delete": 3,
+    "dc": 3,
+    "pageup": 5,
+    "ppage": 5,
+    "pagedown": 6,
+    "npage": 6,
+}
 _TILDE |= {f"f{n}": code for n, code in zip(range(5, 13), (15, 17, 18, 19, 20, 21, 23, 24), strict=True)}
 _FUNCTION = {"f1": "P", "f2": "Q", "f3": "R", "f4": "S"}
 _MODIFIERS = {"S": 1, "M": 2, "C": 4}
@@ -30,7 +40,10 @@ _WORD = re.compile(r"((?:[CMS]-)*)(.+)", re.DOTALL)
 
 
 def encode(word: str, *, cursor_keys: bool = False) -> bytes:
-    """What a terminal sends for this key; `cursor_keys`: the program asked for application cursor keys.  `UsageError`."""
+    """Return what a terminal sends for a key.  `UsageError`.
+
+    `cursor_keys`: the program has asked for application cursor keys.
+    """
     match = _WORD.fullmatch(word)
     if match is None:
         raise UsageError("an empty key")
@@ -50,7 +63,8 @@ def encode(word: str, *, cursor_keys: bool = False) -> bytes:
     char = _PLAIN.get(key, name)
     if len(char) != 1:
         raise UsageError(
-            f"{word!r} is no key", hint="Like C-c, M-x, Enter, Tab, Escape, Space, BSpace, Up, PageDown, F5, or one character."
+            f"{word!r} is no key",
+            hint="Like C-c, M-x, Enter, Tab, Escape, Space, BSpace, Up, PageDown, F5, or one character.",
         )
     if "S" in modifiers:
         char = char.upper()
@@ -60,11 +74,11 @@ def encode(word: str, *, cursor_keys: bool = False) -> bytes:
 
 
 def sequences(text: str) -> list[bytes]:
-    """The ways in which a terminal sends this one key, or these keys one after the other (``C-a d``)."""
+    """Return the ways in which a terminal sends a key, or several in a row (``C-a d``)."""
     words = text.split()
     found = [b"".join(encode(word) for word in words)] if words else []
     if len(words) == 1 and (match := re.fullmatch(r"C-(.)", words[0])):
-        # Terminals whose program asked for unambiguous keys: xterm's modifyOtherKeys, and kitty's.
+        # If the program has asked for unambiguous keys: xterm's modifyOtherKeys, and kitty's.
         code = ord(match[1].lower())
         found += [f"\x1b[{code};5u".encode(), f"\x1b[27;5;{code}~".encode()]
     return found
@@ -74,7 +88,8 @@ def _control(char: str, word: str) -> str:
     if char == "?":
         return "\x7f"
     upper = " @"[char == "@"] if char in " @" else char.upper()
-    number = 0 if upper in " @" else ord(upper) ^ 0x40 if len(upper) == 1 else 0x20  # a letter may have two for a capital
+    # The capital of a letter may be two letters.
+    number = 0 if upper in " @" else ord(upper) ^ 0x40 if len(upper) == 1 else 0x20
     if number > 0x1F:
         raise UsageError(f"{word!r} is no key: no terminal has control with {char!r}")
     return chr(number)

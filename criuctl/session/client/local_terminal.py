@@ -1,8 +1,9 @@
-"""The terminal that somebody sits at while being attached; works, plainer, with pipes too.
+"""The terminal at the user's end of an attached session; pipes work too, with fewer features.
 
-Nothing here blocks: what the terminal does not take is kept, and our user reads no more of the session while too much waits.
-O_NONBLOCK is set on an open file description of our own, for the one that we were given is shared with others.  What was changed
-is put back on exit, whatever the session's programs have asked of the terminal meanwhile.
+Nothing here blocks: what the terminal does not take is kept, and the attach client reads no more of the
+session while too much waits.  O_NONBLOCK is set on an open file description of this process's own,
+because the inherited one is shared with other processes.  What was changed is put back on exit,
+whatever the session's programs have asked of the terminal meanwhile.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from collections import deque
 from types import TracebackType
 from typing import Any, Self
 
-_LAST_SECONDS = 2.0  # that a terminal may take for what is still waiting when we leave
+_LAST_SECONDS = 2.0  # for the terminal to take what still waits when it is left
 
-# What brings a terminal back to how a shell wants it, whatever a session's programs have asked of it.
+# Puts a terminal back into the modes that a shell expects.
 RESET = (
-    b"\x1b7\x1b[?6l\x1b[r\x1b8"  # margins go, the cursor stays
+    b"\x1b7\x1b[?6l\x1b[r\x1b8"  # reset the margins, keep the cursor
     b"\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1004l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?1016l"
     b"\x1b[?2004l\x1b[?1l\x1b>\x1b[4l\x1b[?7h\x1b[?25h\x1b(B\x1b)B\x0f\x1b[0 q\x1b[>4m\x1b[m"
 )
@@ -33,18 +34,18 @@ LEAVE_ALTERNATE = b"\x1b[?1049l"
 
 
 class NotShown(OSError):
-    """Standard output takes nothing: a file on a full disk, say."""
+    """Standard output takes nothing: it may be a file on a full disk."""
 
 
 class Terminal:
-    """Our own terminal: raw inside of the ``with`` block, put back after it.  Works, plainer, with pipes too."""
+    """This process's terminal: raw inside the ``with`` block, put back after it."""
 
     def __init__(self, stdin: int = 0, stdout: int = 1) -> None:
         self.stdin, self._stdout = stdin, stdout
         self.keyboard, self.is_terminal = os.isatty(stdin), os.isatty(stdout)
         self._saved: list[Any] | None = None
         self._out = stdout
-        self._small = False  # a write might block: small ones, when there is room
+        self._small = False  # a write might block: write little, when there is room
         self._waiting: deque[memoryview] = deque()
         self.waiting = 0  # bytes not taken yet
         self.drew = False
@@ -53,7 +54,7 @@ class Terminal:
         mode = os.fstat(self._stdout).st_mode
         flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            # A description of our own: O_NONBLOCK on the one that we were given would hit everybody who shares it.
+            # O_NONBLOCK on the inherited description would affect every process that shares it.
             if self.is_terminal:
                 self._out = os.open(os.ttyname(self._stdout), flags)
             elif stat.S_ISFIFO(mode):
@@ -67,7 +68,12 @@ class Terminal:
             tty.setraw(self.stdin, termios.TCSANOW)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         try:
             with contextlib.suppress(OSError):
                 self._finish()
@@ -81,7 +87,7 @@ class Terminal:
 
     @property
     def size(self) -> tuple[int, int, int, int] | None:
-        """Rows, columns and both in pixels; None where there is no terminal, or it does not know."""
+        """Return rows, columns and both in pixels; None: no terminal, or it has no size."""
         for fd in (self._stdout, self.stdin):
             with contextlib.suppress(OSError):
                 rows, columns, x, y = struct.unpack("4H", _window(fd))
@@ -91,11 +97,11 @@ class Terminal:
 
     @property
     def out(self) -> int:
-        """The descriptor to wait for while something is waiting."""
+        """Return the descriptor to wait for while output waits."""
         return self._out
 
     def put(self, data: bytes | memoryview) -> None:
-        """Show this, now or as soon as the terminal takes it."""
+        """Show `data`, now or as soon as the terminal takes it."""
         if data:
             self._waiting.append(memoryview(data))
             self.waiting += len(data)
@@ -103,7 +109,7 @@ class Terminal:
                 self.flush()
 
     def flush(self) -> None:
-        """Write what the terminal takes.  `BrokenPipeError` when nobody reads any more, `NotShown`."""
+        """Write what the terminal takes.  `BrokenPipeError` if it has no reader, `NotShown`."""
         while self._waiting:
             if self._small and not select.select([], [self._out], [], 0)[1]:
                 return
@@ -127,7 +133,7 @@ class Terminal:
                 self._waiting[0] = piece[count:]
 
     def _finish(self) -> None:
-        """What is waiting is still shown, then the modes are put back; a terminal that stands still is given up."""
+        """Show what still waits, then put the modes back; give up a terminal that is stopped."""
         deadline = time.monotonic() + _LAST_SECONDS
         if self.is_terminal and self.drew:
             self.put(RESET)
@@ -141,5 +147,5 @@ def _window(fd: int) -> bytes:
 
 
 def fields_of(size: tuple[int, int, int, int]) -> dict[str, int]:
-    """A size as the protocol has it."""
+    """Return a size as the protocol has it."""
     return {"rows": size[0], "cols": size[1], "xpixel": size[2], "ypixel": size[3]}

@@ -1,4 +1,4 @@
-"""What somebody who is attached is told about the session, in words."""
+"""Lines about the session that an attached user is shown."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...quoting import quoted
 
 
 def checkpointed_text(name: str, checkpoint: object, detach_key: str) -> str:
-    """The tree is in a store: what that means for who is attached."""
+    """Return the notice that the tree is in a store, and what the user can do."""
     key = f"; {detach_key} leaves" if detach_key else ""
     return f"{name} is checkpointed ({str(checkpoint or '')[:12]}); it goes on here when it is restored on this host{key}"
 
 
 def restored_text(name: str, incarnation: int, restored: dict[str, Any]) -> str:
-    """The banner: which incarnation, from where, how old, what was dropped."""
+    """Return the banner: which incarnation, from which host, how old, what was dropped."""
     text = f"{name}: restored, incarnation {incarnation}"
     if restored.get("host"):
         text += f", from {restored['host']}"
@@ -42,18 +42,18 @@ def _age(created: str) -> str:
 
 
 def still_text(name: str, how: str, by: object) -> str:
-    """It stands still: `how` is paused or halted, `by` the operator who did that."""
+    """Return the notice that the session is `how` (paused or halted), by the operator `by`."""
     who = by.get("name") if isinstance(by, dict) else None
     return f"{name} was {how}{f' by {who}' if who else ''}; `criuctl resume {quoted(name)}` lets it go on"
 
 
 def say(text: str) -> None:
-    """One line about the attachment itself, beside the session's output."""
+    """Write one line about the attachment itself to standard error."""
     with contextlib.suppress(OSError):
         sys.stderr.flush()
         os.write(2, f"[{harmless(text)}]\n".encode(errors="replace"))
 
 
 def harmless(text: str) -> str:
-    """What a terminal may be shown: names of hosts and operators come from elsewhere, and may hold control sequences."""
+    """Return `text` without control sequences: names of hosts and operators may hold some."""
     return "".join(c if c.isprintable() else "?" for c in text)

@@ -1,7 +1,7 @@
-"""The way back to a session: to the same holder after a lost connection, and to another host when the session has moved there.
+"""Connecting again to a session: after a lost connection, or on the host that it has moved to.
 
-Both wait and try again for a while.  Waiting is the caller's, `Pause`, so that its keyboard works meanwhile: it may find that
-nobody wants to come back any more.
+Both try again for a while.  The caller does the waiting between two tries (`Pause`), so that its
+keyboard works meanwhile and the user can give up.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ...quoting import quoted
 from .session import Session
 
 Connect = Callable[[tuple[str, str] | None], Session]
-"""Makes a connection, resuming the operator (id, token) if one is given."""
+"""Connects, and goes on as the operator (id, token) if one is given."""
 
 Follow = Callable[[str], Connect]
-"""Makes what connects to a session by its address, which has moved there."""
+"""Returns what connects to the address that a session has moved to."""
 
 Pause = Callable[[float], bool]
-"""Waits for so many seconds; False when it is no longer wanted."""
+"""Waits for so many seconds; returns False if the user has given up."""
 
 RETRY = 0.2
 _FOLLOW_SECONDS = 20.0  # for reaching the host that the session has moved to
-_LINK_SECONDS = 3600.0  # that a lost connection to another host may take to come back
+_LINK_SECONDS = 3600.0  # in which a lost connection to another host must come back
 
 
 class Moved(Exception):
@@ -35,14 +35,17 @@ class Moved(Exception):
         self.url, self.host = url, host
 
 
-class Wayback:
-    """How one session is reached; `patience` is how many seconds a lost connection may take to come back."""
+class Reconnection:
+    """How one session is reached; a lost connection must come back within `patience` seconds."""
 
     def __init__(self, connect: Connect, patience: float, follow: Follow | None) -> None:
         self._connect, self._patience, self._follow = connect, patience, follow
 
     def again(self, lost: Session, why: CriuctlError, pause: Pause) -> Session | None:
-        """A new connection of the same operator; None when `pause` has ended it.  `SessionGone`, or `Moved`."""
+        """Return a new connection of the same operator; None if `pause` returned False.
+
+        `SessionGone`, or `Moved`.
+        """
         resume: tuple[str, str] | None = (lost.operator, lost.token)
         deadline = time.monotonic() + self._patience
         while True:
@@ -54,12 +57,15 @@ class Wayback:
                 if time.monotonic() >= deadline:
                     raise SessionGone(gone.message or why.message) from gone
                 if not isinstance(gone, SessionGone | TimedOut):
-                    resume = None  # another holder than before, who does not know us: as somebody new
+                    resume = None  # another holder, which does not know this operator
                 if not pause(RETRY):
                     return None
 
     def after(self, moved: Moved, pause: Pause) -> Session | None:
-        """A connection to where the session is now, and from now on the way back leads there; None when `pause` has ended it."""
+        """Return a connection to the host that the session has moved to; later ones lead there too.
+
+        None if `pause` returned False.
+        """
         if self._follow is None:
             raise SessionGone(f"it has moved to {moved.host}: criuctl attach {quoted(moved.url)}")
         try:
@@ -72,7 +78,7 @@ class Wayback:
                 return self._connect(None)
             except CriuctlError as error:
                 if time.monotonic() >= deadline:
-                    told = f"it has moved to {moved.host}, and {error.message}: criuctl attach {quoted(moved.url)}"
-                    raise SessionGone(told) from error
+                    text = f"it has moved to {moved.host}, and {error.message}: criuctl attach {quoted(moved.url)}"
+                    raise SessionGone(text) from error
                 if not pause(RETRY):
                     return None

@@ -1,7 +1,8 @@
-"""A session on another host: the holder's protocol over the standard streams of ``ssh HOST criuctl attach --stdio NAME``.
+"""A session on another host, through ``ssh HOST criuctl attach --stdio NAME``.
 
-The system's ssh does what it is good at (keys, agents, jump hosts, known hosts); on the other host `relay` carries bytes
-between it and the holder's socket, as the user who logged in, and understands none of them.
+The holder's protocol runs over ssh's standard streams.  The system's ssh handles keys, agents, jump
+hosts and known hosts.  On the other host `relay` copies bytes between ssh and the holder's socket, as
+the user that logged in, and does not interpret them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Remote:
-    """A session by its ``ssh://[USER@]HOST[:PORT]/NAME``."""
+    """A session with the address ``ssh://[USER@]HOST[:PORT]/NAME``."""
 
     host: ssh.Host
     name: str
@@ -36,7 +37,7 @@ class Remote:
 
     @classmethod
     def parse(cls, url: str, config: Config) -> Remote:
-        """From the address; of a host in the configuration with its settings.  `UsageError`."""
+        """Parse an address; a host in the configuration has its settings there.  `UsageError`."""
         try:
             address = ssh.Address.parse(url)
         except UsageError:
@@ -51,14 +52,22 @@ class Remote:
         return cls(host, names.check_name(name), tuple(ssh.program(config)))
 
     def connect(self, role: str, resume: tuple[str, str] | None) -> Session:
-        """A connection through a new ssh; the one before, if any, is ended."""
+        """Connect through a new ssh, and end the one before, if any."""
         self.close()
         there = f"{self.host.command} {shlex.join(['attach', '--stdio', self.name])}"
         options = [word for option in self.host.options for word in ("-o", option)]
         ours, theirs = socket.socketpair()
         with theirs:
             self._ssh = command.spawn(
-                [*self.program, "-T", *options, "-o", "ServerAliveInterval=10", *self.host.address.words(), there],
+                [
+                    *self.program,
+                    "-T",
+                    *options,
+                    "-o",
+                    "ServerAliveInterval=10",
+                    *self.host.address.words(),
+                    there,
+                ],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 env=ssh.environment(),
@@ -82,7 +91,7 @@ class Remote:
 
 
 def relay(config: Config, name: str) -> None:
-    """Carry bytes between our standard streams and the holder of session `name`, until one side closes."""
+    """Copy bytes between the standard streams and the holder of `name` until one side closes."""
     folder = names.run_folder(config.run_dir, name)
     check_own(folder)
     try:

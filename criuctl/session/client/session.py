@@ -1,15 +1,17 @@
-"""`Session`: a client of a holder.  Everything that the command line does with a session, as a Python API.
+"""`Session`: one connection to a holder, and the Python API to a session.
+
+All that the command line does with a session goes through this class.
 
     with Session.connect("build", kind="agent", operator="ci", role="write") as session:
         mark = session.send("make\\n")["offset"]
         found = session.wait_match(r"\\$ $", since=mark, timeout=600)
 
-Calls block; `request` is all of the protocol that has no method of its own.  One connection is one operator.
-Not for several threads at once: open a connection each.
+Calls block.  `request` sends any operation of the protocol, with or without a method here.  One
+connection is one operator, and must not be used by two threads at once: open one for each.
 
-A program with an event loop of its own (the attach client) uses `fileno`, `submit` and `receive(0)`: output, events
-and answers come as `Output`, `Event` and `Answer`, in the order in which the holder sent them.  What comes while
-a blocking call waits for its answer is kept for `receive` in that order.
+A program with an event loop of its own (the attach client) uses `fileno`, `submit` and `receive(0)`:
+output, events and answers come as `Output`, `Event` and `Answer`, in the order in which the holder sent
+them.  What comes while a blocking call waits for its answer is kept for `receive` in that order.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["ANSWER_TIMEOUT", "Answer", "Event", "Message", "Output", "Session"]
 
 _SEND = 64 << 10
-_GIVE_UP = 5.0  # seconds for an answer that one can do without
-_MATCH_WINDOW = 64 << 10  # bytes before the newest that a match may begin in
+_GIVE_UP = 5.0  # seconds for an answer that is not needed
+_MATCH_WINDOW = 64 << 10  # a match may begin so many bytes before the newest one
 
 
 class Session(Wire):
@@ -58,11 +60,19 @@ class Session(Wire):
         role: str = "write",
         resume: tuple[str, str] | None = None,
     ) -> None:
-        """Greet the holder on a connected socket, ours from now on; `resume` is (operator id, token) of a lost connection."""
+        """Greet the holder on the connected socket `sock`, which belongs to this object from now on.
+
+        `resume` is (operator id, token) of a connection that was lost: go on as that operator.
+        """
         self._closed = False
         try:
             super().__init__(sock, f"criuctl/{__version__}")
-            hello: dict[str, Any] = {"kind": kind, "name": operator or _user(), "role": role, "program": f"criuctl/{__version__}"}
+            hello: dict[str, Any] = {
+                "kind": kind,
+                "name": operator or _user(),
+                "role": role,
+                "program": f"criuctl/{__version__}",
+            }
             if resume is not None:
                 hello["operator"], hello["token"] = resume
             self.hello = self.request("hello", **hello)
@@ -91,11 +101,14 @@ class Session(Wire):
 
             config = load()
         path = names.run_folder(config.run_dir, name) / "socket"
-        check_own(path.parent)  # at a socket of somebody else's, keys that are typed would be read
+        check_own(path.parent)  # another user's program at the socket would read what is typed
         try:
             sock = names.connect(path, timeout)
         except PermissionError as error:
-            raise Forbidden(f"session {name!r} belongs to another user", hint="Only its owner and root may connect.") from error
+            raise Forbidden(
+                f"session {name!r} belongs to another user",
+                hint="Only its owner and root may connect.",
+            ) from error
         except BlockingIOError as error:
             raise TimedOut(f"the holder of session {name!r} takes no connection in {timeout:g} s") from error
         except OSError as error:
@@ -105,14 +118,15 @@ class Session(Wire):
     # -- requests ---------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """What `criuctl status` shows."""
+        """Return what `criuctl status` shows."""
         status: dict[str, Any] = self.request("status")["status"]
         return status
 
     def send(self, data: str | bytes, *, timeout: float | None = ANSWER_TIMEOUT) -> dict[str, Any]:
-        """Type `data` and wait until the terminal has taken it; ``offset`` of the answer is where the output was before.
+        """Type `data` and wait until the terminal has taken it.
 
-        `TimedOut` after `timeout` seconds: what the terminal has not taken by then, for nobody reads, is not typed any more.
+        ``offset`` of the answer is the end of the output before that.  `TimedOut` after `timeout`
+        seconds: what the terminal has not taken by then, because no program reads, is dropped.
         """
         data = data.encode() if isinstance(data, str) else data
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -131,10 +145,16 @@ class Session(Wire):
         return answer
 
     def _not_taken(self, request: int, before: int, text: str, late: TimedOut) -> dict[str, Any]:
-        """The answer to input whose time is over, if it has come after all; else how much of it was typed is raised."""
+        """Return the answer to input that timed out, if it has come after all.
+
+        Else raise `TimedOut`, with how much of the input was typed.
+        """
         answer = self._cancel(request)
-        if answer is None:  # of a holder that does not know this of input, or stands still itself
-            raise TimedOut(f"the session's terminal has not taken all {text}", hint="It may take the rest later.") from late
+        if answer is None:  # an older holder does not report this, and a frozen one nothing
+            raise TimedOut(
+                f"the session's terminal has not taken all {text}",
+                hint="It may take the rest later.",
+            ) from late
         if answer.error is None:
             return answer.body
         if "written" not in answer.error.details:
@@ -148,7 +168,7 @@ class Session(Wire):
         self.request("resize", rows=rows, cols=cols, xpixel=xpixel, ypixel=ypixel)
 
     def signal(self, number: int | str, to: str = "foreground") -> int:
-        """Signal the foreground group, the leader or the whole session; how many processes got it."""
+        """Signal the foreground group, the leader or the session; return the number of processes."""
         return int(self.request("signal", signal=number, to=to)["signalled"])
 
     def pause(self) -> dict[str, Any]:
@@ -164,21 +184,30 @@ class Session(Wire):
         return self.request("halt")
 
     def kill(self, grace: float = protocol.DEFAULT_GRACE) -> int:
-        """End every process of the session; returns when they are gone."""
+        """End every process of the session; return their number when all are gone."""
         return int(self.request("kill", grace=grace, timeout=grace + ANSWER_TIMEOUT)["killed"])
 
     def spawn(self, argv: Sequence[str], env: Mapping[str, str], fds: Sequence[int]) -> int:
-        """Start a program as the holder's child, with these descriptors of ours under their own numbers; its PID."""
+        """Start a program as the holder's child; return its PID.
+
+        It gets copies of the descriptors `fds` under the same numbers.
+        """
         return int(self.request("spawn", argv=list(argv), env=dict(env), numbers=list(fds), fds=fds)["pid"])
 
     # -- output -----------------------------------------------------------------------------------
 
     def attach(
-        self, start: int | str = "now", *, size: tuple[int, int] | None = None, write: bool = False, answers: bool | None = None
+        self,
+        start: int | str = "now",
+        *,
+        size: tuple[int, int] | None = None,
+        write: bool = False,
+        answers: bool | None = None,
     ) -> dict[str, Any]:
-        """Have output pushed from `start` on (offset, "start", "now", -N); it comes by `receive` or `stream`.
+        """Ask for output from `start` on (offset, "start", "now", -N); `receive` and `stream` return it.
 
-        `answers`: whether it is shown to a terminal whose answers to queries are sent as input; None: it is, for a human.
+        `answers`: the output is shown to a terminal whose answers to queries are sent as input.  None:
+        that is so for a human.
         """
         arguments: dict[str, Any] = {"from": start}
         if size is not None:
@@ -190,11 +219,11 @@ class Session(Wire):
         return self.request("attach", **arguments)
 
     def detach(self) -> int:
-        """Stop the output; the offset of the next byte that would have come."""
+        """Stop the output; return the offset of the next byte that would have come."""
         return int(self.request("detach")["offset"])
 
     def stream(self, timeout: float | None = None) -> Iterator[Output | Event]:
-        """Output and events of an attached connection as they come; ends after the event ``exit``, or `timeout` idle seconds."""
+        """Yield output and events as they come, until the event ``exit`` or `timeout` idle seconds."""
         while (message := self.receive(timeout)) is not None:
             if isinstance(message, Answer):
                 continue
@@ -203,7 +232,10 @@ class Session(Wire):
                 return
 
     def read(self, start: int | str = "start", end: int | None = None) -> Output:
-        """The bytes of the log from `start` to `end` (now); what is no longer kept is missing at the front (`Output.offset`)."""
+        """Return the bytes of the log from `start` to `end`; None: to its end.
+
+        What is no longer kept is missing at the front: see `Output.offset`.
+        """
         arguments: dict[str, Any] = {"from": start}
         if end is not None:
             arguments["to"] = end
@@ -211,26 +243,29 @@ class Session(Wire):
         return Output(int(answer.body["from"]), answer.data)
 
     def subscribe(self, since: int | None = None) -> int:
-        """Have events sent (`receive`, `stream`), after `since` those still remembered too; the newest one's sequence."""
+        """Ask for events; `receive` and `stream` return them.  Return the newest one's sequence.
+
+        With `since`, events after that sequence which the holder still remembers come too.
+        """
         arguments: dict[str, Any] = {} if since is None else {"since": since}
         return int(self.request("subscribe", **arguments)["sequence"])
 
     # -- waiting ----------------------------------------------------------------------------------
 
     def wait_exit(self, timeout: float | None = None) -> dict[str, Any]:
-        """Wait until the session has ended: ``exit_code``, ``exit_signal``.  `TimedOut`."""
+        """Wait until the session has ended; return ``exit_code``, ``exit_signal``.  `TimedOut`."""
         return self._wait("exit", timeout)
 
     def wait_state(self, *states: str, timeout: float | None = None) -> str:
-        """Wait until the session is in one of these states."""
+        """Wait until the session is in one of these states, and return which.  `TimedOut`."""
         return str(self._wait("state", timeout, states=list(states))["state"])
 
     def wait_output(self, offset: int, timeout: float | None = None) -> int:
-        """Wait until there is output behind `offset`; the new end."""
+        """Wait until there is output behind `offset`; return the new end.  `TimedOut`."""
         return int(self._wait("output", timeout, offset=offset)["end"])
 
     def wait_idle(self, seconds: float, timeout: float | None = None) -> int:
-        """Wait until nothing has been printed for `seconds`; the end of the log.  `TimedOut`."""
+        """Wait until nothing was printed for `seconds`; return the end of the log.  `TimedOut`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         end = int(self.status()["offset"])
         while True:
@@ -244,12 +279,17 @@ class Session(Wire):
                     return end
 
     def wait_match(
-        self, pattern: str | re.Pattern[str], *, since: int | str = "input", timeout: float | None = None
+        self,
+        pattern: str | re.Pattern[str],
+        *,
+        since: int | str = "input",
+        timeout: float | None = None,
     ) -> re.Match[str]:
-        """Wait until `pattern` is found in the output; `TimedOut`; `SessionGone` if the session ends first.
+        """Wait until `pattern` is found in the output, and return the match.
 
-        `since` is an offset, "start", "now", or "input": from where the output stood at the last input, whosever.
-        Looks at the raw output, escape sequences included, undecodable bytes replaced; a match may be 64 KiB long.
+        `TimedOut`; `SessionGone` if the session ends first.  `since` is an offset, "start", "now", or
+        "input": the end of the output when any operator typed last.  The raw output is searched, escape
+        sequences included, undecodable bytes replaced; a match may be 64 KiB long.
         """
         wanted = re.compile(pattern) if isinstance(pattern, str) else pattern
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -282,15 +322,16 @@ class Session(Wire):
         soft: bool = False,
         timeout: float | None = ANSWER_TIMEOUT,
     ) -> dict[str, Any]:
-        """Ask for the write lease; `LeaseHeld`, or wait for it with `queue`.
+        """Ask for the write lease; `LeaseHeld` if another operator has it.
 
-        A `soft` one is anybody's who types once we have not typed for a second, as if it had come by typing.
+        With `queue`, wait for it.  A `soft` lease is lost to the next operator that types once this one
+        has not typed for a second, like the lease that comes by typing.
         """
         lease: dict[str, Any] = self.request("lease-request", ttl=ttl, queue=queue, soft=soft, timeout=timeout)["lease"]
         return lease
 
     def lease_take(self, ttl: float = protocol.DEFAULT_TTL) -> dict[str, Any]:
-        """Take the lease from whoever has it; the answer's ``from`` says who had."""
+        """Take the lease from its owner; ``from`` of the answer is that operator, or None."""
         return self.request("lease-take", ttl=ttl)
 
     def lease_grant(self, to: str) -> dict[str, Any]:
@@ -299,36 +340,36 @@ class Session(Wire):
         return lease
 
     def lease_yield(self, to: str | None = None) -> None:
-        """Give the lease up, or over to operator `to`."""
+        """Give the lease up, or hand it to operator `to`."""
         arguments: dict[str, Any] = {} if to is None else {"to": to}
         self.request("lease-yield", **arguments)
 
     def heartbeat(self) -> dict[str, Any] | None:
-        """Keep one's lease; the lease of now."""
+        """Keep the lease, if it is this operator's; return the lease of now."""
         lease: dict[str, Any] | None = self.request("heartbeat")["lease"]
         return lease
 
     def set_role(self, kind: str, operator: str, role: str | None) -> None:
-        """Set, or with None forget, the highest role of an operator."""
+        """Limit an operator to a role; None removes the limit."""
         self.request("set-role", kind=kind, name=operator, role=role)
 
     def audit(self, since: int = 0, limit: int = 1000) -> list[dict[str, Any]]:
-        """Entries of the audit log with a higher sequence than `since`."""
+        """Return entries of the audit log with a higher sequence than `since`."""
         entries: list[dict[str, Any]] = self.request("audit", since=since, limit=limit)["entries"]
         return entries
 
     def reexec(self, **arguments: Any) -> None:
-        """Have the holder replace itself by a fresh program (an upgraded criuctl's: ``code``)."""
+        """Replace the holder by a fresh program; ``code`` is the folder of an upgraded criuctl."""
         self.request("reexec", **arguments)
 
     def shutdown(self, *, force: bool = False) -> None:
-        """End the holder; with `force` although a tree runs."""
+        """End the holder; with `force` even while a tree runs."""
         self.request("shutdown", force=force)
 
     # -- the end ----------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Say goodbye, which frees the lease at once, and close."""
+        """Close the connection for good; the lease is free at once."""
         if not self._closed:
             with contextlib.suppress(CriuctlError):
                 self.request("bye", timeout=_GIVE_UP)
@@ -342,7 +383,12 @@ class Session(Wire):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.leave()
 
     # -- inside -----------------------------------------------------------------------------------
@@ -359,7 +405,7 @@ class Session(Wire):
             raise
 
     def _cancel(self, request: int) -> Answer | None:
-        """Wait for the answer to `request` no more; what it is by now, for it may have crossed our cancelling: then it counts."""
+        """Cancel `request`; return its answer if that came before the holder read the cancel."""
         with contextlib.suppress(CriuctlError):
             self.request("cancel", request=request, timeout=_GIVE_UP)
         crossed = next((m for m in self._inbox if isinstance(m, Answer) and m.id == request), None)
@@ -369,7 +415,7 @@ class Session(Wire):
 
 
 def _user() -> str:
-    """The name of the person, or of the user, at this end."""
+    """Return the name of the user at this end."""
     for variable in ("CRIUCTL_OPERATOR", "SUDO_USER", "LOGNAME", "USER"):
         if os.environ.get(variable):
             return os.environ[variable][:64]

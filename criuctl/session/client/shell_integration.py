@@ -1,13 +1,14 @@
-"""A command in a session's live shell: typed at its prompt, its output and exit code told apart from all else.
+"""Running a command in the live shell of a session, and finding its output and exit code.
 
-What is typed prints an OSC 133 mark before the command (``C``) and one after it (``D``, with the exit code), both with a
-nonce, so that nothing that the command, the shell or anybody else prints can be taken for them; the line as the
-terminal echoes it holds no escape, only the words that make one.  The command itself travels as octal escapes of
-``printf %b``: one line whatever is in it, and nothing that a line editor, a history or a terminal would interpret.
-It is evaluated by the shell itself: ``cd`` and variables stay.
+The line that is typed prints an OSC 133 mark before the command (``C``) and one after it (``D``, with
+the exit code).  Both hold a nonce, so that no other output can be taken for them; the line as the
+terminal echoes it holds no escape, only the words that make one.  The command itself is sent as octal
+escapes of ``printf %b``: always one line, and nothing that a line editor, a history or a terminal would
+interpret.  The shell itself evaluates it, so ``cd`` and variables stay in effect.
 
-Whether a shell is at its prompt is seen from outside: it leads the terminal's foreground group, and its
-line editor has switched the terminal's own off.  Shells without one (dash) are believed when they sleep.
+A shell at its prompt is recognised from outside: it leads the terminal's foreground group, and its line
+editor has switched off the terminal's own.  A shell without a line editor (dash) counts as being at its
+prompt when it sleeps.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from ...proc.tree import children
 if TYPE_CHECKING:
     from .session import Session
 
-_EDITORS = ("bash", "zsh")  # their prompt is known by the line editor
+_EDITORS = ("bash", "zsh")  # their line editor shows that they are at the prompt
 _PLAIN = ("sh", "dash", "ash", "busybox", "ksh", "mksh")
 _MAX_CANONICAL = 4000  # bytes that a terminal takes as one line
 _BEGIN_TIMEOUT = 10.0  # seconds until the shell must have begun
@@ -46,7 +47,10 @@ class Executed:
 
 
 def at_prompt(root: int) -> str | None:
-    """The name of the shell that waits for a command in the foreground of the terminal of the tree of `root`; None: none does."""
+    """Return the name of the shell that is at its prompt on the terminal of the tree of `root`.
+
+    None: no shell is.
+    """
     leader = _foreground(root)
     if leader is None:
         return None
@@ -70,7 +74,7 @@ def at_prompt(root: int) -> str | None:
 
 
 def foreground_name(root: int) -> str:
-    """What is in the foreground, for an error's text."""
+    """Return the name of the program in the foreground, for an error's text."""
     leader = _foreground(root)
     if leader is None:
         return "nothing"
@@ -88,7 +92,7 @@ def _stat(pid: int) -> list[bytes] | None:
 
 
 def _foreground(root: int) -> int | None:
-    """The leader of the foreground group of the terminal on which the tree of `root` runs."""
+    """Return the leader of the foreground group of the terminal of the tree of `root`."""
     todo, seen = [root], set()
     while todo:
         pid = todo.pop(0)
@@ -106,7 +110,10 @@ def _foreground(root: int) -> int | None:
 
 
 def command_line(command: Sequence[str], nonce: str) -> bytes:
-    """What is typed for `command`: one word is a line of shell, several are a command and its arguments."""
+    """Return what is typed for `command`.
+
+    One word is a line of shell, several are a command and its arguments.
+    """
     text = command[0] if len(command) == 1 else shlex.join(command)
     data = text.encode(errors="surrogateescape")
     if not data.strip():
@@ -114,7 +121,7 @@ def command_line(command: Sequence[str], nonce: str) -> bytes:
     if b"\0" in data:
         raise UsageError("a command cannot hold a NUL byte")
     escaped = "".join(chr(byte) if byte in _SAFE else f"\\0{byte:03o}" for byte in data)
-    # A space before it keeps it out of the history of shells that are set up so.
+    # The leading space keeps it out of the history of shells that are set up so.
     return (
         f" printf '\\033]133;C;aid=%s\\007' {nonce};"
         f" eval \"$(printf %b '{escaped}')\";"
@@ -130,9 +137,10 @@ def execute(
     timeout: float | None = None,
     force: bool = False,
 ) -> Executed:
-    """Run `command` in the shell of the session, give its raw output to `show` as it comes.
+    """Run `command` in the shell of the session, and give its raw output to `show` as it comes.
 
-    `WrongState` when no shell is at a prompt (not looked at with `force`), `TimedOut` when it takes longer: it runs on.
+    `WrongState` if no shell is at a prompt (`force` does not check that).  `TimedOut` if it takes
+    longer than `timeout` seconds: it runs on.
     """
     status = session.status()
     if status["state"] != "running":
@@ -140,7 +148,7 @@ def execute(
     shell = at_prompt(status["pid"])
     settled = time.monotonic() + _SETTLE
     while shell is None and not force and foreground_name(status["pid"]) in _EDITORS + _PLAIN and time.monotonic() < settled:
-        time.sleep(_LOOK)  # a shell that has just run something is on its way back to its prompt
+        time.sleep(_LOOK)  # it may have just run something
         shell = at_prompt(status["pid"])
     if shell is None and not force:
         raise WrongState(
@@ -153,7 +161,8 @@ def execute(
         raise UsageError(
             f"the command is too long for {shell or 'this shell'}: {len(line)} bytes typed, {_MAX_CANONICAL} at most"
         )
-    # Whatever is half typed goes (the blank: an editor with nothing to delete rings); a paste does not trigger completion.
+    # Delete what is half typed (the blank: an editor with nothing to delete rings the bell).
+    # A paste does not trigger completion.
     clear = b" \x05\x15" if shell in _EDITORS else b"\x15"
     if status["modes"]["bracketed_paste"]:
         line = b"\x1b[200~" + line + b"\x1b[201~"
@@ -183,11 +192,14 @@ def execute(
             continue
         except WrongState as error:
             if session.status()["offset"] <= offset:
-                raise SessionGone("the session ended before the command did", hint="Did the command end the shell?") from error
+                raise SessionGone(
+                    "the session ended before the command did",
+                    hint="Did the command end the shell?",
+                ) from error
 
 
 class Marks:
-    """Finds the two marks in a stream of output and gives what is between them."""
+    """Finds the two marks in a stream of output, and returns what is between them."""
 
     def __init__(self, nonce: str, offset: int) -> None:
         self._begin = f"\x1b]133;C;aid={nonce}\x07".encode()
@@ -200,7 +212,7 @@ class Marks:
         self.exit_code: int | None = None
 
     def feed(self, data: bytes, offset: int) -> bytes:
-        """What of the command's output is known with this to be output."""
+        """Take output at `offset`; return what of it is known to be the command's."""
         if offset != self._at + len(self._buffer):  # the log has lost what was between
             self._buffer, self._at = b"", offset
         self._buffer += data
@@ -214,7 +226,7 @@ class Marks:
         if match := self._end.search(self._buffer):
             self.exit_code, self.end = int(match[1]), self._at + match.start()
             return self._drop(match.start())
-        # A mark may begin at the last escape: that waits for what follows.
+        # A mark may begin at the last escape: keep that until more output comes.
         last = self._buffer.rfind(b"\x1b", max(0, len(self._buffer) - self._longest))
         return self._drop(last if last >= 0 else len(self._buffer))
 

@@ -1,7 +1,7 @@
-"""The client's end of the wire: requests out, and output, events and answers in, in the order in which they were sent.
+"""The client's end of the wire: requests out; output, events and answers in, in the order sent.
 
-What comes while a blocking call waits for its answer is kept for `receive`, in that order.  The holder's errors become
-criuctl's own, so that whoever calls needs to know one kind only.
+What comes while a blocking call waits for its answer is kept for `receive`, in that order.  The
+holder's errors become criuctl's own, so that callers need to know one kind only.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Output:
 
     @property
     def end(self) -> int:
-        """The offset behind the last byte."""
+        """Return the offset behind the last byte."""
         return self.offset + len(self.data)
 
 
@@ -68,7 +68,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to request `id`; `error` is what a blocking call would have raised, `data` the bytes of a `read`."""
+    """The answer to request `id`.
+
+    `error` is what a blocking call would have raised, `data` are the bytes of a `read`.
+    """
 
     id: int
     body: dict[str, Any]
@@ -80,15 +83,16 @@ Message = Output | Event | Answer
 
 
 class Wire:
-    """A connection over which somebody speaks the protocol; the preface is sent, `hello` is not."""
+    """A connection that speaks the protocol: the preface is sent, `hello` is not."""
 
     def __init__(self, sock: socket.socket, program: str) -> None:
         self._socket = sock
         self._decoder = protocol.Decoder()
         self._inbox: deque[Message] = deque()
-        self._pieces: dict[int, tuple[int, bytearray]] = {}  # request -> offset behind, and the bytes of a `read` so far
+        # Request -> (end, bytes so far) of a `read`.
+        self._pieces: dict[int, tuple[int, bytearray]] = {}
         self._last = 0
-        self.end = 0  # offset behind the newest output that was received; where to attach again
+        self.end = 0  # of the output that was received: where to attach again
         sock.setblocking(True)
         self._send(protocol.preface(program))
 
@@ -97,23 +101,26 @@ class Wire:
         self._socket.close()
 
     def fileno(self) -> int:
-        """The descriptor that becomes readable when there may be something for `receive`; see `pending`."""
+        """Return the descriptor that becomes readable when `receive` may have something.
+
+        See `pending`, too.
+        """
         return self._socket.fileno()
 
     @property
     def pending(self) -> bool:
-        """Whether `receive` has something at once, whatever the descriptor says."""
+        """Whether `receive` has something without reading from the descriptor."""
         return bool(self._inbox)
 
     def submit(self, op: str, *, fds: Sequence[int] = (), **arguments: Any) -> int:
-        """Send a request and return its id; the `Answer` comes by `receive`."""
+        """Send a request and return its id; `receive` returns the `Answer`."""
         self._last += 1
         frame = protocol.json_frame({"id": self._last, "op": op, **arguments})
         self._send(frame, fds)
         return self._last
 
     def submit_input(self, data: bytes, *, answered: bool = False) -> int:
-        """Send input without waiting; 0, or the id under which an `Answer` comes.  A refusal always comes."""
+        """Send input without waiting.  Return the id of its `Answer`; 0: only a refusal comes."""
         if answered:
             self._last += 1
         request = self._last if answered else 0
@@ -123,7 +130,10 @@ class Wire:
         return request
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; None when none came in `timeout` seconds.  `SessionGone` when the connection is lost."""
+        """Return the next message; None if none came in `timeout` seconds.
+
+        `SessionGone` when the connection is lost.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self._inbox:
             if not self._fill(deadline):
@@ -131,9 +141,14 @@ class Wire:
         return self._inbox.popleft()
 
     def request(
-        self, op: str, *, timeout: float | None = ANSWER_TIMEOUT, fds: Sequence[int] = (), **arguments: Any
+        self,
+        op: str,
+        *,
+        timeout: float | None = ANSWER_TIMEOUT,
+        fds: Sequence[int] = (),
+        **arguments: Any,
     ) -> dict[str, Any]:
-        """Send a request and wait for its answer; its error is raised, `TimedOut` after `timeout` seconds."""
+        """Send a request and return its answer; raise its error, or `TimedOut`."""
         return self._await(self.submit(op, fds=fds, **arguments), op, timeout).body
 
     def _await(self, request: int, what: str, timeout: float | None) -> Answer:
@@ -159,7 +174,7 @@ class Wire:
             raise SessionGone(f"the connection to the session was lost ({error.strerror or error})") from error
 
     def _fill(self, deadline: float | None) -> bool:
-        """Wait for bytes and sort them; False at the deadline."""
+        """Wait for bytes and sort their messages; return False at the deadline."""
         if deadline is not None:
             poller = select.poll()
             poller.register(self._socket, select.POLLIN)
@@ -189,7 +204,7 @@ class Wire:
             request, offset, data = protocol.parse_data(body)
             behind, collected = self._pieces.get(request, (offset, bytearray()))
             if offset != behind:
-                collected = bytearray()  # what came before is not next to this: the log has dropped what was between
+                collected = bytearray()  # the log has dropped what was between
             collected += data
             self._pieces[request] = (offset + len(data), collected)
         elif kind == protocol.JSON:
@@ -198,7 +213,14 @@ class Wire:
                 self._inbox.append(Event(str(message["event"]), message))
             elif isinstance(message.get("id"), int):
                 request = message["id"]
-                self._inbox.append(Answer(request, message, _error(message), bytes(self._pieces.pop(request, (0, b""))[1])))
+                self._inbox.append(
+                    Answer(
+                        request,
+                        message,
+                        _error(message),
+                        bytes(self._pieces.pop(request, (0, b""))[1]),
+                    )
+                )
             else:
                 raise _error(message) or DataError("the holder sent a message that is neither an answer nor an event")
 

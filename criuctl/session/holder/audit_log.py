@@ -1,9 +1,10 @@
 """The audit log: who did what to a session, one JSON object a line, appended and never rewritten.
 
-It is opened once with O_APPEND; entries are written at once, one write(2) each, and the sequence goes on over re-exec
-and restore.  One file is one session's: the first entry, ``opened``, says whose.  When the name is given to another
-session, the file of the one before is set aside under its id.  A disk that is full must not stop a session, but silence
-would be a lie: the entries that could not be written are counted and the next one that can says how many are missing.
+It is opened once with O_APPEND; each entry is written at once with one write(2), and the sequence goes
+on over re-exec and restore.  A file belongs to one session: the first entry, ``opened``, names it.  When
+another session gets the name, the earlier session's file is renamed after its id.  A full disk must not
+stop a session, but a gap must be visible: entries that could not be written are counted, and the next
+entry says how many are missing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from .operators import Operator
 from .session_state import Identity
 
-_TAIL = 4 << 20  # an answer to `audit` is looked for in this much of the end of the file
+_TAIL = 4 << 20  # bytes at the end of the file in which `entries` looks
 
 
 class AuditLog:
@@ -34,10 +35,10 @@ class AuditLog:
 
     @classmethod
     def opened(cls, path: Path, session: str, incarnation: int, sequence: int = 0) -> AuditLog:
-        """That of the session with this id, whose last entry elsewhere was `sequence`."""
+        """Open the log of the session with this id; its last entry elsewhere was `sequence`."""
         owner, last = _owner(path)
         if owner is not None and owner != session:
-            path.replace(_aside(path, owner))
+            path.replace(_kept_name(path, owner))
             earlier = path.with_name(f"audit-{session[:16]}.jsonl")
             if _owner(earlier)[0] == session:  # it had the name before, and has it again
                 earlier.replace(path)
@@ -48,22 +49,22 @@ class AuditLog:
         return log
 
     def move(self, folder: Path) -> None:
-        """Take the file to `folder`; that of another session there is set aside."""
+        """Move the file to `folder`; one of another session there is renamed after its id."""
         place = folder / self.path.name
         owner, _last = _owner(place)
         if owner is not None:
-            place.replace(_aside(place, owner))
+            place.replace(_kept_name(place, owner))
         self.path = self.path.replace(place)
 
     def _end_line(self) -> None:
-        """A line that was torn, by a power cut say, ends here: what follows is another one."""
+        """End a line that was cut, by a power failure for example."""
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             with suppress(OSError):
                 os.write(self._fd, b"\n")
 
     def write(self, what: str, who: dict[str, Any], incarnation: int, **facts: Any) -> int:
-        """Add an entry; its sequence."""
+        """Add an entry; return its sequence."""
         self.sequence += 1
         entry = {
             "sequence": self.sequence,
@@ -80,14 +81,14 @@ class AuditLog:
             written = os.write(self._fd, line)
             self._lost = 0
             if written < len(line):
-                os.write(self._fd, b"\n")  # a torn line is one entry, not two
+                os.write(self._fd, b"\n")  # the cut line must not be joined with the next
                 self._lost = 1
         except OSError:
             self._lost += 1
         return self.sequence
 
     def entries(self, since: int, limit: int) -> list[dict[str, Any]]:
-        """The oldest `limit` entries above sequence `since` that are in the end of the file."""
+        """Return the oldest `limit` entries above sequence `since` near the end of the file."""
         size = os.fstat(self._fd).st_size
         begin = max(0, size - _TAIL)
         lines = os.pread(self._fd, _TAIL, begin).split(b"\n")
@@ -124,7 +125,7 @@ class AuditWriter:
 
 
 def _owner(path: Path) -> tuple[str | None, int]:
-    """Whose log is at `path` (None: nobody's), and the sequence of its last entry."""
+    """Return the session whose log is at `path` (None: no log), and its last sequence."""
     try:
         with open(path, "rb") as file:
             first = file.readline(4096)
@@ -137,13 +138,13 @@ def _owner(path: Path) -> tuple[str | None, int]:
     except (ValueError, KeyError, TypeError):
         return "", 0
     for line in reversed(tail.split(b"\n")):
-        with suppress(ValueError, KeyError, TypeError):  # a line may be torn
+        with suppress(ValueError, KeyError, TypeError):  # a line may be cut
             return session if session.isalnum() else "", int(json.loads(line)["sequence"])
     return session if session.isalnum() else "", 0
 
 
-def _aside(path: Path, owner: str) -> Path:
-    """Where the log of another session is kept: never in the place of what is kept already."""
+def _kept_name(path: Path, owner: str) -> Path:
+    """Return a free name for the log of another session."""
     whose = owner[:16] or "unknown"
     names = (f"audit-{whose}{f'-{number}' if number else ''}.jsonl" for number in itertools.count())
     return next(free for name in names if not os.path.lexists(free := path.with_name(name)))

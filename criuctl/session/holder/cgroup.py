@@ -1,8 +1,9 @@
-"""A control group of a session's own, for as long as its holder lives: to freeze it, to find its processes, to end them.
+"""A session's own control group: to freeze its processes, to find them, to end them.
 
-Version 2 is preferred, also beside version 1 (its freezer is in the core and lets frozen processes be traced and
-killed); else the freezer hierarchy of version 1; where neither can be written (a plain user, a container) there is no group
-and `processes` stops and finds by walking the tree.  The group is made below the holder's own group if
+It exists as long as the holder.  Version 2 is preferred, also where both versions are mounted: its
+freezer is in the core and lets frozen processes be traced and killed.  Else the freezer hierarchy of
+version 1 is used.  Where neither can be written (a plain user, a container) there is no group, and
+`processes` walks the tree to find and stop processes.  The group is made below the holder's own group if
 that is a systemd scope that was delegated to it, else below ``criuctl``.
 """
 
@@ -17,7 +18,7 @@ from ...proc.mounts import read_mounts
 
 _ROOT = "/sys/fs/cgroup"
 _FREEZE_SECONDS = 1.0
-_BUSY_SECONDS = 8.0  # while what is not frozen yet only waits for a processor
+_BUSY_SECONDS = 8.0  # while all that is not frozen yet waits for a processor
 
 
 class SessionGroup:
@@ -28,16 +29,16 @@ class SessionGroup:
 
     @property
     def procs(self) -> str:
-        """The file that a process enters the group by."""
+        """Return the path of the file by which a process enters the group."""
         return os.path.join(self.path, "cgroup.procs")
 
     @property
     def method(self) -> str:
-        """The freezer, as the protocol names it."""
+        """Return the freezer's name in the protocol."""
         return f"freezer-v{self.version}"
 
     def add(self, pid: int) -> bool:
-        """Move a process here; False when it is gone or not ours to move."""
+        """Move a process here; False if it is gone or this user may not move it."""
         try:
             with open(self.procs, "w") as file:
                 file.write(str(pid))
@@ -46,7 +47,7 @@ class SessionGroup:
         return True
 
     def pids(self) -> list[int]:
-        """Who is here."""
+        """Return the PIDs of the processes here."""
         try:
             with open(self.procs) as file:
                 return [int(line) for line in file if line.strip() != "0"]
@@ -58,10 +59,10 @@ class SessionGroup:
         return any(pid in SessionGroup(folder, self.version).pids() for folder, _folders, _files in os.walk(self.path))
 
     def freeze(self, patience: float = _FREEZE_SECONDS, busy: float = _BUSY_SECONDS) -> bool:
-        """Freeze all; whether every process stands still within `patience` seconds.
+        """Freeze all; return whether every process stands still within `patience` seconds.
 
-        A process freezes when it is scheduled, which on a busy host may take seconds: while one is runnable, that is waited for,
-        up to `busy` seconds.
+        A process freezes when it is scheduled, which may take seconds on a busy host: while one is
+        runnable the wait lasts up to `busy` seconds.
         """
         name, frozen = ("cgroup.freeze", "1") if self.version == 2 else ("freezer.state", "FROZEN")
         try:
@@ -78,7 +79,7 @@ class SessionGroup:
             file.write(thawed)
 
     def remove(self, patience: float = 1.0) -> bool:
-        """Remove the group; False while somebody is in it.  Who was killed just now has up to `patience` seconds to leave."""
+        """Remove the group; False if a process is still in it after `patience` seconds."""
         deadline = time.monotonic() + patience
         while True:
             try:
@@ -103,7 +104,7 @@ class SessionGroup:
             return False
 
     def _wait_frozen(self, patience: float, busy: float) -> bool:
-        """Processes on their way out of the kernel take a moment; one that sleeps in a disk cannot be waited for."""
+        """Wait until all are frozen; one that waits for a disk may take too long."""
         began = time.monotonic()
         pause = 0.001
         while not self._frozen():
@@ -127,7 +128,7 @@ class SessionGroup:
 
 
 def existing(path: str) -> SessionGroup | None:
-    """The group at `path`, made by a holder that may be gone; None when it is gone too."""
+    """Return the group at `path`, which a holder has made; None if it is gone."""
     for version, file in ((1, "freezer.state"), (2, "cgroup.freeze")):
         if os.path.exists(os.path.join(path, file)):
             return SessionGroup(path, version)
@@ -135,7 +136,7 @@ def existing(path: str) -> SessionGroup | None:
 
 
 def create(name: str) -> SessionGroup | None:
-    """Make the group `name`; None where there is no freezer to be had."""
+    """Make the group `name`; None if no freezer can be used."""
     for mount, version in _hierarchies():
         parent = _parent(mount, version)
         path = os.path.join(parent, name)
@@ -162,7 +163,7 @@ def _hierarchies() -> list[tuple[str, int]]:
 
 
 def _parent(mount: str, version: int) -> str:
-    """The folder below which groups of ours may be made."""
+    """Return the folder below which sessions' groups are made."""
     own = ""
     with open("/proc/self/cgroup") as file:
         for line in file:
@@ -175,9 +176,11 @@ def _parent(mount: str, version: int) -> str:
 
 
 def leave_launchers() -> None:
-    """Leave the launcher's groups, so that ending them (a cron job, a container's exec) does not end the holder.
+    """Leave the launcher's groups.
 
-    In a systemd scope of our own there is nothing to leave; elsewhere the kernel's freezer and version 2 are what others kill by.
+    Else ending them (those of a cron job, of a container's exec) would end the holder.  In a systemd
+    scope of its own there is nothing to leave; elsewhere other programs kill by the freezer of version 1
+    and by version 2.
     """
     for mount, version in _hierarchies():
         parent = _parent(mount, version)

@@ -72,7 +72,7 @@ class Checkpointing:
         self._finish, self._let_go = finish, let_go
         self.status: Callable[[], dict[str, Any]] = dict  # as in the protocol
         self.save: Callable[[], None] = lambda: None
-        self._preparing: Connection | None = None  # whose CRIU is about to seize the tree
+        self._preparing: Connection | None = None  # which has called `prepare`
         self._held: str | None = None  # the group that stands still for it meanwhile
         self._connection: Connection | None = None  # which has begun
         self._thawed = False  # the tree goes on, and its dump as well
@@ -269,7 +269,7 @@ class Checkpointing:
             self._tree.freeze()
 
     def _look(self, until: float) -> None:
-        """Wait while CRIU, whose caller is gone, may still end the tree; it never lets go before."""
+        """Wait while CRIU may still end the tree, although the client is gone; then go on."""
         root = self._tree.root
         if time.monotonic() < until and (root is None or _in_hands(root)):
             self._uncertain = self._loop.after(_LOOK, lambda: self._look(until))

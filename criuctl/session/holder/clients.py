@@ -44,7 +44,7 @@ class Clients:
         return any(restores(connection) for connection in self.connections.values())
 
     def pump_output(self) -> None:
-        """Send new output to those who are attached."""
+        """Send new output to the clients that are attached."""
         for connection in self.all():
             if connection.position is not None and not connection.blocked and not connection.dead:
                 connection.pump()

@@ -1,10 +1,11 @@
-"""One client of a holder: what it may read next, and what waits to be sent to it.
+"""One client of a holder: what was received from it, and what waits to be sent to it.
 
-Nothing here ever blocks.  A client is sent, in this order: answers and what is left of a frame that did not fit; then, as
-it has room, the output that it attached to, with events in the places of the log where they happened; then the
-bytes that it asked to `read`.  Output is not queued: a client has a position in the log, and if it is so slow that the
-log has dropped what it needs next, it gets a gap marker.  What is queued is bounded: while a client does not read
-its answers, its requests are not read either, and one that lets thousands of events pile up is cut off.
+Nothing here blocks.  A client is sent, in this order: answers, and the rest of a frame that did not fit;
+then, as there is room, the output that it attached to, with events at the places in the log where they
+happened; then the bytes that it asked to `read`.  Output is not queued: a client has a position in the
+log, and a client so slow that the log has dropped what it needs next gets a gap marker.  What is queued
+is bounded: while a client does not read its answers, its requests are not read either, and a client that
+lets thousands of events accumulate is cut off.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Transfer:
 
 @dataclass(eq=False)
 class Connection:
-    """A client; `lost` is called, once, when it is gone."""
+    """A client; `lost` is called once, when it is gone."""
 
     sock: socket.socket
     log: OutputLog
@@ -50,7 +51,7 @@ class Connection:
     decoder: protocol.Decoder = field(default_factory=protocol.Decoder)
     operator: Operator | None = None
     position: int | None = None  # of the attached output
-    answers: bool = False  # a terminal is shown that output, and what it says is typed
+    answers: bool = False  # a terminal is shown that output, and its answers are typed
     subscribed: bool = False
     closing: bool = False  # close when all is sent
     dead: bool = False
@@ -74,7 +75,7 @@ class Connection:
         return not self.closing and len(self.out) < _MAX_OUT
 
     def receive(self) -> bool:
-        """Read once; False when there was nothing (more)."""
+        """Read once; False if there was nothing, or the client is gone."""
         try:
             data, fds, _flags, _address = socket.recv_fds(self.sock, 1 << 16, protocol.MAX_FDS, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
@@ -90,25 +91,25 @@ class Connection:
         return True
 
     def take_fds(self) -> list[int]:
-        """The descriptors that came with the frame at hand; the caller owns them."""
+        """Return the descriptors that came with the present frame; the caller owns them."""
         fds, self.fds = self.fds, []
         return fds
 
     def drop_fds(self) -> None:
-        """Close descriptors that nobody asked for."""
+        """Close descriptors that no request has taken."""
         for fd in self.take_fds():
             os.close(fd)
 
     # -- what goes out ----------------------------------------------------------------------------
 
     def send(self, message: dict[str, Any]) -> None:
-        """An answer, or whatever else must not wait for the output."""
+        """Send an answer, or another message that must not wait for output."""
         if not self.dead:
             self.out += protocol.json_frame(message)
             self.pump()
 
     def event(self, frame: bytes, anchor: int) -> None:
-        """An event that happened when the log's end was `anchor`."""
+        """Send an event that happened when the log's end was `anchor`."""
         self.events.append((anchor, frame))
         if len(self.events) > _MAX_EVENTS:
             self.close("too slow for events")
@@ -139,7 +140,7 @@ class Connection:
             self.want(self)
 
     def _next(self) -> int:
-        """Send or queue the next piece of whatever there is; its size, 0 when there is nothing."""
+        """Send or queue the next piece; return its size, 0: there is none."""
         if self.events and (self.position is None or self.events[0][0] <= self.position):
             frame = self.events.popleft()[1]
             self.out += frame
@@ -171,7 +172,12 @@ class Connection:
             transfer.start = position  # what was sent is no longer next to what follows
         if position >= transfer.end:
             self.transfers.popleft()
-            answer = {"from": transfer.start, "to": max(transfer.end, transfer.start), "base": self.log.base, "end": self.log.end}
+            answer = {
+                "from": transfer.start,
+                "to": max(transfer.end, transfer.start),
+                "base": self.log.base,
+                "end": self.log.end,
+            }
             self.out += protocol.json_frame({"id": transfer.request, "ok": True, **answer})
             return 1
         piece = self.log.view(position, min(transfer.end - position, protocol.OUTPUT_PIECE))
@@ -181,7 +187,10 @@ class Connection:
         return sent
 
     def _send_piece(self, head: bytes, piece: memoryview | bytes) -> int:
-        """A frame out of the log's own memory; what the socket does not take is copied, for the log goes on."""
+        """Send a frame out of the log's own memory.
+
+        What the socket does not take is copied: the log will overwrite it.
+        """
         try:
             sent = self.sock.sendmsg([head, piece])
         except BlockingIOError:
@@ -196,7 +205,7 @@ class Connection:
     # -- the end ----------------------------------------------------------------------------------
 
     def close(self, why: str) -> None:
-        """Cut it off."""
+        """Close the connection."""
         if not self.dead:
             self.dead = True
             self.lost(self, why)
@@ -206,7 +215,7 @@ class Connection:
     # -- re-exec ----------------------------------------------------------------------------------
 
     def to_state(self) -> dict[str, Any]:
-        """All of it, for the next program of this holder."""
+        """Return all of it, for the next program of this holder."""
         return {
             "fd": self.sock.fileno(),
             "pid": self.pid,
@@ -222,7 +231,7 @@ class Connection:
         }
 
     def restore(self, state: dict[str, Any], operators: dict[str, Operator]) -> None:
-        """Become what `to_state` told."""
+        """Take over what `to_state` returned."""
         self.decoder.version = state["version"]
         self.decoder.feed(base64.b64decode(state["held"]))
         self.operator = operators.get(state["operator"])

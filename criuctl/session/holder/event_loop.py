@@ -1,9 +1,10 @@
-"""The holder's event loop: epoll and one-shot timers, one thread, no time-out while there is nothing to wait for.
+"""The holder's event loop: epoll and one-shot timers, in one thread.
 
-A handler that raises is a bug, and a session must not die of one: it is written to stderr (the holder's log), a hundred times at
-most, and the loop goes on.  A descriptor whose handler keeps raising is not watched any more.
+A handler that raises is a bug, which must not end a session: the exception is written to stderr (the
+holder's log), at most a hundred times, and the loop goes on.  A descriptor whose handler keeps raising
+is no longer watched.
 
-A holder that nobody uses sleeps in ``epoll_wait`` without a deadline: two hundred of them cost nothing.
+A holder without clients sleeps in ``epoll_wait`` without a deadline: two hundred of them cost nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ READ, WRITE, HANGUP = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.
 
 @dataclass(order=True, slots=True)
 class Timer:
-    """Something to do once at a time of the monotonic clock."""
+    """An action to do once, at a time of the monotonic clock."""
 
     due: float
     order: int
@@ -30,7 +31,7 @@ class Timer:
     cancelled: bool = field(default=False, compare=False)
 
     def cancel(self) -> None:
-        """Do not do it."""
+        """Do not do the action."""
         self.cancelled = True
 
 
@@ -57,7 +58,7 @@ class Loop:
         self._handlers[fd], self._events[fd] = handler, events
 
     def unwatch(self, fd: int) -> None:
-        """Forget `fd`, before it is closed."""
+        """Watch `fd` no more; call this before it is closed."""
         if self._handlers.pop(fd, None) is not None:
             del self._events[fd]
             with suppress(OSError):
@@ -70,17 +71,17 @@ class Loop:
         return timer
 
     def soon(self, action: Callable[[], None]) -> None:
-        """Call `action` when the handlers of this round are through."""
+        """Call `action` after the handlers of this round."""
         self._soon.append(action)
 
     def run(self) -> None:
-        """Go on until `running` is made False."""
+        """Run until `running` is set to False."""
         self.running = True
         while self.running:
             for fd, events in self._poll():
                 handler = self._handlers.get(fd)
                 if handler is None:
-                    continue  # the handler of another one has closed it
+                    continue  # another handler has closed it
                 try:
                     handler(events)
                 except Exception:
@@ -97,7 +98,7 @@ class Loop:
                 self._do(action)
 
     def close(self) -> None:
-        """Give the epoll descriptor back."""
+        """Close the epoll descriptor."""
         self._epoll.close()
 
     def _do(self, action: Callable[[], None]) -> None:
@@ -110,7 +111,7 @@ class Loop:
         """Write the exception that is being handled to the log."""
         self._bugs += 1
         if self._bugs <= _MAX_BUGS:
-            import traceback  # hopefully never
+            import traceback  # seldom needed
 
             traceback.print_exc()
 

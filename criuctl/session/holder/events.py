@@ -1,4 +1,4 @@
-"""The events of a session: sent to every subscriber, and kept for those who come back."""
+"""The events of a session: sent to every subscriber, and kept for clients that come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The write lease in time: it is announced, ends when it is not kept, and goes to who waits for it.
+"""The write lease in time: it is announced, runs out, and goes to the next one in the queue.
 
 `operators.Authority` has the rules and no clock; here are the clock, the events and the audit log.
 """
@@ -14,7 +14,7 @@ from .events import Events
 from .operators import Authority, Operator, Refused
 from .session_state import SessionState
 
-_FORGOTTEN_OPERATORS = 64  # of those who left, this many may still come back
+_FORGOTTEN_OPERATORS = 64  # operators that were lost; so many may still come back
 
 
 class Leasing:
@@ -47,7 +47,7 @@ class Leasing:
             self.changed(how, by)
 
     def withdraw(self, how: str, by: Operator, owner: Operator) -> None:
-        """Take the lease away from `owner`, if it has it, for the next one who waits."""
+        """Take the lease away from `owner`, if it has it, and give it to the next one in the queue."""
         if self.authority.release(owner):
             self.changed(how, by, **{"from": owner.who()})
             self.free()
@@ -70,7 +70,7 @@ class Leasing:
             del authority.operators[identifier]
 
     def changed(self, how: str, by: Operator, **facts: Any) -> None:
-        """Announce who writes now, and set the timer for the end of the lease."""
+        """Announce a change of the lease, and set the timer for its end."""
         self._audit.record(f"lease-{how}", by, **facts)
         self._events.emit("lease", lease=self.current(), how=how, by=by.who(), **facts)
         self.watch()
@@ -85,7 +85,7 @@ class Leasing:
             self._timer = self._loop.after(left, self._due)
 
     def free(self) -> None:
-        """Give a lease that nobody has to the one who waits longest."""
+        """Give a free lease to the operator that waits longest."""
         heir = self.authority.next_in_queue(time.monotonic())
         if heir is not None:
             self.changed("request", heir)

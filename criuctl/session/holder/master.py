@@ -1,11 +1,12 @@
-"""The master side of a session's terminal: output into the log, input out of a queue, in large steps and never blocking.
+"""The master side of a session's terminal: output into the log, input out of a queue.
 
-The slave side is kept open here too: a terminal whose last user closed it for a moment would otherwise report a hang-up
-for ever, and the session's end is known from its process, not from its terminal.  Reading until the kernel
-says "nothing" is exact: it first delivers what writers have put into the terminal's buffers.
+It reads and writes in large steps and never blocks.  The slave side is kept open here too: a terminal
+whose last user closed it for a moment would otherwise report a hang-up for ever, and the session's end
+is known from its process, not from its terminal.  Reading until the kernel has nothing more is exact: it
+first delivers what writers have put into the terminal's buffers.
 
-Input is written in the order in which it was accepted, chunk by chunk, as the terminal takes it; while it is
-`held` (a checkpoint is being made, or the tree is elsewhere) it waits here.
+Input is written in the order in which it was accepted, chunk by chunk, as the terminal takes it.  While
+it is `held` (a checkpoint is being made, or the tree is not here) it waits in the queue.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Chunk:
     """Input that was accepted."""
 
     data: bytes
-    who: dict[str, Any]  # the operator, as the audit log names him
+    who: dict[str, Any]  # the operator, as the audit log names it
     kind: str
     connection: int = -1  # descriptor of the connection that waits for the answer, -1 for none
     request: int = 0
@@ -63,7 +64,7 @@ class Master:
     # -- the terminal -----------------------------------------------------------------------------
 
     def open(self, fd: int) -> None:
-        """Take a master, which is ours from now on."""
+        """Take a master, which is closed by `close`."""
         self.fd = fd
         os.set_blocking(fd, False)
         os.set_inheritable(fd, False)
@@ -72,7 +73,7 @@ class Master:
         self._watch()
 
     def close(self) -> None:
-        """Give it back; what it had to say is read first."""
+        """Read what is left of the output, and close the terminal."""
         if self.fd >= 0:
             self.drain()
             self._loop.unwatch(self.fd)
@@ -82,7 +83,7 @@ class Master:
             self.fd = self._slave = -1
 
     def resize(self, rows: int, cols: int, xpixel: int, ypixel: int) -> bool:
-        """Set the window size; whether it changed."""
+        """Set the window size; return whether it changed."""
         new = (rows, cols, xpixel, ypixel)
         if new == (self.rows, self.cols, self.xpixel, self.ypixel):
             return False
@@ -102,7 +103,7 @@ class Master:
     # -- output -----------------------------------------------------------------------------------
 
     def drain(self, limit: int = 1 << 24) -> None:
-        """Read until nothing is left, `limit` bytes at most: a tree that is not frozen may print for ever."""
+        """Read until nothing is left, but at most `limit` bytes: a running tree may print for ever."""
         end = self.log.end + limit
         while self.fd >= 0 and self.log.end < end and self._read():
             pass
@@ -114,9 +115,9 @@ class Master:
             self.write()
 
     def _read(self) -> bool:
-        """Read one batch; False when nothing is left.
+        """Read one batch; return False when nothing is left.
 
-        The kernel gives 4 KiB at a time at most, and nearly all of the holder's time goes into its doing so.
+        The kernel gives at most 4 KiB at a time; nearly all of the holder's time is spent in these reads.
         """
         log, fd = self.log, self.fd
         start, more = log.end, True
@@ -150,28 +151,28 @@ class Master:
     # -- input ------------------------------------------------------------------------------------
 
     def put(self, chunk: Chunk) -> None:
-        """Accept input."""
+        """Add input to the queue."""
         self.queue.append(chunk)
         self.queued += len(chunk.data)
         if len(self.queue) == 1:
             self.write()
 
     def hold(self, held: bool) -> None:
-        """Keep input, or go on writing it."""
+        """Hold input back, or go on writing it."""
         self.held = held
         if not held:
             self.write()
             self.on_released()
 
     def drop(self, unless: Callable[[Chunk], bool]) -> list[Chunk]:
-        """Forget queued input except what is to stay; returns what was dropped."""
+        """Remove queued input unless it is to stay; return what was removed."""
         dropped = [chunk for chunk in self.queue if not unless(chunk)]
         self.queue = deque(chunk for chunk in self.queue if unless(chunk))
         self.queued = sum(len(chunk.data) - chunk.at for chunk in self.queue)
         return dropped
 
     def forget(self, connection: int) -> None:
-        """A client is gone: its input is still written, but nobody waits for the answer."""
+        """A client is gone: write its input, but answer nothing."""
         for chunk in self.queue:
             if chunk.connection == connection:
                 chunk.connection = -1
@@ -227,5 +228,5 @@ class Master:
 
 
 def set_window_size(fd: int, rows: int, cols: int, xpixel: int = 0, ypixel: int = 0) -> None:
-    """Set the window size of the terminal behind `fd`; if it changed, the foreground group gets SIGWINCH."""
+    """Set the window size of a terminal; a change sends SIGWINCH to its foreground group."""
     fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, xpixel, ypixel))

@@ -1,8 +1,8 @@
-"""Operators and the write lease: who is here, what they may do, and who of them writes.
+"""Operators, their roles, and the write lease.
 
-Pure bookkeeping, no descriptors and no clock of its own: the time is passed in, changes are returned as the
-facts of the event ``lease``, and the holder tells everybody.  Roles are what `hello` asked for, never above the
-ceiling that an admin set for that (kind, name).
+An operator is a client that said `hello`.  This module keeps the books and has no descriptors and no
+clock: the time is passed in, and `lease_timer` reports changes.  An operator's role is the one that it
+asked for, but never above the ceiling that an admin has set for that (kind, name).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from ..protocol import DEFAULT_TTL, MAX_TTL, ROLES
 
-QUIET = 1.0  # seconds without typing after which a soft lease is anybody's
+QUIET = 1.0  # seconds without typing after which another operator may take a soft lease
 
 
 class Refused(Exception):
@@ -27,7 +27,7 @@ class Refused(Exception):
 
 @dataclass(slots=True)
 class Operator:
-    """Somebody who is, or lately was, connected."""
+    """An operator that is connected, or was lately."""
 
     id: str
     kind: str
@@ -37,14 +37,14 @@ class Operator:
     token: str = field(default_factory=lambda: os.urandom(16).hex())
     since: float = 0.0
     connected: bool = True
-    pid: int = 0  # of the process at the other end of the socket; 0: not known here
+    pid: int = 0  # of the process at the other end; 0: unknown
 
     def may(self, role: str) -> bool:
         """Whether its role includes `role`."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
     def who(self) -> dict[str, Any]:
-        """As events and answers name it."""
+        """Return it as events and answers name it."""
         return {"operator": self.id, "kind": self.kind, "name": self.name}
 
 
@@ -54,26 +54,36 @@ class Authority:
 
     operators: dict[str, Operator] = field(default_factory=dict)
     ceilings: dict[tuple[str, str], str] = field(default_factory=dict)
-    holder: str = ""  # operator id, "" for nobody
+    holder: str = ""  # operator id; "": the lease is free
     expires: float = 0.0  # on the clock that is passed in
     ttl: float = DEFAULT_TTL
-    queue: deque[tuple[str, float]] = field(default_factory=deque)  # (operator id, ttl) who wait
-    soft: bool = False  # the lease came by typing or attaching: whoever types next has it, once its holder pauses
+    queue: deque[tuple[str, float]] = field(default_factory=deque)  # (operator id, ttl)
+    # The lease came by typing or attaching: the next operator that types gets it once its owner
+    # has not typed for a while.
+    soft: bool = False
     wrote: float = 0.0  # when its holder typed last
     serial: int = 0
 
     # -- operators --------------------------------------------------------------------------------
 
     def join(self, kind: str, name: str, role: str, pid: int, since: float) -> Operator:
-        """Somebody new."""
+        """Add and return a new operator."""
         self.serial += 1
-        operator = Operator(f"op-{self.serial}", kind, name, role, self._capped(kind, name, role), since=since, pid=pid)
+        operator = Operator(
+            f"op-{self.serial}",
+            kind,
+            name,
+            role,
+            self._capped(kind, name, role),
+            since=since,
+            pid=pid,
+        )
         self.operators[operator.id] = operator
         return operator
 
     def comes_back(self, operator: str, token: str, role: str) -> Operator | None:
-        """The operator who lost its connection, if this is he."""
-        from hmac import compare_digest  # which loads libcrypto: megabytes, for what few holders ever do
+        """Return the operator that lost its connection if the token is right; else None."""
+        from hmac import compare_digest  # loads libcrypto: megabytes that few holders need
 
         found = self.operators.get(operator)
         if found is None or not compare_digest(found.token.encode(), token.encode()):
@@ -83,7 +93,7 @@ class Authority:
         return found
 
     def set_ceiling(self, kind: str, name: str, role: str | None) -> list[Operator]:
-        """Set or forget the highest role of (kind, name); the operators whose role changes by it."""
+        """Set or remove the highest role of (kind, name); return operators whose role changed."""
         if role is None:
             self.ceilings.pop((kind, name), None)
         else:
@@ -104,21 +114,38 @@ class Authority:
     # -- the lease --------------------------------------------------------------------------------
 
     def lease(self, now: float, wall: float) -> dict[str, Any] | None:
-        """The lease as the protocol shows it; `wall` is the time of day at `now`."""
+        """Return the lease as the protocol shows it; `wall` is the time of day at `now`."""
         if not self.holder:
             return None
-        return {**self.operators[self.holder].who(), "expires": round(wall + self.expires - now, 3), "soft": self.soft}
+        return {
+            **self.operators[self.holder].who(),
+            "expires": round(wall + self.expires - now, 3),
+            "soft": self.soft,
+        }
 
-    def request(self, operator: Operator, ttl: float, now: float, *, soft: bool = False, polite: bool = False) -> bool:
-        """Give the lease to `operator` if nobody is in the way; whether that changed anything.  `Refused`.
+    def request(
+        self,
+        operator: Operator,
+        ttl: float,
+        now: float,
+        *,
+        soft: bool = False,
+        polite: bool = False,
+    ) -> bool:
+        """Give the lease to `operator` unless another one has it; return whether it changed hands.
 
-        A `soft` lease is given up to the next one who asks, unless that one is `polite`, as soon as its holder has not
-        typed for `QUIET` seconds: somebody who is only attached stands in nobody's way.
+        `Refused`.  A `soft` lease goes to the next operator that asks, unless that one is `polite`, as
+        soon as its owner has not typed for `QUIET` seconds: an operator that is only attached does not
+        keep others from typing.
         """
         if self.holder and self.holder != operator.id and self.operators[self.holder].connected and self.expires > now:
             if polite or not self.soft or now - self.wrote < QUIET:
                 other = self.operators[self.holder]
-                raise Refused("lease-held", f"{other.kind} {other.name!r} ({other.id}) is writing", holder=other.who())
+                raise Refused(
+                    "lease-held",
+                    f"{other.kind} {other.name!r} ({other.id}) is writing",
+                    holder=other.who(),
+                )
         changed = self.holder != operator.id
         kept = not changed and not self.soft
         self._give(operator, ttl, now)
@@ -128,7 +155,7 @@ class Authority:
         return changed
 
     def take(self, operator: Operator, ttl: float, now: float) -> Operator | None:
-        """Take the lease from whoever has it, who is returned.  `Refused`."""
+        """Give the lease to `operator`; return the one that had it, if another did.  `Refused`."""
         other = self.operators.get(self.holder)
         if other is not None and other.id != operator.id and other.connected:
             if not (operator.may("admin") or (operator.kind == "human" and other.kind != "human")):
@@ -141,7 +168,7 @@ class Authority:
         return other if other is not None and other.id != operator.id else None
 
     def grant(self, by: Operator, to: str, now: float) -> Operator:
-        """Hand the lease to operator `to`.  `Refused`."""
+        """Hand the lease to operator `to`, and return that.  `Refused`."""
         if self.holder != by.id and not by.may("admin"):
             raise Refused("forbidden", "only an admin or the holder of the lease may grant it")
         heir = self.operators.get(to)
@@ -153,7 +180,7 @@ class Authority:
         return heir
 
     def release(self, operator: Operator) -> bool:
-        """Give up the lease and the place in the queue; whether it was the holder."""
+        """Give up the lease and the place in the queue; return whether it had the lease."""
         self.queue = deque(entry for entry in self.queue if entry[0] != operator.id)
         if self.holder != operator.id:
             return False
@@ -161,12 +188,12 @@ class Authority:
         return True
 
     def touch(self, operator: Operator, now: float) -> None:
-        """A message of `operator` came: its lease lives on."""
+        """Prolong the lease of `operator`, which has sent a message."""
         if self.holder == operator.id:
             self.expires = now + self.ttl
 
     def expired(self, now: float) -> Operator | None:
-        """The holder whose lease has just run out."""
+        """End a lease that has run out; return its owner, None if none has."""
         if self.holder and self.expires <= now:
             operator = self.operators[self.holder]
             self.holder = ""
@@ -174,7 +201,7 @@ class Authority:
         return None
 
     def next_in_queue(self, now: float) -> Operator | None:
-        """The lease is free: give it to who waits longest."""
+        """Give a free lease to the operator that has waited longest, and return that."""
         while self.queue and not self.holder:
             waiting, ttl = self.queue.popleft()
             operator = self.operators.get(waiting)

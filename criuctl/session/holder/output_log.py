@@ -1,12 +1,12 @@
 """The output of a session as a log of bytes with absolute offsets, bounded in memory and on disk.
 
-The newest bytes are in a ring in memory, into which the terminal is read directly (`room`, `advance`) and out of which
-clients are served without a copy (`view`).  `flush` writes them to a file of bounded size, offset modulo
-capacity, so that a reader who is further back, and whoever comes after the holder's death, finds the scrollback there.
-The file's first page tells the capacity and which offsets it holds.
+The newest bytes are in a ring in memory, into which the terminal is read directly (`room`, `advance`)
+and out of which clients are served without a copy (`view`).  `flush` writes them to a file of bounded
+size, at their offset modulo its capacity.  Readers that are further back find the scrollback there, also
+after the holder's end.  The file's first page holds the capacity and the range of offsets.
 
-A disk that is full must not stop a session: the file is then given up and the ring is all that is kept.
-Bytes that a view shows are overwritten by the next `advance` but one ring's size later: use a view at once.
+A full disk must not stop a session: the file is then given up, and only the ring is kept.  The bytes of
+a view are overwritten once a ring's size of output has come: use a view at once.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ class OutputLog:
     """One session's output; `end` is the offset of the next byte, `base` that of the oldest still kept."""
 
     def __init__(self, path: Path, capacity: int = DEFAULT_CAPACITY, *, base: int = 0, ring: int = RING) -> None:
-        """A new, empty log that begins at offset `base`; whatever was at `path` is gone."""
+        """Make an empty log that begins at offset `base`; a file at `path` is overwritten."""
         self.path = path
         self.capacity = max(_PAGE, capacity // _PAGE * _PAGE)
         self.end = base
-        self._first = base  # nothing before it was ever kept
-        self._told = base  # the base that the file's first page tells
+        self._first = base  # no older byte was ever kept
+        self._written_base = base  # the base in the file's first page
         self._flushed = base
         self._ring_start = base  # offset of the oldest byte in the ring
         self._size, self._piece = ring, min(OUTPUT_PIECE, ring // 4)
-        self._ring = bytearray(ring)  # touched, and so paid for, only as output comes
+        self._ring = bytearray(ring)  # takes memory only as output comes
         self._view = memoryview(self._ring)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         self.broken = ""  # why the file was given up
         try:
-            self._tell(base)
+            self._write_header(base)
         except OSError as error:
             self._give_up(error)
 
     @classmethod
     def reopen(cls, path: Path, ring: int = RING) -> OutputLog:
-        """The log that another program of this holder left at `path`, all of it in the file."""
+        """Open the log that another program of this holder has left at `path`."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             capacity, base, end = _read_header(fd)
@@ -58,15 +58,20 @@ class OutputLog:
             os.close(fd)
         log = cls.__new__(cls)
         log.path, log.capacity, log.end = path, capacity, end
-        log._first, log._told, log._flushed, log._ring_start = base, base, end, end
-        log._size, log._piece, log._ring, log.broken = ring, min(OUTPUT_PIECE, ring // 4), bytearray(ring), ""
+        log._first, log._written_base, log._flushed, log._ring_start = base, base, end, end
+        log._size, log._piece, log._ring, log.broken = (
+            ring,
+            min(OUTPUT_PIECE, ring // 4),
+            bytearray(ring),
+            "",
+        )
         log._view = memoryview(log._ring)
         log._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         return log
 
     @classmethod
     def resume(cls, state: dict[str, Any], path: Path) -> OutputLog:
-        """The log that another program of this holder described (`SessionFiles.to_state`).
+        """Open the log that another program of this holder has described (`SessionFiles.to_state`).
 
         `path` is where it is if the description does not say.  A file that is gone or damaged costs
         the scrollback, not the session.
@@ -87,19 +92,19 @@ class OutputLog:
 
     @property
     def base(self) -> int:
-        """The offset of the oldest byte that can still be read."""
+        """Return the offset of the oldest byte that can still be read."""
         kept = self._ring_start if self._fd < 0 else min(self._ring_start, max(self._flushed - self.capacity, 0))
         return max(kept, self._first)
 
     # -- writing ----------------------------------------------------------------------------------
 
     def room(self) -> memoryview:
-        """Where the next bytes go: at most one frame's worth, less at the ring's end, never nothing."""
+        """Return where the next bytes go: at most one frame's worth, and never nothing."""
         at = self.end % self._size
         return self._view[at : min(at + self._piece, self._size)]
 
     def advance(self, count: int) -> None:
-        """`count` bytes were put into `room`."""
+        """Take `count` bytes that were put into `room`."""
         self.end += count
         self._ring_start = max(self._ring_start, self.end - self._size)
         if self.end - self._flushed >= self._size - self._piece:
@@ -122,20 +127,22 @@ class OutputLog:
             return
         try:
             oldest = min(self.end - self.capacity, self._flushed)
-            if oldest > self._told:
-                self._tell(oldest)  # first: whoever is killed in the middle leaves no new bytes under the offsets of old ones
+            if oldest > self._written_base:
+                # First: if the holder is killed in the middle, the file must not hold new bytes at the
+                # offsets of old ones.
+                self._write_header(oldest)
             while self._flushed < self.end:
                 at, place = self._flushed % self._size, self._flushed % self.capacity
                 count = min(self.end - self._flushed, self._size - at, self.capacity - place)
                 self._flushed += os.pwrite(self._fd, self._view[at : at + count], _PAGE + place)
-            self._tell(self.base)
+            self._write_header(self.base)
         except OSError as error:
             self._give_up(error)
 
-    def _tell(self, base: int) -> None:
-        """Write down which offsets the file holds: from `base` to what is flushed."""
+    def _write_header(self, base: int) -> None:
+        """Write the range of offsets in the file: from `base` to what is flushed."""
         os.pwrite(self._fd, _HEADER.pack(_MAGIC, self.capacity, base, self._flushed), 0)
-        self._told = base
+        self._written_base = base
 
     def _give_up(self, error: OSError) -> None:
         self.broken = f"{self.path}: {error.strerror}"
@@ -145,7 +152,10 @@ class OutputLog:
     # -- reading ----------------------------------------------------------------------------------
 
     def view(self, offset: int, limit: int) -> memoryview | bytes:
-        """Some bytes from `offset` on, at most `limit`; empty only at the end.  `offset` must not be below `base`."""
+        """Return some bytes from `offset` on, at most `limit`; none only at the end.
+
+        `offset` must not be below `base`.
+        """
         limit = min(limit, self.end - offset)
         if limit <= 0:
             return b""
@@ -157,7 +167,7 @@ class OutputLog:
         return os.pread(self._fd, count, _PAGE + place)
 
     def read(self, offset: int, end: int) -> bytes:
-        """The bytes from `offset` to `end`, those no longer kept left out."""
+        """Return the bytes from `offset` to `end`, without those no longer kept."""
         offset, pieces = max(offset, self.base), []
         while offset < end:
             piece = bytes(self.view(offset, end - offset))
@@ -168,22 +178,28 @@ class OutputLog:
         return b"".join(pieces)
 
     def escapes(self, offset: int, count: int) -> bool:
-        """Whether there is an escape character among `count` bytes from `offset` on, which one `view` shows: by ``memchr``."""
+        """Whether there is an escape character among `count` bytes from `offset` on.
+
+        One `view` must hold these bytes, so that a single ``memchr`` finds it.
+        """
         if offset < self._ring_start:
             return b"\x1b" in bytes(self.view(offset, count))
         at = offset % self._size
         return self._ring.find(b"\x1b", at, at + count) >= 0
 
     def after_gap(self) -> int:
-        """Where a reader goes on whose next byte is no longer kept: far enough from `base` not to be overtaken at once."""
+        """Return where a reader goes on whose next byte is no longer kept.
+
+        That is far enough from `base` for the reader not to be overtaken at once.
+        """
         return max(self.base, self.end - self._size // 2)
 
     def move(self, folder: Path) -> None:
-        """Take the file to `folder`, in the place of one of its name."""
+        """Move the file to `folder`, and replace one of its name there."""
         self.path = self.path.replace(folder / self.path.name)
 
     def close(self) -> None:
-        """Write what is new and close the file, which stays."""
+        """Write what is new and close the file."""
         self.flush()
         if self._fd >= 0:
             os.close(self._fd)
@@ -198,7 +214,7 @@ def _read_header(fd: int) -> tuple[int, int, int]:
 
 
 def read_file(path: Path) -> tuple[int, bytes]:
-    """Base offset and bytes of a log that no holder writes any more; `OSError`, `ValueError`."""
+    """Return base offset and bytes of a log without a holder; `OSError`, `ValueError`."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         capacity, base, end = _read_header(fd)

@@ -1,11 +1,12 @@
-"""The processes of a session as its holder handles them: who they are, signals, standing still, ending.
+"""The processes of a session: find, signal, freeze and reap them.
 
-They are the descendants of the tree's root and of whatever came to the holder as the subreaper, and who is in the session's
-control group; never the holder's own helpers.  A process is signalled through what was just read
-of it (PID and start time), never by a PID alone.
+They are the descendants of the tree's root, the orphans that the holder has adopted as the subreaper,
+and the processes in the session's control group; never the holder's own helpers.  A process is
+signalled by PID and start time as just read, never by a PID alone.
 
-Without a freezer a tree is stopped parents first, so that no shell sees its job stop and takes the terminal, and continued
-children first; walks are repeated until one finds nobody new.  Who was stopped before stays stopped.
+Without a freezer a tree is stopped parents first, so that no shell sees its job stop and takes the
+terminal, and continued children first.  Walks are repeated until one finds no new process.  A process
+that was stopped before stays stopped.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from .cgroup import SessionGroup
 
 _MAX_WALKS = 50
 _TIOCSIG = 0x40045436  # _IOW("T", 0x36, int); not in the termios module
-_TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)  # which a key can send: TIOCSIG takes no other
+_TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP)  # those of keys: TIOCSIG takes no others
 _STOPPED = ("T", "t")
 _STANDING = (*_STOPPED, "Z", "X", None)
 _STOP_SECONDS = 1.0
 _VFORK_TRIES, _VFORK_PAUSE = 100, 0.002  # a child between vfork and exec has little to do
-_HOLD_SECONDS = 0.2  # for one that sleeps in a disk: clients of the holder wait meanwhile
-_HOLD_TRIES, _HOLD_THREADS = 5, 16  # fewer threads than these a tracer has stopped as fast
+_HOLD_SECONDS = 0.2  # for a process that waits for a disk; the holder's clients wait
+_HOLD_TRIES, _HOLD_THREADS = 5, 16  # a tracer stops fewer threads as fast
 
 
 class Tree:
@@ -41,13 +42,14 @@ class Tree:
     def __init__(self, group: SessionGroup | None) -> None:
         self.root: ProcessIdentity | None = None
         self.group = group
-        self.helpers: set[int] = set()  # children of the holder that are not the session's
-        self.stopped: list[ProcessIdentity] = []  # whom `stop` stopped, parents first
-        self.frozen = ""  # by which method it stands still
-        self.asleep: frozenset[ProcessIdentity] | None = None  # who had been stopped before everybody was, once looked at
+        self.helpers: set[int] = set()  # PIDs of children of the holder that are not the session's
+        self.stopped: list[ProcessIdentity] = []  # by `_stop`, parents first
+        self.frozen = ""  # the method by which it stands still
+        # Processes that were stopped before the tree was frozen; None: not looked at yet.
+        self.asleep: frozenset[ProcessIdentity] | None = None
 
     def members(self) -> list[ProcessIdentity]:
-        """Everybody who lives, parents before children."""
+        """Return all processes that live, parents before children."""
         order: list[int] = []
         if self.root is not None and self.root.exists():
             order.append(self.root.pid)
@@ -71,7 +73,7 @@ class Tree:
         return found
 
     def signal(self, number: int, to: Iterable[ProcessIdentity]) -> int:
-        """Signal these; how many there were to get it."""
+        """Signal these processes; return how many got the signal."""
         count = 0
         for identity in to:
             try:
@@ -82,13 +84,16 @@ class Tree:
                 signal.pidfd_send_signal(fd, number)
                 count += 1
             except OSError:
-                pass  # gone meanwhile, or a set-uid program that is not ours to signal
+                pass  # gone, or a set-uid program that this user may not signal
             finally:
                 os.close(fd)
         return count
 
     def signal_foreground(self, master: int, number: int, members: Iterable[ProcessIdentity]) -> int | None:
-        """Signal the foreground group of the terminal behind `master`; how many of `members` were in it, None: it has none."""
+        """Signal the foreground group of the terminal behind `master`.
+
+        Return how many of `members` were in it; None: there is no such group.
+        """
         try:
             group = os.tcgetpgrp(master)
             if group <= 0:
@@ -96,19 +101,20 @@ class Tree:
             inside = _in_group(members, group)
             if number not in _TYPED:
                 return self.signal(number, inside)
-            fcntl.ioctl(master, _TIOCSIG, number)  # by the terminal itself: the group of this very moment
+            fcntl.ioctl(master, _TIOCSIG, number)  # the terminal signals its present group
         except OSError:
             return None
         return len(inside)
 
     def returns(self, stopped: Iterable[ProcessIdentity], asleep: Iterable[ProcessIdentity]) -> None:
-        """A tree that stood still comes back in its restorer's hands: whom the pause has `stopped`, who was `asleep` before."""
+        """Take over a restored tree that stood still: processes `stopped` by the pause, or before."""
         self.stopped, self.asleep = list(stopped), frozenset(asleep)
 
     def freeze(self) -> tuple[str, int]:
-        """Let everybody stand still; by which method, and how many.
+        """Freeze all processes; return the method and their number.
 
-        Not in the middle of a vfork, if that can be helped: who waits there for a child that stands still cannot be seized.
+        If possible not in the middle of a vfork: a process that waits there for a frozen child cannot
+        be seized.
         """
         fresh = not self.frozen and self.asleep is None
         for _ in range(_VFORK_TRIES if fresh else 0):
@@ -120,9 +126,10 @@ class Tree:
         return self._freeze()
 
     def end_with_root(self, init: int) -> None:
-        """The root has ended, and `init`, PID 1 of its namespace, ends the rest, unless it stands still with them.
+        """The root has ended: kill the rest of a frozen tree.
 
-        Nobody else of a tree that stands still runs in between.
+        `init`, PID 1 of the namespace, would do that if it were not frozen too.  No process of the tree
+        runs in between.
         """
         if self.frozen:
             self.signal(signal.SIGKILL, [identity for identity in self.members() if identity.pid != init])
@@ -133,7 +140,8 @@ class Tree:
             return "", 0  # what is left is about to end, by a PID 1 that must not stand still
         members = self.members()
         if self.asleep is None and not self.frozen:
-            # Afterwards they look as frozen as the others, and one that a tracer has just let go of looks awake for a moment.
+            # Before the freeze: afterwards they look as frozen as the others, and one that a tracer
+            # has just let go of looks awake for a moment.
             self.asleep = frozenset(identity for identity in members if identity.state() in _STOPPED)
         if self.group is not None and members:
             # A process may have been started or restored outside the group.
@@ -158,10 +166,11 @@ class Tree:
         self.frozen = ""
 
     def seizable(self) -> str | None:
-        """Let a tracer seize a tree that stands still: the group through which it has to, None if it needs to know nothing.
+        """Let a tracer seize a tree that stands still.
 
-        The freezer of version 1 would let it wait for ever for a process that was stopped: there all are stopped instead, before
-        the group is thawed, and get no further than to that signal.
+        Return the control group that the tracer has to thaw; None: it needs none.  With a freezer of
+        version 1 a tracer would wait for ever for a process that was stopped: there all are stopped
+        before the group is thawed, and run no further than to that signal.
         """
         if self.group is None or self.frozen != self.group.method:
             return None
@@ -175,11 +184,12 @@ class Tree:
         return None
 
     def hold(self, asker: int) -> str | None:
-        """Let a tree of many threads stand still while a tracer seizes them: the group to thaw (`unhold`), None if it runs on.
+        """Freeze a tree of many threads while a tracer seizes them; return its group.
 
-        A tracer stops one thread after the other and waits for each until it has been scheduled, which with many that are busy
-        takes longer than all of its patience.  Only version 2 lets what stands still be seized without the tracer's knowing.
-        Who asks must not stand still himself: nobody would thaw it.
+        None: it runs on.  A tracer stops one thread after the other and waits until each was scheduled,
+        which with many busy threads exceeds its time limit.  Only version 2 lets frozen processes be
+        seized without the tracer's knowledge.  The process `asker` must not be frozen itself: it has to
+        ask for the thaw.
         """
         if self.group is None or self.group.version < 2 or self.frozen:
             return None
@@ -197,7 +207,7 @@ class Tree:
         return None
 
     def unhold(self) -> None:
-        """Undo `hold`: all are in the tracer's hands, or nothing comes of it."""
+        """Undo `hold`: the tracer has seized all, or has given up."""
         if self.group is not None:
             self.group.thaw()
 
@@ -238,7 +248,7 @@ class Tree:
 
 
 def _has_ended(process: ProcessIdentity) -> bool:
-    """Whether it is gone, or a zombie: not if only its first thread has ended."""
+    """Whether a process is gone or a zombie; not if only its first thread has ended."""
     return process.state() in ("Z", "X", "x", None) and _threads(process.pid) < 2
 
 
@@ -269,7 +279,7 @@ def reap(on_exit: Callable[[int, int], None]) -> None:
 
 
 def exit_code(status: int) -> tuple[int, int | None]:
-    """(code as a shell's ``$?``, signal or None) of a wait status."""
+    """Return (code as a shell's ``$?``, signal or None) of a wait status."""
     code = os.waitstatus_to_exitcode(status)
     return (128 - code, -code) if code < 0 else (code, None)
 

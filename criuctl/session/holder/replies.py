@@ -21,7 +21,7 @@ def refuse(connection: Connection, request: int, refused: Refused) -> None:
 
 
 def refuse_dropped(connections: Mapping[int, Connection], chunks: Iterable[Chunk]) -> None:
-    """Answer those whose queued input will never be written."""
+    """Answer the clients of queued input that will never be written."""
     for chunk in chunks:
         connection = connections.get(chunk.connection)
         if connection is not None and not chunk.answered:

@@ -1,6 +1,6 @@
-"""Values of requests, checked: what a client sends is of the right kind and in range, or refused by name.
+"""Checked values of requests: of the right type and in range, or refused with the key's name.
 
-And what all operations share: their type, and the answer that says that the answer comes later.
+Also what all operations share: their type, and the answer `LATER`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from .connection import Connection
 from .operators import Operator, Refused
 
 Message = dict[str, Any]
-Operations = Mapping[
-    str, tuple[str, Callable[[Connection, Operator, Message], Message | None]]
-]  # name -> (least role, what does it)
-LATER: Message = {"later": True}  # returned by an operation that answers some other time
+# Name -> (least role, function).
+Operations = Mapping[str, tuple[str, Callable[[Connection, Operator, Message], Message | None]]]
+LATER: Message = {"later": True}  # returned by an operation that will answer later
 
 
 def integer(message: Message, key: str, least: int, most: int, default: int | None = None) -> int:
-    """An integer from `least` to `most`."""
+    """Return an integer from `least` to `most`."""
     value = message.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise Refused("bad-request", f"{key!r} must be an integer from {least} to {most}")
@@ -29,7 +28,7 @@ def integer(message: Message, key: str, least: int, most: int, default: int | No
 
 
 def number(message: Message, key: str, least: float, most: float, default: float) -> float:
-    """A number from `least` to `most`."""
+    """Return a number from `least` to `most`."""
     value = message.get(key, default)
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
         raise Refused("bad-request", f"{key!r} must be a number from {least:g} to {most:g}")
@@ -37,7 +36,7 @@ def number(message: Message, key: str, least: float, most: float, default: float
 
 
 def text(message: Message, key: str, most: int = 256) -> str:
-    """Text of at most `most` characters."""
+    """Return text of at most `most` characters."""
     value = message.get(key)
     if not isinstance(value, str) or not value or len(value) > most:
         raise Refused("bad-request", f"{key!r} must be text of 1 to {most} characters")
@@ -45,7 +44,7 @@ def text(message: Message, key: str, most: int = 256) -> str:
 
 
 def one_of(message: Message, key: str, choices: Sequence[str], default: str | None = None) -> str:
-    """One of `choices`."""
+    """Return one of `choices`."""
     value = message.get(key, default)
     if not isinstance(value, str) or value not in choices:
         raise Refused("bad-request", f"{key!r} must be one of {', '.join(choices)}")
@@ -53,7 +52,7 @@ def one_of(message: Message, key: str, choices: Sequence[str], default: str | No
 
 
 def boolean(message: Message, key: str) -> bool:
-    """A boolean, False when it is not there."""
+    """Return a boolean; False if the key is missing."""
     value = message.get(key, False)
     if not isinstance(value, bool):
         raise Refused("bad-request", f"{key!r} must be true or false")
@@ -61,13 +60,18 @@ def boolean(message: Message, key: str) -> bool:
 
 
 def window_size(message: Message) -> tuple[int, int, int, int]:
-    """Rows, columns, and pixels if the client knows them."""
+    """Return rows, columns, and both in pixels, 0 if the client does not know them."""
     rows, cols = integer(message, "rows", 1, 65535), integer(message, "cols", 1, 65535)
-    return rows, cols, integer(message, "xpixel", 0, 65535, 0), integer(message, "ypixel", 0, 65535, 0)
+    return (
+        rows,
+        cols,
+        integer(message, "xpixel", 0, 65535, 0),
+        integer(message, "ypixel", 0, 65535, 0),
+    )
 
 
 def fitting(things: Iterable[Message]) -> list[Message]:
-    """As many of them, from the first on, as an answer has room for."""
+    """Return the first `things`, as many as fit into an answer."""
     found, left = list[Message](), protocol.MAX_FRAME // 2
     for one in things:
         left -= len(json.dumps(one)) + 1

@@ -70,7 +70,7 @@ class SessionState:
             self.on_change()
 
     def run_again(self) -> None:
-        """Nobody keeps the session paused any more."""
+        """Forget by which operator, and how, the session was paused."""
         self.paused_by, self.halted = None, False
 
     # -- re-exec ----------------------------------------------------------------------------------

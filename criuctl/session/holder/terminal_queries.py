@@ -30,7 +30,7 @@ from .lease_timer import Leasing
 from .master import Chunk, Master
 from .output_log import OutputLog
 
-TERMINAL = "terminal"  # the kind of input that nobody types
+TERMINAL = "terminal"  # the kind of input that no person typed
 _CURSOR = {"6n": "\x1b[{};{}R", "?6n": "\x1b[?{};{}R"}
 _FIXED = {
     "5n": "\x1b[0n",  # all is well

@@ -1,9 +1,10 @@
-"""When a session printed what: beside the output log, so that it can be played back.
+"""When a session printed what: a file next to the output log, so that it can be played back.
 
-One JSON array a line: ``[time, offset]`` says that the output from `offset` on came at `time` (UNIX seconds), up to the
-next line; ``[time, offset, event, {...}]`` that something happened there: a resize, a checkpoint, a restore, the end.
-Bursts are told apart to 50 ms.  The first line says whose it is: ``[time, -1, "session", {"id"}]``.  The file is bounded: when it
-is full, its older half goes.  A disk that is full must not stop a session; then times are missing, no more.
+It has one JSON array a line.  ``[time, offset]``: the output from `offset` on, up to the next line, came
+at `time` (UNIX seconds).  ``[time, offset, event, {...}]``: a resize, a checkpoint, a restore, the end
+happened there.  The resolution is 50 ms.  The first line names the session: ``[time, -1, "session",
+{"id"}]``.  The file is bounded: when it is full, its older half is removed.  A full disk must not stop a
+session; then only times are missing.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ EVENTS = frozenset(("resize", "checkpoint", "checkpointed", "restored", "paused"
 
 
 class Timeline:
-    """The writer, a holder's."""
+    """Writes the timeline of one session."""
 
     def __init__(self, path: Path, position: int, session: str) -> None:
-        """That of the session with this id, which goes on in what it has left at `path`."""
+        """Go on in the file that the session with this id has left at `path`, or begin a new one."""
         self._path, self._position, self._session = path, position, session
         self._last = 0.0
         self._fd = -1
@@ -36,23 +37,28 @@ class Timeline:
                 self._write(self._first())
 
     def _open(self, flags: int = 0) -> None:
-        self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
+        self._fd = os.open(
+            self._path,
+            os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | flags,
+            0o600,
+        )
         self._size = os.fstat(self._fd).st_size
 
     def _first(self) -> list[Any]:
         return [round(time.time(), 3), -1, OWNER, {"id": self._session}]
 
     def move(self, folder: Path) -> None:
-        """Take the file to `folder`, in the place of one of its name."""
+        """Move the file to `folder`, and replace one of its name there."""
         place = folder / self._path.name
         try:
             self._path.replace(place)
-        except FileNotFoundError:  # the disk is full: there is none, and that of another session is none of this one's
+        except FileNotFoundError:
+            # A full disk: there is none.  One there belongs to another session.
             place.unlink(missing_ok=True)
         self._path = place
 
     def output(self, end: int) -> None:
-        """Output came; the log ends at `end` now."""
+        """Record that output came up to `end`."""
         start, self._position = self._position, end
         now = time.time()
         if not 0 <= now - self._last < RESOLUTION:
@@ -60,11 +66,11 @@ class Timeline:
             self._write([round(now, 3), start])
 
     def skip(self, end: int) -> None:
-        """What is in the log up to `end` came some other time."""
+        """Leave out what is in the log up to `end`: it came at another time."""
         self._position = end
 
     def event(self, name: str, offset: int, facts: dict[str, Any]) -> None:
-        """Something happened that a recording shows."""
+        """Record an event, if it is one that a recording shows."""
         if name in EVENTS:
             self._last = 0.0
             self._write([round(time.time(), 3), offset, name, facts])
@@ -94,13 +100,16 @@ def _line(record: list[Any]) -> bytes:
 
 
 def owner(path: Path) -> str:
-    """The id of the session whose timeline is at `path`; "" if there is none, or an older criuctl has begun it."""
+    """Return the id of the session whose timeline is at `path`.
+
+    "": there is none, or an older criuctl has begun it.
+    """
     _time, _offset, event, facts = next(records(path), (0.0, 0, "", {}))
     return str(facts["id"]) if event == OWNER and isinstance(facts, dict) and "id" in facts else ""
 
 
 def records(path: Path) -> Iterator[tuple[float, int, str, dict[str, Any]]]:
-    """(time, offset, event or "", facts) of every line that can be read."""
+    """Yield (time, offset, event or "", facts) of every line that can be read."""
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError:
@@ -108,4 +117,9 @@ def records(path: Path) -> Iterator[tuple[float, int, str, dict[str, Any]]]:
     for line in lines:
         with suppress(ValueError, TypeError, LookupError):
             entry = json.loads(line)
-            yield float(entry[0]), int(entry[1]), str(entry[2]) if len(entry) > 2 else "", entry[3] if len(entry) > 3 else {}
+            yield (
+                float(entry[0]),
+                int(entry[1]),
+                str(entry[2]) if len(entry) > 2 else "",
+                entry[3] if len(entry) > 3 else {},
+            )

@@ -28,7 +28,7 @@ from .session_state import SessionState
 
 
 class WriteOperations:
-    """What changes the terminal, and who may."""
+    """What changes the terminal and the lease."""
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
-"""Starting a holder as a daemon, so that whatever becomes of the launcher, its terminal or its login, the session goes on.
+"""Starting a holder as a daemon: it survives its launcher, the launcher's terminal and its login.
 
-`start_holder` forks twice (own session, no controlling terminal, child of init), in a systemd scope of its own where systemd
-runs, then executes a fresh, lean interpreter.  The caller waits until the holder has started the tree, and is told
-what went wrong otherwise: then nothing is left.  A holder for a session that a restore will bring is started without a
-command: it waits, ``checkpointed``, for `adopt`.
+`start_holder` forks twice (own session, no controlling terminal, child of init), in a systemd scope of
+its own where systemd runs, and executes a fresh interpreter without site packages.  The caller waits
+until the holder has started the tree; if that fails the reason is raised and nothing is left.  A holder
+for a session that is to be restored is started without a command: it waits, ``checkpointed``, for
+`adopt`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import CommandFailed, Conflict, CriuctlError, NotFound, PlatformError, TimedOut, UsageError, of_the_host
+from ...errors import (
+    CommandFailed,
+    Conflict,
+    CriuctlError,
+    NotFound,
+    PlatformError,
+    TimedOut,
+    UsageError,
+    of_the_host,
+)
 from ...proc.folders import make_private
 from .. import names
 from ..sessions import read_state
@@ -37,7 +47,7 @@ _LOG_TAIL = 2000
 
 @dataclass(frozen=True, slots=True)
 class HolderSpec:
-    """All that a holder is told at its start."""
+    """The specification of a holder."""
 
     name: str
     id: str = ""  # "" makes a new one
@@ -50,16 +60,16 @@ class HolderSpec:
     cols: int = 80
     labels: Mapping[str, str] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)  # for `status`; the spawner adds its own
-    spawner: str = PLAIN  # module:function (see `children`); "" waits for `adopt`
+    spawner: str = PLAIN  # module:function (see `plain_spawn`); "": wait for `adopt`
     options: Mapping[str, Any] = field(default_factory=dict)  # the spawner's own
     scrollback: int = 0  # bytes of output kept on disk; 0: the configuration's
     linger: float = 3600.0  # seconds that an exit status waits to be collected
     # Of a session that is to be restored:
     log_fd: int | None = None  # a file, positioned, with the scrollback; its descriptor is passed on
     base: int = 0  # offset of the scrollback's first byte
-    input_offset: int = 0  # where the output stood when something was typed last
+    input_offset: int = 0  # the output's end when something was typed last
     modes: Mapping[str, Any] = field(default_factory=dict)
-    roles: Sequence[Sequence[str]] = ()  # [kind, name, role] as `checkpoint-begin` told
+    roles: Sequence[Sequence[str]] = ()  # [kind, name, role] as `checkpoint-begin` answered
     events: int = 0  # sequence of the last event
     audit: int = 0  # sequence of the last entry of the audit log
     checkpoint: str = ""
@@ -68,7 +78,7 @@ class HolderSpec:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A holder that is there."""
+    """A holder that was started."""
 
     name: str
     id: str
@@ -82,16 +92,20 @@ class Started:
 def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT) -> Started:
     """Start a holder and wait until its session stands.
 
-    `Conflict` when a holder of this name is there, `NotFound` when the command is not, `CommandFailed` for whatever else.
+    `Conflict` if there is a holder of this name, `NotFound` if there is no such command, `CommandFailed`
+    for other failures.
     """
     run_folder = names.run_folder(config.run_dir, spec.name)
     state_folder = names.state_folder(config.state_dir, spec.name)
     present = read_state(run_folder)
     if present is not None and present["holder_alive"]:
-        raise Conflict(f"session {spec.name!r} exists ({present['state']})", hint="Attach to it, or choose another name.")
+        raise Conflict(
+            f"session {spec.name!r} exists ({present['state']})",
+            hint="Attach to it, or choose another name.",
+        )
     if present is not None and present.get("cgroup"):
         with suppress(OSError):
-            os.rmdir(present["cgroup"])  # of a holder that was killed; not if somebody is still in it
+            os.rmdir(present["cgroup"])  # of a holder that was killed; not if a process is still in it
     try:
         for folder in (run_folder, state_folder):
             make_private(folder)
@@ -132,16 +146,28 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
 
 
 def _scope(name: str) -> list[str]:
-    """What makes the holder a systemd scope of its own, where systemd runs."""
+    """Return the command that puts the holder into a systemd scope, where systemd runs."""
     if not os.path.isdir("/run/systemd/system") or shutil.which("systemd-run") is None:
         return []
     whose = [] if os.getuid() == 0 else ["--user"]
     unit = f"--unit=criuctl-{name}-{os.urandom(3).hex()}"
-    return ["systemd-run", *whose, "--scope", "--quiet", "--collect", "--property=Delegate=yes", unit, "--"]
+    return [
+        "systemd-run",
+        *whose,
+        "--scope",
+        "--quiet",
+        "--collect",
+        "--property=Delegate=yes",
+        unit,
+        "--",
+    ]
 
 
 def _not_started(name: str, why: Mapping[str, Any]) -> CriuctlError:
-    """What the caller named and the kernel does not run is no failure of criuctl's."""
+    """Return the error of a session that did not start.
+
+    A command that the kernel does not run is the caller's mistake, not criuctl's failure.
+    """
     text, number = f"session {name!r} could not be started: {why['message']}", why.get("errno")
     if number in (errno.ENOENT, errno.ENOTDIR):
         return NotFound(text)
@@ -151,13 +177,13 @@ def _not_started(name: str, why: Mapping[str, Any]) -> CriuctlError:
         return UsageError(text, hint="A script begins with #! and its interpreter; or name that: `-- sh SCRIPT`.")
     if number in (errno.ENAMETOOLONG, errno.E2BIG, errno.ELOOP):
         return UsageError(text)
-    if number is not None and (told := of_the_host(OSError(number, text, why.get("file")))) is not None:
-        return PlatformError(text, hint=told.hint)
+    if number is not None and (known := of_the_host(OSError(number, text, why.get("file")))) is not None:
+        return PlatformError(text, hint=known.hint)
     return CommandFailed(text)
 
 
 def _launch(prefix: list[str], body: dict[str, Any], run_folder: Path, kept: list[int], timeout: float) -> dict[str, Any] | None:
-    """Start the daemon and return its answer, None when it ended without one."""
+    """Start the daemon and return its answer; None: it ended without one."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
@@ -190,7 +216,7 @@ def _launch(prefix: list[str], body: dict[str, Any], run_folder: Path, kept: lis
 
 
 def _become_daemon(argv: list[str], run_folder: Path, kept: list[int]) -> None:
-    """In the child: fork once more and execute; never returns."""
+    """In the child: fork again and execute; never return."""
     try:
         os.setsid()
         if os.fork():
@@ -218,13 +244,13 @@ def _become_daemon(argv: list[str], run_folder: Path, kept: list[int]) -> None:
 
 
 def _tail(run_folder: Path) -> str:
-    """The end of what the holder had to say."""
+    """Return the last line of the holder's log."""
     data = (run_folder / "holder.log").read_bytes()[-_LOG_TAIL:]
     lines = data.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else "it said nothing"
 
 
 def _forget(run_folder: Path) -> None:
-    """Remove the folder of a session that never was."""
+    """Remove the folder of a session that was never started."""
     if read_state(run_folder) is None:
         shutil.rmtree(run_folder, ignore_errors=True)

@@ -1,9 +1,10 @@
-"""Starting the session's first process: what a holder asks of a spawner, and the plain one.
+"""Starting the session's first process: what a holder asks of a spawner, and the simplest spawner.
 
-A spawner is named in the holder's specification as ``module:function`` and called in the holder's process, so that the
-tree is the holder's child: ``spawn(request: SpawnRequest) -> Spawned``.  `spawn_plain` gives the command a
-terminal of its own and nothing else: no namespaces, no init inside.  Between fork and exec only system calls are
-made, and a failure of any of them, of the exec above all, comes back to the caller as its `OSError`.
+A spawner is named in the holder's specification as ``module:function`` and called in the holder's
+process, so that the tree is the holder's child: ``spawn(request: SpawnRequest) -> Spawned``.
+`spawn_plain` gives the command a terminal of its own and nothing else: no namespaces, no init inside.
+Between fork and exec only system calls are made.  A failure of any of them, in particular of the exec,
+is raised in the caller as `OSError`.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class SpawnRequest:
     name: str = ""
     id: str = ""
     incarnation: int = 1
-    cgroup_procs: tuple[str, ...] = ()  # files that the first process writes "0" into, before it executes anything
-    options: Mapping[str, Any] = field(default_factory=dict)  # the spawner's own (host_pids, ...), from the specification
+    cgroup_procs: tuple[str, ...] = ()  # the first process writes "0" into them
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the specification
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +45,23 @@ class Spawned:
     """What was started: a child of this process and its terminal."""
 
     pid: int  # root of the tree, as this process sees it
-    master: int  # the PTY master, close-on-exec, ours from now on
+    master: int  # the PTY master, close-on-exec; the caller closes it
     facts: dict[str, Any] = field(default_factory=dict)  # for `status`: init, namespaces, ...
-    start_time: int | None = None  # of the root, which may have ended and been reaped by now; None: it has not been reaped
+    start_time: int | None = None  # of a root that may have been reaped by now; None: not yet
 
 
 def spawn_plain(request: SpawnRequest) -> Spawned:
     """Start the command as the leader of a new session on a new terminal."""
     master, slave, _ = tty.open_pair()
-    report, told = os.pipe2(os.O_CLOEXEC)
+    report, failed = os.pipe2(os.O_CLOEXEC)
     pid = 0
     try:
         set_window_size(master, request.rows, request.cols)
         pid = os.fork()
         if pid == 0:
-            _become(request, slave, told)
-        os.close(told)
-        told = -1
+            _become(request, slave, failed)
+        os.close(failed)
+        failed = -1
         error = os.read(report, 4)
         if error:
             os.waitpid(pid, 0)
@@ -72,13 +73,13 @@ def spawn_plain(request: SpawnRequest) -> Spawned:
     finally:
         os.close(slave)
         os.close(report)
-        if told >= 0:
-            os.close(told)
+        if failed >= 0:
+            os.close(failed)
     return Spawned(pid, master)
 
 
-def _become(request: SpawnRequest, slave: int, told: int) -> None:
-    """In the child: turn into the command, or say why not."""
+def _become(request: SpawnRequest, slave: int, failed: int) -> None:
+    """In the child: execute the command, or report the error."""
     try:
         for path in request.cgroup_procs:
             with open(path, "w") as file:
@@ -87,7 +88,7 @@ def _become(request: SpawnRequest, slave: int, told: int) -> None:
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
         for fd in range(_CLOSE_FROM):
             os.dup2(slave, fd)
-        # `told` tells by being closed: it goes with the exec, as everything else of the holder's does.
+        # The exec closes `failed`; so the parent knows that it has succeeded.
         for number in signal.valid_signals():
             if number not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(number, signal.SIG_DFL)
@@ -96,6 +97,6 @@ def _become(request: SpawnRequest, slave: int, told: int) -> None:
         os.chdir(request.cwd)
         os.execvpe(request.argv[0], request.argv, dict(request.env))
     except OSError as error:
-        os.write(told, struct.pack("i", error.errno or 1))
+        os.write(failed, struct.pack("i", error.errno or 1))
     finally:
         os._exit(127)

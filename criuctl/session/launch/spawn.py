@@ -1,17 +1,18 @@
 """Starting a session's tree: its namespaces, its init, its command on a terminal.
 
     holder (outside)
-      criuctl-init    PID 1 of the session's PID, mount and IPC namespaces; not dumped; made anew by a restore
+      criuctl-init    PID 1 of the session's PID, mount and IPC namespaces; not dumped; a restore makes a new one
         tini -s       root of the dumped tree: adopts daemons, so that they belong to the session; reaps
           COMMAND     leader of a session of its own, the terminal is its controlling terminal
 
-With `host_pids` there is no criuctl-init and there are no namespaces: tini is the holder's child.  So it is too
-where the holder may not make namespaces (a plain user).  In both cases the holder reaps somebody who ends with the
-command's status: ``init`` in the facts tells whom, if it is not the root.
+With `host_pids`, and where the holder may not make namespaces (a plain user), there is no criuctl-init
+and there are no namespaces: tini is the holder's child.  In both cases the holder reaps a process that
+ends with the command's status; ``init`` in the facts is its PID, if it is not the root.
 
-Inside, ``CRIUCTL_SESSION`` and ``CRIUCTL_SESSION_ID`` name the session, and the folder ``CRIUCTL_SESSION_DIR`` has the file
-``session.json`` with what may change: a restore writes it anew before the tree runs (`write_inside`).  In
-namespaces the folder is at the same place on every host, so the variable stays true.
+Inside, ``CRIUCTL_SESSION`` and ``CRIUCTL_SESSION_ID`` name the session.  The folder
+``CRIUCTL_SESSION_DIR`` has the file ``session.json`` with what may change: a restore writes it again
+before the tree runs (`Inside.write`).  In namespaces the folder is at the same place on every host, so
+the variable stays right.
 """
 
 from __future__ import annotations
@@ -51,37 +52,51 @@ class Inside:
 
     @classmethod
     def of(cls, run_dir: str, name: str, *, private: bool) -> Inside:
-        """That of session `name`; `private`: in a mount namespace of its own."""
+        """Return that of session `name`; `private`: it has a mount namespace of its own."""
         folder = names.run_folder(run_dir, name) / "inside"
         return cls(folder, Path(run_dir or names.DEFAULT_RUN_DIR) / "session" if private else folder)
 
     @property
     def bind(self) -> tuple[str, str] | None:
-        """What a mount namespace has to show where; None if it is shown already."""
+        """Return (folder, where to mount it) for a mount namespace; None if it needs no mount."""
         return (str(self.folder), str(self.shown)) if self.shown != self.folder else None
 
-    def write(self, name: str, identifier: str, incarnation: int, restored: Mapping[str, object] | None = None) -> None:
-        """Tell the program who it is; atomically, for it may read at any time."""
+    def write(
+        self,
+        name: str,
+        identifier: str,
+        incarnation: int,
+        restored: Mapping[str, object] | None = None,
+    ) -> None:
+        """Write ``session.json``, atomically: a program inside may read it at any time."""
         self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         self.shown.mkdir(mode=0o755, parents=True, exist_ok=True)
         for folder in (self.folder, self.shown):
             check_own(folder)
         temporary = self.folder / ".session.json"
-        body = {"session": name, "id": identifier, "incarnation": incarnation, "restored": dict(restored) if restored else None}
+        body = {
+            "session": name,
+            "id": identifier,
+            "incarnation": incarnation,
+            "restored": dict(restored) if restored else None,
+        }
         temporary.write_text(json.dumps(body) + "\n")
         temporary.chmod(0o644)  # whatever the umask is
         temporary.replace(self.folder / "session.json")
 
 
 def spawn_session(request: SpawnRequest) -> Spawned:
-    """Start the command as the module's text says; called in the holder.
+    """Start the command in its namespaces, as described above; called in the holder.
 
     Options: ``host_pids``, ``io_uring``, ``mptcp``, ``run_dir``, ``umask``.
     """
-    # Not by shutil.which: that module is large, and stays in the holder.
+    # Not with shutil.which: the module is large, and would stay in the holder's memory.
     tini = next((path for folder in _FOLDERS if os.access(path := f"{folder}/tini", os.X_OK)), None)
     if tini is None:
-        raise PlatformError("tini is not installed", hint="Install the package tini: it is the init inside of a session.")
+        raise PlatformError(
+            "tini is not installed",
+            hint="Install the package tini: it is the init inside of a session.",
+        )
     private = not request.options.get("host_pids") and _may_make_namespaces()
     inside = Inside.of(str(request.options.get("run_dir") or ""), request.name, private=private)
     inside.write(request.name, request.id, request.incarnation)
@@ -100,7 +115,17 @@ def spawn_session(request: SpawnRequest) -> Spawned:
         listener.bind(f"\0{report}")
         listener.listen(1)
         refused = ",".join(what for what in ("io_uring", "mptcp") if not request.options.get(what, True)) or "-"
-        python = [sys.executable, "-I", "-S", "-E", sessionchild.__file__, pty.path, report, request.cwd, refused]
+        python = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-E",
+            sessionchild.__file__,
+            pty.path,
+            report,
+            request.cwd,
+            refused,
+        ]
         argv = [tini, "-s", "--", *python, *request.argv]
         umask = int(request.options.get("umask", 0o022))
         if private:
@@ -124,7 +149,7 @@ def _may_make_namespaces() -> bool:
 
 
 def _start_private(argv: list[str], env: Mapping[str, str], request: SpawnRequest, umask: int, inside: Inside) -> tuple[int, int]:
-    """In fresh namespaces; the root's and PID 1's PIDs as we see them."""
+    """Start the tree in new namespaces; return the PIDs of its root and of PID 1, as seen here."""
     with PrivateNamespaces(ipc=True, bind=inside.bind) as spaces:
         spaces.run(argv, env, groups=request.cgroup_procs, umask=umask)
         (root,) = children(spaces.init.pid)
@@ -132,7 +157,7 @@ def _start_private(argv: list[str], env: Mapping[str, str], request: SpawnReques
 
 
 def _start_here(argv: list[str], env: Mapping[str, str], request: SpawnRequest, umask: int) -> int:
-    """As a child of ours; only system calls between fork and exec."""
+    """Start the tree as a child; return its PID.  Only system calls between fork and exec."""
     pid = os.fork()
     if pid:
         return pid
@@ -153,7 +178,7 @@ def _start_here(argv: list[str], env: Mapping[str, str], request: SpawnRequest, 
 
 
 def _called(listener: socket.socket, init: int) -> socket.socket:
-    """The command's connection; anybody can call at an abstract address."""
+    """Accept the command's connection; any user may connect to an abstract address."""
     until = time.monotonic() + _TIMEOUT
     while True:
         ready, _, _ = select.select([listener.fileno(), init], [], [], max(0.0, until - time.monotonic()))
@@ -169,7 +194,10 @@ def _called(listener: socket.socket, init: int) -> socket.socket:
 
 
 def _await_command(listener: socket.socket, root: int, request: SpawnRequest) -> int:
-    """Let the command begin and wait until it is executed; the root's start time, `OSError` if it cannot be."""
+    """Let the command begin, wait until it is executed, and return the root's start time.
+
+    `OSError` if it cannot be executed.
+    """
     try:
         pidfd = os.pidfd_open(root)
     except ProcessLookupError as error:
@@ -177,16 +205,16 @@ def _await_command(listener: socket.socket, root: int, request: SpawnRequest) ->
     try:
         with _called(listener, pidfd) as channel:
             channel.settimeout(_TIMEOUT)
-            # Now, for a command may be over before we look, and its init reaped.
+            # Before the command begins: it may end, and its init be reaped, at once.
             start_time = ProcessIdentity.of(root).start_time
             with suppress(BrokenPipeError, ConnectionResetError):  # it has failed already, and says so
                 channel.sendall(b"!")
-            told = channel.recv(4)
+            failure = channel.recv(4)
     except TimeoutError as error:
         raise CommandFailed("the session's command did not start in time") from error
     finally:
         os.close(pidfd)
-    if told:
-        (number,) = struct.unpack("i", told)
+    if failure:
+        (number,) = struct.unpack("i", failure)
         raise OSError(number, os.strerror(number), request.argv[0])
     return start_time

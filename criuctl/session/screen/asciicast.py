@@ -1,8 +1,8 @@
 """A session as a recording that asciinema plays: asciicast version 3, one JSON value a line.
 
-Made from the output log and the `timeline` beside it, so nothing has to be recorded beforehand, and as much can be played
-as is kept.  Markers say where the session was checkpointed and where it was restored; the time in between is shown
-as `GAP` seconds, however long it was.
+It is made from the output log and the times in `timeline`, so nothing has to be recorded beforehand,
+and all output that is kept can be played.  Markers show where the session was checkpointed and where it
+was restored; the time in between is shown as `GAP` seconds, however long it was.
 """
 
 from __future__ import annotations
@@ -25,9 +25,17 @@ Record = tuple[float, int, str, dict[str, Any]]
 
 
 def cast(
-    status: dict[str, Any], data: bytes, base: int, records: Sequence[Record], *, size: tuple[int, int] | None = None
+    status: dict[str, Any],
+    data: bytes,
+    base: int,
+    records: Sequence[Record],
+    *,
+    size: tuple[int, int] | None = None,
 ) -> Iterator[str]:
-    """The lines of the recording of `data`, which begins at offset `base`; `size` is (columns, rows) at its begin."""
+    """Yield the lines of the recording of `data`, which begins at offset `base`.
+
+    `size` is (columns, rows) at its beginning.
+    """
     end = base + len(data)
     begun = next((when for when, offset, event, _ in reversed(records) if not event and offset <= base), None)
     if begun is None:
@@ -70,7 +78,7 @@ def cast(
 
 
 def _next_offsets(pieces: Sequence[Record], end: int) -> list[int]:
-    """For each record where the output of the next one begins."""
+    """Return for each record where the output of the next one begins."""
     found, following = [], end
     for _, offset, event, _ in reversed(pieces):
         found.append(following)
@@ -98,7 +106,7 @@ def _line(interval: float, code: str, text: str) -> str:
 
 
 def _first_size(status: dict[str, Any], records: Sequence[Record]) -> tuple[int, int]:
-    """The size before the first change: nobody wrote it down, so that of the first change."""
+    """Return the size at the beginning: it was not recorded, so that of the first change."""
     for _, _, event, facts in records:
         if event == "resize" and facts.get("cols") and facts.get("rows"):
             return int(facts["cols"]), int(facts["rows"])

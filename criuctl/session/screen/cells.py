@@ -1,4 +1,4 @@
-"""A line of a `Screen` given out: as text, or with what gives each cell its colours and attributes; and its cursor."""
+"""Lines of a `Screen` as text, plain or with colours and attributes, and the cursor's place."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _ATTRIBUTES = (
 
 
 def plain(line: Mapping[int, Char], columns: int) -> str:
-    """One line as text, without blanks at its end."""
+    """Return one line as text, without blanks at its end."""
     last = max((x for x in line if x < columns), default=-1)
     return "".join(text_of(line, x, columns) for x in range(last + 1)).rstrip(" ")
 
 
 def text_of(line: Mapping[int, Char], x: int, columns: int) -> str:
-    """What cell `x` shows; half of a wide character, whose other half was overwritten, shows nothing."""
+    """Return what cell `x` shows: "" for half of an overwritten wide character."""
     data = line[x].data
     if _stub(data):
         return data if x and _wide(line[x - 1].data) else " "
@@ -48,7 +48,10 @@ def _wide(data: str) -> bool:
 
 
 def styled(line: Mapping[int, Char], columns: int) -> str:
-    """One line with its renditions, from the default to the default; erased cells with a colour count."""
+    """Return one line with its renditions; it begins and ends with the default one.
+
+    Erased cells with a colour belong to the line.
+    """
     last = max((x for x, char in line.items() if x < columns and char != BLANK), default=-1)
     out, now = [], BLANK
     for x in range(last + 1):
@@ -63,7 +66,7 @@ def styled(line: Mapping[int, Char], columns: int) -> str:
 
 
 def rendition(char: Char) -> str:
-    """What makes a terminal draw as this cell is drawn."""
+    """Return the sequence that makes a terminal draw as this cell is drawn."""
     codes = ["0", *(str(code) for name, code in _ATTRIBUTES if getattr(char, name))]
     for colour, names, extended in ((char.fg, _FOREGROUND, 38), (char.bg, _BACKGROUND, 48)):
         if colour in names:
@@ -75,5 +78,5 @@ def rendition(char: Char) -> str:
 
 
 def position(cursor: Any, rows: int, columns: int) -> str:
-    """Where the cursor stands, on a terminal that may be smaller."""
+    """Return the sequence that puts the cursor in place on a terminal that may be smaller."""
     return f"\x1b[{min(cursor.y, rows - 1) + 1};{min(cursor.x, columns - 1) + 1}H"

@@ -1,9 +1,12 @@
-"""The program that tells a holder where the cursor was, run by path as ``python -I cursor.py`` with the task as standard input.
+"""The program that finds out for a holder where the cursor was.
 
-The task is a file: a line of JSON (``rows``, ``cols``, ``start``: the offset of the output behind it, ``whole``: it begins where
-a screen does, ``at``: offsets) and output of the session.  It is overwritten with a JSON object: offset -> [row, column],
-counted from 1.  It is a process of its own because of what the output may hold: the time and memory that an emulation
-takes are the program's choice, and the holder has to live.
+The holder runs it by path, ``python -I cursor.py``, with the task as standard input.  The task is a
+file: a line of JSON (``rows``, ``cols``, ``start``: the offset of the output that follows, ``whole``: it
+begins where a screen does, ``at``: offsets) and output of the session.  It is overwritten with a JSON
+object: offset -> [row, column], counted from 1.
+
+It is a process of its own because the session's program chooses how much time and memory the emulation
+of its output takes, and the holder must survive that.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ _MEMORY = 1 << 30
 
 
 def main(fd: int = 0) -> None:
-    """Read the task, write the answer."""
+    """Read the task, and write the answer over it."""
     from criuctl.session.screen.screen import Screen
 
     resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
@@ -26,7 +29,8 @@ def main(fd: int = 0) -> None:
     with open(fd, "r+b", closefd=False) as file:
         file.seek(0)
         task, data = json.loads(file.readline()), file.read()
-        at = 0 if task["whole"] else data.find(b"\n") + 1  # the middle of a line may be the middle of a sequence
+        # The middle of a line may be the middle of a sequence.
+        at = 0 if task["whole"] else data.find(b"\n") + 1
         screen = Screen(task["cols"], task["rows"], history=0)
         found = {}
         for place in task["at"]:

@@ -1,8 +1,9 @@
-"""What the programs of a session have asked of the terminal: enough to redraw and to reset a client's, and to answer queries.
+"""The terminal modes that the programs of a session have set, and the queries they have sent.
 
-The holder does not emulate a terminal (clients do, from the log); it only watches for the few sequences that
-switch modes.  One compiled expression runs over the output as it lies in the log; text without escapes costs a
-``memchr``.  A sequence cut in two by a read is carried over to the next.
+That is enough to redraw and to reset a client's terminal, and to answer the queries.  The holder does
+not emulate a terminal (clients do, from the log); it only watches for the few sequences that switch
+modes.  One compiled expression runs over the output as it lies in the log; text without escapes costs a
+``memchr``.  A sequence that a read cuts in two is carried over to the next read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _MAX_CARRY = 512  # a title longer than this is not a title
 _SMALL = 4096  # bytes that may be copied to be joined with what was carried over
 _SEQUENCE = re.compile(
     rb"\x1b(?:"
-    rb"\[(?:\?([0-9;]{1,64})([hl])|(!p)|([23])J|(\??6n|5n|>?0?c))"  # DECSET and DECRST, DECSTR, ED; DSR and DA, which are queries
+    rb"\[(?:\?([0-9;]{1,64})([hl])|(!p)|([23])J|(\??6n|5n|>?0?c))"  # DECSET, DECRST, DECSTR, ED; queries
     rb"|(c)|([=>])"  # RIS, DECKPAM and DECKPNM
     rb"|\][02];([^\x07\x1b\x00]{0,400})(?:\x07|\x1b\\)"  # title
     rb")"
@@ -27,7 +28,7 @@ _ALTERNATE = frozenset((47, 1047, 1049))
 
 @dataclass(slots=True)
 class Modes:
-    """The modes of now; `feed` keeps them."""
+    """The present modes; `feed` updates them."""
 
     alternate: bool = False
     bracketed_paste: bool = False
@@ -39,11 +40,12 @@ class Modes:
     title: str = ""
     alternate_since: int | None = None
     cleared_at: int | None = None
-    asked: list[tuple[int, str]] = field(default_factory=list)  # queries without an answer: offset behind it, what
-    carry: bytes = b""  # the beginning of a sequence at the end of what was fed last
+    # Queries without an answer: (offset behind it, query).
+    asked: list[tuple[int, str]] = field(default_factory=list)
+    carry: bytes = b""  # an incomplete sequence at the end of the last output
 
     def feed(self, data: memoryview, offset: int) -> None:
-        """Output came: `data`, whose first byte has this offset in the log."""
+        """Look at output `data`, whose first byte has this offset in the log."""
         if self.carry:
             carried, self.carry = self.carry, b""
             if len(data) < _SMALL:
@@ -64,14 +66,14 @@ class Modes:
                 self.carry = tail[last:]
 
     def to_dict(self) -> dict[str, Any]:
-        """As in the protocol."""
+        """Return the modes as the protocol has them."""
         found = asdict(self)
         del found["carry"]
         return found
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Modes:
-        """From `to_dict` of this or another version."""
+        """Return the modes that `to_dict`, of this or another version, described."""
         modes = cls()
         for key, value in values.items():
             if key in cls.__slots__ and key != "carry":

@@ -1,7 +1,7 @@
-"""Output as plain text: `strip` takes the control sequences out of a stream of bytes, piece by piece.
+"""Output as plain text: `strip` removes the control sequences from a stream of bytes.
 
-It emulates nothing: what a program overwrites or erases stays in the text.  Whoever wants to know what is
-*shown* uses `screen`.
+It emulates nothing: what a program overwrites or erases stays in the text.  `screen` knows what is
+*shown*.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ _OTHERS = (
     rb"|[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f]|\r(?=\n)"
 )
 _SEQUENCE = re.compile(_OTHERS + _STRING)
-_AFTER = re.compile(_OTHERS)  # behind the last end of a string: each beginning of one would be followed to the end in vain
+# Behind the last end of a string no string can end: do not search for one at each beginning.
+_AFTER = re.compile(_OTHERS)
 _UNFINISHED = re.compile(rb"(?:\x1b(?:\[[<-?]?[0-9:;]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[()*+# %])?|\r)\Z")
 
 
 def strip(data: bytes) -> tuple[bytes, bytes]:
-    """Output without control sequences, lines ended by a newline alone; and the end of it that is not complete yet.
+    """Return output without control sequences, lines ended by a newline alone, and the rest.
 
-    The second part belongs before what comes next.
+    The rest may be an incomplete sequence: it belongs before the output that comes next.
     """
     tail = _UNFINISHED.search(data)
     carry = tail[0] if tail is not None and len(tail[0]) < _MAX_CARRY else b""

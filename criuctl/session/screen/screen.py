@@ -1,11 +1,13 @@
-"""What a terminal shows after the bytes of a session's log: a `Screen`, its text, and the bytes that draw it again.
+"""A terminal emulator: what a terminal shows after the bytes of a session's log.
 
-pyte keeps the cells; this module adds what it lacks and full-screen programs need: a tokenizer that knows the whole
-grammar of control sequences (so that device control strings, private parameters or colons never end up as text), the
-alternate screen, scrollback, repeat, scrolling by lines, cursor styles.  Imported only where a screen is wanted.
+pyte keeps the cells.  This module adds what pyte lacks and full-screen programs need: a tokenizer that
+knows the whole grammar of control sequences (so that device control strings, private parameters or
+colons never end up as text), the alternate screen, scrollback, repeat, scrolling by lines, cursor
+styles.  It takes long to import: do so only where a screen is needed.
 
-`Screen.redraw` gives the sequences that make a freshly reset terminal of any size look and behave like it: history into
-the terminal's own scrollback, cells, margins, modes, character sets, pending wrap, title, cursor.
+`Screen.redraw` returns the sequences that make a freshly reset terminal of any size look and behave
+like the screen: history in the terminal's own scrollback, cells, margins, modes, character sets,
+pending wrap, title, cursor.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from .cells import plain, position, rendition, styled, text_of
 
 HISTORY = 2000  # lines of scrollback that are kept
 _MAX_CARRY = 64 << 10  # a sequence longer than this is none
-_MAX_FILLED = 1 << 20  # cells of a screen that is filled as a whole; what is empty of a larger one takes no memory
+# Cells of a screen that DECALN fills; the empty cells of a larger one take no memory.
+_MAX_FILLED = 1 << 20
 
 _STRING = r"|\x1b[PX^_](?:[^\x1b]|\x1b(?!\\))*\x1b\\"
 _OTHERS = (
@@ -39,7 +42,8 @@ _OTHERS = (
     r"|(?P<control>[\x00-\x1a\x1c-\x1f\x7f-\x9f])"
 )
 _TOKEN = re.compile(_OTHERS + _STRING)
-_AFTER = re.compile(_OTHERS)  # behind the last end of a string: each beginning of one would be followed to the end in vain
+# Behind the last end of a string no string can end: do not search for one at each beginning.
+_AFTER = re.compile(_OTHERS)
 _CONTROLS = {
     "\x08": "backspace",
     "\x09": "tab",
@@ -93,7 +97,8 @@ _CSI = {
     "u": "restore_cursor",
 }
 _ALTERNATE = frozenset((47, 1047, 1049))
-_SHOWN_MODES = (1000, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 2004)  # of private modes, those that a client must have too
+# The private modes that a client's terminal must have too.
+_SHOWN_MODES = (1000, 1002, 1003, 1004, 1005, 1006, 1015, 1016, 2004)
 _DECOM, _DECAWM, _DECCKM, _DECTCEM = modes.DECOM, modes.DECAWM, 1 << 5, modes.DECTCEM
 _KEYPAD = "keypad"
 
@@ -103,10 +108,11 @@ class Screen(pyte.Screen):
 
     def __init__(self, columns: int, lines: int, *, history: int = HISTORY) -> None:
         self.history: deque[dict[int, Char]] = deque(maxlen=history)
-        self.main: tuple[dict[int, Any], Any] | None = None  # buffer and cursor of the main screen, while the other one is shown
+        # Buffer and cursor of the main screen while the alternate one is shown.
+        self.main: tuple[dict[int, Any], Any] | None = None
         self.keypad = False
         self.cursor_style = 0
-        self.end = 0  # for those who feed it from a log: the offset behind what it has seen
+        self.end = 0  # the offset behind what it has seen, set by the caller
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._carry = ""
         self._last = ""  # the character that REP repeats
@@ -218,7 +224,7 @@ class Screen(pyte.Screen):
             super().reset_mode(*numbers, **kwargs)
 
     def reset(self) -> None:
-        """Everything as when switched on."""
+        """Reset everything, as when a terminal is switched on."""
         self.main = None
         self.keypad = False
         self.cursor_style = 0
@@ -234,19 +240,22 @@ class Screen(pyte.Screen):
         self.charset, self.g0_charset, self.g1_charset = 0, charsets.LAT1_MAP, charsets.VT100_MAP
 
     def next_line(self) -> None:
-        """To the first column of the next line."""
+        """Move to the first column of the next line."""
         self.carriage_return()
         self.index()
 
     def index(self) -> None:
-        """One line down; at the bottom the screen scrolls, and what leaves the main screen becomes history."""
+        """Move one line down; at the bottom the screen scrolls.
+
+        What leaves the main screen becomes history.
+        """
         top, bottom = self.margins or (0, self.lines - 1)
         if self.cursor.y == bottom and top == 0 and self.main is None:
             self.history.append(self.buffer[0])
         super().index()
 
     def erase_in_display(self, how: int = 0, *args: Any, **kwargs: Any) -> None:
-        """Erase; 3 is the scrollback alone.  What is none of the known ways is nothing."""
+        """Erase in the screen; 3 erases the scrollback alone, an unknown number nothing."""
         if how == 3:
             self.history.clear()
         elif how in (0, 1, 2):
@@ -258,7 +267,7 @@ class Screen(pyte.Screen):
             super().erase_in_line(how)
 
     def cursor_to_line(self, line: int | None = None) -> None:
-        """To a line; in origin mode counted from the margin on, if there is one."""
+        """Move to a line; in origin mode it is counted from the margin, if there is one."""
         if self.margins is None:
             self.cursor.y = (line or 1) - 1
             self.ensure_vbounds()
@@ -280,12 +289,12 @@ class Screen(pyte.Screen):
         self.cursor.y = y
 
     def tabs(self, count: int = 0) -> None:
-        """Several tabulator stops on."""
+        """Move several tabulator stops on."""
         for _ in range(min(count or 1, self.columns)):
             self.tab()
 
     def back_tabs(self, count: int = 0) -> None:
-        """Several tabulator stops back."""
+        """Move several tabulator stops back."""
         for _ in range(min(count or 1, self.columns)):
             self.cursor.x = max((stop for stop in self.tabstops if stop < self.cursor.x), default=0)
 
@@ -297,16 +306,22 @@ class Screen(pyte.Screen):
         return self.main is not None
 
     def cursor_report(self) -> tuple[int, int]:
-        """Row and column as a terminal tells them: from 1 on, in origin mode from the margin on, never beyond the last column."""
+        """Return row and column as a terminal reports them.
+
+        Both count from 1, in origin mode from the margin; never beyond the last column.
+        """
         top = self.margins.top if _DECOM in self.mode and self.margins is not None else 0
         return self.cursor.y - top + 1, min(self.cursor.x, self.columns - 1) + 1
 
     def text(self) -> list[str]:
-        """The lines of the screen as text, without blanks at their ends."""
+        """Return the lines of the screen as text, without blanks at their ends."""
         return [plain(self.buffer[y], self.columns) for y in range(self.lines)]
 
     def scrollback(self, *, ansi: bool = False) -> list[str]:
-        """The lines that have left the screen at its top, oldest first, then those of the (main) screen that are not empty."""
+        """Return the lines that have left the screen at its top, oldest first.
+
+        The lines of the main screen follow, without empty ones at its end.
+        """
         buffer = self.buffer if self.main is None else self.main[0]
         render = styled if ansi else plain
         shown = [render(buffer[y], self.columns) for y in range(self.lines)]
@@ -315,11 +330,14 @@ class Screen(pyte.Screen):
         return [render(line, self.columns) for line in self.history] + shown
 
     def ansi(self) -> list[str]:
-        """The lines of the screen with colours and attributes."""
+        """Return the lines of the screen with colours and attributes."""
         return [styled(self.buffer[y], self.columns) for y in range(self.lines)]
 
     def redraw(self, rows: int, columns: int, *, history: bool = False) -> bytes:
-        """What makes a reset terminal of this size show it; with `history`, the scrollback goes into the terminal's own."""
+        """Return the bytes that make a reset terminal of this size show the screen.
+
+        With `history`, the scrollback goes into the terminal's own.
+        """
         out: list[str] = []
         width = min(columns, self.columns)
         if history and self.history:
@@ -337,7 +355,8 @@ class Screen(pyte.Screen):
 
     def _cells(self, buffer: Mapping[int, Any], rows: int, width: int) -> Iterable[str]:
         yield "\x1b[m\x1b[H\x1b[2J"
-        first = max(0, min(self.lines - rows, self.cursor.y - rows + 1))  # a smaller terminal shows where the cursor is
+        # A smaller terminal shows the part with the cursor.
+        first = max(0, min(self.lines - rows, self.cursor.y - rows + 1))
         for y in range(first, min(self.lines, first + rows)):
             line = styled(buffer[y], width)
             if line:
@@ -367,7 +386,7 @@ class Screen(pyte.Screen):
         first = max(0, min(self.lines - rows, self.cursor.y - rows + 1))
         y, x = self.cursor.y - first, min(self.cursor.x, columns - 1)
         if self.cursor.x >= self.columns <= columns:
-            # A wrap is pending: only a character that is written into the last column brings a terminal there.
+            # A wrap is pending: only a character that is written into the last column causes that.
             x = self.columns - 1
             if x and self.buffer[self.cursor.y][x].data == "":  # a wide one
                 x -= 1
@@ -375,7 +394,8 @@ class Screen(pyte.Screen):
             yield f"\x1b[{y + 1};{x + 1}H{rendition(last)}{text_of(self.buffer[self.cursor.y], x, self.columns) or ' '}"
         else:
             yield f"\x1b[{y + 1};{x + 1}H"
-        if _DECOM in self.mode:  # after it positions count from the margin, and setting it moves the cursor
+        # Last: it moves the cursor, and after it positions count from the margin.
+        if _DECOM in self.mode:
             top = self.margins.top if self.margins is not None else 0
             yield f"\x1b[?6h\x1b[{max(1, y - top + 1)};{x + 1}H"
         if _DECAWM not in self.mode:
@@ -386,7 +406,7 @@ class Screen(pyte.Screen):
 
 
 def _unfinished(rest: str) -> bool:
-    """Whether more output may make a sequence of this."""
+    """Whether more output may complete this to a sequence."""
     if len(rest) == 1 or rest[1] in "]PX^_":
         return True
     if rest[1] == "[":
@@ -395,7 +415,7 @@ def _unfinished(rest: str) -> bool:
 
 
 def _number(digits: str) -> int:
-    """A parameter: however many digits it has, what is beyond 9999 is 9999."""
+    """Return a parameter; more than 9999 is 9999, however many digits there are."""
     return min(int(digits.lstrip("0")[:5] or "0"), 9999)
 
 
@@ -404,7 +424,7 @@ def _numbers(args: str, default: int) -> list[int]:
 
 
 def _renditions(args: str) -> list[int]:
-    """SGR's parameters with the forms that use colons made plain."""
+    """Return SGR's parameters, those with colons in the form with semicolons."""
     numbers: list[int] = []
     for part in args.split(";"):
         words = part.split(":")

@@ -14,7 +14,7 @@ import pytest
 
 from criuctl.errors import SessionGone, TimedOut
 from criuctl.session.client.attach import Attachment, Ended
-from criuctl.session.client.reconnect import Moved, Wayback
+from criuctl.session.client.reconnect import Moved, Reconnection
 from criuctl.session.client.session import Session
 
 ATTACHED = {"lease": None, "offset": 7, "end": 7, "state": "running"}
@@ -76,9 +76,9 @@ def attachment(connect: Any, stdin: int) -> Attachment:
 def test_a_host_that_does_not_answer_is_asked_again() -> None:
     back, lost = cast("Any", Link()), cast("Session", Link())
     connect = connecting(TimedOut("the holder did not answer 'hello' in 30 s"), back)
-    assert Wayback(connect, 60.0, None).again(lost, SessionGone("cut"), lambda _seconds: True) is back
+    assert Reconnection(connect, 60.0, None).again(lost, SessionGone("cut"), lambda _seconds: True) is back
     with pytest.raises(SessionGone):
-        Wayback(connecting(TimedOut("late")), 0.0, None).again(lost, SessionGone("cut"), lambda _seconds: True)
+        Reconnection(connecting(TimedOut("late")), 0.0, None).again(lost, SessionGone("cut"), lambda _seconds: True)
 
 
 def test_a_connection_that_breaks_at_once_again_is_made_again(pipe: tuple[int, int]) -> None:
@@ -92,7 +92,7 @@ def test_a_connection_that_breaks_at_once_again_is_made_again(pipe: tuple[int, i
 def test_a_connection_that_breaks_at_once_where_it_has_moved_to_is_made_again(pipe: tuple[int, int]) -> None:
     back: Any = Link(ATTACHED)
     attached = attachment(connecting(), pipe[0])
-    attached._way = Wayback(connecting(), 10.0, lambda _url: connecting(Link(SessionGone("cut at once")), back))
+    attached._reconnection = Reconnection(connecting(), 10.0, lambda _url: connecting(Link(SessionGone("cut at once")), back))
     attached.session, attached._position = cast("Session", Link()), 7
     attached._go_after(Moved("ssh://b/s", "b"))
     assert attached.session is back and attached._ended is None
@@ -101,7 +101,7 @@ def test_a_connection_that_breaks_at_once_where_it_has_moved_to_is_made_again(pi
 def test_nobody_is_told_to_be_where_the_session_is_not_any_more(pipe: tuple[int, int], capfd: pytest.CaptureFixture[str]) -> None:
     gone = SessionGone("moved on", moved_to="ssh://c/s", home="c")
     attached = attachment(connecting(), pipe[0])
-    attached._way = Wayback(connecting(), 10.0, lambda _url: connecting(Link(SessionGone("cut at once")), gone))
+    attached._reconnection = Reconnection(connecting(), 10.0, lambda _url: connecting(Link(SessionGone("cut at once")), gone))
     attached.session, attached._position = cast("Session", Link()), 7
     attached._go_after(Moved("ssh://b/s", "b"))
     assert attached._moved is not None and attached._moved.host == "c" and not capfd.readouterr().err
