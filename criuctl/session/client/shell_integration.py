@@ -20,7 +20,7 @@ import termios
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import CriuctlError, SessionGone, TimedOut, UsageError, WrongState
 from ...proc.procfs import read_bytes
@@ -145,16 +145,7 @@ def execute(
     status = session.status()
     if status["state"] != "running":
         raise WrongState(f"session {status['session']!r} is {status['state']}")
-    shell = at_prompt(status["pid"])
-    settled = time.monotonic() + _SETTLE
-    while shell is None and not force and foreground_name(status["pid"]) in _EDITORS + _PLAIN and time.monotonic() < settled:
-        time.sleep(_LOOK)  # it may have just run something
-        shell = at_prompt(status["pid"])
-    if shell is None and not force:
-        raise WrongState(
-            f"no shell is at its prompt in session {status['session']!r}: {foreground_name(status['pid'])} is in the foreground",
-            hint="`criuctl wait NAME --prompt` waits for one; --force types all the same.",
-        )
+    shell = _shell(status, force=force)
     nonce = os.urandom(8).hex()
     line = command_line(command, nonce)
     if shell not in _EDITORS and len(line) > _MAX_CANONICAL:
@@ -177,25 +168,54 @@ def execute(
             show(output)
         if marks.exit_code is not None:
             return Executed(marks.exit_code, marks.begin, marks.end)
-        now = time.monotonic() - begun
-        if marks.begin < 0 and now > _BEGIN_TIMEOUT:
-            raise TimedOut(
-                f"nothing in session {status['session']!r} has begun the command in {_BEGIN_TIMEOUT:g} s: is it a shell?"
-            )
-        left = None if timeout is None else timeout - now
-        if left is not None and left <= 0:
-            raise TimedOut(f"the command did not end in {timeout:g} s; it runs on")
-        limit = _BEGIN_TIMEOUT - now + 0.01 if marks.begin < 0 else None
-        try:
-            session.wait_output(offset, min((t for t in (left, limit) if t is not None), default=None))
-        except TimedOut:
-            continue
-        except WrongState as error:
-            if session.status()["offset"] <= offset:
-                raise SessionGone(
-                    "the session ended before the command did",
-                    hint="Did the command end the shell?",
-                ) from error
+        left = _seconds_left(status["session"], marks, time.monotonic() - begun, timeout)
+        _wait_for_output(session, offset, left)
+
+
+def _shell(status: dict[str, Any], *, force: bool) -> str | None:
+    """Return the shell that is at its prompt; `WrongState`, with `force` None, if none is.
+
+    A shell that has just run something is waited for.
+    """
+    root, settled = status["pid"], time.monotonic() + _SETTLE
+    shell = at_prompt(root)
+    while shell is None and not force and time.monotonic() < settled:
+        if foreground_name(root) not in _EDITORS + _PLAIN:
+            break
+        time.sleep(_LOOK)
+        shell = at_prompt(root)
+    if shell is None and not force:
+        raise WrongState(
+            f"no shell is at its prompt in session {status['session']!r}: {foreground_name(root)} is in the foreground",
+            hint="`criuctl wait NAME --prompt` waits for one; --force types all the same.",
+        )
+    return shell
+
+
+def _seconds_left(name: str, marks: Marks, passed: float, timeout: float | None) -> float | None:
+    """Return how long to wait for more output; None: for ever.  `TimedOut` when time is over."""
+    if marks.begin < 0 and passed > _BEGIN_TIMEOUT:
+        text = f"nothing in session {name!r} has begun the command in {_BEGIN_TIMEOUT:g} s"
+        raise TimedOut(f"{text}: is it a shell?")
+    left = None if timeout is None else timeout - passed
+    if left is not None and left <= 0:
+        raise TimedOut(f"the command did not end in {timeout:g} s; it runs on")
+    limit = _BEGIN_TIMEOUT - passed + 0.01 if marks.begin < 0 else None
+    return min((seconds for seconds in (left, limit) if seconds is not None), default=None)
+
+
+def _wait_for_output(session: Session, offset: int, seconds: float | None) -> None:
+    """Wait until there is output behind `offset`, or the time is over; `SessionGone`."""
+    try:
+        session.wait_output(offset, seconds)
+    except TimedOut:
+        return
+    except WrongState as error:
+        if session.status()["offset"] <= offset:
+            raise SessionGone(
+                "the session ended before the command did",
+                hint="Did the command end the shell?",
+            ) from error
 
 
 class Marks:

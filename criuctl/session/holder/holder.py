@@ -2,8 +2,8 @@
 
 It starts the tree (or waits for one that a restore brings), reads the terminal into the log whether or
 not a client is attached, serves any number of clients, reaps, and keeps the exit status until a client
-has collected it, and in its state file for longer.  It runs one thread, and nothing blocks but a
-freeze.  It imports little, because there is one holder for every session.
+has collected it.  Its one thread never blocks but for a freeze.  It imports little: there is one holder
+for every session.
 
 `Holder` makes the parts, gives each what it needs, and does what concerns several of them: the end of
 the tree, the end of the session, the loss of a client.  `launch.fresh_start` and `launch.reexec` make
@@ -66,8 +66,9 @@ class Holder:
         self.session.on_change = self._on_state
         self.audit = AuditWriter(files.audit, identity)
         self._make_parts()
-        self._make_checkpoint_parts()
-        self._make_operations()
+        self._make_checkpointing()
+        self._make_report()
+        self._make_requests()
         self._connect()
         self._wake: tuple[int, int] = (-1, -1)
 
@@ -91,7 +92,7 @@ class Holder:
         self.root_watch = RootWatch(loop, self.tree, identity, self.on_reaped, self.root_ended)
         self.kills = Kills(loop, self.tree, session, lambda: self.finish("exited", None, None))
 
-    def _make_checkpoint_parts(self) -> None:
+    def _make_checkpointing(self) -> None:
         self.self_fence = SelfFence(
             self.loop,
             self.tree,
@@ -127,6 +128,8 @@ class Holder:
             finish=self.finish,
             let_go=self._let_go,
         )
+
+    def _make_report(self) -> None:
         self.report = StatusReport(
             self.session,
             self.files,
@@ -141,7 +144,7 @@ class Holder:
         self.checkpointing.status = self.report.status
         self.checkpointing.save = self.report.write
 
-    def _make_operations(self) -> None:
+    def _make_requests(self) -> None:
         session, events, audit = self.session, self.events, self.audit
         clients, leasing, master = self.clients, self.leasing, self.master
         presence = PresenceOperations(clients, leasing, events, audit, self.report.status)
@@ -158,34 +161,42 @@ class Holder:
             self.lifetime,
             writing,
         )
-        tree = TreeOperations(
-            session,
+        groups = (presence, output, writing, self._tree_operations(), self._holder_operations())
+        operations = {name: what for group in groups for name, what in group.operations.items()}
+        hello, type_input = presence.hello, writing.type_input
+        self.requests = Requests(self.loop, leasing.authority, hello, type_input, operations)
+
+    def _tree_operations(self) -> TreeOperations:
+        return TreeOperations(
+            self.session,
             self.tree,
-            master,
-            clients,
-            leasing,
-            events,
-            audit,
+            self.master,
+            self.clients,
+            self.leasing,
+            self.events,
+            self.audit,
             self.kills,
             self.self_fence,
             self.checkpointing,
             self.report,
         )
+
+    def _holder_operations(self) -> HolderOperations:
         handover = Handover(
-            session.identity.name,
+            self.session.identity.name,
             self.files,
-            clients,
-            master,
+            self.clients,
+            self.master,
             self.helpers,
             self.kills,
             self.checkpointing,
             state=self.to_state,
             watch_term=self.watch_term,
         )
-        own = HolderOperations(
-            session,
-            events,
-            audit,
+        return HolderOperations(
+            self.session,
+            self.events,
+            self.audit,
             self.checkpointing,
             self.adoption,
             self.helpers,
@@ -193,10 +204,6 @@ class Holder:
             self.lifetime,
             self.report,
         )
-        groups = (presence, output, writing, tree, own)
-        operations = {name: what for group in groups for name, what in group.operations.items()}
-        authority = leasing.authority
-        self.requests = Requests(self.loop, authority, presence.hello, writing.type_input, operations)
 
     def _connect(self) -> None:
         """Say what happens when a part has something to say."""
@@ -239,10 +246,7 @@ class Holder:
             self.files.timeline.event("resize", self.log.end, size)
 
     def run(self) -> None:
-        """Serve until the holder is no longer needed.
-
-        Afterwards only the state file, the output and the audit log are left.
-        """
+        """Serve until the holder is no longer needed; its state file and logs stay."""
         gc.collect()
         gc.freeze()
         self.report.write()

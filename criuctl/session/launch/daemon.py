@@ -97,24 +97,8 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
     """
     run_folder = names.run_folder(config.run_dir, spec.name)
     state_folder = names.state_folder(config.state_dir, spec.name)
-    present = read_state(run_folder)
-    if present is not None and present["holder_alive"]:
-        raise Conflict(
-            f"session {spec.name!r} exists ({present['state']})",
-            hint="Attach to it, or choose another name.",
-        )
-    if present is not None and present.get("cgroup"):
-        with suppress(OSError):
-            os.rmdir(present["cgroup"])  # of a holder that was killed; not if a process is still in it
-    try:
-        for folder in (run_folder, state_folder):
-            make_private(folder)
-            os.chmod(folder, 0o700)
-    except OSError as error:
-        raise PlatformError(
-            f"session {spec.name!r} has no place for its files: {error.filename}: {error.strerror}",
-            hint="Configure a run_dir and a state_dir that may be written.",
-        ) from error
+    _take_name(spec.name, run_folder)
+    _make_folders(spec.name, run_folder, state_folder)
     body = asdict(spec) | {
         "id": spec.id or os.urandom(16).hex(),
         "created": spec.created or round(time.time(), 3),
@@ -143,6 +127,34 @@ def start_holder(config: Config, spec: HolderSpec, *, timeout: float = _TIMEOUT)
         answer.get("start_time"),
         answer.get("facts", {}),
     )
+
+
+def _take_name(name: str, run_folder: Path) -> None:
+    """Refuse a name that a holder has; remove the control group of a holder that was killed."""
+    present = read_state(run_folder)
+    if present is None:
+        return
+    if present["holder_alive"]:
+        raise Conflict(
+            f"session {name!r} exists ({present['state']})",
+            hint="Attach to it, or choose another name.",
+        )
+    if present.get("cgroup"):
+        with suppress(OSError):  # a process is still in it
+            os.rmdir(present["cgroup"])
+
+
+def _make_folders(name: str, *folders: Path) -> None:
+    """Make the session's folders, which only this user may enter."""
+    try:
+        for folder in folders:
+            make_private(folder)
+            os.chmod(folder, 0o700)
+    except OSError as error:
+        raise PlatformError(
+            f"session {name!r} has no place for its files: {error.filename}: {error.strerror}",
+            hint="Configure a run_dir and a state_dir that may be written.",
+        ) from error
 
 
 def _scope(name: str) -> list[str]:

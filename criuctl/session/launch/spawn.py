@@ -90,13 +90,7 @@ def spawn_session(request: SpawnRequest) -> Spawned:
 
     Options: ``host_pids``, ``io_uring``, ``mptcp``, ``run_dir``, ``umask``.
     """
-    # Not with shutil.which: the module is large, and would stay in the holder's memory.
-    tini = next((path for folder in _FOLDERS if os.access(path := f"{folder}/tini", os.X_OK)), None)
-    if tini is None:
-        raise PlatformError(
-            "tini is not installed",
-            hint="Install the package tini: it is the init inside of a session.",
-        )
+    tini = _tini()
     private = not request.options.get("host_pids") and _may_make_namespaces()
     inside = Inside.of(str(request.options.get("run_dir") or ""), request.name, private=private)
     inside.write(request.name, request.id, request.incarnation)
@@ -114,19 +108,7 @@ def spawn_session(request: SpawnRequest) -> Spawned:
         report = f"criuctl/spawn/{os.urandom(16).hex()}"
         listener.bind(f"\0{report}")
         listener.listen(1)
-        refused = ",".join(what for what in ("io_uring", "mptcp") if not request.options.get(what, True)) or "-"
-        python = [
-            sys.executable,
-            "-I",
-            "-S",
-            "-E",
-            sessionchild.__file__,
-            pty.path,
-            report,
-            request.cwd,
-            refused,
-        ]
-        argv = [tini, "-s", "--", *python, *request.argv]
+        argv = [tini, "-s", "--", *_first_program(request, pty.path, report), *request.argv]
         umask = int(request.options.get("umask", 0o022))
         if private:
             root, init = _start_private(argv, env, request, umask, inside)
@@ -140,6 +122,23 @@ def spawn_session(request: SpawnRequest) -> Spawned:
     finally:
         listener.close()
     return Spawned(root, pty.master, {"init": init, "private": private}, start_time)
+
+
+def _tini() -> str:
+    """Return the path of tini.  Not with shutil.which, which would stay in the holder's memory."""
+    for folder in _FOLDERS:
+        path = f"{folder}/tini"
+        if os.access(path, os.X_OK):
+            return path
+    hint = "Install the package tini: it is the init inside of a session."
+    raise PlatformError("tini is not installed", hint=hint)
+
+
+def _first_program(request: SpawnRequest, terminal: str, report: str) -> list[str]:
+    """Return the program that takes the terminal, reports to the holder and executes the command."""
+    refused = [what for what in ("io_uring", "mptcp") if not request.options.get(what, True)]
+    python = [sys.executable, "-I", "-S", "-E", sessionchild.__file__]
+    return [*python, terminal, report, request.cwd, ",".join(refused) or "-"]
 
 
 def _may_make_namespaces() -> bool:
