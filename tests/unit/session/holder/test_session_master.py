@@ -19,7 +19,7 @@ from criuctl.session.holder.output_log import OutputLog
 from criuctl.session.screen.modes import Modes
 
 PAGE = 4096
-PROJECT = Path(__file__).parents[3]
+PROJECT = Path(__file__).parents[4]
 
 
 @pytest.fixture
