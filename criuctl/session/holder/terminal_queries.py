@@ -146,7 +146,7 @@ class TerminalQueries:
         if not cursors and not self._complained:
             self._complained = True
             # The holder's own log.
-            print(f"where the cursor is cannot be told: {why}", file=sys.stderr)  # noqa: T201
+            print(f"cannot find out where the cursor is: {why}", file=sys.stderr)  # noqa: T201
         for place in places:
             cursor = cursors.get(str(place))
             self._cursors[place] = (int(cursor[0]), int(cursor[1])) if cursor else None

@@ -73,7 +73,7 @@ class WriteOperations:
         """Queue input; the answer comes when the terminal has taken it, unless it is held."""
         session, master, authority = self._session, self._master, self._authority
         if session.state not in ("running", "paused"):
-            reason = f"the session is {session.state}, nobody reads what is typed"
+            reason = f"the session is {session.state}, no program reads what is typed"
             raise Refused("state", reason, state=session.state)
         if master.fd < 0:
             raise Refused("state", "the session has no terminal", state=session.state)

@@ -41,16 +41,7 @@ def cast(
     if begun is None:
         begun = records[0][0] if records else float(status.get("created") or 0)
     columns, rows = size or _first_size(status, records)
-    header: dict[str, Any] = {
-        "version": 3,
-        "term": {"cols": columns, "rows": rows, "type": "xterm-256color"},
-        "timestamp": int(begun),
-    }
-    if status.get("command"):
-        header["command"] = " ".join(status["command"])
-    header["title"] = status["session"]
-    yield json.dumps(header)
-
+    yield json.dumps(_header(status, begun, columns, rows))
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     now, position, dark = begun, base, False
     pieces = [record for record in records if base <= record[1] <= end]
@@ -75,6 +66,15 @@ def cast(
         yield _line(0.0, "o", decoder.decode(data[position - base :]))
     if status.get("exit_code") is not None and not any(event == "exit" for _, _, event, _ in pieces):
         yield _line(0.0, "x", str(status["exit_code"]))
+
+
+def _header(status: dict[str, Any], begun: float, columns: int, rows: int) -> dict[str, Any]:
+    """Return the first line of a recording."""
+    term = {"cols": columns, "rows": rows, "type": "xterm-256color"}
+    header: dict[str, Any] = {"version": 3, "term": term, "timestamp": int(begun)}
+    if status.get("command"):
+        header["command"] = " ".join(status["command"])
+    return header | {"title": status["session"]}
 
 
 def _next_offsets(pieces: Sequence[Record], end: int) -> list[int]:
