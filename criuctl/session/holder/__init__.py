@@ -38,7 +38,8 @@ Clients and their requests:
 - `request_values`: check single values of requests.
 - `waits`: the requests `wait` that have no answer yet.
 - `presence_operations`: `hello`, `status`, `audit`, `heartbeat`, `bye`.
-- `output_operations`: `attach`, `read`, `subscribe`, `wait` and their counterparts.
+- `output_operations`: `attach`, `detach`, `read`.
+- `event_operations`: `subscribe`, `wait`, `cancel`.
 - `write_operations`: input, window size, the lease, roles.
 - `tree_operations`: `signal`, `pause`, `resume`, `halt`, `kill`, fencing.
 - `holder_operations`: checkpoints, `adopt`, `spawn`, `moved`, `reexec`, `shutdown`.

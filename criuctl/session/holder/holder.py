@@ -30,6 +30,7 @@ from .checkpointing import Checkpointing
 from .clients import Clients
 from .connection import Connection
 from .event_loop import READ, Loop
+from .event_operations import EventOperations
 from .events import Events
 from .handover import Handover
 from .helper_processes import HelperProcesses
@@ -149,19 +150,10 @@ class Holder:
         clients, leasing, master = self.clients, self.leasing, self.master
         presence = PresenceOperations(clients, leasing, events, audit, self.report.status)
         writing = WriteOperations(session, self.log, master, leasing, events, audit)
-        output = OutputOperations(
-            self.loop,
-            session,
-            self.log,
-            self.modes,
-            master,
-            events,
-            self.waits,
-            audit,
-            self.lifetime,
-            writing,
-        )
-        groups = (presence, output, writing, self._tree_operations(), self._holder_operations())
+        output = OutputOperations(self.loop, session, self.log, self.modes, master, self.lifetime, writing)
+        waiting = EventOperations(self.loop, master, events, self.waits, audit)
+        acting = (self._tree_operations(), self._holder_operations())
+        groups = (presence, output, waiting, writing, *acting)
         operations = {name: what for group in groups for name, what in group.operations.items()}
         hello, type_input = presence.hello, writing.type_input
         self.requests = Requests(self.loop, leasing.authority, hello, type_input, operations)

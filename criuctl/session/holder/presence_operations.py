@@ -12,7 +12,7 @@ from .connection import Connection
 from .events import Events
 from .lease_timer import Leasing
 from .operators import Operator, Refused
-from .request_values import Message, Operations, fitting, integer, one_of, text
+from .request_values import FAR, Message, Operations, fitting, integer, one_of, text
 
 
 class PresenceOperations:
@@ -85,6 +85,6 @@ class PresenceOperations:
         return {}
 
     def _entries(self, connection: Connection, by: Operator, message: Message) -> Message:
-        since = integer(message, "since", 0, 1 << 62, 0)
+        since = integer(message, "since", 0, FAR, 0)
         limit = integer(message, "limit", 1, 1000, 1000)
         return {"entries": fitting(self._audit.log.entries(since, limit))}

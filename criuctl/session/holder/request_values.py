@@ -16,6 +16,7 @@ from .operators import Operator, Refused
 Message = dict[str, Any]
 # Name -> (least role, function).
 Operations = Mapping[str, tuple[str, Callable[[Connection, Operator, Message], Message | None]]]
+FAR = 1 << 62  # beyond any offset and any sequence
 LATER: Message = {"later": True}  # returned by an operation that will answer later
 
 

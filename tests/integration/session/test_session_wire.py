@@ -22,6 +22,7 @@ from support.holding import TIMEOUT, Holders
 from criuctl.errors import SessionGone, UsageError
 from criuctl.session import names, protocol
 from criuctl.session.client.session import Session
+from criuctl.session.holder.event_operations import EventOperations
 from criuctl.session.holder.holder_operations import HolderOperations
 from criuctl.session.holder.output_operations import OutputOperations
 from criuctl.session.holder.presence_operations import PresenceOperations
@@ -31,9 +32,10 @@ from criuctl.session.sessions import forget
 
 pytestmark = pytest.mark.integration
 
+GROUPS: list[Any] = [PresenceOperations, OutputOperations, EventOperations, WriteOperations, TreeOperations, HolderOperations]
 OPERATIONS_OF_THE_HOLDER = sorted(
     name
-    for kind in (PresenceOperations, OutputOperations, WriteOperations, TreeOperations, HolderOperations)
+    for kind in GROUPS
     for name in kind(**dict.fromkeys(kind.__init__.__annotations__.keys() - {"return"}, MagicMock())).operations
 )
 
