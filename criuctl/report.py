@@ -12,6 +12,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -31,7 +32,7 @@ class Finding(Struct, frozen=True):
     """One thing a check found: what, where and what to do about it.
 
     `level` error stops the operation, warning is told, info is only shown when asked for.  `program`
-    names the known program whose remedy the hint is (`criuctl.ops.checks.known_programs`).
+    names the known program whose remedy the hint is (`criuctl.dump.checks.known_programs`).
     """
 
     level: Level
@@ -125,3 +126,10 @@ class Reporter:
 
     def close(self) -> None:
         """The operation is over; take progress bars off the terminal."""
+
+
+def utc_text(seconds: float | None) -> str | None:
+    """UNIX seconds as an RFC 3339 time, milliseconds included; None for none."""
+    if not seconds:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -13,7 +13,7 @@ restore; nobody else may: taking a session from a host that seems dead is a deci
 A take-over that comes to nothing is undone: the host that held the session holds it again, by its old epoch.  A take-over goes
 over a newest record that is damaged, too, by an epoch that its home cannot have (`heads.standing`).  A home may `pass_on` what
 it holds, which is how a migration ends.  What a home does that finds a higher epoch than its own is told in
-`criuctl.ops.supervising.fencing`.
+`criuctl.host.fencing`.
 
 A lease runs out only if its home has said so: `renew` puts the same claim again, with one more `beat` and the seconds (`ttl`)
 after which it may be taken if no further beat is seen.  No clocks are compared: whoever watches counts those seconds by a clock

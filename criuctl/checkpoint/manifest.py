@@ -323,7 +323,7 @@ class ConnectionRecord(Record, frozen=True):
 
 
 class PredicateRecord(Record, frozen=True):
-    """What must be so where the checkpoint is restored, as it was at the dump: see `criuctl.ops.openfiles.predicates`."""
+    """What must be so where the checkpoint is restored, as it was at the dump: see `criuctl.files.predicates`."""
 
     kind: PredicateKind
     argument: str  # a path, a command, or a span of time

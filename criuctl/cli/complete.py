@@ -87,7 +87,7 @@ def running_session(ctx: click.Context, _param: click.Parameter, incomplete: str
     """Names of the sessions that run on this host."""
 
     def ask() -> list[CompletionItem]:
-        from ..ops.registry import Registry
+        from ..host.registry import Registry
 
         records = Registry(_app(ctx).config).all()
         return [CompletionItem(r.name, help=f"PID {r.pid}") for r in records if r.name.startswith(incomplete) and r.alive()]

@@ -246,24 +246,6 @@ class ImageSet:
                 if changed:
                     write(self.folder, name, "FDINFO", held)
 
-    def order_pairs(self) -> None:
-        """Have CRIU begin each pair of unix sockets with the end that the lowest PID has.
-
-        It begins with the later one in files.img, in the process of the lowest PID that has this, and then wants the other to be
-        made there, too; where that process has the other end as well, but one of a lower PID has this first, CRIU breaks off.
-        """
-        entries = self.files()
-        at = {entry.usk.ino: n for n, entry in enumerate(entries) if entry.HasField("usk") and entry.usk.peer}
-        peers = {n: at.get(entries[n].usk.peer, -1) for n in at.values()}
-        pairs = [(one, other) for one, other in peers.items() if one < other and peers[other] == one]
-        if not pairs:
-            return
-        lowest = {number: min(held)[0] for number, held in self.holders().items()}
-        for one, other in pairs:
-            if 0 < lowest.get(entries[one].id, 0) < lowest.get(entries[other].id, 0):
-                entries[one], entries[other] = entries[other], entries[one]
-        write(self.folder, "files.img", "FILES", entries)
-
     def holders(self) -> dict[int, list[tuple[int, int]]]:
         """File id -> every (PID, descriptor) that refers to it."""
         found: dict[int, list[tuple[int, int]]] = {}

@@ -26,11 +26,11 @@ from msgspec.structs import asdict
 from ..checkpoint.keys import PASSPHRASE_VARIABLE, RECOVERY_VARIABLE, read_secret
 from ..config import Config, ConnectionPolicy, EventSink, FileConflictPolicy, FilePolicy
 from ..errors import CriuctlError
+from ..host.failures import diagnosis
+from ..host.journal.eventlog import EventLog
 from ..proc.procfs import memory_info, read_raw
 from ..redact import redacted
 from .doctor import doctor, features, versions
-from .failures import diagnosis
-from .journal.eventlog import EventLog
 from .sessions import sessions
 
 EVENTS = 20

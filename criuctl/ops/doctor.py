@@ -312,11 +312,10 @@ def _configuration(config: Config) -> Iterator[Finding]:
 
 def _named(config: Config) -> Iterator[Finding]:
     """What of the configuration is read only when it is needed, which may be at night, by cron."""
+    from ..files import predicates
+    from ..host import retention, trees
     from ..session.client.keyboard import DetachKey
     from ..transport.ssh import Host
-    from .openfiles import predicates
-    from .scheduling import trees
-    from .storing import retention
 
     readers: list[tuple[str, Callable[[], object]]] = [
         ("", lambda: trees.trees(config)),

@@ -15,11 +15,11 @@ from typing import Any
 
 from ..config import Config
 from ..errors import NoSuchProcess, SessionGone, TimedOut
+from ..host.journal import events
+from ..host.registry import Registry, SessionRecord, boot_id, check_outside, exclusive_session
 from ..proc import netfilter, socketfiles
 from ..proc.tree import ProcessIdentity
 from ..session.sessions import leftovers, state_of
-from .journal import events
-from .registry import Registry, SessionRecord, boot_id, check_outside, exclusive_session
 from .sessions import connect, known_of, why_not
 
 _LOOK = 0.02  # seconds between two looks at processes that are to end
@@ -35,9 +35,9 @@ def kill(config: Config, name: str, grace: float) -> dict[str, Any]:
     record = Registry(config).get(name)
     own: set[str] = set()
     if record is not None and record.alive():
-        from .resources import boundnames  # slow to import
+        from ..files import socket_names  # slow to import
 
-        own = boundnames.copys_files(record.pid)
+        own = socket_names.copys_files(record.pid)
     body = _kill(config, name, grace)
     for path in own:
         if socketfiles.at(path) == "dead":
@@ -137,6 +137,6 @@ def forget(config: Config, name: str, *, stored: bool = True) -> list[str]:
     registry.forget(name)  # afterwards: nothing else knows of the table
     if record is None or not (record.leases or (stored and record.state == "checkpointed")):
         return []
-    from .supervising import fencing  # stores are slow to import, and a session that was never stored needs none
+    from ..host import fencing  # stores are slow to import, and a session that was never stored needs none
 
     return fencing.give_back(config, record)

@@ -20,15 +20,16 @@ from msgspec.structs import replace
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, NotFound, UsageError
+from ..host import latest
+from ..host.holders import end_holder
+from ..host.journal import events
+from ..host.moves import Moves, Outgoing
+from ..host.registry import Registry, SessionRecord, check_outside, exclusive_session, restore_command
 from ..quoting import quoted
 from ..session import names, sessions
 from . import ending
-from .journal import events
-from .moving.moves import Moves, Outgoing
-from .registry import Registry, SessionRecord, check_outside, exclusive_session, restore_command
-from .sessions import end_holder, known_of
+from .sessions import known_of
 from .sessions import sessions as all_sessions
-from .storing import latest
 
 
 class Forgotten(Struct, frozen=True):

@@ -24,13 +24,13 @@ from ..hooks.contract import RECONNECT, HookResult, policies
 from ..hooks.find import all_hooks, executables
 from ..hooks.reconnect import run_reconnect
 from ..hooks.runner import check, find_hook, request, run_hook
+from ..host import hooking
+from ..host.registry import Registry, SessionRecord
+from ..host.target import resolve_target
 from ..proc.descriptors import descriptors
 from ..proc.sockdiag import namespace_socket
 from ..proc.tree import read_process, read_tree
 from ..report import Reporter
-from . import hooking
-from .registry import Registry, SessionRecord
-from .target import resolve_target
 
 _FAMILIES = {"inet": socket.AF_INET, "inet6": socket.AF_INET6, "unix": socket.AF_UNIX}
 # What a phase tells beside the rest; nothing of it has happened.

@@ -32,17 +32,17 @@ from ..errors import (
     PlatformError,
     UnsupportedFormat,
 )
+from ..host import latest
+from ..host.journal import events
+from ..host.registry import Registry, exclusive_session
 from ..proc import netfilter
 from ..report import Reporter
 from ..session.sessions import state_of
 from ..store import open_store
-from .journal import events
-from .registry import Registry, exclusive_session
-from .storing import latest
 
 if TYPE_CHECKING:
     from ..checkpoint.reader import CheckpointReader
-    from .openfiles.predicates import Verdict
+    from ..files.predicates import Verdict
     from .storing.contents import Variables
 
 # One entry of a memory image's list: address, pages, flags as CRIU's page server sends them.
@@ -166,7 +166,7 @@ def show(
 
     With a slash in it, `ref` is the path of something that is in no store: see `foreign`.
     """
-    from .openfiles import predicates
+    from ..files import predicates
 
     found = _look(config, ref, maps, env, reporter or Reporter())
     return replace(found, values=values, predicates=tuple(predicates.verdicts(config, found.manifest, run=False)))

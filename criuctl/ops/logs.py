@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ..config import Config
 from ..errors import NotFound, SessionGone
+from ..host.audit_log import NAME, entries
 from ..session import names
 from ..session.holder.output_log import read_file
 from ..session.holder.timeline import OWNER, records
@@ -25,18 +24,11 @@ def audit(config: Config, name: str, since: int = 0) -> list[dict[str, Any]]:
     except SessionGone:
         if state_of(config, name) is None:
             raise
-        path = names.state_folder(config.state_dir, name) / "audit.jsonl"
-    found = []
+        path = names.state_folder(config.state_dir, name) / NAME
     try:
-        with path.open("rb") as file:  # it is one session's, whatever the clocks of its hosts say
-            for line in file:
-                with suppress(ValueError):
-                    entry = json.loads(line)
-                    if isinstance(entry, dict) and entry.get("sequence", 0) > since:
-                        found.append(entry)
+        return list(entries(path, since))
     except OSError as error:
         raise NotFound(f"the audit log of session {name!r} cannot be read: {error.strerror}") from error
-    return found
 
 
 def recording(config: Config, name: str) -> list[str]:

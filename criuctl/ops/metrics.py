@@ -29,9 +29,9 @@ from .. import __version__
 from ..checkpoint.manifest import CheckpointSummary
 from ..config import Config
 from ..errors import Conflict, CriuctlError, PlatformError, UsageError
-from .journal.eventlog import EventLog
-from .journal.tally import Tally
-from .registry import Registry
+from ..host.journal.eventlog import EventLog
+from ..host.journal.tally import Tally
+from ..host.registry import Registry
 from .sessions import sessions
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The life of a migration, told by the home that the session leaves.
 
-It is a dump (`criuctl.ops.dump`) into the other host's inbox, with one more step before the tree is ended: the other
+It is a dump (`criuctl.dump.story`) into the other host's inbox, with one more step before the tree is ended: the other
 host restores the checkpoint and holds it.
 
     examine the other host -> send what can be sent while the tree runs -> freeze, send the rest
@@ -27,23 +27,24 @@ from msgspec.structs import replace
 
 from ..checkpoint.manifest import SessionRef
 from ..config import Config
+from ..dump.after_commit import AfterCommit
+from ..dump.job import DumpWishes
+from ..dump.story import dump
+from ..dump.subject import session_for
 from ..errors import PreflightRefused
+from ..host.journal import events
+from ..host.moves import Moves, Outgoing
+from ..host.registry import Registry, check_outside
+from ..host.standdown import stopping
+from ..host.target import Target, resolve_target
 from ..proc import addresses
 from ..report import Finding, Reporter, summarised
 from ..session.client.session import Session
 from ..transport import ssh
-from .dump import dump
-from .dumps.after_commit import AfterCommit
-from .dumps.arounddump import session_for
-from .journal import events
 from .moving.delivering import HostDelivery, Wishes
 from .moving.departure import check_home, moved_away
-from .moving.moves import Moves, Outgoing
 from .moving.needs import gather
 from .moving.otherhost import reach
-from .registry import Registry, check_outside
-from .supervising.standdown import stopping
-from .target import Target, resolve_target
 
 _CARRIED_MIB = 1 << 20  # files open for writing travel whatever their size
 
@@ -120,18 +121,15 @@ def migrate(config: Config, target: str, to: str, wishes: Wishes, *, reporter: R
         delivery = stack.enter_context(HostDelivery(config, to, there, moves, wishes, reporter))
         carrying = replace(_keeping(config, wishes), files="carry", files_max_mib=_CARRIED_MIB)
         try:
-            dumped = dump(
-                carrying,
-                target,
-                reporter=reporter,
+            carried = DumpWishes(
                 name=wishes.name,
                 with_files=wishes.with_files,
                 carry_binaries=wishes.carry_binaries,
                 connections=wishes.connections,
                 precopy=wishes.precopy,
-                delivery=delivery,
                 max_freeze=wishes.max_freeze,
             )
+            dumped = dump(carrying, target, wishes=carried, reporter=reporter, delivery=delivery)
         except BaseException:
             if not delivery.settled():
                 delivery.stays()

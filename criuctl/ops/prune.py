@@ -1,6 +1,6 @@
 """Removing checkpoints by rule, freeing what they held, and pins.
 
-`prune` decides by `criuctl.ops.storing.retention` and removes what no rule keeps, one checkpoint after the other, oldest
+`prune` decides by `criuctl.host.retention` and removes what no rule keeps, one checkpoint after the other, oldest
 first; cut off anywhere it has removed a part of what it would have, and the next run the rest.  The newest checkpoint of a
 session that lives, or lies checkpointed, is kept unless that is asked for, also where another host knows of it: its lease says
 that it lives there, or was killed; the checkpoint itself, that its dump has ended it.  Space is freed by `collect`.
@@ -23,12 +23,12 @@ from ..checkpoint.manifest import CheckpointSummary
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import Conflict, CriuctlError, Damaged, DataError, NoSuchCheckpoint, UsageError
+from ..host.journal import events
+from ..host.registry import Registry
+from ..host.retention import Decision, Rules, decide, policies, policy, seconds
 from ..report import Reporter
 from ..store import open_store
 from .inspect import Removal, forget_gone, remove_one, telling_removed
-from .journal import events
-from .registry import Registry
-from .storing.retention import Decision, Rules, decide, policies, policy, seconds
 
 
 @contextmanager

@@ -30,20 +30,20 @@ from msgspec.structs import replace
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import Conflict, CriuctlError, NoSuchCheckpoint, NotFound
+from ..host.identity import host_id
+from ..host.maintenance import check_open
+from ..host.moves import Incoming, Moves, Outgoing, check_id
+from ..host.registry import Registry, boot_id, check_name, check_outside
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
+from ..restore.feeding import Feeder
+from ..restore.lazymemory import LARGE
 from ..store.serving import StoreServer
 from ..transport.link import Link, Request
 from ..transport.messages import unknown_verb
-from .host import host_id
-from .maintenance import check_open
 from .moving import inbox, rendezvous
 from .moving.incoming import Arrival, running_here
-from .moving.moves import Incoming, Moves, Outgoing, check_id
 from .moving.ownpart import OwnPart
-from .registry import Registry, boot_id, check_name, check_outside
-from .restores.feeding import Feeder
-from .restores.lazymemory import LARGE
 
 HOLD = 300.0  # seconds that a session is held without a link
 _PATIENCE = 60.0  # seconds for another criuctl here to notice that its link is gone

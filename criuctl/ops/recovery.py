@@ -16,12 +16,14 @@ from msgspec.structs import replace
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, NotFound, RestoreFailed
+from ..host import trees
+from ..host.journal import events
+from ..host.maintenance import Item, Record, forget, read, write
+from ..host.registry import Registry, SessionRecord, boot_id, check_outside, restore_command
 from ..report import Reporter
 from ..session import names
-from .journal import events
-from .maintenance import LOCK_PATIENCE, Item, Record, forget, lock_of, read, runs, settle, write
-from .registry import Registry, SessionRecord, boot_id, check_outside, restore_command
-from .scheduling import batch, trees
+from .maintenance import LOCK_PATIENCE, lock_of, runs, settle
+from .scheduling import batch
 from .scheduling.subjects import order_of
 
 TRIES = 3
@@ -231,8 +233,8 @@ def _try(config: Config, record: Record, items: Sequence[Item], jobs: int, pause
 
 def _restore(config: Config, item: Item) -> batch.Work:
     def work(reporter: Reporter) -> dict[str, object]:
-        from .restore import restore
-        from .restores.arrival import RestoreResult
+        from ..restore.arrival import RestoreResult
+        from ..restore.story import restore
 
         told = restore(replace(config, store=item.store), item.checkpoint, reporter=reporter, returning=True)
         assert isinstance(told, RestoreResult)

@@ -24,16 +24,16 @@ from msgspec.structs import asdict
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, InvalidName, NotFound, PlatformError, UsageError
+from ..host.journal import events
+from ..host.registry import boot_id, exclusive, write_record
+from ..host.retention import LONGEST, Rules
 from ..proc.tree import ProcessIdentity
 from ..quoting import quoted
 from ..report import Reporter
 from ..session.names import check_name
-from .journal import events
-from .registry import boot_id, exclusive, write_record
 from .scheduling import batch, timers
 from .scheduling.subjects import chosen
 from .snapshot import SnapshotOutcome, snapshot
-from .storing.retention import LONGEST, Rules
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")  # what cron takes as a file's name, with our prefix
 SHORTEST = 60.0  # seconds between two runs

@@ -12,22 +12,22 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from ..config import Config
-from ..errors import Conflict, InvalidName, NoSuchProcess, NotFound, NotHeld, SessionGone, UsageError
-from ..proc.tree import ProcessIdentity
+from ..errors import Conflict, InvalidName, NotFound, NotHeld, SessionGone, UsageError
+from ..host.holders import end_holder
+from ..host.journal import events
+from ..host.maintenance import check_open
+from ..host.registry import Registry, SessionRecord, boot_id, exclusive_session, restore_command
 from ..quoting import quoted
+from ..report import utc_text
 from ..session import names
 from ..session.sessions import all_states, inside, state_of
 from .environment import credentials, inherited
-from .journal import events
-from .maintenance import check_open
-from .registry import Registry, SessionRecord, boot_id, exclusive_session, restore_command
 
 if TYPE_CHECKING:
     from ..session.client.session import Session
@@ -169,25 +169,6 @@ def _claim(config: Config, name: str) -> str:
     return name
 
 
-def end_holder(config: Config, name: str, state: Mapping[str, Any]) -> None:
-    """End the holder of a session that has ended, which waits for somebody to ask how, and wait until it is gone."""
-    import select
-
-    from ..session.client.session import Session
-
-    with suppress(SessionGone), Session.connect(name, config=config, role="admin") as session:  # it may just be ending by itself
-        session.request("shutdown")
-
-    try:
-        pidfd = ProcessIdentity(**state["holder"]).open_pidfd()
-    except NoSuchProcess:
-        return
-    try:
-        select.select([pidfd], [], [], 10)
-    finally:
-        os.close(pidfd)
-
-
 def _free_name(config: Config, command: str, reserved: ExitStack) -> str:
     """A name after the command: ``bash``, ``bash-2``, ...; ours until `reserved` ends."""
     base = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(command)).strip("-._")[:56] or "session"
@@ -228,7 +209,7 @@ def describe(config: Config, name: str) -> dict[str, Any]:
 
 def status(config: Config, name: str) -> dict[str, Any]:
     """As `describe`, with the last checkpoint as an object: id, number, age_s, store."""
-    from .storing import latest
+    from ..host import latest
 
     body = describe(config, name)
     body["checkpoint"] = latest.described(config, name, body["id"], body.get("checkpoint") or None, time.time())
@@ -248,18 +229,11 @@ def shown(status: Mapping[str, Any]) -> dict[str, Any]:
     if body["state"] not in ("running", "paused"):
         body["pid"] = None
     for key in ("since", "created"):
-        body[key] = when(body.get(key))
-    body["operators"] = [{**operator, "since": when(operator.get("since"))} for operator in body.get("operators") or ()]
+        body[key] = utc_text(body.get(key))
+    body["operators"] = [{**operator, "since": utc_text(operator.get("since"))} for operator in body.get("operators") or ()]
     body["holder"] = True
     first = ("session", "state", "home", "pid", "incarnation", "exit_code", "since", "operators")
     return {key: body[key] for key in first} | {key: value for key, value in body.items() if key not in first}
-
-
-def when(seconds: float | None) -> str | None:
-    """UNIX seconds as an RFC 3339 time."""
-    if not seconds:
-        return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> dict[str, Any]:
@@ -279,9 +253,9 @@ def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> d
             "exit_code": state["exit_code"],
             "exit_signal": state.get("exit_signal"),
             "reason": state.get("reason") or (record.reason if record is not None else "") or None,
-            "since": when(state["since"]),
+            "since": utc_text(state["since"]),
             "id": state["id"],
-            "created": when(state.get("created")),
+            "created": utc_text(state.get("created")),
             "command": state["command"],
             "labels": state["labels"],
             "checkpoint": state.get("checkpoint") or None,
@@ -299,7 +273,7 @@ def known_of(state: Mapping[str, Any] | None, record: SessionRecord | None) -> d
             "exit_code": None,
             "exit_signal": None,
             "reason": record.reason or ("it cannot be seen from inside of a session" if record.hidden else None),
-            "since": when(record.updated),
+            "since": utc_text(record.updated),
             "id": record.id,
             "created": None,
             "command": _command(record.pid) if alive and not record.hidden else [],

@@ -6,17 +6,17 @@ import time
 from typing import Any
 
 from ..config import Config
+from ..dump.after_commit import AfterCommit
 from ..errors import CriuctlError, NotFound, TimedOut
+from ..host.journal import events
+from ..host.moves import Incoming, Moves, Outgoing
+from ..host.registry import exclusive_session
 from ..quoting import quoted
 from ..report import Reporter
-from .dumps.after_commit import AfterCommit
-from .journal import events
 from .moving import inbox
 from .moving.delivering import SETTLE, put_back
 from .moving.departure import moved_away
-from .moving.moves import Incoming, Moves, Outgoing
 from .moving.otherhost import RESTORE, reach
-from .registry import exclusive_session
 
 
 @events.recorded("resolve", events.settled, about=events.of_session)

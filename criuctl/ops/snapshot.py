@@ -14,10 +14,11 @@ from typing import Any
 from msgspec import Struct
 
 from ..config import Config
+from ..dump.job import DumpWishes
+from ..dump.story import dump
 from ..errors import CriuctlError, DumpFailed
+from ..host.hooking import snapshot_failed
 from ..report import Reporter
-from .dump import dump
-from .hooking import snapshot_failed
 from .scheduling import batch
 from .scheduling.subjects import Subject
 
@@ -73,9 +74,8 @@ def _dump(
     def work(reporter: Reporter) -> dict[str, Any]:
         labels = dict(subject.labels) if subject.tree else {}
         try:
-            result = dump(
-                config, subject.name, reporter=reporter, leave_running=leave_running, labels=labels, max_freeze=max_freeze
-            )
+            wishes = DumpWishes(leave_running=leave_running, labels=labels, max_freeze=max_freeze)
+            result = dump(config, subject.name, wishes=wishes, reporter=reporter)
         except CriuctlError as error:
             snapshot_failed(config, reporter, subject.name, error)  # here, so that nobody waits for its hooks
             raise

@@ -1,6 +1,6 @@
 """A session stands still, and goes on: what ``criuctl pause``, ``halt`` and ``resume`` do, and the page.
 
-The holder does it (`criuctl.session.holder.control_operations`); here it becomes an event of this host.
+The holder does it (`criuctl.session.holder.tree_operations`); here it becomes an event of this host.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from ..config import Config
-from .journal import events
+from ..host.journal import events
 from .sessions import connect
 
 

@@ -25,7 +25,7 @@ from ..checkpoint import keys, recovery
 from ..checkpoint.generations import Slots, described
 from ..config import Config
 from ..errors import Conflict, KeyMissing, UsageError, WrongKey
-from .journal import events
+from ..host.journal import events
 from .storing.keyring import REPLACED, KeyChange, KeyFacts, Keyring, NewKey, Slot, checked_label, named, refuse_known
 
 

@@ -19,8 +19,8 @@ from ..checkpoint.repository import Repository
 from ..checkpoint.storepins import Pin, Pinning, Trusting
 from ..config import Config
 from ..errors import PlatformError
+from ..host.journal import events
 from ..store import Store, open_store
-from .journal import events
 from .storing.growth import growth, plain_bytes
 
 

@@ -28,6 +28,8 @@ from ..checkpoint.leases import Head
 from ..checkpoint.manifest import SessionRef
 from ..checkpoint.repository import Repository
 from ..config import Config
+from ..dump.job import DumpWishes
+from ..dump.story import dump
 from ..errors import (
     Conflict,
     CriuctlError,
@@ -42,17 +44,16 @@ from ..errors import (
     StoreNotInitialised,
     of_the_host,
 )
+from ..host import fencing, standdown
+from ..host.hooking import snapshot_failed
+from ..host.journal import events
+from ..host.latest import moment
+from ..host.registry import SessionRecord, check_outside, exclusive
+from ..host.retention import Rules
 from ..proc.tree import ProcessIdentity, read_tree
 from ..quoting import quoted
 from ..report import Reporter
-from .dump import dump
-from .hooking import snapshot_failed
-from .journal import events
 from .prune import prune
-from .registry import SessionRecord, check_outside, exclusive
-from .storing.latest import moment
-from .storing.retention import Rules
-from .supervising import fencing, standdown
 from .supervising.demise import Wanted, candidates, fate
 from .supervising.heartbeat import Heartbeat
 from .supervising.recoverer import Loss, Recoverer, holder_of
@@ -283,9 +284,8 @@ class Supervisor:
         post.reporter.warnings = []
         try:
             with post.working():
-                result = dump(
-                    post.config, record.name, reporter=post.reporter, leave_running=True, with_files=post.wishes.with_files
-                )
+                wishes = DumpWishes(leave_running=True, with_files=post.wishes.with_files)
+                result = dump(post.config, record.name, wishes=wishes, reporter=post.reporter)
         except HomeLost:
             return False
         except Exception as error:

@@ -30,15 +30,15 @@ from ..checkpoint.manifest import CheckpointSummary, Manifest, SessionRef
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import Conflict, Damaged, DataError, ObjectMissing, StoreError, StoreFull, UsageError, WrongKey
+from ..host import latest
+from ..host.journal import events
+from ..host.latest import Latest
+from ..host.registry import check_name
 from ..proc.procfs import available_memory
 from ..quoting import quoted
 from ..report import Reporter
 from ..store import open_store
 from ..store.archive import ArchiveStore, ArchiveWriter
-from .journal import events
-from .registry import check_name
-from .storing import latest
-from .storing.latest import Latest
 
 _PIECE = 1 << 20
 

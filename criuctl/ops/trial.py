@@ -1,6 +1,6 @@
 """A trial restore: whether a checkpoint comes back, found out beside the living session and without touching anything of it.
 
-It is an ordinary restore (`criuctl.ops.restore`) in a shadow of this host (`criuctl.proc.shadow`), as a copy:
+It is an ordinary restore (`criuctl.restore.story`) in a shadow of this host (`criuctl.proc.shadow`), as a copy:
 
 - processes, names, IPC: in PID, mount, IPC, UTS and network namespaces of their own, with every PID free;
 - files: all under overlays in memory; the tree opens, changes and removes its files in there alone, and files that have changed
@@ -29,17 +29,17 @@ from ..checkpoint.manifest import Manifest
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import CommandFailed, CriuctlError, NoSuchProcess, PreflightRefused, RestoreFailed, TimedOut, Vetoed
+from ..host.failures.helpers import told_as
 from ..proc import command, shadow
 from ..proc.namespaces import entry_prefix, foreign
 from ..proc.procfs import available_memory
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
+from ..restore import history
+from ..restore.arrival import RestoreResult
 from ..session.names import DEFAULT_RUN_DIR
 from ..store import Capabilities, open_store
 from ..transport.frames import decode_error, encode_error
-from .failures.helpers import told_as
-from .restores import history
-from .restores.arrival import RestoreResult
 
 _TAIL = 4096  # characters of a probe's output that are told
 _OUTPUT = 16 << 20  # bytes that a probe may print
@@ -113,7 +113,7 @@ class _Unclaimed(Repository):
 
 def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Trial:
     """In the shadow."""
-    from .restore import restore
+    from ..restore.story import restore
 
     read_only = shadow.enter()
     shadow.empty(config.run_dir or DEFAULT_RUN_DIR)  # of the same name: what the tree knows of itself is there

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import Conflict, NoSuchProcess, NotFound, NotHeld, SessionGone, TimedOut, UsageError, WrongState
+from ..host.registry import Registry, exclusive_session
 from ..proc.tree import ProcessIdentity
 from ..session.screen.plain_text import strip
 from .logs import kept_output, left_output
-from .registry import Registry, exclusive_session
 from .sessions import connect, why_not
 
 if TYPE_CHECKING:

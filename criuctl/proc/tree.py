@@ -274,6 +274,15 @@ def members(numbers: Collection[int]) -> dict[int, list[int]]:
     return found
 
 
+def running_for(pid: int, seconds: float) -> bool:
+    """Whether the process has run for so long: then it had this PID that long ago."""
+    try:
+        started = ProcessIdentity.of(pid).start_time / os.sysconf("SC_CLK_TCK")
+    except NoSuchProcess:
+        return False
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started > seconds
+
+
 def walk(root: int) -> list[int]:
     """PIDs of the tree, root first, parents before children, siblings ascending."""
     order, seen, position = [root], {root}, 0

@@ -21,8 +21,8 @@ from msgspec import Struct, field
 from .. import __version__
 from ..config import Config
 from ..errors import CriuctlError, NotFound
-from ..ops.registry import Registry
-from ..ops.target import Target
+from ..host.registry import Registry
+from ..host.target import Target
 from ..proc.tree import read_tree
 from ..report import Reporter
 from .access import refusal
@@ -153,7 +153,7 @@ async def tree(request: web.Request) -> web.Response:
 
 async def connections(request: web.Request) -> web.Response:
     """Its connections, and what a dump now would decide for them."""
-    from ..ops.connections import connections as look
+    from ..dump.connections import connections as look
 
     desk = request.app[DESK]
 

@@ -13,8 +13,8 @@ from support.command import Criuctl, Home
 from criuctl.config import Config, load
 from criuctl.criu import binary
 from criuctl.errors import ConfigError, PlatformError, UntrustedPath
-from criuctl.ops import insidereport, registry
-from criuctl.ops.registry import Registry
+from criuctl.host import inside_report, registry
+from criuctl.host.registry import Registry
 from criuctl.proc import locks, ownership
 from criuctl.proc.folders import make_private
 from criuctl.session import sessions
@@ -145,7 +145,7 @@ def test_one_function_for_all(sticky: Path, victim: Path) -> None:
     state = Config(state_dir=str(sticky / "run"))
     for uses in (
         lambda: registry.run_folder(run, "locks"),
-        lambda: insidereport.sweep(run),
+        lambda: inside_report.sweep(run),
         lambda: sessions.all_states(run),
         lambda: sessions.state_of(run, "web"),
         lambda: sessions.forget(run, "web"),

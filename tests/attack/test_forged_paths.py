@@ -19,8 +19,8 @@ from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.criu import schema
 from criuctl.criu.images import ImageSet, path_of, read, write
-from criuctl.ops.restores.materialise import write_images
 from criuctl.report import Reporter
+from criuctl.restore.materialise import write_images
 from criuctl.store import open_store
 
 pytestmark = pytest.mark.integration

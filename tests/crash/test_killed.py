@@ -106,7 +106,7 @@ def test_a_signal_at_every_step_of_a_restore(zoo: Zoo, trip: Trip, criuctl: Criu
 TOO_LATE = """
 import os, sys
 from criuctl.cli.main import program
-from criuctl.ops.resources import netlock
+from criuctl.namespaces import netlock
 number, remove = int(sys.argv[1]), netlock.ConnectionLock.remove
 
 def interrupted(self, *, failed):
@@ -142,7 +142,7 @@ def test_a_signal_when_a_restored_tree_runs(number: signal.Signals, zoo: Zoo, tr
 DIES = """
 import os, signal, sys
 from criuctl.cli.main import program
-from criuctl.ops.resources.terminals import DumpedTerminals
+from criuctl.terminals.dumped import DumpedTerminals
 DumpedTerminals.drop = lambda self: os.kill(os.getpid(), signal.SIGKILL)
 sys.argv[1:] = sys.argv[4:]
 program()
@@ -169,7 +169,7 @@ def test_kill_9_just_before_a_tree_is_ended(zoo: Zoo, criuctl: Criuctl) -> None:
 STAYS_UP = """
 import sys
 from criuctl.cli.main import program
-from criuctl.ops.resources import netlock
+from criuctl.namespaces import netlock
 remove = netlock.ConnectionLock.remove
 
 def failing(self, *, failed):

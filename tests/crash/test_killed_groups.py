@@ -17,8 +17,8 @@ from support.pauses import paused, steps_of
 from support.trip import Trip
 from support.zoo import Zoo
 
+from criuctl.cgroups.membership import mount_points
 from criuctl.config import Config
-from criuctl.ops.resources.cgroups import mount_points
 from criuctl.session.sessions import state_of
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]

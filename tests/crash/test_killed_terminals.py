@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow]
 DIES = """
 import os, signal, sys
 from criuctl.cli.main import program
-from criuctl.ops.restores.earlytasks import EarlyTasks
-from criuctl.ops.resources.restoredterminals import RestoredTerminals
+from criuctl.restore.earlytasks import EarlyTasks
+from criuctl.terminals.restored import RestoredTerminals
 from criuctl.proc import inject
 from criuctl.session.terminal import Pty
 when, name, times = sys.argv[1], sys.argv[2], []

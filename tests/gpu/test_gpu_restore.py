@@ -12,9 +12,9 @@ from support.gpu_standin import Board, Device, DeviceProgram, Driver, Programs
 from support.keeper import wait_until
 
 from criuctl.checkpoint.manifest import GpuDescriptor, GpuRecord
-from criuctl.ops.restores.devices import RestoredDevices
 from criuctl.proc.credentials import CAP_DAC_OVERRIDE, Credentials
 from criuctl.report import Reporter
+from criuctl.restore.devices import RestoredDevices
 
 pytestmark = pytest.mark.integration
 

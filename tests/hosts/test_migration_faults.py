@@ -317,9 +317,10 @@ IMPATIENT = "import criuctl.ops.moving.delivering as m; m.SETTLE = 2.0; from cri
 SLOW_END = """
 import errno
 from criuctl.cli.main import program
-from criuctl.ops.dumps import dumping
-from criuctl.ops.moving import moves
-wait_ended = dumping.wait_ended
+from criuctl.connections.farewell import Farewell
+from criuctl.dump import aftermath, commit
+from criuctl.host import moves
+wait_ended = aftermath.wait_ended
 
 def still_ending(tree, timeout):
     tree = list(tree)
@@ -329,7 +330,8 @@ def still_ending(tree, timeout):
 def read_only(_work):
     raise OSError(errno.EROFS, "Read-only file system")
 
-dumping.wait_ended, dumping.Dumping.tidy, moves.Outgoing.alive = still_ending, read_only, lambda move: True
+aftermath.wait_ended = commit.wait_ended = still_ending
+Farewell.say, moves.Outgoing.alive = read_only, lambda move: True
 program()
 """
 
@@ -346,9 +348,9 @@ def test_what_fails_when_it_is_ended_does_not_undo_it_there(moving: Moving, host
 NO_ANSWER = """
 from criuctl.cli.main import program
 from criuctl.criu.driver import CriuFailed, Dumper
-from criuctl.ops.dumps import dumping
-from criuctl.ops.moving import moves
-wait_ended, finish = dumping.wait_ended, Dumper.dump
+from criuctl.dump import aftermath, commit
+from criuctl.host import moves
+wait_ended, finish = aftermath.wait_ended, Dumper.dump
 
 def still_ending(tree, timeout):
     tree = list(tree)
@@ -359,7 +361,8 @@ def gone(self, *told):
     finish(self, *told)
     raise CriuFailed("CRIU ended without an answer", "")
 
-dumping.wait_ended, Dumper.dump, moves.Outgoing.alive = still_ending, gone, lambda move: True
+aftermath.wait_ended = commit.wait_ended = still_ending
+Dumper.dump, moves.Outgoing.alive = gone, lambda move: True
 program()
 """
 

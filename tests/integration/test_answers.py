@@ -12,7 +12,7 @@ from support.trip import Trip
 from support.zoo import Zoo
 
 from criuctl.config import Config
-from criuctl.ops.registry import Registry, SessionRecord
+from criuctl.host.registry import Registry, SessionRecord
 
 pytestmark = pytest.mark.integration
 

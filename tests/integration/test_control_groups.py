@@ -16,7 +16,7 @@ from support.keeper import wait_until
 from support.trip import Trip
 from support.zoo import Animal, Zoo
 
-from criuctl.ops.resources.cgroups import mount_points, of_process
+from criuctl.cgroups.membership import mount_points, of_process
 
 pytestmark = pytest.mark.integration
 

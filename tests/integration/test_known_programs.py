@@ -20,7 +20,7 @@ from support.command import Criuctl
 from support.keeper import wait_until
 from support.zoo import Animal, Zoo
 
-from criuctl.ops.checks.known_programs import FIREFOX
+from criuctl.dump.checks.known_programs import FIREFOX
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.integration
 KILLS = """
 import os, signal, sys
 from criuctl.cli.main import program
-from criuctl.ops.restores.restoring import Restoring
+from criuctl.restore.restoring import Restoring
 from criuctl.proc.tree import ProcessIdentity, children
 last, spared = Restoring._about_to_run, int(sys.argv[1])
 

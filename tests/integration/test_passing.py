@@ -18,7 +18,7 @@ from support.pauses import Paused, paused
 from support.trip import Trip
 from support.zoo import Animal, Zoo
 
-from criuctl.ops.dumps.arounddump import PAUSES
+from criuctl.dump.criu_failures import PAUSES
 from criuctl.proc import netfilter
 
 pytestmark = pytest.mark.integration

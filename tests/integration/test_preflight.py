@@ -19,10 +19,10 @@ from support.obstacles import DUMPABLE, REFUSED, Case, running
 
 from criuctl.config import Config
 from criuctl.criu import binary, features
+from criuctl.dump.checks import scene
+from criuctl.dump.preflight import check_tree
 from criuctl.errors import NoSuchProcess
-from criuctl.ops.checks import scene
-from criuctl.ops.preflight import check_tree
-from criuctl.ops.target import Target
+from criuctl.host.target import Target
 from criuctl.proc import command, netfilter, tty
 from criuctl.proc.descriptors import descriptors
 from criuctl.proc.namespaces import entry_prefix, foreign, ns_pids

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from criuctl.config import MAX_FREEZE, Config, load
+from criuctl.dump.freeze_limit import allowed
 from criuctl.errors import ConfigError
-from criuctl.ops.dumps.freeze_limit import allowed
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from criuctl.cli.main import COMMANDS
-from criuctl.ops.failures.remedies import REMEDIES
+from criuctl.host.failures.remedies import REMEDIES
 from criuctl.quoting import quoted
 
 PACKAGE = Path(__file__).parent.parent.parent / "criuctl"
@@ -105,8 +105,8 @@ def harmless(value: ast.FormattedValue, words: set[str]) -> bool:
 OURS = {
     ("cli/main.py", "PROGRAM"),
     ("cli/main.py", "path"),  # of commands of ours
-    ("ops/openfiles/absent.py", "make"),  # one of two commands
-    ("ops/checks/known_programs.py", "' '.join((f'{name}=1' for name in FIREFOX))"),  # constants
+    ("files/absent.py", "make"),  # one of two commands
+    ("dump/checks/known_programs.py", "' '.join((f'{name}=1' for name in FIREFOX))"),  # constants
     ("proc/ownership.py", "fault.remedy"),  # a command with its path quoted, by proc/trustedpath.py
     ("ops/migrate.py", "wanted"),  # by which reports name a rule
     ("ops/scheduling/timers.py", "name"),  # the mark in a crontab, by which the line is found; a schedule's name

@@ -113,6 +113,7 @@ def test_a_dump_and_a_restore_load_nothing_that_takes_long_for_nothing() -> None
     code = (
         "from criuctl.cli.main import main\n"
         "from criuctl.cli.commands import dump, restore\ndump.dump, restore.restore\n"
-        "from criuctl.ops import dump, restore\ndump.dump, restore.restore\nprint(*sys.modules)"
+        "from criuctl.dump import story as dump\nfrom criuctl.restore import story as restore\n"
+        "dump.dump, restore.restore\nprint(*sys.modules)"
     )
     assert heavy.isdisjoint(run(code).split())

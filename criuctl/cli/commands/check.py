@@ -62,12 +62,12 @@ def check(app: App, target: str) -> int:
 
     Ends with 0 when a dump would be tried, with 4 when there is any error.
     """
+    from ...dump.connections import check_connections
+    from ...dump.preflight import check_tree
     from ...errors import NotFound, PlatformError, PreflightRefused
-    from ...ops.connections import check_connections
+    from ...host.registry import Registry
+    from ...host.target import is_pid, resolve_target
     from ...ops.doctor import store_readiness
-    from ...ops.preflight import check_tree
-    from ...ops.registry import Registry
-    from ...ops.target import is_pid, resolve_target
     from ...report import Finding
 
     registry = Registry(app.config)

@@ -76,9 +76,9 @@ def connections(app: App, target: str, wish: str | None) -> int:
     is sent on its connections. Where a reconnect is asked for and the peer's protocol cannot be told from its port
     or program, the peer is asked over a new connection.
     """
-    from ...ops.connections import connections as look
-    from ...ops.registry import Registry
-    from ...ops.target import resolve_target
+    from ...dump.connections import connections as look
+    from ...host.registry import Registry
+    from ...host.target import resolve_target
 
     registry = Registry(app.config)
     resolved = resolve_target(target, registry.lookup, registry.session_of)

@@ -179,15 +179,13 @@ def dump(
     What the store holds already, from an earlier dump of the same tree say, is not stored again.
     """
     with app.store_coming(), app.reporting() as reporter:
-        from ...ops.dump import dump as dump_tree
+        from ...dump.job import DumpWishes
+        from ...dump.story import dump as dump_tree
 
-        result = dump_tree(
-            app.config,
-            target,
-            reporter=reporter,
+        wishes = DumpWishes(
             name=name,
             leave_running=leave_running,
-            labels=labels,
+            labels=labels or {},
             with_files=with_files,
             carry_binaries=carry_binaries,
             connections=connections,
@@ -196,6 +194,7 @@ def dump(
             require=require,
             max_freeze=max_freeze,
         )
+        result = dump_tree(app.config, target, wishes=wishes, reporter=reporter)
     body = result.to_dict()
     lost = unheard(lambda: app.emit(body, lambda: _outcome(body), brief=lambda: str(body["checkpoint"])))
     return DEGRADED if result.degraded or lost else 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...ops.journal.severity import worst
+from ...host.journal.severity import worst
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
@@ -16,7 +16,7 @@ from ..telling import tell_each
 from ..text import plural, printable
 
 if TYPE_CHECKING:
-    from ...ops.supervising.standdown import StandDown
+    from ...host.standdown import StandDown
 
 
 def _line(body: Mapping[str, Any]) -> str:
@@ -59,7 +59,7 @@ def fence(app: App, names: tuple[str, ...], all_: bool, freeze_only: bool) -> in
     """
     if bool(names) == all_:
         raise click.UsageError("give either NAMEs or --all")
-    from ...ops.supervising.standdown import stand_down
+    from ...host.standdown import stand_down
 
     def told(found: StandDown) -> int:
         if found.error is None:

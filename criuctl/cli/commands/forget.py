@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ...ops.journal.severity import worst
+from ...host.journal.severity import worst
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page
@@ -40,8 +40,8 @@ def forget(app: App, names: tuple[str, ...], ended_before: str | None, dry_run: 
     A session that runs is refused, and so is one that can be restored (checkpointed); `criuctl kill` gives that up. Without
     a NAME a lost session that has a checkpoint to come back from stays, too.
     """
+    from ...host.retention import seconds
     from ...ops.forgetting import forget as remove
-    from ...ops.storing.retention import seconds
 
     done = remove(app.config, names, older=seconds(ended_before) if ended_before is not None else None, dry_run=dry_run)
     gone = [one for one in done if one.error is None]

@@ -19,11 +19,11 @@ _HEAD = frozenset(("sequence", "time", "incarnation", "operator", "kind", "name"
 
 
 def _row(entry: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
-    from ...ops.sessions import when
+    from ...report import utc_text
 
     who = f"{entry.get('name', '')} ({entry.get('kind', '')}, {entry.get('operator', '')})" if entry.get("operator") else ""
     told = " ".join(f"{key}={value!r}" for key, value in entry.items() if key not in _HEAD)
-    return str(entry["sequence"]), when(entry["time"]) or "", printable(who), printable(entry["what"]), printable(told)
+    return str(entry["sequence"]), utc_text(entry["time"]) or "", printable(who), printable(entry["what"]), printable(told)
 
 
 @page(

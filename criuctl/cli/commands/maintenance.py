@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...ops.journal.severity import worst
+from ...host.journal.severity import worst
 from ..app import DEGRADED, App, pass_app
 from ..pages import Entry, LazyGroup, page
 from ..streams import tell, write_result
@@ -16,7 +16,7 @@ from ..text import Column, plural, printable
 from .snapshot import JOBS
 
 if TYPE_CHECKING:
-    from ...ops.maintenance import Item
+    from ...host.maintenance import Item
 
 _SELF = "criuctl.cli.commands.maintenance"
 
@@ -73,9 +73,9 @@ def begin(app: App, dump: bool, snapshot: bool, reason: str, jobs: int, deadline
     """
     if dump and snapshot:
         raise click.UsageError("--dump and --snapshot contradict each other")
+    from ...host.retention import patience
     from ...ops.maintenance import begin as start
     from ...ops.scheduling import batch
-    from ...ops.storing.retention import patience
 
     with app.reporting(bars=False) as reporter:
         until = batch.ends_at(patience(deadline))
@@ -116,8 +116,8 @@ def end(app: App, jobs: int, retry_after: str, again: bool, abandon: bool) -> in
 
     Ends with 0 if all came back, else with the worst exit code of all, as criuctl snapshot.
     """
+    from ...host.retention import patience
     from ...ops.recovery import end as finish
-    from ...ops.storing.retention import patience
 
     if again and abandon:
         raise click.UsageError("--again and --abandon contradict each other")
@@ -138,7 +138,7 @@ def status(app: App) -> int:
     """Tells whether this host is in maintenance, since when and why, and of each session whether it is stored, has come
     back, or has been given up. In JSON: maintenance, phase, how, reason, since, sessions.
     """
-    from ...ops.maintenance import read
+    from ...host.maintenance import read
 
     record = read(app.config)
     if record is None:

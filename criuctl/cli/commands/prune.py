@@ -66,8 +66,8 @@ def prune(
     Removing is quick; what the checkpoints held is freed by `criuctl gc`. If the store fails in between, the error names
     those that were removed (removed in its JSON, by id).
     """
+    from ...host.retention import Rules, label, seconds
     from ...ops.prune import prune as prune_checkpoints
-    from ...ops.storing.retention import Rules, label, seconds
 
     within = seconds(keep_within) if keep_within is not None else 0.0
     if keep_within is not None and not within:

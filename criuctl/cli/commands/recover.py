@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from ...ops.journal.severity import worst
+from ...host.journal.severity import worst
 from ..app import App, pass_app
 from ..pages import page
 from ..streams import tell
@@ -58,8 +58,8 @@ def recover(app: App, all_: bool, jobs: int, retry_after: str, again: bool, inst
         raise click.UsageError("--install and --remove contradict each other")
     if installs or removes:
         return _boot(app, all_, installs)
+    from ...host.retention import patience
     from ...ops.recovery import recover as bring_back
-    from ...ops.storing.retention import patience
 
     with app.reporting(bars=False) as reporter:
         items = bring_back(app.config, every=all_, jobs=jobs, pause=patience(retry_after), again=again, reporter=reporter)

@@ -17,7 +17,7 @@ from .check import EXIT_REFUSED, findings_lines
 from .dump import POLICIES
 
 if TYPE_CHECKING:
-    from ...ops.openfiles.judgement import Policy
+    from ...files.judgement import Policy
 
 
 def _outcome(result: Mapping[str, Any]) -> str:
@@ -196,8 +196,8 @@ def restore(
     The tree runs on by itself when criuctl ends. The result tells, per connection to the outside, what became of it.
     """
     with app.store_coming(), app.reporting() as reporter:
-        from ...ops.restore import restore as restore_tree
-        from ...ops.restores.plan import RestorePlan
+        from ...restore.plan import RestorePlan
+        from ...restore.story import restore as restore_tree
 
         result = restore_tree(
             app.config,

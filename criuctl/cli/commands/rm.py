@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ...ops.journal.severity import worst
+from ...host.journal.severity import worst
 from .. import complete
 from ..app import App, pass_app
 from ..pages import page

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ...errors import CriuctlError, UsageError
-from ...ops.journal.severity import worst
+from ...host.journal.severity import worst
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..pages import Entry, LazyGroup, page
@@ -125,9 +125,9 @@ def add(
     store belong into root's ~/.aws, other settings into the configuration. With a --keep option each run ends with a
     criuctl prune of the sessions that it has dumped; criuctl gc is not run.
     """
+    from ...host.retention import patience
     from ...ops import schedules
     from ...ops.scheduling import timers
-    from ...ops.storing.retention import patience
     from ...store import from_anywhere
 
     if every and not patience(every):  # which is none at all to a `Schedule`

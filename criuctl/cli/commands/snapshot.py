@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...ops.journal.severity import worst
+from ...host.journal.severity import worst
 from .. import complete
 from ..app import DEGRADED, App, pass_app
 from ..pages import page
@@ -79,11 +79,11 @@ def snapshot(
     """
     if (bool(targets), all_, bool(labels)).count(True) != 1:
         raise click.UsageError("give either TARGETs, or --all, or --label")
+    from ...host.retention import patience
     from ...ops.scheduling import batch
     from ...ops.scheduling.subjects import chosen
     from ...ops.snapshot import lock_of
     from ...ops.snapshot import snapshot as take
-    from ...ops.storing.retention import patience
 
     spans = [patience(span) for span in (wait, jitter, deadline)]
     lock = lock_of(app.config, targets, [f"{key}={value}" for key, value in labels.items()])

@@ -181,7 +181,7 @@ def supervise(
     Each thing done is told by a line, with --json by a JSON object a line: event, sequence, time, session, and facts, such as
     recovered_ms and lost_s of the event recovered. Ends with 11 if it was stopped when more than --max-loss would be lost.
     """
-    from ...ops.storing.retention import patience
+    from ...host.retention import patience
     from ...ops.supervise import supervise as look_after
     from ...ops.supervising.supervisorpost import Wishes
     from ...report import Reporter

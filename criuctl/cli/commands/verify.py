@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ...ops.journal.severity import worst
+from ...host.journal.severity import worst
 from .. import complete
 from ..app import App, pass_app
 from ..pages import Seconds, page

@@ -21,6 +21,8 @@ from ...checkpoint.manifest import Manifest
 from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import CriuctlError, InDoubt, LinkLost, RestoreFailed, TimedOut
+from ...host.moves import Moves, Outgoing, new_id
+from ...host.registry import SessionRecord, boot_id
 from ...proc import addresses
 from ...proc.scratch import Scratch
 from ...proc.tree import ProcessIdentity, wait_ended
@@ -28,9 +30,7 @@ from ...quoting import quoted
 from ...report import Reporter
 from ...store.remote import RemoteStore
 from ...transport import ssh
-from ..registry import SessionRecord, boot_id
 from . import inbox
-from .moves import Moves, Outgoing, new_id
 from .otherhost import RESTORE, reach, session_url
 
 SETTLE = 60.0  # seconds for which a broken link is made again
@@ -57,7 +57,7 @@ class Wishes(Struct, frozen=True):
 
 
 class HostDelivery(Struct):
-    """The other host as the dump sees it; see `criuctl.ops.dumps.delivery`."""
+    """The other host as the dump sees it; see `criuctl.dump.delivery`."""
 
     config: Config
     to: str

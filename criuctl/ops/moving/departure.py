@@ -11,17 +11,17 @@ from ...checkpoint import leases
 from ...checkpoint.manifest import SessionRef
 from ...checkpoint.repository import Repository
 from ...config import Config
+from ...dump.after_commit import AfterCommit
 from ...errors import CriuctlError, StoreError
+from ...host import fencing
+from ...host.identity import host_id
+from ...host.moves import Moves, Outgoing
+from ...host.registry import Registry, SessionRecord, boot_id
 from ...proc import netfilter
 from ...report import Reporter
 from ...session import sessions
 from ...session.client.session import Session
 from ...store import open_store
-from ..dumps.after_commit import AfterCommit
-from ..host import host_id
-from ..registry import Registry, SessionRecord, boot_id
-from ..supervising import fencing
-from .moves import Moves, Outgoing
 
 
 def check_home(config: Config, record: SessionRecord | None, reporter: Reporter) -> None:

@@ -24,9 +24,9 @@ from ...checkpoint.generations import described
 from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import Conflict, NoSuchBucket, StoreNotInitialised
+from ...host import retention
 from ...report import Reporter
 from ...store import open_store
-from ..storing import retention
 
 _LABEL = "hosts that send sessions"
 _PROOF = b"criuctl 2026-11 sends again"

@@ -15,18 +15,18 @@ from ...checkpoint import leases
 from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import Conflict, CriuctlError, RestoreFailed, TimedOut
+from ...host.fencing import with_lease
+from ...host.identity import host_id
+from ...host.moves import Incoming, Moves, check_id
+from ...host.registry import Registry, SessionRecord
 from ...proc import addresses
 from ...proc.child import InterruptsDeferred
 from ...report import Reporter
+from ...restore.arrival import RestoreResult
+from ...restore.feeding import Feeder
+from ...restore.story import restore
 from ...store import open_store
-from ..host import host_id
-from ..registry import Registry, SessionRecord
-from ..restore import restore
-from ..restores.arrival import RestoreResult
-from ..restores.feeding import Feeder
-from ..supervising.fencing import with_lease
 from . import inbox, rendezvous
-from .moves import Incoming, Moves, check_id
 
 _OPTIONS = ("pids", "connections", "connections_deadline", "files", "lazy")
 

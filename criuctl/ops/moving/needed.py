@@ -20,8 +20,8 @@ from ...checkpoint.manifest import ConnectionRecord, HostInfo, ProcessRecord, Se
 from ...checkpoint.records import Record, check_path, check_pattern, check_range, damaged
 from ...connections.rules import endpoint
 from ...errors import Damaged, UnsupportedFormat
+from ...namespaces.namespaces import DUMPED, ENTERED
 from ...session.names import valid_name
-from ..resources.namespaces import DUMPED, ENTERED
 
 NEEDS_VERSION = 1
 KERNELS_OWN = ("/proc/", "/sys/")  # files that every kernel makes itself

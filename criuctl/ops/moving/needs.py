@@ -21,18 +21,18 @@ from ...checkpoint.manifest import ConnectionRecord, ProcessRecord, SessionRef
 from ...config import Config
 from ...connections.survey import Survey
 from ...criu import binary
+from ...dump.checks.scene import Scene, collect
 from ...errors import CriuctlError, NoSuchProcess, NotFound
+from ...files.files import resolve_carried, walk
+from ...files.overlays import Binaries
+from ...files.sharedmaps import writes
+from ...host.identity import host_info
+from ...namespaces.namespaces import plan_entry
 from ...proc import addresses
 from ...proc.elfnotes import build_id
 from ...proc.procfs import read_text, reading
 from ...proc.syscalls import borrow_socket
 from ...report import Reporter
-from ..checks.scene import Scene, collect
-from ..host import host_info
-from ..openfiles.files import resolve_carried, walk
-from ..openfiles.overlays import Binaries
-from ..openfiles.sharedmaps import writes
-from ..resources.namespaces import plan_entry
 from .needed import KERNELS_OWN, LATEST, NeededFile, NeededTerminal, Needs
 
 _MAX_LISTED = 5_000  # files below the carried folders that are named, and

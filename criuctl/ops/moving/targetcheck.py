@@ -4,8 +4,8 @@
 are validated first, and what is done with them is asking the kernel and looking at absolute paths: `stat`, and of
 programs the ELF notes.  Nothing is opened that could block, nothing is written, no contents are told.
 
-What a restore would decide is asked of the restore's own plan (`criuctl.ops.restores.plan`), of a manifest that is made from
-the needs; mapped and read files are judged by `criuctl.ops.openfiles.judgement`.  Beyond that are the things that a restore
+What a restore would decide is asked of the restore's own plan (`criuctl.restore.plan`), of a manifest that is made from
+the needs; mapped and read files are judged by `criuctl.files.judgement`.  Beyond that are the things that a restore
 would only meet when CRIU refuses: build-ids, modes, working folders, addresses of listeners, room.
 """
 
@@ -31,17 +31,17 @@ from ...connections import rules
 from ...connections.rules import endpoint
 from ...criu import binary
 from ...errors import CriuctlError
+from ...files.judgement import Policy
 from ...hooks.contract import RECONNECT
 from ...hooks.find import executables
+from ...host.registry import Registry
 from ...proc.procfs import memory_info, read_raw
 from ...proc.scratch import Scratch
 from ...quoting import quoted
 from ...report import Finding
+from ...restore.arrival import check_not_running
+from ...restore.plan import ADD_ADDRESS, HostFacts, RestorePlan, Wishes, is_local, make_plan, observe
 from .. import doctor
-from ..openfiles.judgement import Policy
-from ..registry import Registry
-from ..restores.arrival import check_not_running
-from ..restores.plan import ADD_ADDRESS, HostFacts, RestorePlan, Wishes, is_local, make_plan, observe
 from .needed import Needs, read
 from .targetfiles import judge_files
 

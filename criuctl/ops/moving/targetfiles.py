@@ -1,6 +1,6 @@
 """One path that a coming tree uses, and what is there on this host: as a restore, and CRIU in it, will see it.
 
-Mapped and read files are judged by the restore's own `criuctl.ops.openfiles.judgement`; of those that travel, sizes and times
+Mapped and read files are judged by the restore's own `criuctl.files.judgement`; of those that travel, sizes and times
 tell what their contents will when they come.  What only CRIU compares comes on top: modes and build-ids.  Paths are a
 stranger's: they are looked at with `stat`, and only regular files are opened, for their ELF notes.
 """
@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 
 from ...checkpoint.manifest import FileRecord
+from ...files.judgement import Policy, judge
+from ...files.overlays import ROOTS, objection, obstacle
 from ...proc.elfnotes import build_id
 from ...quoting import quoted
 from ...report import Finding, Level
-from ..openfiles.judgement import Policy, judge
-from ..openfiles.overlays import ROOTS, objection, obstacle
 from .needed import NeededFile
 
 _ANOTHER = "is another one here"

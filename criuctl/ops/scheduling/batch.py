@@ -18,10 +18,10 @@ from msgspec import Struct
 
 from ...config import Config
 from ...errors import Conflict, CriuctlError, TimedOut, of_the_host
+from ...host.registry import exclusive
 from ...proc import forked
 from ...report import Reporter
 from ...transport.frames import decode_error, encode_error
-from ..registry import exclusive
 
 JOBS = 2  # at once; each needs `buffers_mib` and compresses with all cores
 _LOOK = 0.2  # seconds between two looks at a lock that somebody has

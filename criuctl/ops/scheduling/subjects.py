@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 from ...config import Config
 from ...errors import Conflict, CriuctlError, NotFound
+from ...host import trees
+from ...host.registry import Registry
 from ...proc.tree import ProcessIdentity
-from ..registry import Registry
 from ..sessions import sessions
-from . import trees
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from .retention import moment
+from ...host.retention import moment
 
 if TYPE_CHECKING:
     from ...checkpoint.manifest import CheckpointSummary

@@ -10,7 +10,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -18,13 +17,13 @@ from msgspec import Struct
 from ...checkpoint.manifest import CheckpointSummary
 from ...checkpoint.repository import Repository
 from ...config import Config
-from ...errors import CriuctlError, DataError, TimedOut
+from ...errors import DataError, TimedOut
+from ...host.audit_log import killed_by_operator
+from ...host.moves import Moves, Outgoing
+from ...host.registry import Registry, SessionRecord, boot_id
 from ...proc.tree import ProcessIdentity, wait_ended
 from ...session.holder.processes import Tree
 from ...session.sessions import leftovers, state_of
-from .. import logs
-from ..moving.moves import Moves, Outgoing
-from ..registry import Registry, SessionRecord, boot_id
 from .supervision import End
 
 Word = Literal["checkpointed", "moved", "killed", "fenced"]
@@ -100,14 +99,6 @@ def _told_by_holder(config: Config, record: SessionRecord) -> tuple[End, bool]:
         if time.monotonic() > deadline:
             return End(), True
         time.sleep(_LOOK)
-
-
-def killed_by_operator(config: Config, record: SessionRecord) -> bool:
-    """Whether somebody has asked the holder to end this life of the session."""
-    with suppress(CriuctlError):
-        entries = logs.audit(config, record.name)
-        return any(entry.get("what") == "kill" and entry.get("incarnation") == record.incarnation for entry in entries)
-    return False
 
 
 def end_strays(config: Config, record: SessionRecord, known: Iterable[ProcessIdentity]) -> int:

@@ -20,8 +20,8 @@ from ...checkpoint.leases import Head
 from ...checkpoint.manifest import SessionRef
 from ...checkpoint.repository import Repository
 from ...config import Config
+from ...host.identity import host_id
 from ...store import open_store
-from ..host import host_id
 from .selffence import SelfFence, clock
 
 BEATS = 4  # in a time to live

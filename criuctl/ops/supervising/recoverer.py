@@ -28,12 +28,12 @@ from ...errors import (
     of_the_host,
 )
 from ...hooks.runner import error_body
+from ...host.latest import moment
+from ...host.registry import SessionRecord
 from ...proc.tree import ProcessIdentity
 from ...quoting import quoted
-from ..registry import SessionRecord
-from ..restore import restore
-from ..restores.arrival import RestoreResult
-from ..storing.latest import moment
+from ...restore.arrival import RestoreResult
+from ...restore.story import restore
 from .demise import candidates, end_strays
 from .heartbeat import BEATS, Heartbeat
 from .supervision import Guard

@@ -14,12 +14,12 @@ from ...checkpoint.repository import Repository
 from ...config import Config
 from ...errors import CriuctlError, UsageError
 from ...hooks import Hooks
+from ...host.identity import host_id
+from ...host.registry import Registry, SessionRecord
 from ...proc.notify import ServiceManager
 from ...report import Reporter
 from ...session.names import check_name
 from ...store import open_store
-from ..host import host_id
-from ..registry import Registry, SessionRecord
 from .supervision import Restart, period
 
 Tell = Callable[[dict[str, Any]], None]

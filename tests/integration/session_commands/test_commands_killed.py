@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.crash]
 HARM = """
 import os, signal, sys, time
 from criuctl.cli.main import program
-from criuctl.ops.restores.restoring import Restoring
+from criuctl.restore.restoring import Restoring
 last, (when, whom, number) = Restoring._about_to_run, sys.argv[1:4]
 
 def harm(self):

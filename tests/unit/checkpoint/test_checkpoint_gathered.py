@@ -13,8 +13,8 @@ from criuctl.checkpoint import gathered
 from criuctl.checkpoint.gathered import Gathered
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
-from criuctl.ops.restores.lazymemory import StoredPages
 from criuctl.report import Reporter
+from criuctl.restore.lazymemory import StoredPages
 
 PAGE = 4096
 PAGES = 1500

@@ -21,8 +21,8 @@ from criuctl.checkpoint.manifest import MemoryImage
 from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.errors import Damaged, StoreFull, UnsupportedFormat
-from criuctl.ops.restores.lazymemory import StoredPages
 from criuctl.report import Reporter
+from criuctl.restore.lazymemory import StoredPages
 from criuctl.store.base import Data
 from criuctl.store.memory import MemoryStore
 

@@ -22,7 +22,7 @@ from criuctl.cli.app import App, pass_app
 from criuctl.cli.pages import Entry, page
 from criuctl.cli.streams import write_result
 from criuctl.cli.telling import tell_each
-from criuctl.ops.journal.severity import worst
+from criuctl.host.journal.severity import worst
 from criuctl.report import Finding
 
 

@@ -15,8 +15,8 @@ from support import checkpoints as kit
 from criuctl.checkpoint import leases
 from criuctl.checkpoint.manifest import CheckpointSummary, SessionRef
 from criuctl.checkpoint.repository import Repository
+from criuctl.host.registry import Registry, SessionRecord
 from criuctl.ops import ending
-from criuctl.ops.registry import Registry, SessionRecord
 from criuctl.report import Reporter
 from criuctl.store import open_store
 

@@ -33,7 +33,7 @@ from criuctl.checkpoint.manifest import (
 )
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
-from criuctl.ops.registry import Registry, SessionRecord, boot_id
+from criuctl.host.registry import Registry, SessionRecord, boot_id
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
 from criuctl.store import open_store

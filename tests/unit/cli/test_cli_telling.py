@@ -13,7 +13,7 @@ from criuctl.cli.app import App
 from criuctl.cli.main import main
 from criuctl.cli.telling import tell_each
 from criuctl.errors import Conflict
-from criuctl.ops.supervising import standdown
+from criuctl.host import standdown
 
 
 def _outcomes(number: int, ending: BaseException | None, closed: list[bool]) -> Iterator[int]:

@@ -15,8 +15,8 @@ from criuctl.checkpoint.manifest import Manifest, SessionRef
 from criuctl.criu import schema
 from criuctl.criu.images import TCP_CLOSE, TCP_ESTABLISHED, TCP_LISTEN, ImageSet
 from criuctl.errors import RestoreFailed
-from criuctl.ops.resources.boundnames import Bindings, bound, disown, taken
-from criuctl.ops.resources.netplace import Place
+from criuctl.files.socket_names import Bindings, bound, disown, taken
+from criuctl.namespaces.netplace import Place
 
 MANIFEST = Manifest(id="ab" * 16, session=SessionRef("s", "1" * 32))
 STREAM, DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM

@@ -17,15 +17,15 @@ from criuctl.checkpoint.manifest import FileRecord
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.config import Config
 from criuctl.errors import DumpFailed, PreflightRefused
-from criuctl.ops.openfiles import files
-from criuctl.ops.openfiles.overlays import Binaries
+from criuctl.files import files
+from criuctl.files.overlays import Binaries
 from criuctl.proc.descriptors import descriptors
 from criuctl.report import Reporter
 
 BOB = 65534
 MAPPED = """
 import mmap, os, sys
-from criuctl.ops.openfiles.files import open_files
+from criuctl.files.files import open_files
 with open(sys.argv[1], "rb") as file:
     mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from criuctl.ops.resources.cgroups import mount_points, put_back, service_of
+from criuctl.cgroups.membership import mount_points, put_back, service_of
 
 
 @pytest.mark.parametrize(

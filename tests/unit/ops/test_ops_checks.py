@@ -16,10 +16,10 @@ from support.keeper import wait_until
 from support.obstacles import running
 
 from criuctl.config import Config
+from criuctl.dump.checks import connections, folders, memory, processes, scene, terminals, watches
+from criuctl.dump.checks.files import _saves_bpf_maps, check_descriptors, mount_of
+from criuctl.dump.checks.processes import check_processes
 from criuctl.errors import NoSuchProcess
-from criuctl.ops.checks import connections, folders, memory, processes, scene, terminals, watches
-from criuctl.ops.checks.files import _saves_bpf_maps, check_descriptors, mount_of
-from criuctl.ops.checks.processes import check_processes
 from criuctl.proc.mappings import Mapping, mappings
 from criuctl.proc.tree import children
 
@@ -73,7 +73,7 @@ def test_a_process_that_is_just_ending_is_not_refused_for_threads_without_their_
             os.kill(child, signal.SIGKILL)
             wait_until(lambda: len(list(tasks.iterdir())) == 1, 60, "the other has, too")
 
-        monkeypatch.setattr("criuctl.ops.checks.processes.time", SimpleNamespace(sleep=ends))
+        monkeypatch.setattr("criuctl.dump.checks.processes.time", SimpleNamespace(sleep=ends))
         assert list(check_processes(seen)) == []
 
 

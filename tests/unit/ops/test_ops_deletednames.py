@@ -15,9 +15,9 @@ from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.criu.images import ImageSet
-from criuctl.ops.openfiles.deletednames import DeletedName, judge
-from criuctl.ops.openfiles.judgement import Judgement, Policy
-from criuctl.ops.registry import boot_id
+from criuctl.files.deletednames import DeletedName, judge
+from criuctl.files.judgement import Judgement, Policy
+from criuctl.host.registry import boot_id
 from criuctl.proc import ways
 from criuctl.report import Reporter
 from criuctl.store import open_store

@@ -12,10 +12,10 @@ import pytest
 from criuctl.checkpoint.manifest import Manifest
 from criuctl.config import Config
 from criuctl.errors import InDoubt, LinkLost, NotFound
+from criuctl.host.moves import Moves, Outgoing, new_id
 from criuctl.ops import settling
 from criuctl.ops.moving import delivering
 from criuctl.ops.moving.delivering import HostDelivery, Wishes
-from criuctl.ops.moving.moves import Moves, Outgoing, new_id
 from criuctl.proc import addresses
 from criuctl.report import Reporter
 from criuctl.transport import ssh

@@ -11,10 +11,10 @@ import pytest
 from criuctl.checkpoint.manifest import Manifest, SessionRef
 from criuctl.config import Config
 from criuctl.criu.driver import CriuFailed
-from criuctl.ops.dumps import arounddump
-from criuctl.ops.failures.diagnosis import diagnose, keep_log
-from criuctl.ops.failures.remedies import REMEDIES
-from criuctl.ops.restores import arrival
+from criuctl.dump import criu_failures
+from criuctl.host.failures.diagnosis import diagnose, keep_log
+from criuctl.host.failures.remedies import REMEDIES
+from criuctl.restore import arrival
 
 HEAD = """\
 (00.000021) Version: 4.2.1 (gitid 0)
@@ -334,7 +334,7 @@ def test_a_log_that_cannot_be_kept(tmp_path: Path) -> None:
     config = Config(state_dir=str(tmp_path / "state"))
     failed = CriuFailed("CRIU failed", HEAD + TAIL)
     for told, code in (
-        (arounddump.explain(config, failed, "web", os.getpid(), ()), 5),
+        (criu_failures.explain(config, failed, "web", os.getpid(), ()), 5),
         (arrival.explain(config, failed, Manifest(id="0" * 32, session=SessionRef("web", "1" * 32))), 6),
     ):
         assert (told.exit_code, told.message.startswith("CRIU could not ")) == (code, True)

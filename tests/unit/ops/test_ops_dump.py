@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,10 @@ import pytest
 
 from criuctl.config import Config
 from criuctl.criu import driver
-from criuctl.ops import logs
-from criuctl.ops.dumps import arounddump
-from criuctl.ops.registry import Registry, SessionRecord
+from criuctl.dump import criu_failures, subject
+from criuctl.host.registry import Registry, SessionRecord
 from criuctl.proc.tree import ProcessIdentity
+from criuctl.session.names import state_folder
 
 
 @pytest.mark.parametrize(("doomed", "state"), [(True, "checkpointed"), (False, "running")])
@@ -27,7 +28,7 @@ def test_a_tree_that_takes_its_time_to_end_is_checkpointed(
     registry = Registry(config)
     monkeypatch.setattr(ProcessIdentity, "doomed", lambda _identity: doomed)
     record = SessionRecord("web", checkpoint="c" * 32)
-    arounddump.remember(config, registry, record, me, leave_running=False, lock=None)
+    subject.remember(config, registry, record, me, leave_running=False, lock=None)
     assert [(record.state, record.checkpoint) for record in registry.all()] == [(state, "c" * 32)]
 
 
@@ -41,9 +42,11 @@ def test_a_session_that_is_killed_while_its_snapshot_is_stored_does_not_come_bac
     registry = Registry(config)
     monkeypatch.setattr(ProcessIdentity, "doomed", lambda _identity: True)
     audit = [{"what": "kill", "incarnation": 3}] if killed else [{"what": "kill", "incarnation": 2}]
-    monkeypatch.setattr(logs, "audit", lambda _config, _name: audit)
+    folder = state_folder(config.state_dir, "web")
+    folder.mkdir(parents=True)
+    (folder / "audit.jsonl").write_text("".join(json.dumps(entry | {"sequence": 1}) + "\n" for entry in audit))
     record = SessionRecord("web", incarnation=3)
-    arounddump.remember(config, registry, record, me, leave_running=True, lock=None)
+    subject.remember(config, registry, record, me, leave_running=True, lock=None)
     assert [record.state for record in registry.all()] == known
 
 
@@ -55,10 +58,10 @@ def test_a_tree_that_ends_before_it_is_frozen_is_no_failed_dump(tmp_path: Path) 
     os.waitpid(child, 0)
     config = Config(state_dir=str(tmp_path), run_dir=str(tmp_path / "run"))
     silent = driver.CriuFailed("CRIU ended without an answer", "")
-    gone = arounddump.explain(config, silent, "web", child, [])
+    gone = criu_failures.explain(config, silent, "web", child, [])
     assert (gone.exit_code, gone.message) == (3, f"PID {child} has ended before it was frozen")
     frozen: Any = SimpleNamespace(identity=SimpleNamespace(alive=lambda: False))
-    assert arounddump.explain(config, silent, "web", child, [frozen]).exit_code == 5
+    assert criu_failures.explain(config, silent, "web", child, [frozen]).exit_code == 5
 
 
 def test_what_ended_and_is_not_reaped_yet_does_not_run_on(tmp_path: Path) -> None:
@@ -70,7 +73,7 @@ def test_what_ended_and_is_not_reaped_yet_does_not_run_on(tmp_path: Path) -> Non
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         config = Config(state_dir=str(tmp_path), run_dir=str(tmp_path / "run"))
         log = f"(00.01) Error (compel/src/lib/infect.c:150): Unable to interrupt task: {child} (Operation not permitted)\n"
-        gone = arounddump.explain(config, driver.CriuFailed("", log, undone=True), "web", child, [])
+        gone = criu_failures.explain(config, driver.CriuFailed("", log, undone=True), "web", child, [])
         assert (gone.exit_code, gone.message) == (3, f"PID {child} has ended before it was frozen")
     finally:
         os.waitpid(child, 0)
@@ -82,11 +85,11 @@ def test_only_what_left_the_tree_as_it_was_is_tried_again(undone: bool, more: st
     log = "(00.04) Error (compel/src/lib/infect.c:323): Can't dump the 17482 thread with a pending SIGTRAP.\n"
     if more:
         log += "(00.05) Error (criu/cr-dump.c:1795): Can't cure (pid: 17482) from parasite\n"
-    assert bool(arounddump.passing(driver.CriuFailed("", log, undone=undone), 4)) == passes
+    assert bool(criu_failures.passing(driver.CriuFailed("", log, undone=undone), 4)) == passes
 
 
 def test_what_nobody_knows_is_tried_once_more() -> None:
     log = "(00.01) Warn  (compel/src/lib/infect.c:132): Unable to interrupt task: 77 (No such process)\n"
     log += "(00.02) Error (criu/new.c:1): Nobody has seen this before\n"
     failed = driver.CriuFailed("", log, undone=True)
-    assert arounddump.passing(failed, 1) and not arounddump.passing(failed, 2)
+    assert criu_failures.passing(failed, 1) and not criu_failures.passing(failed, 2)

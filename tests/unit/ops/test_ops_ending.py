@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from criuctl.config import Config
 from criuctl.errors import Conflict, PlatformError, SessionGone
+from criuctl.host.registry import Registry, SessionRecord, boot_id, exclusive_session
 from criuctl.ops.ending import kill
 from criuctl.ops.forgetting import forget
-from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive_session
 from criuctl.proc import netfilter
 from criuctl.proc.tree import ProcessIdentity
 

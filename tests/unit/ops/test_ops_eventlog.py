@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from criuctl.config import Config
 from criuctl.errors import NotFound
-from criuctl.ops.journal import events, eventsinks
-from criuctl.ops.journal.eventlog import KEPT, EventLog
+from criuctl.host.journal import events, eventsinks
+from criuctl.host.journal.eventlog import KEPT, EventLog
 from criuctl.report import Finding, Reporter
 
 PATIENCE = 60.0

@@ -14,9 +14,9 @@ import pytest
 from criuctl.checkpoint.collected import Collected
 from criuctl.config import Config
 from criuctl.errors import Conflict, CriuctlError, NotFound
-from criuctl.ops.journal import events
-from criuctl.ops.journal.eventlog import EventLog
-from criuctl.ops.maintenance import Item
+from criuctl.host.journal import events
+from criuctl.host.journal.eventlog import EventLog
+from criuctl.host.maintenance import Item
 from criuctl.ops.standstill import Steered, _steered
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from criuctl.config import Config
-from criuctl.ops.restores import feeding
-from criuctl.ops.restores.feeding import Feeder
+from criuctl.restore import feeding
+from criuctl.restore.feeding import Feeder
 
 
 def test_a_feeder_that_hangs_holds_nobody_up(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from criuctl.checkpoint.manifest import SessionRef
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.errors import Conflict, HomeLost
-from criuctl.ops.registry import Registry, SessionRecord, boot_id
-from criuctl.ops.supervising import fencing
+from criuctl.host import fencing
+from criuctl.host.registry import Registry, SessionRecord, boot_id
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
 from criuctl.store.base import Capabilities

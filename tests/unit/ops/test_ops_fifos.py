@@ -12,8 +12,8 @@ from criuctl.checkpoint.manifest import FifoRecord, HostInfo, Manifest, ProcessR
 from criuctl.criu.fifoimages import SavedQueue
 from criuctl.criu.images import ImageSet
 from criuctl.errors import DumpFailed
-from criuctl.ops.registry import boot_id
-from criuctl.ops.resources import fifos
+from criuctl.files import fifos
+from criuctl.host.registry import boot_id
 from criuctl.proc.descriptors import descriptors
 from criuctl.proc.tree import ProcessIdentity, read_tree
 from criuctl.report import Reporter

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from criuctl.checkpoint.manifest import FileRecord
+from criuctl.files import files
 from criuctl.ops.moving import needs
 from criuctl.ops.moving.needed import NeededFile
-from criuctl.ops.openfiles import files
 
 
 @pytest.mark.parametrize("seconds", [-62_135_596_800, -1, 0, 9_300_000_000, 32_503_680_000, 1 << 40])

@@ -18,8 +18,8 @@ from criuctl.checkpoint.chunks import Extent, cut
 from criuctl.checkpoint.reader import CheckpointReader, write_at
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Damaged, RestoreFailed
-from criuctl.ops.restores.filling import Filling
 from criuctl.report import Reporter
+from criuctl.restore.filling import Filling
 from criuctl.store.memory import MemoryStore
 
 PAGE = 4096

@@ -12,9 +12,9 @@ import pytest
 
 from criuctl.config import Config
 from criuctl.errors import Conflict, InvalidName
+from criuctl.host.holders import end_holder
+from criuctl.host.registry import Registry, SessionRecord, boot_id, exclusive_session
 from criuctl.ops.forgetting import forget
-from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive_session
-from criuctl.ops.sessions import end_holder
 from criuctl.proc.tree import ProcessIdentity
 
 ME = ProcessIdentity.of(os.getpid())

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from criuctl.checkpoint.manifest import GpuDescriptor, GpuDevice, GpuProcess, GpuRecord
 from criuctl.gpu.devices import Device
-from criuctl.ops.resources.gpus import HostGpus, judge
+from criuctl.host.gpus import HostGpus, judge
 
 OLD = GpuDevice("GPU-a", "H200", 100, "9.0")
 RECORD = GpuRecord("580.159.04", 13000, (OLD,), (GpuProcess(7, 9, 60),))

@@ -15,13 +15,13 @@ from criuctl.checkpoint.manifest import HostInfo, InodeRecord, Manifest, Session
 from criuctl.criu.heldfiles import HeldFile, Use
 from criuctl.criu.procfiles import LateFile
 from criuctl.errors import Damaged, RestoreFailed
-from criuctl.ops.openfiles import heldinodes
-from criuctl.ops.openfiles.granting import Judge, Objection, check_flags
-from criuctl.ops.registry import boot_id
-from criuctl.ops.restores.comparison import compare_late
+from criuctl.files import heldinodes
+from criuctl.files.granting import Judge, Objection, check_flags
+from criuctl.host.registry import boot_id
 from criuctl.proc import inodes
 from criuctl.proc.controlled import Looks
 from criuctl.proc.credentials import Credentials
+from criuctl.restore.comparison import compare_late
 
 USER, STRANGER = 1001, 1002
 ROOT = Credentials(0, 0, capabilities=(1 << 41) - 1)

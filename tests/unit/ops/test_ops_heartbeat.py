@@ -13,7 +13,7 @@ from criuctl.checkpoint import leases
 from criuctl.checkpoint.manifest import SessionRef
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
-from criuctl.ops.host import host_id
+from criuctl.host.identity import host_id
 from criuctl.ops.supervising.heartbeat import Heartbeat
 from criuctl.store import open_store
 

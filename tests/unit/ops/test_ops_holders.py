@@ -17,8 +17,8 @@ from criuctl.checkpoint.manifest import HolderRecord, Manifest, SessionRef
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.config import Config
 from criuctl.errors import SessionGone
-from criuctl.ops.holders import DumpedHolder, RestoredHolder
-from criuctl.ops.registry import SessionRecord
+from criuctl.host.holders import DumpedHolder, RestoredHolder
+from criuctl.host.registry import SessionRecord
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
 from criuctl.session import sessions

@@ -15,14 +15,14 @@ from msgspec.structs import replace
 from support import checkpoints as kit
 
 from criuctl.config import Config
+from criuctl.host.moves import Incoming, Moves, new_id
+from criuctl.host.registry import Registry, SessionRecord, boot_id
 from criuctl.ops import receive
 from criuctl.ops.moving import incoming
 from criuctl.ops.moving.incoming import Arrival
-from criuctl.ops.moving.moves import Incoming, Moves, new_id
-from criuctl.ops.registry import Registry, SessionRecord, boot_id
-from criuctl.ops.restores.arrival import RestoreResult
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
+from criuctl.restore.arrival import RestoreResult
 
 
 class Site:

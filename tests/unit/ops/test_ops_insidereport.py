@@ -10,7 +10,7 @@ import pytest
 
 from criuctl import inside
 from criuctl.config import Config
-from criuctl.ops import insidereport
+from criuctl.host import inside_report
 from criuctl.report import Reporter
 
 
@@ -20,7 +20,7 @@ def test_two_restores_make_the_folder_at_once(tmp_path: Path, monkeypatch: pytes
     reporter = Reporter()
     config = Config().with_options(run_dir=str(tmp_path / "run"))
     for name in ("one", "other"):
-        insidereport.publish(config, os.getpid(), {"session": name}, [], reporter)
+        inside_report.publish(config, os.getpid(), {"session": name}, [], reporter)
     assert reporter.warnings == []
     (file,) = (path for path in (tmp_path / "run").rglob("*.json"))
     assert json.loads(file.read_text())["session"] == "other"

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from criuctl.cli.commands.check import findings_lines
-from criuctl.ops.checks.known_programs import KNOWN_PROGRAMS, remedied
+from criuctl.dump.checks.known_programs import KNOWN_PROGRAMS, remedied
 from criuctl.report import Finding, summarised
 
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from support import checkpoints as kit
 
 from criuctl.config import Config
-from criuctl.ops.storing import latest
-from criuctl.ops.storing.latest import Latest
+from criuctl.host import latest
+from criuctl.host.latest import Latest
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
 

@@ -10,9 +10,9 @@ from support import checkpoints as kit
 
 from criuctl.checkpoint.manifest import MemoryImage
 from criuctl.checkpoint.reader import CheckpointReader
-from criuctl.ops.restores import lazymemory
-from criuctl.ops.restores.lazymemory import StoredPages, worthwhile
 from criuctl.report import Reporter
+from criuctl.restore import lazymemory
+from criuctl.restore.lazymemory import StoredPages, worthwhile
 
 PAGE = 4096
 PAGES = 3000  # in 47 chunks

@@ -21,15 +21,17 @@ from support.program import CRIUCTL, run_program
 
 from criuctl.cli.main import main
 from criuctl.config import Config
+from criuctl.dump.subject import session_for
 from criuctl.errors import ConfigError, Conflict, Damaged, NotFound, RestoreFailed, UsageError
+from criuctl.host import maintenance as record_file
+from criuctl.host import trees
+from criuctl.host.maintenance import Item, Record
+from criuctl.host.registry import Registry, SessionRecord, boot_id, exclusive
+from criuctl.host.target import Target
 from criuctl.ops import maintenance, recovery
-from criuctl.ops.dumps.arounddump import session_for
-from criuctl.ops.maintenance import Item, Record
-from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive
-from criuctl.ops.scheduling import batch, bootunit, subjects, timers, trees
+from criuctl.ops.scheduling import batch, bootunit, subjects, timers
 from criuctl.ops.scheduling.subjects import Subject
 from criuctl.ops.snapshot import lock_of
-from criuctl.ops.target import Target
 from criuctl.proc import forked
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
@@ -257,7 +259,7 @@ def test_a_tree_has_one_name(tmp_path: Path, config: Config) -> None:
 
 def _noted(config: Config, items: list[Item], **values: Any) -> Record:
     record = Record(items=items, **values)
-    maintenance.write(config, record)
+    record_file.write(config, record)
     return record
 
 
@@ -271,19 +273,19 @@ def test_what_is_no_process_any_more_is_gone(config: Config) -> None:
 
 
 def test_the_door(config: Config) -> None:
-    maintenance.check_open(config)
+    record_file.check_open(config)
     record = _noted(config, [Item("web", 50, root=(1, 2))], reason="a new kernel")
-    assert maintenance.read(config) == record
+    assert record_file.read(config) == record
     with pytest.raises(Conflict, match="a new kernel") as caught:
-        maintenance.check_open(config)
+        record_file.check_open(config)
     assert "maintenance end" in caught.value.hint
     _noted(config, [], phase="over")
-    maintenance.check_open(config)
+    record_file.check_open(config)
     (Path(config.state_dir) / "maintenance.json").write_text("{")
     with pytest.raises(Damaged):
-        maintenance.check_open(config)
-    maintenance.forget(config)
-    maintenance.check_open(config)
+        record_file.check_open(config)
+    record_file.forget(config)
+    record_file.check_open(config)
 
 
 @pytest.mark.parametrize(
@@ -343,7 +345,7 @@ def test_what_lived_on_is_brought_back_as_it_was_last(
     (told,) = recovery.recover(config, every=False, jobs=1, reporter=Reporter())
     assert (told.state, told.pid) == (state, 7 if state == "back" else None)
     assert restored == ([("/t", "newest")] if state == "back" else [])
-    assert maintenance.read(config) is None
+    assert record_file.read(config) is None
 
 
 def test_three_tries_over_all_calls(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,14 +356,14 @@ def test_three_tries_over_all_calls(config: Config, monkeypatch: pytest.MonkeyPa
 
     def restore(_config: Config, item: Item) -> batch.Work:
         def work(_reporter: Reporter) -> dict[str, Any]:
-            written = maintenance.read(config)
+            written = record_file.read(config)
             assert written is not None
             raise RestoreFailed(f"no {written.items[0].tries}")
 
         return work
 
     def noted(reporter: Reporter, name: str, **facts: Any) -> None:
-        written = maintenance.read(config)
+        written = record_file.read(config)
         if name == "noted" and written is not None and written.items[0].error is not None:
             seen.append(int(written.items[0].error["message"].split()[1]))
 
@@ -372,7 +374,7 @@ def test_three_tries_over_all_calls(config: Config, monkeypatch: pytest.MonkeyPa
         (told,) = recovery.end(config, jobs=2, pause=0, reporter=Reporter())
         assert (told.state, told.tries, seen) == ("given-up", 3, tries)
         assert told.to_dict()["findings"][0]["text"] == "no 3"
-        maintenance.check_open(config)
+        record_file.check_open(config)
     assert [i.state for i in recovery.end(config, jobs=1, abandon=True, reporter=Reporter())] == ["given-up"]
     with pytest.raises(NotFound):
         list(recovery.end(config, jobs=1, reporter=Reporter()))
@@ -397,7 +399,7 @@ def test_a_closed_standard_output_stops_no_maintenance_half_way(config: Config) 
     finally:
         os.close(write)
     assert (done.returncode, done.stderr) == (141, "")
-    record = maintenance.read(config)
+    record = record_file.read(config)
     assert record is not None
     assert (record.phase, len(record.items)) == ("over", 2)
 

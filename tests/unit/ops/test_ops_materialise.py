@@ -15,8 +15,8 @@ from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.criu import images
 from criuctl.criu.pages import PAGE, PE_PRESENT
-from criuctl.ops.restores import materialise
 from criuctl.report import Reporter
+from criuctl.restore import materialise
 from criuctl.store import open_store
 
 COUNT = 700

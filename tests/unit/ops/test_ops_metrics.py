@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.config import Config
 from criuctl.errors import Conflict, UsageError
+from criuctl.host.journal.tally import Tally
 from criuctl.ops import inspect, metrics
-from criuctl.ops.journal.tally import Tally
 from criuctl.ops.metrics import Figures, Looker, Server, families, look, text, write
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]

@@ -13,10 +13,10 @@ from support.zoo import Zoo
 
 from criuctl.checkpoint.manifest import ConnectionRecord, HostInfo, Manifest, SessionRef
 from criuctl.errors import RestoreFailed
-from criuctl.ops.registry import boot_id
-from criuctl.ops.resources import netplace
-from criuctl.ops.resources.namespaces import plan_entry
-from criuctl.ops.resources.netplace import Place
+from criuctl.host.registry import boot_id
+from criuctl.namespaces import netplace
+from criuctl.namespaces.namespaces import plan_entry
+from criuctl.namespaces.netplace import Place
 from criuctl.proc.sockdiag import net_cookie
 
 

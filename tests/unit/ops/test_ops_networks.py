@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from criuctl.ops.resources import networks
+from criuctl.namespaces import networks
 from criuctl.proc.namespaces import in_net_namespace, new_net_namespace
 from criuctl.report import Reporter
 

@@ -14,12 +14,12 @@ from criuctl.checkpoint.manifest import FileRecord, HostInfo, Manifest, ProcessR
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
-from criuctl.ops.openfiles import overlays
-from criuctl.ops.openfiles.files import digest
-from criuctl.ops.openfiles.judgement import judge, judge_all
-from criuctl.ops.resources.netplace import Place
-from criuctl.ops.restores.plan import HostFacts, Wishes, make_plan
+from criuctl.files import overlays
+from criuctl.files.files import digest
+from criuctl.files.judgement import judge, judge_all
+from criuctl.namespaces.netplace import Place
 from criuctl.report import Reporter
+from criuctl.restore.plan import HostFacts, Wishes, make_plan
 from criuctl.store import open_store
 
 CODE = b"\x7fELF, or so\n" * 500

@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from criuctl.checkpoint.manifest import ConnectionRecord, FileRecord, HostInfo, Manifest, ProcessRecord, SessionRef
 from criuctl.config import Config
 from criuctl.connections.rules import parse
-from criuctl.ops.resources.boundnames import TakenName
-from criuctl.ops.resources.interfaces import BoundSocket
-from criuctl.ops.resources.netplace import Place
-from criuctl.ops.restores.plan import HostFacts, RestorePlan, Wishes, make_plan, observe
+from criuctl.files.socket_names import TakenName
+from criuctl.namespaces.interfaces import BoundSocket
+from criuctl.namespaces.netplace import Place
+from criuctl.restore.plan import HostFacts, RestorePlan, Wishes, make_plan, observe
 
 FLAGS = ("avx2", "sse2")
 CONNECTION = ConnectionRecord(

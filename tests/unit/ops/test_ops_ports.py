@@ -14,7 +14,7 @@ from support.keeper import wait_until
 
 from criuctl.checkpoint.manifest import ConnectionRecord
 from criuctl.criu.images import ImageSet
-from criuctl.ops.resources.ports import free_ports
+from criuctl.namespaces.ports import free_ports
 from criuctl.proc.sockdiag import end_waits
 
 _FIN_WAIT1, _FIN_WAIT2 = "04", "05"

@@ -15,7 +15,7 @@ from criuctl.checkpoint.chunks import StreamRef
 from criuctl.checkpoint.manifest import Manifest, PredicateRecord, SessionRef
 from criuctl.config import Config, load
 from criuctl.errors import ConfigError, Damaged, PreflightRefused, UsageError
-from criuctl.ops.openfiles import predicates
+from criuctl.files import predicates
 
 
 def manifest(*required: PredicateRecord, hours: float = 0.0) -> Manifest:

@@ -7,14 +7,14 @@ import sys
 
 import pytest
 
-from criuctl.ops import preload
+from criuctl.host import preload
 
 LOADED = """
 import sys
 from criuctl.startup import _Later, lazily
 lazily()
 from criuctl.criu import schema
-from criuctl.ops.preload import {name}, preload
+from criuctl.host.preload import {name}, preload
 preload({name})
 print([name for name in {name} if not name.startswith("pb:") and type(sys.modules[name]) is _Later])
 print(schema._module.cache_info().currsize > 0)

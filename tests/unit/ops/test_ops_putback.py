@@ -20,11 +20,11 @@ from criuctl.checkpoint.writer import CheckpointWriter, FileDigest
 from criuctl.config import Config
 from criuctl.criu.images import ImageSet
 from criuctl.errors import Damaged, RestoreFailed
-from criuctl.ops.openfiles import files, remaps
-from criuctl.ops.openfiles.deletednames import DeletedName
-from criuctl.ops.openfiles.files import digest
-from criuctl.ops.openfiles.judgement import Policy, judge, judge_all
-from criuctl.ops.openfiles.putback import Applied
+from criuctl.files import files, remaps
+from criuctl.files.deletednames import DeletedName
+from criuctl.files.files import digest
+from criuctl.files.judgement import Policy, judge, judge_all
+from criuctl.files.putback import Applied
 from criuctl.report import Reporter
 from criuctl.store import open_store
 

@@ -15,8 +15,9 @@ from msgspec.structs import replace
 
 from criuctl.config import Config
 from criuctl.errors import Conflict, PlatformError
-from criuctl.ops import registry as module
-from criuctl.ops.registry import Registry, SessionRecord, boot_id, exclusive_session, forget_stale_locks
+from criuctl.host import stale_locks
+from criuctl.host.registry import Registry, SessionRecord, boot_id, exclusive_session
+from criuctl.host.stale_locks import forget_stale_locks
 from criuctl.proc import netfilter
 from criuctl.proc.tree import ProcessIdentity
 
@@ -27,7 +28,9 @@ exec "$PYTHON" -c '
 import os, sys
 from criuctl.config import Config
 from criuctl.errors import Conflict
-from criuctl.ops.registry import exclusive_session, forget_stale_locks
+from criuctl.host.registry import exclusive_session
+from criuctl.host import stale_locks
+from criuctl.host.stale_locks import forget_stale_locks
 config, told = Config(state_dir=sys.argv[1]), []
 with exclusive_session(config, "web"):
     forget_stale_locks(config)
@@ -147,13 +150,13 @@ def test_a_lock_is_looked_at_again_when_nobody_else_has_the_session(config: Conf
     """The dump that had it has ended meanwhile; what it has written down stays."""
     registry = Registry(config)
     registry.put(record("web", lock_table=netfilter.criu_table("1")))
-    real = module.exclusive_session
+    real = exclusive_session
 
     def ended_meanwhile(config: Config, name: str) -> object:
         registry.put(record("web", state="checkpointed", checkpoint="1", start_time=1))
         return real(config, name)
 
-    monkeypatch.setattr(module, "exclusive_session", ended_meanwhile)
+    monkeypatch.setattr(stale_locks, "exclusive_session", ended_meanwhile)
     forget_stale_locks(config)
     found = registry.get("web")
     assert found is not None and (found.state, found.checkpoint) == ("checkpointed", "1")

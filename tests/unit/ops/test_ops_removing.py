@@ -12,9 +12,9 @@ from support.faulty_store import FaultyStore
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.errors import StoreUnreachable
+from criuctl.host.retention import Rules
 from criuctl.ops import inspect as inspecting
 from criuctl.ops import prune as pruning
-from criuctl.ops.storing.retention import Rules
 from criuctl.report import Reporter
 from criuctl.store import Store
 from criuctl.store.local import LocalStore

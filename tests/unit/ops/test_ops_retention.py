@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.errors import ConfigError, UsageError
-from criuctl.ops.storing.retention import Decision, Rules, decide, label, moment, patience, policies, policy, seconds
+from criuctl.host.retention import Decision, Rules, decide, label, moment, patience, policies, policy, seconds
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 

@@ -20,9 +20,9 @@ from support.keeper import wait_until
 from criuctl.cli.main import main
 from criuctl.config import Config
 from criuctl.errors import UsageError
+from criuctl.host.journal.eventlog import EventLog
+from criuctl.host.registry import boot_id, exclusive, write_record
 from criuctl.ops import schedules, snapshot
-from criuctl.ops.journal.eventlog import EventLog
-from criuctl.ops.registry import boot_id, exclusive, write_record
 from criuctl.ops.scheduling import batch, calendars, timers
 from criuctl.proc.tree import ProcessIdentity
 

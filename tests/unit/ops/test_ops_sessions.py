@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from criuctl.config import Config
-from criuctl.ops.registry import Registry, SessionRecord
+from criuctl.host.registry import Registry, SessionRecord
 from criuctl.ops.sessions import run
 from criuctl.session.launch import daemon
 from criuctl.session.launch.daemon import Started

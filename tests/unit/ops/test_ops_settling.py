@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from criuctl.cli.commands.migrate import _resolved
 from criuctl.config import Config
+from criuctl.host.moves import Moves, Outgoing, new_id
+from criuctl.host.registry import boot_id, exclusive_session
 from criuctl.ops import settling
-from criuctl.ops.moving.moves import Moves, Outgoing, new_id
-from criuctl.ops.registry import boot_id, exclusive_session
 from criuctl.ops.settling import resolve
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter

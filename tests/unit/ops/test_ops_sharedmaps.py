@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from criuctl.config import Config
-from criuctl.ops.openfiles import files, sharedmaps
+from criuctl.files import files, sharedmaps
 from criuctl.proc.mappings import Mapping, mappings
 from criuctl.proc.mounts import read_mounts
 

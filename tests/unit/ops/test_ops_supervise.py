@@ -14,10 +14,11 @@ from criuctl.checkpoint import leases
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.errors import Conflict, PlatformError, WrongKey
+from criuctl.host import fencing
+from criuctl.host.registry import SessionRecord, boot_id
 from criuctl.ops import supervise
-from criuctl.ops.registry import SessionRecord, boot_id
 from criuctl.ops.supervise import Supervisor
-from criuctl.ops.supervising import fencing, recoverer
+from criuctl.ops.supervising import recoverer
 from criuctl.ops.supervising.recoverer import Loss, Recoverer
 from criuctl.ops.supervising.supervisorpost import Post, Wishes
 from criuctl.proc.tree import ProcessIdentity

@@ -12,7 +12,7 @@ import pytest
 from support.obstacles import running
 
 from criuctl.errors import CriuctlError, InvalidName, NoSuchProcess, NotFound, PreflightRefused, UsageError
-from criuctl.ops.target import Target, resolve_target
+from criuctl.host.target import Target, resolve_target
 from criuctl.proc.tree import ProcessIdentity
 
 

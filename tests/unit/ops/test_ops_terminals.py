@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from criuctl.ops.resources import restoredterminals
+from criuctl.terminals import restored
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ def test_numbers_that_cannot_be_had_are_changed(
     taken: set[int], wanted: set[int], changed: dict[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "listdir", lambda path: ["ptmx", *map(str, taken)])
-    assert restoredterminals._free_numbers(wanted) == changed
+    assert restored._free_numbers(wanted) == changed

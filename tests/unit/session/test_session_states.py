@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from criuctl.config import Config
+from criuctl.host.registry import Registry, SessionRecord, boot_id
 from criuctl.ops.forgetting import forget
-from criuctl.ops.registry import Registry, SessionRecord, boot_id
 from criuctl.ops.sessions import describe, sessions
 from criuctl.session.sessions import leftovers, secluded, state_of
 

@@ -1,0 +1,1 @@
+"""The steps of a dump, in the order of `criuctl.dump.story`: the look before it, the freeze, what is taken, the manifest."""

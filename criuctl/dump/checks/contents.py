@@ -1,0 +1,92 @@
+"""Files that the tree writes to and whose contents are not taken along."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+from msgspec import Struct
+
+from ...errors import NoSuchProcess
+from ...files import sharedmaps
+from ...files.files import mark_small, open_files
+from ...namespaces.namespaces import saved_devices
+from ...quoting import quoted
+from ...report import Finding
+from .scene import Scene
+
+_NAMED = 3  # files
+
+
+class _Left(Struct):
+    """Files of one kind whose contents stay behind."""
+
+    paths: list[tuple[int, str]] = []  # size, path
+
+    def __str__(self) -> str:
+        largest = sorted(self.paths, reverse=True)
+        names = ", ".join(path for _size, path in largest[:_NAMED])
+        return f"{self.mib} MiB: {names}{', ...' if largest[_NAMED:] else ''}"
+
+    @property
+    def count(self) -> str:
+        """How many they are."""
+        return f"{len(self.paths)} files" if self.paths[1:] else "a file"
+
+    @property
+    def mib(self) -> int:
+        """Their size."""
+        return -(-sum(size for size, _path in self.paths) >> 20)
+
+    @property
+    def option(self) -> str:
+        """What takes them along."""
+        return f"--with-files {quoted(max(self.paths)[1])}{' (and the others)' if self.paths[1:] else ''}"
+
+
+def check_contents(scene: Scene) -> Iterator[Finding]:
+    """What will be missing once such a file has changed or is gone."""
+    disk, memory = _left_behind(scene)
+    if memory.paths:
+        yield Finding(
+            "warning",
+            "shared-memory-large",
+            f"the tree shares memory through {memory.count} on a file system in memory whose contents are not taken along"
+            f" ({memory}), as shared_memory_max_mib is {scene.config.shared_memory_max_mib}: a restore is refused once"
+            " one of them has changed or is gone, as when the host starts again",
+            f"Take them along with {memory.option}, or raise shared_memory_max_mib.",
+            pid=scene.root.pid,
+        )
+    if disk.paths:
+        yield Finding(
+            "info",
+            "contents-stay",
+            f"the tree has {disk.count} open for writing whose contents are not taken along ({disk}): a restore is refused"
+            " once one of them is gone, or has changed otherwise than by being appended to",
+            f"Take them along with {disk.option}, or with `files: carry`.",
+            pid=scene.root.pid,
+        )
+
+
+def _left_behind(scene: Scene) -> tuple[_Left, _Left]:
+    """Those on disks and those in memory, by the rules of `criuctl.files.files.collect`."""
+    saved: frozenset[int] = frozenset()
+    with suppress(NoSuchProcess):  # its first thread has ended
+        saved = saved_devices(scene.root.pid)
+    found = [entry for key, entry in open_files(scene.opened, scene.mapped).items() if key[0] not in saved]
+    entries = [entry for entry in found if entry.kind == "written" and not scene.named(entry.path)]
+    mark_small(scene.config, entries)
+    disk, memory = _Left(), _Left()
+    for entry in entries:
+        with suppress(OSError):
+            fd = os.open(entry.source, os.O_PATH | os.O_CLOEXEC)
+            try:
+                size, in_memory = os.fstat(fd).st_size, entry.shared and sharedmaps.in_memory(fd)
+            finally:
+                os.close(fd)
+            travels = in_memory and sharedmaps.travels(scene.config, size)
+            travels = travels or (scene.config.files == "carry" and size <= scene.config.files_max_mib << 20)
+            if not (entry.small or travels):
+                (memory if in_memory else disk).paths.append((size, entry.path))
+    return disk, memory

@@ -1,0 +1,213 @@
+"""Mounts that only the tree's mount namespace has.
+
+A restore gives the tree a copy of the host's mounts (`criuctl.namespaces.namespaces`): what is mounted inside alone is
+not made again, and its paths lead to what the host has there.  For a root that is PID 1 CRIU makes them again, on the host's
+root folder, and fills each tmpfs; but files elsewhere are judged by what this host has at their paths.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from ...criu import binary
+from ...errors import NoSuchProcess, PlatformError
+from ...files import socket_names
+from ...files.overlays import SOURCE
+from ...namespaces.namespaces import saved_devices
+from ...proc.descriptors import Descriptor
+from ...proc.mounts import Mount, read_mounts
+from ...proc.namespaces import is_namespace_init
+from ...proc.procfs import read_link
+from ...proc.socketfiles import bound_file
+from ...proc.tree import Process
+from ...report import Finding
+from ...session import names
+from .files import mount_of
+from .scene import Scene
+from .spaces import at_top
+
+_ANYWHERE = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "mqueue", "devpts"})  # the kernel's own: alike everywhere
+_SHOWN = 6  # mount points that a finding lists
+_AS_FIRST = "as PID 1 of a PID namespace (`unshare --pid --fork --mount-proc`), whose mounts are saved"
+
+
+def check_mounts(scene: Scene) -> Iterator[Finding]:
+    """What a restore would not find again: the tree's root folder, files on mounts of its own, and those mounts."""
+    if not scene.foreign("mnt"):
+        return
+    root, base = scene.root, _base(scene)
+    inside, ours = [m._replace(point=_joined(base, m.point)) for m in read_mounts(at_top(scene))], read_mounts()
+    mine, here = _at(base, inside), _at("/", ours)
+    if mine is not None and here is not None and base == "/" and (mine.device, mine.root) != (here.device, here.root):
+        yield Finding(
+            "error",
+            "own-root",
+            f"{root} has another root folder than this host ({mine.kind}, {mine.root} of {mine.source}), as in a container; "
+            "a restore could not give it that again",
+            "Use what started it (`podman container checkpoint`, `runc checkpoint`), or start the program with this host's root, "
+            "or in a chroot without a mount namespace.",
+            pid=root.pid,
+        )
+        return
+    own = {mount.id: mount for mount in _own(scene, inside, ours)}
+    if scene.foreign("pid") and is_namespace_init(root.pid):
+        yield from _mounted_terminals(scene, inside)
+        saved = saved_devices(root.pid)
+        yield from _used(scene, {number: m for number, m in own.items() if m.device not in saved}, made_again=True)
+        return
+    hidden = next((path for path in _criu(scene) if not os.path.exists(_seen(scene, path))), None)
+    if hidden is not None and base == "/":
+        text = f"{root} does not see {hidden} in its mount namespace, where CRIU has to work"
+        yield Finding("error", "criu-hidden", text, f"Start it so that it sees that, or start it {_AS_FIRST}.", pid=root.pid)
+    if not own:
+        return
+    yield from _used(scene, own)
+    points = sorted({mount.point for mount in own.values() if not socket_names.is_shown(mount.root, mount.point)})
+    if not points:
+        return
+    more = f" and {len(points) - _SHOWN} more" if len(points) > _SHOWN else ""
+    yield Finding(
+        "warning",
+        "own-mounts",
+        f"mounts that only {root} and its mount namespace have are not made again, a restore shows what the host has there: "
+        f"{', '.join(points[:_SHOWN])}{more}",
+        f"Mount them on the host, too, before the program is started, or start it {_AS_FIRST}.",
+        pid=root.pid,
+    )
+
+
+def _mounted_terminals(scene: Scene, inside: Iterable[Mount]) -> Iterator[Finding]:
+    """The tree's own terminals of the host's devpts: CRIU mounts before it makes terminals."""
+    here = _stat("/dev/pts")
+    own = {str(t.number): t for t in scene.terminals if t.master_inside and here is not None and t.dev == here.st_dev}
+    for mount in inside:
+        if mount.kind == "devpts" and here is not None and mount.device == here.st_dev and mount.root[1:] in own:
+            pid, fd = own[mount.root[1:]].masters[0]
+            text = f"a terminal of the tree is mounted at {mount.point}; a restore could not do that without a devpts of its own"
+            hint = "Unmount it, or have the tree mount a devpts (`mount -t devpts devpts /dev/pts`) before it makes terminals."
+            yield Finding("error", "terminal-mounted", text, hint, pid=pid, fd=fd)
+
+
+def _criu(scene: Scene) -> Iterable[str]:
+    try:
+        return (word for word in binary.find(scene.config).argv if word.startswith("/"))
+    except PlatformError:
+        return ()  # another finding
+
+
+def _base(scene: Scene) -> str:
+    """The folder from which on the mounts of the tree's namespace are known: all of them, unless nobody is outside its chroot."""
+    return read_link(at_top(scene), "root")
+
+
+def _joined(base: str, path: str) -> str:
+    return path if base == "/" else base if path == "/" else base + path
+
+
+def _seen(scene: Scene, path: str) -> str:
+    """What leads from here to a path of the tree's mount namespace."""
+    base = _base(scene)
+    return f"/proc/{at_top(scene)}/root{path if base == '/' else path.removeprefix(base)}"
+
+
+def _at(point: str, mounts: list[Mount]) -> Mount | None:
+    """What is seen there: the last one that was mounted."""
+    return next((mount for mount in reversed(mounts) if mount.point == point), None)
+
+
+def _own(scene: Scene, inside: list[Mount], ours: list[Mount]) -> Iterator[Mount]:
+    """Mounts of the tree that this host has not, nor anything like them."""
+    session = Path(scene.config.run_dir or names.DEFAULT_RUN_DIR) / "session"  # which its holder shows to each incarnation
+    known = {(m.device, m.root, m.point): "ro" in m.options for m in ours}
+    for mount in inside:
+        if mount.kind in _ANYWHERE or mount.source == SOURCE or mount.point == str(session):
+            continue
+        read_only = known.get((mount.device, mount.root, mount.point))
+        if read_only is None:
+            there, here = _stat(_seen(scene, mount.point)), _stat(mount.point)
+            if there is not None and here is not None and _same(there, here):
+                # As systemd and bwrap do: a folder mounted onto itself, to be read-only or not.
+                read_only = _is_read_only(mount.point)
+        if read_only is None or (not read_only and "ro" in mount.options):
+            yield mount
+
+
+def _is_read_only(path: str) -> bool:
+    return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+
+
+def _stat(path: str, *, follow: bool = True) -> os.stat_result | None:
+    try:
+        return os.stat(path, follow_symlinks=follow)
+    except OSError:
+        return None
+
+
+def _same(one: os.stat_result, other: os.stat_result) -> bool:
+    if stat.S_ISCHR(one.st_mode) and stat.S_ISCHR(other.st_mode):
+        return one.st_rdev == other.st_rdev
+    return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
+
+
+def _used(scene: Scene, own: dict[int, Mount], *, made_again: bool = False) -> Iterator[Finding]:
+    """What processes have open, mapped or stand in there, where the host has something else; `made_again`: files only."""
+    found: dict[int, list[tuple[Process, Descriptor | None, str]]] = {}
+    told: set[str] = set()
+    for process, d, path, link in _held(scene, own):
+        mount = own.get(mount_of(link) or 0)
+        there = _stat(link) if mount is not None else None  # no other one is asked: it may not answer
+        if mount is None or there is None or path in told:
+            continue
+        gone = (d is not None and d.deleted) or there.st_nlink == 0
+        if (there.st_nlink == 0 or not stat.S_ISREG(there.st_mode)) if made_again else _travels(scene, d, path):
+            continue
+        told.add(path)
+        if gone or stat.S_ISSOCK(there.st_mode):
+            folder = os.path.dirname(path)
+            here, there = _stat(folder), _stat(_seen(scene, folder))
+            if here is not None and (not made_again or (there is not None and _same(there, here))):
+                continue  # a deleted file, and what a socket is bound to, come back where their folder is
+        elif (here := _stat(path, follow=not stat.S_ISLNK(there.st_mode))) is not None and _same(there, here):
+            continue
+        found.setdefault(mount.id, []).append((process, d, path))
+    for number, users in found.items():
+        mount, (process, d, path) = own[number], users[0]
+        more = f" (and {len(users) - 1} more)" if len(users) > 1 else ""
+        yield Finding(
+            "error",
+            "own-mount",
+            f"{path}{more} is on a mount ({mount.kind}) that only the tree's mount namespace has, at {mount.point}; "
+            "a restore looks at what the host has there",
+            f"Mount it on the host, too, before the program is started, or have the program leave {mount.point}"
+            + ("." if made_again else f"; or start it {_AS_FIRST}; or take it along (--with-files)."),
+            pid=process.pid,
+            fd=None if d is None else d.fd,
+        )
+
+
+def _held(scene: Scene, own: dict[int, Mount]) -> Iterator[tuple[Process, Descriptor | None, str, str]]:
+    """Process, descriptor, path in the tree's mount namespace, and a link of /proc that leads there."""
+    points = tuple(f"{mount.point.rstrip('/')}/" for mount in own.values())
+    for process in scene.living:
+        for d in scene.opened[process.pid]:
+            if d.mnt_id in own and d.kind in ("file", "dir", "symlink", "pipe"):
+                yield process, d, d.target, f"/proc/{process.pid}/fd/{d.fd}"
+            elif d.kind == "socket" and (bound := bound_file(process.pid, d.fd)) is not None and bound.startswith(points):
+                yield process, d, bound, _seen(scene, bound)
+        for what in ("cwd", "root", "exe"):
+            link = f"/proc/{process.pid}/{what}"
+            with suppress(NoSuchProcess):
+                yield process, None, read_link(process.pid, what).removesuffix(" (deleted)"), link
+        for path in {m.path for m in scene.mapped[process.pid] if m.inode and not m.deleted and m.path.startswith(points)}:
+            yield process, None, path, _seen(scene, path)
+
+
+def _travels(scene: Scene, d: Descriptor | None, path: str) -> bool:
+    """Whether it is taken along: named by --with-files, or written to, with ``files: carry``."""
+    if scene.named(path):
+        return True
+    return scene.config.files == "carry" and d is not None and d.kind == "file" and d.writable

@@ -1,0 +1,221 @@
+"""The commit of a dump: all images are there, the manifest is put together and stored, and the tree is ended or runs on.
+
+RULE: the manifest is written last, by one atomic put; its existence is the checkpoint's existence.
+RULE: only CRIU ends the tree, only after `Commit.commit` has returned, which for a dump that ends the
+tree is after the manifest is in the store.  What raises before is a veto: the tree runs on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from ..checkpoint.manifest import Manifest, PredicateRecord
+from ..criu.images import ImageSet
+from ..criu.pages import PageImage
+from ..errors import DumpFailed
+from ..files import fifos, heldinodes, predicates
+from ..hooks import Hooks
+from ..host import hooking, latest
+from ..host.latest import Latest
+from ..host.registry import Registry, boot_id
+from ..proc.tree import wait_ended
+from .describe import Taken, describe
+from .destination import Destination
+from .freeze import Freeze
+from .freeze_limit import FreezeLimit
+from .job import DumpJob
+from .parts import TreeParts
+from .signals import ignore_signals
+
+if TYPE_CHECKING:
+    from .precopy import Round
+
+GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
+
+
+class Commit(Struct, eq=False):
+    """The commit of one dump."""
+
+    job: DumpJob
+    parts: TreeParts
+    hooks: Hooks
+    registry: Registry
+    destination: Destination
+    freeze: Freeze
+    required: Sequence[PredicateRecord] = ()
+    rounds: list[Round] = field(default_factory=list)  # of pre-copy
+    manifest: Manifest | None = None
+    let_go: bool = False  # CRIU is, or was, about to be told that it may end the tree
+    _kept: bool = False  # an external connection is kept
+    _frozen_ms: float = 0.0
+
+    @property
+    def stays_locked(self) -> bool:
+        """Whether the firewall lock waits for a restore here; not of a tree that has moved: its connections are elsewhere."""
+        return self._kept and self.destination.delivery is None
+
+    def commit(self, memory: list[PageImage]) -> None:
+        """Inside CRIU's post-dump: returning lets CRIU end the tree, or thaw it."""
+        limit = self.freeze.images_written()
+        try:
+            with limit.interruptible():
+                self._commit(memory, limit)
+        except BaseException:
+            if not self.let_go:
+                self.freeze.give_back()
+            raise
+
+    def _commit(self, memory: list[PageImage], limit: FreezeLimit) -> None:
+        self.parts.terminals.seen()
+        self.job.reporter.step("collect")
+        self.manifest = self._describe(memory)
+        if self.job.wishes.leave_running:  # the upload goes on after the thaw, see `store_running`
+            self.destination.writer.hashed()
+            limit.decide()  # before it is given back, which must not be interrupted half way
+            self.freeze.give_back()
+            self._frozen_ms = (time.monotonic() - self.freeze.seen.at) * 1000
+            return
+        self._frozen_ms = (time.monotonic() - self.freeze.seen.at) * 1000
+        self.manifest = self._store(self._timed(self.manifest, self._frozen_ms))
+        if self.destination.delivery is not None:
+            identities = [p.identity for p in self.freeze.seen.tree]
+            self.destination.delivery.hand_over(self.manifest, identities)
+        # Point of no return: the checkpoint exists, and no signal may stop criuctl before the tree is ended.
+        self.job.reporter.step("kill")
+        ignore_signals()
+        self._note_ended(self.manifest)
+        self.parts.holder.commit(self.manifest.id)
+        limit.decide()
+        self.parts.links.clean(self.job.reporter)  # nothing would remove them if criuctl were killed from here on
+        self.parts.terminals.drop()
+        self.parts.connections_own()
+        self.let_go = True
+
+    def _note_ended(self, manifest: Manifest) -> None:
+        """Record the session as checkpointed, with the firewall table of its connections."""
+        root = self.freeze.seen.tree[0]
+        ended = replace(
+            self.destination.session,
+            state="checkpointed",
+            store=self.destination.where(self.job.config),
+            checkpoint=manifest.id,
+            boot_id=boot_id(),
+            pid=root.pid,
+            start_time=root.start_time,
+            lock_table=self.freeze.lock.table,
+            lock_kept=self.stays_locked,
+        )
+        self.registry.put(ended)
+
+    def store_running(self) -> None:
+        """The tree of a snapshot runs again: store what was taken of it."""
+        assert self.manifest is not None
+        self.parts.connections_own()
+        self.parts.holder.thawed()
+        exact = None if self.parts.holder.held_since else ImageSet(self.freeze.folder).frozen_us()
+        devices = self.parts.devices
+        if devices is not None:
+            devices.give_back()  # what is lost all the same has the more need of this checkpoint
+            if devices.taken_at:  # the program has waited since it was locked
+                exact = int((time.monotonic() - devices.taken_at) * 1_000_000)
+        timed = self._timed(self.manifest, (exact or self._frozen_ms * 1000) / 1000)
+        self.manifest = self._store(replace(timed, timings=timed.timings | self._gpu_timings()))
+
+    def _timed(self, manifest: Manifest, frozen_ms: float) -> Manifest:
+        return replace(manifest, timings=dict(manifest.timings, frozen_ms=round(frozen_ms, 1)))
+
+    def _gpu_timings(self) -> dict[str, float]:
+        devices = self.parts.devices
+        return {f"gpu_{name}": ms for name, ms in devices.timings.items()} if devices is not None else {}
+
+    def _store(self, manifest: Manifest) -> Manifest:
+        """Make everything durable, then publish the manifest: THE commit point."""
+        job, writer = self.job, self.destination.writer
+        job.reporter.step("store")
+        writer.flush()
+        self.hooks.run("post-dump", checkpoint=manifest.id, connections=hooking.about_connections(manifest))
+        manifest = replace(self._with_sizes(manifest), hooks=tuple(self.hooks.records()))
+        manifest = replace(manifest, fifos=fifos.seen_again(manifest.fifos, self.freeze.seen.tree))
+        job.reporter.step("commit")
+        home = self.destination.home
+        summary = writer.commit(manifest, home.look if home is not None else None)
+        if self.destination.delivery is None:
+            latest.note(job.config, Latest.of(summary, self.destination.url), job.reporter)
+        return replace(manifest, number=summary.number)
+
+    def _with_sizes(self, manifest: Manifest) -> Manifest:
+        stats = self.destination.writer.stats
+        sizes = dict(manifest.bytes, new=stats.bytes_new, stored=stats.bytes_stored)
+        if self.rounds:
+            sizes["unused"] = stats.bytes_unused
+        total_ms = round((time.monotonic() - self.job.began) * 1000, 1)
+        timings = dict(manifest.timings, total_ms=total_ms)
+        return replace(manifest, bytes=sizes, timings=timings, warnings=tuple(self.job.reporter.warnings))
+
+    def _describe(self, memory: list[PageImage]) -> Manifest:
+        """Complete CRIU's images, and put the manifest together."""
+        parts, seen, reporter = self.parts, self.freeze.seen, self.job.reporter
+        writer = self.destination.writer
+        images = ImageSet(self.freeze.folder)
+        _check_images(images, parts, self.freeze)
+        parts.repairs.amend_dump(images)
+        parts.call_limits.amend(images)
+        links = parts.links.collect(images, writer)
+        collected = self.freeze.collected
+        file_records, held = collected.files.result()
+        for text in collected.reporter.warnings:
+            reporter.warning(text)
+        reporter.codes += collected.reporter.codes
+        kept = (c for c in seen.connections if c.policy == "keep" and c.external and c.protocol == "tcp")
+        self._kept = any(kept)
+        holder = parts.holder.begin(writer)
+        taken = Taken(
+            seen.tree,
+            file_records,
+            seen.connections,
+            links,
+            parts.external,
+            parts.entry,
+            collected.own.result(),
+            terminals=parts.terminals.take(seen.tree, seen.opened, writer),
+            holder=holder,
+            fifos=fifos.with_unread(images, seen.tree, seen.opened),
+        )
+        made = describe(self.job, self.destination.session, taken, images, memory, writer)
+        held += heldinodes.of_links(links)
+        mac = heldinodes.mac(self.job.config, made.session.id, held)
+        made = made.with_use(inodes=tuple(held), inodes_mac=mac)
+        if parts.devices is not None:
+            made = made.with_gpu(parts.devices.record(), self._gpu_timings())
+        return predicates.with_required(made, tuple(self.required))
+
+    # -- the end of the tree -----------------------------------------------------------------------
+
+    def ended(self) -> bool:
+        """Whether the checkpoint is committed and the tree is gone, or killed, whatever CRIU has answered."""
+        if self.job.wishes.leave_running or not self.let_go:
+            return False
+        left = wait_ended((p.identity for p in self.freeze.seen.tree), GONE_TIMEOUT)
+        return all(identity.doomed() for identity in left)
+
+    def committed(self) -> Manifest:
+        """Return the manifest that is in the store."""
+        assert self.manifest is not None and self.manifest.number
+        return self.manifest
+
+
+def _check_images(images: ImageSet, parts: TreeParts, freeze: Freeze) -> None:
+    """Raise `DumpFailed` for what has come since the preflight, and no restore could bring back."""
+    from .criu_failures import refuse_unrestorable
+
+    if not parts.survey.shield and images.streams():  # its input from now on would be lost
+        raise DumpFailed(
+            "CRIU has met a TCP connection that was not locked; the tree runs on",
+            hint="Its descriptor must be on its way over a unix socket: dump again when the program has received it.",
+        )
+    refuse_unrestorable(images, freeze.seen.tree, freeze.seen.opened)

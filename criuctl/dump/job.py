@@ -1,0 +1,38 @@
+"""What a dump is asked for, and what it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct, field
+
+from ..config import Config
+from ..proc.tree import ProcessIdentity
+from ..report import Reporter
+
+
+class DumpWishes(Struct, frozen=True, kw_only=True):
+    """The options of a dump, as its caller gives them."""
+
+    name: str | None = None  # of the session; None: the one that the tree has, or one after its command
+    leave_running: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    with_files: Sequence[str] = ()
+    connections: str | None = None  # the policy for all of them; None: the configured rules
+    drain: float = 0.0  # seconds to wait for connections to become idle
+    precopy: bool = False
+    carry_binaries: bool = False
+    require: Sequence[str] = ()  # predicates that must hold, now and at a restore
+    max_freeze: float | None = None  # seconds; 0: no bound; None: the configuration's
+
+
+class DumpJob(Struct, frozen=True):
+    """One dump: its configuration, the tree's root and the wishes."""
+
+    config: Config
+    reporter: Reporter
+    wishes: DumpWishes
+    root: ProcessIdentity
+    began: float  # monotonic
+    max_freeze: float  # seconds; 0: no bound
+    moves: bool = False  # the tree goes to another host, which stores the checkpoint

@@ -1,0 +1,107 @@
+"""The parts of a tree that a dump handles apart from CRIU's images; each owns what it takes, and gives it back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+
+from ..connections.farewell import Farewell
+from ..connections.repair_mode import RepairMode
+from ..connections.survey import Survey
+from ..criu.options import DumpOptions
+from ..files import files, overlays, remaps
+from ..gpu.use import opened_device
+from ..host.holders import DumpedHolder
+from ..namespaces.namespaces import NamespacePlan
+from ..proc.descriptors import Descriptor
+from ..proc.procfs import reading
+from ..repairs.call_time_limits import Waits
+from ..repairs.registry import Repairs
+from ..terminals.dumped import DumpedTerminals
+from . import surroundings
+from .checks.scene import Scene
+from .job import DumpJob
+from .subject import Subject
+
+if TYPE_CHECKING:
+    from .devices import DumpedDevices
+
+
+class TreeParts(Struct):
+    """What a dump knows and holds of one tree."""
+
+    survey: Survey  # its connections
+    carried: list[str]  # absolute paths of --with-files
+    binaries: overlays.Binaries
+    entry: NamespacePlan  # how CRIU gets into its namespaces
+    net: int  # descriptor of its network namespace, which may outlive the tree
+    links: remaps.DumpedLinks
+    external: Mapping[str, Descriptor]  # CRIU's key -> what it cannot reach by a path
+    leased: bool  # a process has a lease on a file
+    terminals: DumpedTerminals
+    holder: DumpedHolder
+    devices: DumpedDevices | None = None  # GPUs, from when they are taken
+    repairs: Repairs = field(default_factory=Repairs)
+    call_limits: Waits = field(default_factory=Waits)
+    repair_mode: RepairMode = field(default_factory=RepairMode)
+    shielded: ExitStack = field(default_factory=ExitStack)  # the note of its locked connections
+    farewell: Farewell = field(default_factory=Farewell)
+
+    def criu_options(self, job: DumpJob, freezer: int | None = None) -> DumpOptions:
+        """Return what CRIU is asked for; `freezer` is a control group that stands still."""
+        return DumpOptions(
+            pid=self.entry.root,
+            leave_running=job.wishes.leave_running,
+            shell_job=surroundings.needs_shell_job(job.root.pid),
+            external=[*self.external, *self.terminals.external],
+            external_mounts=self.entry.is_init,
+            timeout=job.config.criu_timeout,
+            freezer=freezer,
+            leased=self.leased,
+            shield=self.survey.shield,
+        )
+
+    def connections_own(self) -> None:
+        """CRIU is done with the connections of the tree, or has ended: whatever happens to them is their own."""
+        self.repair_mode.rest()
+        self.shielded.close()
+
+
+def gather(
+    job: DumpJob,
+    subject: Subject,
+    scene: Scene,
+    survey: Survey,
+    entry: NamespacePlan,
+    stack: ExitStack,
+) -> TreeParts:
+    """Look at what the preflight has seen of the tree, and hold what could change its name until `stack` ends."""
+    root = job.root
+    with reading(root.pid):
+        net = os.open(f"/proc/{root.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    stack.callback(os.close, net)
+    parts = TreeParts(
+        survey=survey,
+        carried=files.resolve_carried(job.wishes.with_files, root.pid),
+        binaries=overlays.Binaries(root.pid, wanted=job.wishes.carry_binaries),
+        entry=entry,
+        net=net,
+        links=remaps.DumpedLinks(root.pid, entry, stack),
+        external=surroundings.external_files(scene.living, scene.opened),
+        leased=any(d.leased for held in scene.opened.values() for d in held),
+        terminals=DumpedTerminals(root.pid, scene.living, scene.opened, stack),
+        holder=DumpedHolder(job.config, subject.session, root, stack),
+    )
+    stack.callback(parts.farewell.drop)
+    stack.callback(parts.shielded.close)
+    stack.callback(parts.repair_mode.rest)
+    return parts
+
+
+def uses_devices(opened: Mapping[int, Sequence[Descriptor]]) -> bool:
+    """Whether a process holds an NVIDIA device."""
+    return any(opened_device(d) for held in opened.values() for d in held)

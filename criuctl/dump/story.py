@@ -1,0 +1,193 @@
+"""A dump, from top to bottom.
+
+Only CRIU may end the tree, and only after the manifest is in the store (`criuctl.dump.commit`).  Every
+failure before that, of whatever part, is a veto: CRIU lets the tree go on, and packs that are already
+written stay unreferenced.  ``kill -9`` of criuctl closes CRIU's socket, which is a veto too, and so is a
+freeze that takes too long (`criuctl.dump.freeze_limit`).
+
+What a CRIU that is killed itself has done to connections can be undone (`criuctl.connections.repair_mode`),
+but not what it was just doing inside a process, so it ignores the signals that may be ignored.  A dump that
+leaves the tree running thaws it as soon as everything is in criuctl's memory, and uploads afterwards.
+
+With a `Delivery` the checkpoint goes to another host, and the tree is ended only after that host has it
+restored.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from msgspec.structs import replace
+
+from ..cgroups import remade
+from ..config import Config
+from ..connections.survey import Survey
+from ..criu import binary, driver
+from ..errors import CriuctlError, DumpFailed
+from ..files import files, predicates
+from ..host import hooking
+from ..host.failures.helpers import told_as
+from ..host.journal import events
+from ..host.registry import Registry, check_outside
+from ..host.stale_locks import forget_stale_locks
+from ..host.standdown import stopping
+from ..host.target import Target, resolve_target
+from ..namespaces.namespaces import NamespacePlan, plan_entry
+from ..proc.scratch import Scratch
+from ..report import Reporter
+from . import aftermath, freeze_limit, preflight, subject
+from .after_commit import AfterCommit
+from .commit import Commit
+from .connection_lock import ConnectionLock
+from .delivery import Delivery
+from .describe import DumpResult, result_of
+from .destination import Destination, open_destination
+from .freeze import Freeze
+from .job import DumpJob, DumpWishes
+from .parts import TreeParts, gather, uses_devices
+from .signals import handlers_restored
+
+
+def _operation(arguments: Mapping[str, Any]) -> str:
+    """Return the name of this dump as an event; one in a migration is a part of that."""
+    if arguments.get("delivery") is not None:
+        return ""
+    return "snapshot" if arguments["wishes"].leave_running else "dump"
+
+
+def _about(positional: tuple[Any, ...], arguments: Mapping[str, Any]) -> events.Facts:
+    return events.target(positional, {"name": arguments["wishes"].name})
+
+
+@events.recorded(_operation, about=_about)
+def dump(
+    config: Config,
+    target: str,
+    *,
+    wishes: DumpWishes,
+    reporter: Reporter,
+    delivery: Delivery | None = None,
+) -> DumpResult:
+    """Dump the tree that `target` names (a PID, a session or a configured tree) into the configured store.
+
+    Raises a `CriuctlError` that says what has become of the tree; after the commit, failures are warnings.
+    """
+    began = time.monotonic()
+    kind = "migrate" if delivery else "snapshot" if wishes.leave_running else "dump"
+    bound = freeze_limit.allowed(config, wishes.max_freeze, kind)
+    if bound:  # CRIU bounds the stopping of the processes by itself
+        config = replace(config, criu_timeout=min(config.criu_timeout, int(bound) + 2))
+    registry = Registry(config)
+    check_outside(config)
+    reporter.step("resolve", target=target)
+    forget_stale_locks(config)  # first of all: what a killed criuctl has left may be of this tree
+    remade.sweep(config)
+    found = resolve_target(target, registry.lookup, registry.session_of)
+    with AfterCommit(reporter) as after, ExitStack() as stack:
+        stack.enter_context(told_as(DumpFailed, lambda: "the tree runs on" if found.root.alive() else ""))
+        stack.enter_context(stopping(config, reporter))
+        # No other criuctl dumps this tree, or changes its session, meanwhile.
+        dumped = subject.claim(config, registry, found, wishes.name, stack)
+        job = DumpJob(config, reporter, wishes, dumped.root, began, bound, moves=delivery is not None)
+        hooks = hooking.of_dump(
+            config,
+            reporter,
+            dumped.session,
+            dumped.root.pid,
+            labels=wishes.labels,
+            leave_running=wishes.leave_running,
+        )
+        stack.enter_context(hooks.telling("dump-failed"))
+
+        # Preflight: what can be known to fail is found before anything is touched.
+        reporter.step("preflight")
+        registry.check_writable()
+        scene = preflight.examine(job, found)
+        subject.end_former_holder(config, dumped.session.name, dumped.root)
+        survey = Survey(config, reporter, wish=wishes.connections, drain=wishes.drain, ending=not wishes.leave_running)
+        survey.ahead(dumped.root.pid, (scene.tree, scene.opened))
+        preflight.warn_hung_up(job, survey)
+        required = predicates.wanted(config, dumped.session.name, wishes.require) if delivery is None else []
+
+        # CRIU gets ready while the store is being opened; the tree is untouched until CRIU is told to go on.
+        entry = plan_entry(dumped.root.pid)
+        folder, dumper = _prepare_criu(job, entry, stack)
+        parts = gather(job, dumped, scene, survey, entry, stack)
+        with suppress(CriuctlError):  # what is wrong with it is reported at the freeze
+            dumper.ask(parts.criu_options(job))
+        destination = open_destination(job, registry, dumped, delivery, stack)
+        _warn_name(job, registry, found, dumped, destination)
+
+        lock = ConnectionLock(parts, folder, reporter)
+        freeze = Freeze(job, parts, hooks, destination.writer, dumper, folder, lock, delivery)
+        commit = Commit(job, parts, hooks, registry, destination, freeze)
+        stack.enter_context(handlers_restored())
+        hooks.run("pre-dump")  # while the tree runs; any of them may veto
+        commit.required = predicates.note(config, required)
+        try:
+            _store_ahead(job, parts, destination, commit)
+            if uses_devices(scene.opened):
+                _take_devices(job, parts, stack)
+            freeze.run(commit.commit)
+            if wishes.leave_running:
+                commit.store_running()
+            manifest = commit.committed()
+        except BaseException as error:
+            manifest = aftermath.settle_failure(error, job, parts, freeze, commit)
+        # The checkpoint exists: nothing that fails from here on is a failed dump.
+        after.begins(hooks)
+        aftermath.finish(job, registry, parts, freeze, commit, after, manifest)
+    hooks.run("post-commit", number=manifest.number)
+    reporter.step("done")
+    return result_of(job, manifest, destination.url, hooks, commit.rounds, parts.devices)
+
+
+def _prepare_criu(job: DumpJob, entry: NamespacePlan, stack: ExitStack) -> tuple[int, driver.Dumper]:
+    """Return the folder of CRIU's images, and a CRIU that is not started yet."""
+    scratch = stack.enter_context(Scratch())
+    for finding in scratch.findings():
+        job.reporter.finding(finding)
+    folder = scratch.folder("images")
+    stack.callback(os.close, folder)
+    dumper = driver.Dumper(binary.find(job.config), folder, entry.prefix)
+    stack.callback(dumper.close)
+    return folder, dumper
+
+
+def _warn_name(
+    job: DumpJob,
+    registry: Registry,
+    found: Target,
+    dumped: subject.Subject,
+    destination: Destination,
+) -> None:
+    """Warn where the name that the user has given means something else already."""
+    name, stored = job.wishes.name, destination.repository
+    if name is not None and not found.session and registry.get(name) is None and stored.list(name):
+        job.reporter.warning(f"the store already holds checkpoints named {name!r}; this one is added to them")
+    if dumped.former is not None:
+        subject.warn_superseded(job.config, job.reporter, dumped.former)
+
+
+def _store_ahead(job: DumpJob, parts: TreeParts, destination: Destination, commit: Commit) -> None:
+    """Store what does not change, or rarely, while the tree runs: programs, and memory in rounds (pre-copy)."""
+    files.store_ahead(destination.writer, job.root.pid, parts.binaries)
+    if job.wishes.precopy:
+        from .precopy import precopy  # of few dumps
+
+        commit.rounds = precopy(destination.writer, job.root.pid, job.reporter)
+        if destination.delivery is not None:
+            destination.writer.hurry()
+
+
+def _take_devices(job: DumpJob, parts: TreeParts, stack: ExitStack) -> None:
+    """Move the memory of GPUs into the processes; as late as possible: from here on they wait."""
+    from .devices import DumpedDevices  # of few trees
+
+    parts.devices = DumpedDevices(job.config, job.reporter, job.root.pid, max_freeze=job.max_freeze)
+    stack.callback(parts.devices.close)
+    parts.devices.take()

@@ -1,0 +1,246 @@
+"""Files at a restore, judged before anything is touched.
+
+`judge` compares each recorded file with what is at its path now and decides, as a pure function of both:
+
+- ``same``: nothing to do;
+- ``grown``: only ever appended to, and what was there at the freeze still is: left as it is, the program
+  goes on appending;
+- ``moved-on``: opened for reading only and different now, or only its mode is another one: left as it is;
+- ``put-back``: what was recorded is made anew (from the carried contents, or from the unchanged beginning of
+  the present file); a newer file is set aside beside it, never overwritten;
+- ``overlaid``: a mapped file that came along (``--carry-binaries``) and is missing or another one here: the tree gets its own, in
+  a mount namespace of its own (`criuctl.files.overlays`), and what is here stays as it is;
+- ``beside``: a copy's, to which somebody else writes by now (`criuctl.files.besides`): made anew under another name;
+- ``refuse``: it differs and there is nothing to put back, or the policy forbids touching it.
+
+`criuctl.files.putback` does it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Container, Iterable, Mapping
+from contextlib import suppress
+from pathlib import PurePath
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from ..checkpoint.manifest import FileRecord
+from ..errors import Damaged
+from ..proc import ways
+from ..quoting import quoted
+from ..report import Finding
+from . import overlays
+from .files import digest
+
+Verdict = Literal["same", "grown", "moved-on", "put-back", "overlaid", "beside", "refuse"]
+Policy = Literal["refuse", "restore", "keep"]
+_OTHER_VERSION = "Install the version that the program was started from; next time dump with --carry-binaries."
+
+
+class Judgement(Struct, frozen=True):
+    """One recorded file and what is to become of it."""
+
+    record: FileRecord
+    verdict: Verdict
+    why: str = ""
+    hint: str = ""
+    from_prefix: bool = False  # the recorded contents are the beginning of the present file
+    exists: bool = True
+
+    def finding(self) -> Finding | None:
+        """What a person is told, if anything."""
+        if self.verdict in ("same", "grown", "moved-on", "overlaid"):
+            return Finding("info", f"file-{self.verdict}", f"{self.record.path}: {self.why}") if self.why else None
+        level: Literal["error", "warning"] = "error" if self.verdict == "refuse" else "warning"
+        pid, fd = self.record.holders[0] if self.record.holders else (None, None)
+        return Finding(level, f"file-{self.verdict}", f"{self.record.path}: {self.why}", self.hint, pid, fd)
+
+
+def check_path(path: str) -> str:
+    """A path from a manifest: absolute, plain, and without a way up."""
+    if not path.startswith("/") or "\0" in path or os.path.normpath(path) != path:
+        raise Damaged(f"{path!r} is not a plain absolute path", hint="The checkpoint is damaged or not from criuctl.")
+    return path
+
+
+def judge(record: FileRecord, policy: Policy) -> Judgement:
+    """Compare one record with the present file."""
+    check_path(record.path)
+    try:
+        return _compared(record, policy)
+    except OSError as error:
+        return Judgement(record, "refuse", f"cannot be looked at: {error.strerror}", "See what is there, and on the way there.")
+
+
+def _compared(record: FileRecord, policy: Policy) -> Judgement:
+    path = record.path
+    if record.kind == "mapped" and record.data is not None:
+        return _came_along(record)
+    try:
+        now = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return _missing(record)
+    if stat.S_IFMT(now.st_mode) != stat.S_IFMT(record.mode):
+        if record.data is None and record.kind != "carried":
+            return Judgement(record, "refuse", "is another kind of file now", "Move it away.")
+        return _changed(record, policy, "is another kind of file now")
+    if not stat.S_ISREG(record.mode):
+        if stat.S_ISLNK(record.mode) and os.readlink(path) != record.target:
+            return _changed(record, policy, "points elsewhere now")
+        return Judgement(record, "same")
+    if record.kind == "mapped":
+        if now.st_size != record.size:
+            why = f"is mapped into memory and was {record.size} bytes at the dump; it is {now.st_size} now"
+            return Judgement(record, "refuse", why, _OTHER_VERSION)
+        return _unchanged(record, policy, now.st_mode)
+    if record.kind == "read":
+        if now.st_size == record.size:
+            return _unchanged(record, policy, now.st_mode)
+        return Judgement(record, "moved-on", f"was {record.size} bytes at the dump and is {now.st_size} now; it is only read")
+    return _contents(record, policy, path, now)
+
+
+def _unchanged(record: FileRecord, policy: Policy, mode: int) -> Judgement:
+    """Its contents are the same.  Another mode stops nobody who has it open; CRIU's check of it is taken off."""
+    if mode == record.mode:
+        return Judgement(record, "same")
+    why = f"had mode {stat.S_IMODE(record.mode):04o} at the dump and has {stat.S_IMODE(mode):04o} now"
+    if policy == "refuse":
+        return Judgement(record, "refuse", why, f"`chmod {stat.S_IMODE(record.mode):o}` it, or restore with --files restore.")
+    return Judgement(record, "moved-on", f"{why}; left as it is")
+
+
+def _came_along(record: FileRecord) -> Judgement:
+    """A program or library with its contents."""
+    try:
+        now: os.stat_result | None = os.lstat(record.path)
+    except (FileNotFoundError, NotADirectoryError):
+        now = None
+    if now is not None and stat.S_ISREG(now.st_mode):
+        if (now.st_size, now.st_mode) == (record.size, record.mode) and _has_contents(record):
+            return Judgement(record, "same")
+        return Judgement(record, "overlaid", "is another one here; the tree gets its own, in a mount namespace of its own")
+    what = "is missing here" if now is None else "is another kind of file here"
+    if (problem := overlays.obstacle(record.path)) is not None:
+        return Judgement(record, "refuse", f"{what}, and {problem[0]}", problem[1], exists=now is not None)
+    why = f"{what}; the tree gets its own, in a mount namespace of its own"
+    return Judgement(record, "overlaid", why, exists=now is not None)
+
+
+def _has_contents(record: FileRecord) -> bool:
+    fd = ways.regular(record.path)
+    try:
+        return digest(fd, record.size) == record.digest
+    finally:
+        os.close(fd)
+
+
+def _contents(record: FileRecord, policy: Policy, path: str, now: os.stat_result) -> Judgement:
+    size = now.st_size
+    fd = ways.regular(path)
+    try:
+        beginning = size >= record.size and digest(fd, record.size) == record.digest
+    finally:
+        os.close(fd)
+    if beginning and size == record.size:
+        return _unchanged(record, policy, now.st_mode)
+    if beginning and record.append and record.kind == "written":
+        return Judgement(record, "grown", f"has grown from {record.size} to {size} bytes and is only appended to")
+    if beginning:
+        return _changed(record, policy, f"has grown from {record.size} to {size} bytes", from_prefix=True)
+    if size < record.size:
+        return _changed(record, policy, f"has shrunk from {record.size} to {size} bytes")
+    return _changed(record, policy, f"has other contents than at the dump ({record.size} bytes then, {size} now)")
+
+
+def _changed(record: FileRecord, policy: Policy, why: str, from_prefix: bool = False) -> Judgement:
+    if policy == "keep":
+        return Judgement(record, "moved-on", f"{why}; left as it is, as asked")
+    if policy == "refuse":
+        return Judgement(record, "refuse", why, "Move it away, or restore with --files restore (keeps the newer copy aside).")
+    if record.kind == "carried" or record.data is not None or from_prefix:
+        return Judgement(record, "put-back", f"{why}; put back as it was, the newer copy kept aside", from_prefix=from_prefix)
+    return Judgement(
+        record,
+        "refuse",
+        f"{why}, and its contents were not taken along",
+        "Put back the file as it was, or restore with --files keep; next time dump with --with-files.",
+    )
+
+
+def _missing(record: FileRecord) -> Judgement:
+    if record.kind == "carried" or record.data is not None:
+        return Judgement(record, "put-back", "is missing; put back from the checkpoint", exists=False)
+    if record.kind == "written" and not record.size and os.path.isdir(os.path.dirname(record.path)):  # a lock file, say
+        return Judgement(record, "put-back", "is missing; put back, empty as it was", exists=False)
+    what = {"mapped": "is mapped into memory", "read": "is open", "written": "is open for writing"}[record.kind]
+    return Judgement(
+        record,
+        "refuse",
+        f"{what} and does not exist here",
+        _OTHER_VERSION if record.kind == "mapped" else "Bring the file here; next time dump with --with-files.",
+        exists=False,
+    )
+
+
+def judge_all(records: Iterable[FileRecord], policy: Policy, uids: Collection[int] = overlays.ROOTS) -> list[Judgement]:
+    """Judge every record, parents before what is in them; `uids` are the users of the tree."""
+    judged = [_if_allowed(judge(record, policy), uids) for record in sorted(records, key=lambda r: r.path)]
+    anew = {j.record.path for j in judged if j.verdict == "put-back"}
+    judged = [_if_reached(j, anew) if j.verdict == "put-back" else j for j in judged]
+    if not any(j.verdict == "overlaid" for j in judged):
+        return judged
+    written = overlays.written_folders(j.record for j in judged)
+    return [_beside_written(j, written) for j in judged]
+
+
+def _if_allowed(judgement: Judgement, uids: Collection[int]) -> Judgement:
+    """Refused if it came along and another place than it was meant for would be covered, or one that is not the tree's."""
+    if judgement.verdict != "overlaid":
+        return judgement
+    try:
+        problem = overlays.objection(judgement.record, uids)
+    except OSError as error:
+        problem = f"it cannot be looked at: {error.strerror}", "See what is there, and on the way there."
+    if problem is None:
+        return judgement
+    return replace(judgement, verdict="refuse", why=f"came along and is not shown to the tree: {problem[0]}", hint=problem[1])
+
+
+def _if_reached(judgement: Judgement, anew: Container[str]) -> Judgement:
+    """Refused if another user leads the way there elsewhere; not by what is to be set aside itself."""
+    record = judgement.record
+    if any(str(above) in anew for above in PurePath(record.path).parents):
+        return judgement
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError), ways.folder(os.path.dirname(record.path)):
+            pass
+    except ways.ForeignLink as error:
+        hint = f"See what the link is for. Once it is gone, {record.path} can be put back."
+        return replace(judgement, verdict="refuse", why=f"is not put back, for {error.strerror}", hint=hint)
+    except OSError as error:
+        return replace(
+            judgement, verdict="refuse", why=f"cannot be put back: {error.strerror}", hint="See what is on the way there."
+        )
+    return judgement
+
+
+def _beside_written(judgement: Judgement, written: Mapping[str, str]) -> Judgement:
+    """A folder that the tree writes to is not covered."""
+    record = judgement.record
+    if judgement.verdict != "overlaid" or overlays.is_file(record.path):
+        return judgement
+    folder = overlays.ground_of(record.path).folder
+    if folder not in written:
+        return judgement
+    return Judgement(
+        record,
+        "refuse",
+        f"cannot be laid over {folder}, because {written[folder]} in that folder is written to",
+        f"Take it along with --with-files {quoted(record.path)}.",
+        exists=judgement.exists,
+    )

@@ -1,0 +1,65 @@
+"""Modules that a dump or a restore will need are loaded while it waits for something else anyway.
+
+Modules are loaded at their first use (`criuctl.startup`), which would be while the tree is frozen, or while somebody waits for
+it to run again.  Two waits come before that: for the process that loads an S3 client, and for CRIU, which gets ready.  It is
+only about time: a name that is missing here is loaded when it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+
+from ..criu import schema
+
+_READING = ("cryptography.hazmat.primitives.ciphers.aead", "blake3", "secrets")
+
+DUMP = (
+    *_READING,
+    "zstandard",
+    "pb:FILES",
+    "criuctl.criu.direct",
+    "criuctl.proc.memory",
+    "criuctl.dump.ownmemory",
+    "criuctl.repairs.registry",
+    "criuctl.cgroups.membership",
+    "criuctl.files.remaps",
+    "criuctl.files.fifos",
+    "criuctl.host.inside_report",
+)
+"""Of a dump, in the order of their use; ``pb:KIND`` is the message class of images of that kind."""
+
+RESTORE = (
+    *_READING,
+    "zstandard",
+    "criuctl.host.moves",
+    "criuctl.host.hooking",
+    "criuctl.restore.materialise",
+    "criuctl.criu.ttyimages",
+    "pb:FILES",
+    "pb:CORE",
+    "pb:MM",
+    "criuctl.files.deletednames",
+    "criuctl.files.predicates",
+    "criuctl.criu.direct",
+    "criuctl.criu.unshared",
+    "criuctl.restore.handback",
+    "criuctl.files.remaps",
+    "criuctl.cgroups.membership",
+    "criuctl.files.fifos",
+    "criuctl.repairs.registry",
+    "subprocess",
+    "criuctl.criu.stall",
+)
+"""Of a restore."""
+
+
+def preload(names: Sequence[str], enough: Callable[[], bool] = lambda: False) -> None:
+    """Load what `names` names, one after the other, until it is `enough`."""
+    for name in names:
+        if enough():
+            return
+        if name.startswith("pb:"):
+            schema.message(name[3:])
+        else:
+            _ = importlib.import_module(name).__doc__  # a look at it loads it

@@ -1,0 +1,35 @@
+"""What killed dumps have left behind on this host, undone by the next command."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ..config import Config
+from ..errors import Conflict
+from ..proc import locks, netfilter
+from .registry import GPUS, LOCKS, SHIELDS, Registry, boot_id, exclusive_session, run_folder
+
+
+def forget_stale_locks(config: Config) -> None:
+    """Take down the firewall tables of dumps whose criuctl was killed before it could, and remove the files of its locks."""
+    locks.sweep(run_folder(config, LOCKS))
+    if any(True for _ in locks.left(run_folder(config, SHIELDS))):
+        from . import connection_locks  # seldom
+
+        connection_locks.sweep(config)
+    if any(True for _ in locks.left(run_folder(config, GPUS))):
+        from . import gpu_notes  # seldom
+
+        gpu_notes.sweep(config)
+    registry = Registry(config)
+    for name in [record.name for record in registry.locked() if not record.lock_kept]:
+        try:
+            with exclusive_session(config, name):
+                record = registry.get(name)  # as whoever had it until now has left it
+                if record is None or not record.lock_table or record.lock_kept:
+                    continue
+                if record.boot_id == boot_id():
+                    netfilter.delete_table(record.lock_table)
+                registry.put(replace(record, lock_table=""))
+        except Conflict:
+            continue  # that dump is still at it

@@ -1,0 +1,75 @@
+"""The firewall lock of a restore: no packet of the tree's kept connections may pass before all of it is restored.
+
+The first packet of a restored socket would otherwise meet a peer that is not restored yet, and the connection
+would be reset.  The table has the name that CRIU gave it at the dump, so CRIU itself takes it down when the
+tree is complete; `unlock` is for every path on which it does not come to that.  Sockets that come back
+unconnected are not in it: their packets pass when `handback` connects them.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from msgspec import Struct
+
+from ..criu.images import ImageSet
+from ..errors import CriuctlError
+from ..proc import netfilter
+from ..proc.sockdiag import socket_inside
+from ..report import Reporter
+
+_NEXT = "The next `criuctl dump` or `restore` takes it down."
+
+
+def table_of(images: ImageSet) -> str:
+    """The name of the table that a restore from `images` will lock connections with; "" for none to lock."""
+    run_id = images.run_id()
+    return netfilter.criu_table(run_id) if run_id is not None and images.connections() else ""
+
+
+class ConnectionLock(Struct):
+    """The lock on the connections in `images`, in the net namespace that the tree comes to."""
+
+    images: ImageSet
+    reporter: Reporter
+    net: int | None = None  # descriptor of that namespace; None for ours
+    fresh: bool = False  # a namespace made for the tree, which `net` does not lead to and which ends with it
+    stood: bool = False  # the dump's own lock was still there
+
+    def make(self, enter: list[str]) -> None:
+        """Lock; CRIU unlocks.  `enter` is the command that enters the namespace."""
+        pairs = self.images.connections()
+        run_id = self.images.run_id()
+        if run_id is None:
+            return
+        table = netfilter.criu_table(run_id)
+        # The dump's own lock still stands while a connection is to be kept.  It is on all connections of the dump, and one
+        # that is connected anew might get its old port again: the lock becomes one on the kept ones, at no moment none.
+        self.stood = not self.fresh and table in netfilter.tables(self._socket)
+        if pairs:
+            netfilter.lock_connections(table, pairs, enter=enter, replace=self.stood)
+        elif self.stood:
+            netfilter.delete_table(table, self._socket)
+
+    def remove(self, *, failed: bool) -> bool:
+        """Take the lock down, which CRIU does only when all goes well; after a failure the dump's own stays for the next try.
+
+        Whether it could be taken down, where it was to be.
+        """
+        run_id = self.images.run_id()
+        if run_id is None or self.fresh or (failed and self.stood):
+            return True
+        try:
+            netfilter.delete_table(netfilter.criu_table(run_id), self._socket)
+        except CriuctlError as error:
+            self.reporter.warning(error.message, error.hint)
+            return False
+        except OSError as error:
+            self.reporter.warning(f"the lock on the connections could not be taken down: {error.strerror or error}", _NEXT)
+            return False
+        return True
+
+    def _socket(self, family: int, kind: int, protocol: int) -> socket.socket:
+        if self.net is None:
+            return socket.socket(family, kind, protocol)
+        return socket_inside(self.net, family, kind, protocol)

@@ -1,0 +1,61 @@
+"""Ports that connections of the tree's own past keep from it.
+
+When a server closes a connection first, the kernel remembers it for a minute (FIN_WAIT2 until its client closes it, too, then
+TIME_WAIT), and where the server had not set SO_REUSEADDR, nobody can bind to the port meanwhile, whatever he sets himself: the
+tree's listener would not come back.  Nobody has such a socket open any more, so the memory is given up.
+
+What a peer has not acknowledged yet (FIN_WAIT1, LAST_ACK) is not: it would be lost to him.  That is waited for a little.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import socket
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+from ..checkpoint.manifest import ConnectionRecord
+from ..connections.rules import endpoint
+from ..criu.images import ImageSet
+from ..proc import sockdiag
+from ..proc.sockdiag import socket_inside
+
+_PATIENCE, _PAUSE = 2.0, 0.05  # seconds for peers to acknowledge: a few round trips
+
+
+def free_ports(records: Iterable[ConnectionRecord], images: ImageSet, namespace: int | None) -> None:
+    """Free the ports of the TCP listeners among `records`, in the net namespace of that descriptor (None: ours)."""
+    listeners = [r for r in records if r.protocol == "tcp" and r.waits]
+    only6 = _only6(images) if any(r.family == "inet6" for r in listeners) else set()
+    deadline = time.monotonic() + _PATIENCE
+    for local, v6only in {(r.local, r.inode in only6) for r in listeners}:
+        while is_taken(local, socket.SOCK_STREAM, namespace, v6only=v6only):
+            coming = False
+            with suppress(OSError):  # an older kernel: CRIU will be refused, and the reason is told
+                coming = sockdiag.end_waits(*endpoint(local), namespace, v6only=v6only)
+            if not coming or time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE)
+
+
+def _only6(images: ImageSet) -> set[int]:
+    """The inodes of the sockets that leave IPv4 to others."""
+    return {entry.isk.ino for entry in images.files() if entry.HasField("isk") and entry.isk.v6only}
+
+
+def is_taken(local: str, kind: socket.SocketKind, namespace: int | None = None, *, v6only: bool) -> bool:
+    """Whether a socket, one for IPv6 alone if `v6only`, cannot be bound as CRIU binds it: the port is not shared."""
+    host, port = endpoint(local)
+    made = socket.socket if namespace is None else functools.partial(socket_inside, namespace)
+    with made(socket.AF_INET6 if ":" in host else socket.AF_INET, kind, 0) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if probe.family == socket.AF_INET6 and v6only:
+            probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False

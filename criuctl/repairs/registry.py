@@ -1,0 +1,85 @@
+"""Every repair, and the order in which an operation calls them.
+
+A tuple for each phase whose order matters, with the reason; the others are called in the order of `ALL`.
+"""
+
+from __future__ import annotations
+
+from ..criu.images import ImageSet
+from .base import FrozenTree, Repair, RestoredTree, RestoreImages
+from .closed_peers import ClosedPeers
+from .descriptor_flags import DescriptorFlags
+from .descriptor_owners import DescriptorOwners
+from .epoll_watches import EpollWatches
+from .eventfd_semaphores import EventfdSemaphores
+from .file_locks import FileLocks
+from .interrupted_calls import InterruptedCalls
+from .large_mappings import LargeMappings
+from .late_signals import LateSignals
+from .memfd_seals import MemfdSeals
+from .parent_death_signal import ParentDeathSignal
+from .processor_affinity import ProcessorAffinity
+from .removed_segments import RemovedSegments
+from .renamed_sockets import RenamedSockets
+from .resource_limits import ResourceLimits
+from .socket_pairs import SocketPairs
+from .thread_attributes import ThreadAttributes
+from .timerfds import TimerDescriptors
+
+ALL: tuple[type[Repair], ...] = (
+    LateSignals,  # first at a dump: what comes later is lost
+    FileLocks,
+    EventfdSemaphores,
+    MemfdSeals,
+    RenamedSockets,
+    TimerDescriptors,
+    LargeMappings,
+    SocketPairs,
+    EpollWatches,
+    DescriptorOwners,
+    DescriptorFlags,  # after the owners: O_ASYNC arms the signal of an owner that must be there
+    ParentDeathSignal,
+    RemovedSegments,
+    ClosedPeers,
+    ResourceLimits,
+    ProcessorAffinity,
+    ThreadAttributes,
+    InterruptedCalls,
+)
+
+_RELEASE: tuple[type[Repair], ...] = (
+    InterruptedCalls,  # uses the CRIU that holds the threads
+    TimerDescriptors,  # last: their time runs from here on
+)
+
+
+class Repairs:
+    """The repairs of one dump or one restore."""
+
+    def __init__(self) -> None:
+        self._all = {kind: kind() for kind in ALL}
+
+    def record(self, frozen: FrozenTree) -> None:
+        """The tree is frozen, and CRIU has read nothing of it yet."""
+        for repair in self._all.values():
+            repair.record(frozen)
+
+    def amend_dump(self, images: ImageSet) -> None:
+        """All images are written; the tree is still frozen."""
+        for repair in self._all.values():
+            repair.amend_dump(images)
+
+    def amend_restore(self, restore: RestoreImages) -> None:
+        """CRIU is about to read the images."""
+        for repair in self._all.values():
+            repair.amend_restore(restore)
+
+    def mend(self, tree: RestoredTree) -> None:
+        """The tree is restored, and CRIU holds every process before its first instruction."""
+        for repair in self._all.values():
+            repair.mend(tree)
+
+    def release(self, tree: RestoredTree) -> None:
+        """CRIU is about to let go; no repair may fail the restore any more."""
+        for kind in _RELEASE:
+            self._all[kind].release(tree)

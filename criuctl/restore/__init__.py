@@ -1,0 +1,1 @@
+"""The steps of a restore, in the order of `criuctl.restore.story`: the plan, the images, CRIU's part, the answer."""

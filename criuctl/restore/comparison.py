@@ -1,0 +1,144 @@
+"""What the restored processes hold, compared with what was judged, before anything runs.
+
+In CRIU's post-restore notification all descriptors, mappings and folders are in place, and nothing
+has executed.  Each file that CRIU opened by a path is looked at here through the process that holds
+it (/proc/PID/fd, map_files, cwd, root, exe), and its device and inode are compared with those of
+`handover`.  A difference is a veto: CRIU kills what it has restored.
+
+What could not be looked at beforehand (the mounts of the tree's own, what comes with its processes)
+is judged here by the same rule: what its path leads to in the tree's own view must be what the
+process holds, and what it may have.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+
+from msgspec.structs import replace
+
+from ..criu.heldfiles import HeldFile, Role, Use
+from ..criu.procfiles import LateFile, about
+from ..errors import NoSuchProcess, RestoreFailed
+from ..files.granting import HINT, Judge
+from ..files.handover import Expected, Inode
+from ..proc.controlled import Looks
+from ..proc.procfs import read_text
+from ..repairs import eventfd_semaphores
+
+_ENDED = (errno.ENOENT, errno.ESRCH)  # of a file of /proc whose process is gone
+_LINKS: Mapping[Role, str] = {"program": "exe", "working folder": "cwd", "root folder": "root"}
+
+
+def compare(expected: Expected, judge: Judge, pids: Mapping[int, int], root: int) -> None:
+    """Compare what the processes hold (`pids`: the tree's own PIDs -> ours, its root's is `root`)
+    with what is expected.  `RestoreFailed` names the first difference.
+    """
+    held = _Held(pids)
+    unknown: list[tuple[HeldFile, Use, Inode]] = []
+    for one in expected.files:
+        if eventfd_semaphores.represents_semaphore(one.path):
+            continue
+        wanted = expected.inodes.get(one.id)
+        if wanted is None and (one.deleted or one.external):
+            continue
+        judged_now = wanted is None or one.path.startswith("/proc/")
+        for use in one.uses:
+            if use.pid not in pids:
+                continue
+            try:
+                inode = held.by(use)
+            except (OSError, NoSuchProcess):  # it is being ended; CRIU says so
+                continue
+            if judged_now:
+                unknown.append((one, use, inode))
+            elif inode != wanted:
+                raise _differs(one, use)
+    if unknown:
+        _judge_now(unknown, judge, root)
+
+
+def compare_late(files: Iterable[LateFile], judge: Judge, pids: Mapping[int, int], root: int) -> None:
+    """Judge the files of /proc that the processes have opened themselves, with root's rights; as `compare`."""
+    held = _Held(pids)
+    opened = []
+    for file in files:
+        for pid, fd, _ in file.holders:
+            use = Use(pid, "descriptor", fd, file.flags)
+            opened.append((HeldFile(0, file.path, 0, file.flags, (use,)), use, held.by(use)))
+    if opened:
+        _judge_now(opened, judge, root)
+
+
+def _differs(one: HeldFile, use: Use) -> RestoreFailed:
+    return RestoreFailed(
+        f"PID {use.pid} ({use}) does not have the file that was at {one.path} when it was judged:"
+        " something on the way there was changed while the tree was restored",
+        hint="Nothing has run. See who changes it, then restore again.",
+        pid=use.pid,
+    )
+
+
+def _judge_now(unknown: list[tuple[HeldFile, Use, Inode]], judge: Judge, root: int) -> None:
+    """Judge what the processes hold by what its path leads to in the tree's own view."""
+    with ExitStack() as stack:
+        view = os.open(f"/proc/{root}/root", os.O_PATH | os.O_CLOEXEC)
+        stack.callback(os.close, view)
+        looks = stack.enter_context(Looks(view))
+        for one, use, inode in unknown:
+            try:
+                with looks.at(one.path) as found:
+                    if (found.status.st_dev, found.status.st_ino) != inode:
+                        raise _differs(one, use)
+                    objection = judge.objection(replace(one, uses=(use,)), found, view)
+            except OSError as error:
+                if error.errno in _ENDED and about(one.path):  # its process has ended; its name leads out of /proc nowhere
+                    continue
+                raise _differs(one, use) from error
+            if objection is not None:
+                raise RestoreFailed(str(objection), hint=HINT, pid=use.pid)
+
+
+class _Held:
+    """Which inode a process holds as what."""
+
+    def __init__(self, pids: Mapping[int, int]) -> None:
+        self._pids = pids
+        self._mapped: dict[int, tuple[list[int], list[tuple[str, str]]]] = {}
+        self._seen: dict[str, Inode] = {}  # by device, inode and path, as maps has them
+
+    def by(self, use: Use) -> Inode:
+        """The inode; `OSError`, `NoSuchProcess`."""
+        pid = self._pids[use.pid]
+        if use.role == "mapping":
+            return self._mapping(pid, use.number)
+        name = f"fd/{use.number}" if use.role == "descriptor" else _LINKS[use.role]
+        return _inode(f"/proc/{pid}/{name}")
+
+    def _mapping(self, pid: int, address: int) -> Inode:
+        if pid not in self._mapped:
+            lines = [line.split(None, 3) for line in read_text(pid, "maps").splitlines()]
+            starts = [int(line[0].partition("-")[0], 16) for line in lines]
+            self._mapped[pid] = starts, [(line[0], line[3]) for line in lines]
+        starts, areas = self._mapped[pid]
+        span, what = areas[max(bisect_right(starts, address) - 1, 0)]
+        if what not in self._seen:  # what is mapped by many is looked at once
+            self._seen[what] = _mapped_inode(f"/proc/{pid}/map_files/{span}", what)
+        return self._seen[what]
+
+
+def _mapped_inode(source: str, what: str) -> Inode:
+    try:
+        return _inode(source)
+    except PermissionError:  # that takes a capability in the first user namespace
+        device, number = what.split(None, 2)[:2]
+        major, _, minor = device.partition(":")
+        return os.makedev(int(major, 16), int(minor, 16)), int(number)
+
+
+def _inode(source: str) -> Inode:
+    status = os.stat(source)
+    return status.st_dev, status.st_ino

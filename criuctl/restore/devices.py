@@ -1,0 +1,147 @@
+"""The GPUs of a tree that is restored: each process gets its device back before anything of the program runs.
+
+CRIU has restored the tree and stands before letting it go.  The driver's work is done by a thread of each
+process, its *restore thread*, so that one must run, and nothing else may: a program that touched its device
+now would end (JAX does at once).  Hence the order in `bring_back`:
+
+1. every process is to stop with its first step, then CRIU ends (`criuctl.proc.heldthreads`);
+2. all threads but the restore threads are held;
+3. the driver restores all processes, side by side, and unlocks them;
+4. `release`, when all else is settled.
+
+What fails ends the tree: nothing of it has run.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any, Self
+
+from ..checkpoint.manifest import GpuRecord
+from ..errors import CriuctlError, NoSuchProcess, RestoreFailed
+from ..gpu.driver_process import Answer, DriverProcess
+from ..host.gpus import HostGpus, gpu_facts, judge
+from ..proc.credentials import Credentials
+from ..proc.heldthreads import HeldThreads
+from ..proc.namespaces import ns_pids
+from ..proc.procfs import all_tids
+from ..proc.reopen import reopen
+from ..proc.trustedpath import access_of, may_open, opened
+from ..report import Finding, Reporter
+
+_MOVE = 900.0  # seconds for the driver to move all device memory
+
+
+class RestoredDevices:
+    """The GPUs of one checkpoint on this host; a context manager, which lets the driver's helper go."""
+
+    def __init__(self, record: GpuRecord, reporter: Reporter) -> None:
+        self._record, self._reporter = record, reporter
+        self._stack = ExitStack()
+        self._driver: DriverProcess | None = None
+        self._held: HeldThreads | None = None
+        self._pairs: dict[str, str] = {}
+        self.timings: dict[str, float] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def judge(self) -> list[Finding]:
+        """What this host lacks for it."""
+        findings, self._pairs = judge(self._record, self._host())
+        return findings
+
+    def _host(self) -> HostGpus:
+        if not self._record.processes:
+            return HostGpus()
+        try:
+            driver = self._driver = self._stack.enter_context(DriverProcess())
+            if driver.error:
+                return HostGpus(error=driver.error)
+            free = sum(device.free for device in driver.use())
+            return HostGpus(driver=driver.driver, api=driver.api, devices=driver.devices(), free=free)
+        except CriuctlError as error:
+            return HostGpus(error=str(error))
+
+    def reopen(self, pids: Mapping[int, int], users: Mapping[int, Credentials]) -> None:
+        """Open devices that were open without use; the tree is in place, and has not run.
+
+        `pids`: its own numbers -> ours; `users`: what each process will be, by its own number.  In this
+        moment CRIU has not given it its user yet, so what its user may open is judged here; and only
+        where root alone controls the path, so that it leads the process to what was judged.
+        """
+        for one in self._record.opened:
+            try:
+                with opened(one.path) as place:
+                    if place.way_fault is not None:
+                        raise PermissionError(errno.EACCES, place.way_fault.reason, one.path)
+                    if not may_open(users[one.pid], place.walked, access_of(one.flags)):
+                        raise PermissionError(errno.EACCES, "its user may not open it", one.path)
+                reopen(pids[one.pid], one.path, one.flags, [(one.fd, one.cloexec)])
+            except (OSError, KeyError, CriuctlError) as error:
+                self._reporter.warning(f"PID {one.pid}: {one.path} (fd {one.fd}) is /dev/null now: {error}")
+
+    @property
+    def needed(self) -> bool:
+        """Whether a process has device memory to get back."""
+        return bool(self._record.processes)
+
+    def bring_back(self, pids: Mapping[int, int], stopped: Collection[int], end_criu: Callable[[], bool]) -> None:
+        """The tree is in CRIU's hands, about to run: have it get its devices first; `RestoreFailed`.
+
+        `stopped` are those that were stopped by job control, by their own numbers: they do not run anyway.
+        """
+        assert self._driver is not None  # `judge` has started it, or refused
+        outer = [pids[p.pid] for p in self._record.processes if p.pid in pids]
+        if len(outer) < len(self._record.processes):
+            raise RestoreFailed("a process that used a GPU has ended before it got its device back")
+        free = {self._thread(pids[p.pid], p.thread) for p in self._record.processes}
+        self._held = HeldThreads([pid for inner, pid in pids.items() if inner not in stopped], free)
+        self._held.stop()
+        if not end_criu():
+            raise RestoreFailed("CRIU could not be ended, so the threads of the tree could not be held")
+        try:
+            self._held.hold()
+            self._reporter.step("gpu-restore", processes=outer)
+            self._call("restore", outer, self._pairs)
+            self._reporter.step("gpu-unlock")
+            self._call("unlock", outer)
+        except BaseException:
+            self._held.kill()
+            raise
+
+    def facts(self) -> dict[str, Any]:
+        """For the answer of the restore."""
+        return gpu_facts(self._record, self.timings)
+
+    def release(self) -> None:
+        """Let the tree run."""
+        if self._held is not None:
+            self._held.release()
+
+    def _call(self, what: str, pids: list[int], pairs: Mapping[str, str] | None = None) -> None:
+        assert self._driver is not None
+        began = time.monotonic()
+        answers: dict[int, Answer] = self._driver.each(what, pids, _MOVE, pairs=pairs)
+        self.timings[f"{what}_ms"] = round((time.monotonic() - began) * 1000, 1)
+        for pid, answer in answers.items():
+            if not answer.ok:
+                raise RestoreFailed(
+                    f"NVIDIA's driver could not {what} PID {pid} ({answer.name}); nothing is left of it",
+                    hint="`nvidia-smi` shows whether its devices have room; `criuctl restore` can be tried again.",
+                )
+
+    @staticmethod
+    def _thread(pid: int, inner: int) -> int:
+        """Our number of the thread that calls itself `inner`."""
+        for tid in all_tids(pid):
+            with suppress(NoSuchProcess):
+                if ns_pids(tid)[-1] == inner:
+                    return tid
+        raise RestoreFailed(f"PID {pid} lacks its thread {inner}, which gives it its GPU back")

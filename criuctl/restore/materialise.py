@@ -1,0 +1,144 @@
+"""From a checkpoint to CRIU's images in a folder: metadata, page maps and pages.
+
+Every chunk is verified before a byte of it is written, and what the manifest says is checked against what the
+streams hold, so CRIU never sees an image that was not written by a dump of ours.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import count
+
+from ..checkpoint.chunks import cut
+from ..checkpoint.gathered import Gathered
+from ..checkpoint.manifest import Manifest, MemoryImage
+from ..checkpoint.reader import CheckpointReader, Targets
+from ..criu import direct, unshared
+from ..criu.images import valid_name
+from ..criu.lazy import LazyImage
+from ..criu.pages import PAGE, PE_LAZY, ImageKey, PagemapEntry, unpack_entries, window_sizes, write_pagemap
+from ..errors import Damaged
+from ..proc.limits import room_for_descriptors
+from .filling import Filling
+from .lazymemory import StoredPages
+
+_SHARED_AT_ONCE = 256  # images of shared memory that are written together
+MAX_IMAGES = 256 << 20  # bytes of CRIU's images, however well they are compressed: those of many thousand equal processes
+_SMALL = 1024  # pages of a run that is small
+_AT_ONCE = 4096  # pages of a task that are in such ones, at most
+
+
+def write_images(manifest: Manifest, reader: CheckpointReader, folder: int) -> None:
+    """CRIU's metadata images, out of the one stream that holds them."""
+    data = reader.read(manifest.image_data, MAX_IMAGES)
+    position = 0
+    for image in manifest.images:
+        if not valid_name(image.name) or position + image.size > len(data):
+            raise Damaged(f"the checkpoint's list of images is wrong at {image.name!r}")
+        fd = os.open(image.name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        with os.fdopen(fd, "wb") as file:
+            file.write(memoryview(data)[position : position + image.size])
+        position += image.size
+
+
+def _page_maps(manifest: Manifest, reader: CheckpointReader) -> Iterator[tuple[MemoryImage, list[PagemapEntry]]]:
+    """Each memory image with its page map, checked to fit its pages; those of all processes are fetched together."""
+    reader.check_size([image.entries for image in manifest.memory])
+    extents = [reader.extents(image.entries) for image in manifest.memory]
+    held = reader.some({part.chunk: part.size for parts in extents for part in parts})
+    for image, parts in zip(manifest.memory, extents, strict=True):
+        try:
+            entries = unpack_entries(b"".join(held[chunk][skip : skip + length] for chunk, _size, skip, length in parts))
+        except ValueError as error:
+            raise Damaged(f"page entries of image {image.id}: {error}") from error
+        if sum(window_sizes(entries)) != image.data.size:
+            raise Damaged(f"page entries of image {image.id} do not match its pages")
+        yield image, entries
+
+
+def _pages_file(folder: int, number: int) -> int:
+    return os.open(f"pages-{number}.img", os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=folder)
+
+
+def write_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> Filling:
+    """The memory: for each image CRIU's pagemap, and its pages, decoded and verified in parallel.
+
+    What can be put straight into the processes is left out: the `Filling` does that.  CRIU's images are in the folder
+    already; those of processes that share no memory with their parents are fitted to that.
+    """
+    filling = Filling(reader)
+    files: dict[int, unshared.TaskPages] = {}
+    images = list(_page_maps(manifest, reader))
+    tree = direct.tasks(folder)
+    tasks = [(image, entries) for image, entries in images if image.kind == "task"]
+    shared = [(image, entries) for image, entries in images if image.kind != "task"]
+    own = {image.id: image.own for image, _entries in tasks}
+    divided = direct.divide(folder, tree, {image.id: entries for image, entries in tasks}, own)
+    numbers = count(1)
+    with ExitStack() as stack:
+        stack.enter_context(room_for_descriptors(len(tasks) + _SHARED_AT_ONCE))
+        # There may be more of them than descriptors; those of tasks stay open, to be compared.
+        for first in range(0, len(shared) or 1, _SHARED_AT_ONCE):
+            with ExitStack() as portion:
+                targets = Targets()
+                for image, entries in (tasks if not first else []) + shared[first : first + _SHARED_AT_ONCE]:
+                    runs = divided.get(image.id) if image.kind == "task" else None
+                    if runs is None:
+                        runs = [(entry, False) for entry in entries]
+                    number = next(numbers)
+                    fd = _pages_file(folder, number)
+                    (stack if image.kind == "task" else portion).callback(os.close, fd)
+                    kept, offset = [], 0
+                    parts = cut(reader.extents(image.data), (run.pages * PAGE for run, _directly in runs))
+                    for (run, directly), extents in zip(runs, parts, strict=True):
+                        if directly:
+                            filling.add(image.id, run.vaddr, extents)
+                        else:
+                            kept.append(run)
+                            targets.add(fd, offset, extents)
+                            offset += run.pages * PAGE
+                    write_pagemap(folder, ImageKey(image.kind, image.id), number, kept)
+                    if image.kind == "task":
+                        files[image.id] = unshared.TaskPages(fd, kept)
+                reader.write(targets)
+        if len(files) > 1:
+            unshared.part(folder, tree, files)
+    return filling
+
+
+def lazy_pages(manifest: Manifest, reader: CheckpointReader, folder: int) -> dict[int, LazyImage]:
+    """For a lazy restore: only what cannot wait is written; the rest is found by address later."""
+    images: dict[int, LazyImage] = {}
+    for number, (image, entries) in enumerate(_page_maps(manifest, reader), start=1):
+        lazy = image.kind == "task"
+        if lazy:
+            _keep_small(entries)
+        write_pagemap(folder, ImageKey(image.kind, image.id), number, entries, lazy=lazy)
+        fd = _pages_file(folder, number)
+        try:
+            if lazy:
+                images[image.id] = LazyImage(entries, StoredPages(reader, image.data))
+                images[image.id].write_rest(fd)
+            else:
+                reader.write_to([(image.data, fd, 0)])
+        finally:
+            os.close(fd)
+    return images
+
+
+def _keep_small(entries: list[PagemapEntry]) -> None:
+    """Let small runs of pages not follow: a program's own variables, which it touches at once, one by one."""
+    room = _AT_ONCE
+    for entry in sorted((e for e in entries if e.flags & PE_LAZY), key=lambda e: e.pages):
+        room -= entry.pages
+        if room < 0 or entry.pages > _SMALL:
+            return
+        entry.flags &= ~PE_LAZY
+
+
+def lazy_images(manifest: Manifest, reader: CheckpointReader, gathered: Gathered) -> dict[int, LazyImage]:
+    """What `lazy_pages` finds by address, for another process, which has some of it already."""
+    tasks = ((image, entries) for image, entries in _page_maps(manifest, reader) if image.kind == "task")
+    return {image.id: LazyImage(entries, StoredPages(reader, image.data, gathered)) for image, entries in tasks}
