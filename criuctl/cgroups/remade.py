@@ -31,7 +31,7 @@ from ..errors import PlatformError
 from ..host.registry import boot_id, run_folder
 from ..proc import locks
 from ..proc.scratch import detached_mount
-from ..session.cgroup import SessionGroup
+from ..session.holder.cgroup import SessionGroup
 from . import membership
 
 _IMAGE = "cgroup.img"

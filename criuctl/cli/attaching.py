@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 
 from ..errors import SessionGone
-from ..session.attach import Attachment
-from ..session.client import Session
-from ..session.notices import say
-from ..session.ownterminal import NotShown
-from ..session.wayback import Connect
+from ..session.client.attach import Attachment
+from ..session.client.local_terminal import NotShown
+from ..session.client.notices import say
+from ..session.client.reconnect import Connect
+from ..session.client.session import Session
 from .app import App
 from .streams import ResultLost
 
@@ -34,7 +34,7 @@ def attach_to(
     with contextlib.ExitStack() as stack:
 
         def follow(url: str) -> Connect:
-            from ..session.remote import Remote
+            from ..session.client.remote import Remote
 
             remote = Remote.parse(url, app.config)
             stack.callback(remote.close)

@@ -27,12 +27,13 @@ from ..errors import Conflict, CriuctlError, NoSuchProcess, SessionGone
 from ..proc import command, terminalkeeper
 from ..proc.namespaces import ns_pids
 from ..proc.tree import ProcessIdentity, wait_ended
-from ..session import cgroup, sessions
+from ..session import sessions
+from ..session.holder import cgroup
 from ..session.protocol import ANSWER_TIMEOUT, RESTORES
 from .registry import SessionRecord
 
 if TYPE_CHECKING:
-    from ..session.client import Session
+    from ..session.client.session import Session
     from ..session.terminal import Pty
 
 _STREAM = "scrollback"
@@ -51,7 +52,7 @@ class DumpedHolder:
         state = sessions.state_of(config, session.name)
         if state is None or not state["holder_alive"] or (state["pid"], state["start_time"]) != (root.pid, root.start_time):
             return
-        from ..session.client import Session  # most trees have no holder
+        from ..session.client.session import Session  # most trees have no holder
 
         connection = Session.connect(session.name, config=config, kind="service", operator="criuctl-dump", role="admin")
         stack.callback(connection.close)
@@ -215,7 +216,7 @@ class RestoredHolder:
         self.shown = self._inside(private)
 
     def _connect(self, name: str) -> Session:
-        from ..session.client import Session
+        from ..session.client.session import Session
 
         return Session.connect(name, config=self._config, kind="service", operator=RESTORES, role="admin")
 
@@ -226,7 +227,7 @@ class RestoredHolder:
         wait_ended([holder], _GONE)
 
     def _start(self, reader: CheckpointReader) -> None:
-        from ..session.launch import HolderSpec, start_holder
+        from ..session.launch.daemon import HolderSpec, start_holder
 
         m = self._manifest
         held = m.holder or HolderRecord(command=m.root.argv if m.root is not None else ())
@@ -265,7 +266,7 @@ class RestoredHolder:
         """Write the folder that the session looks into; what its namespaces must show where."""
         if self._manifest.holder is None:
             return None
-        from ..session.spawn import Inside
+        from ..session.launch.spawn import Inside
 
         inside = Inside.of(self._config.run_dir, self._record.name, private=private)
         restored = {"checkpoint": self._manifest.id, "host": self._manifest.host.name, "created": self._manifest.created}
@@ -372,7 +373,7 @@ def end_holder(config: Config, name: str, state: Mapping[str, Any]) -> None:
     """End the holder of a session that has ended, which waits for somebody to ask how, and wait until it is gone."""
     import select
 
-    from ..session.client import Session
+    from ..session.client.session import Session
 
     with suppress(SessionGone), Session.connect(name, config=config, role="admin") as session:  # it may just be ending by itself
         session.request("shutdown")

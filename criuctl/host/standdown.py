@@ -97,7 +97,7 @@ def stop(config: Config, record: SessionRecord, reason: str, facts: dict[str, An
 
 def _holder(config: Config, record: SessionRecord) -> Any:
     """A connection to the holder of this very tree, None when it has none."""
-    from ..session.client import Session
+    from ..session.client.session import Session
 
     state = state_of(config, record.name)
     if state is None or not state["holder_alive"] or (state["pid"], state["start_time"]) != (record.pid, record.start_time):

@@ -314,7 +314,7 @@ def _named(config: Config) -> Iterator[Finding]:
     """What of the configuration is read only when it is needed, which may be at night, by cron."""
     from ..files import predicates
     from ..host import retention, trees
-    from ..session.keyboard import DetachKey
+    from ..session.client.keyboard import DetachKey
     from ..transport.ssh import Host
 
     readers: list[tuple[str, Callable[[], object]]] = [

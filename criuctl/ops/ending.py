@@ -69,8 +69,8 @@ def _end_tree(config: Config, name: str, grace: float, stack: ExitStack) -> int:
 
     One that lies checkpointed is kept from coming back for as long as `stack` is open.
     """
-    from ..session.cgroup import existing
-    from ..session.processes import Tree
+    from ..session.holder.cgroup import existing
+    from ..session.holder.processes import Tree
 
     check_outside(config)
     state, record = state_of(config, name), Registry(config).get(name)

@@ -9,10 +9,10 @@ from ..config import Config
 from ..errors import NotFound, SessionGone
 from ..host.audit_log import NAME, entries
 from ..session import names
-from ..session.bytelog import read_file
-from ..session.cast import cast
+from ..session.holder.output_log import read_file
+from ..session.holder.timeline import OWNER, records
+from ..session.screen.asciicast import cast
 from ..session.sessions import state_of
-from ..session.timeline import OWNER, records
 from .sessions import connect
 
 

@@ -39,7 +39,7 @@ from ..host.standdown import stopping
 from ..host.target import Target, resolve_target
 from ..proc import addresses
 from ..report import Finding, Reporter, summarised
-from ..session.client import Session
+from ..session.client.session import Session
 from ..transport import ssh
 from .moving.delivering import HostDelivery, Wishes
 from .moving.departure import check_home, moved_away

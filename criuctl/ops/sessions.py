@@ -30,9 +30,9 @@ from ..session.sessions import all_states, inside, state_of
 from .environment import credentials, inherited
 
 if TYPE_CHECKING:
-    from ..session.client import Session
+    from ..session.client.session import Session
 
-SPAWNER = "criuctl.session.spawn:spawn_session"
+SPAWNER = "criuctl.session.launch.spawn:spawn_session"
 _MAX_COPIES = 1000  # names that are tried for one command
 _CARRIED = (
     "the session has the store's credentials in its environment ({}), and so has each checkpoint of it: start it without"
@@ -88,7 +88,7 @@ def run(
 
     `Conflict` when the name is taken or when we run inside of a session, `NotFound` when there is no such command.
     """
-    from ..session.launch import HolderSpec, start_holder
+    from ..session.launch.daemon import HolderSpec, start_holder
 
     check_open(config)
     around = inside(config)
@@ -318,7 +318,7 @@ def connect(
     resume: tuple[str, str] | None = None,
 ) -> Session:
     """A connection to the holder of session `name`; `NotFound` says why there is none, `NotHeld` that it runs without one."""
-    from ..session.client import Session
+    from ..session.client.session import Session
 
     try:
         names.check_name(name)

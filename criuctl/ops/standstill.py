@@ -1,6 +1,6 @@
 """A session stands still, and goes on: what ``criuctl pause``, ``halt`` and ``resume`` do, and the page.
 
-The holder does it (`criuctl.session.steering`); here it becomes an event of this host.
+The holder does it (`criuctl.session.holder.tree_operations`); here it becomes an event of this host.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..config import Config
 from ..errors import LeaseHeld, UsageError
-from ..session import keys
+from ..session.client import keys
 from .sessions import connect
 
 if TYPE_CHECKING:
-    from ..session.client import Session
+    from ..session.client.session import Session
 
 _PATIENCE, _LOOK = 3.0, 0.1  # seconds for somebody who types to pause; between two questions whether he does
 _BEGIN, _END = b"\x1b[200~", b"\x1b[201~"
@@ -113,7 +113,7 @@ def run_in_shell(
     force: bool = False,
 ) -> dict[str, Any]:
     """Run `command` in the session's live shell; its output goes to `show`, or into the answer as text."""
-    from ..session.shell_integration import execute
+    from ..session.client.shell_integration import execute
 
     kept, carry = bytearray(), b""
 

@@ -14,12 +14,12 @@ from ..config import Config
 from ..errors import Conflict, NoSuchProcess, NotFound, NotHeld, SessionGone, TimedOut, UsageError, WrongState
 from ..host.registry import Registry, exclusive_session
 from ..proc.tree import ProcessIdentity
-from ..session.plain import strip
+from ..session.screen.plain_text import strip
 from .logs import kept_output, left_output
 from .sessions import connect, why_not
 
 if TYPE_CHECKING:
-    from ..session.client import Session
+    from ..session.client.session import Session
 
 _MATCH_WINDOW = 64 << 10  # characters before the newest in which a match may begin
 REPLAY = 256 << 10  # bytes of the log of an ended session that its last screen is made of
@@ -35,9 +35,9 @@ def capture(
 
     ``lines`` is text, with control sequences for the colours if `ansi`; ``offset`` is where the next capture goes on.
     """
-    from ..session.client import Output
-    from ..session.redraw import replay
-    from ..session.screen import Screen
+    from ..session.client.session import Output
+    from ..session.screen.redraw import replay
+    from ..session.screen.screen import Screen
 
     screen_only = since is None and not scrollback
     try:
@@ -85,7 +85,7 @@ def follow(
     config: Config, name: str, show: Callable[[bytes], None], *, since: int | str = "now", ansi: bool = False
 ) -> dict[str, Any]:
     """Give `show` what the session prints from `since` on, until it ends; what it ended with."""
-    from ..session.client import Event, Output
+    from ..session.client.session import Event, Output
 
     try:
         connected = connect(config, name, role="observe")
@@ -253,7 +253,7 @@ def _matched(name: str, match: re.Match[str], offset: int) -> dict[str, Any]:
 
 def wait_prompt(config: Config, name: str, since: int | None, timeout: float | None) -> dict[str, Any]:
     """Wait until a shell is in the foreground and at its prompt; with `since`, only after output behind that offset."""
-    from ..session.shell_integration import at_prompt
+    from ..session.client.shell_integration import at_prompt
 
     deadline = None if timeout is None else time.monotonic() + timeout
     with connect(config, name, role="observe") as session:

@@ -1,7 +1,8 @@
 """Names of sessions, and where a session's holder keeps its files.
 
-The socket and the state file live in ``RUN_DIR/holders/NAME`` (gone with the boot, as the holder is); the output
-log and the audit log in ``STATE_DIR/holders/NAME``.  Both folders are 0700: output may show secrets.
+The socket and the state file are in ``RUN_DIR/holders/NAME``, which is gone after a boot, as is the
+holder; the output log and the audit log in ``STATE_DIR/holders/NAME``.  Both folders have mode 0700:
+output may show secrets.
 """
 
 from __future__ import annotations
@@ -18,14 +19,18 @@ from ..errors import InvalidName
 
 DEFAULT_RUN_DIR = "/run/criuctl"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-ENDED = "ended.json"  # in the state folder: which life of the session has ended of itself
-BEGINNING = ".beginning"  # a folder in the state folder, and no session's name: where its files are until it stands
+ENDED = "ended.json"  # in the state folder: which incarnation has ended by itself
+# In the state folder, the folder of a session's files until the session stands.
+BEGINNING = ".beginning"
 _LOOK = 0.02  # seconds between two tries to connect
 _MAX_SOCKET_PATH = 100  # of the 107 bytes that the kernel takes
 
 
 def check_name(name: str) -> str:
-    """The name, if it may be a session's: 1 to 64 of ``A-Za-z0-9._-``, beginning with a letter or digit, not all digits."""
+    """Return the name if a session may have it; `InvalidName`.
+
+    It is 1 to 64 of ``A-Za-z0-9._-``, begins with a letter or digit, and is not all digits.
+    """
     if _NAME.fullmatch(name) is None or name.isdigit():
         raise InvalidName(
             f"{name!r} cannot be a session's name",
@@ -35,17 +40,20 @@ def check_name(name: str) -> str:
 
 
 def valid_name(name: str) -> bool:
-    """Whether `check_name` would take it."""
+    """Whether `check_name` accepts it."""
     return _NAME.fullmatch(name) is not None and not name.isdigit()
 
 
 def run_folder(run_dir: str, name: str) -> Path:
-    """Folder of the socket and the state file; `run_dir` as in the configuration, "" for the default."""
+    """Return the folder of the socket and the state file.
+
+    `run_dir` is as in the configuration, "" for the default.
+    """
     return Path(run_dir or DEFAULT_RUN_DIR) / "holders" / check_name(name)
 
 
 def state_folder(state_dir: str, name: str) -> Path:
-    """Folder of the output log and the audit log."""
+    """Return the folder of the output log and the audit log."""
     return Path(state_dir) / "holders" / check_name(name)
 
 
@@ -59,7 +67,7 @@ def clear(folder: Path) -> None:
 
 @contextlib.contextmanager
 def socket_address(path: Path) -> Iterator[str]:
-    """An address of the unix socket at `path` that fits what the kernel takes, however long the path is."""
+    """Yield an address of the unix socket at `path`, short enough for the kernel."""
     if len(os.fsencode(path)) <= _MAX_SOCKET_PATH:
         yield str(path)
         return
@@ -71,7 +79,10 @@ def socket_address(path: Path) -> Iterator[str]:
 
 
 def connect(path: Path, timeout: float | None = None) -> socket.socket:
-    """A connected stream socket to the unix socket at `path`; lets `OSError` through, `BlockingIOError` when time is over."""
+    """Return a stream socket connected to the unix socket at `path`.
+
+    `OSError`; `BlockingIOError` if the listener's queue stays full for `timeout` seconds.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     deadline = time.monotonic() + (timeout or 0.0)
     try:
@@ -81,7 +92,7 @@ def connect(path: Path, timeout: float | None = None) -> socket.socket:
                 try:
                     sock.connect(address)
                     break
-                except BlockingIOError:  # as many wait already as may, and the kernel tells nobody when there is room
+                except BlockingIOError:  # the queue is full, and the kernel does not report room
                     if time.monotonic() >= deadline:
                         raise
                     time.sleep(_LOOK)

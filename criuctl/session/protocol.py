@@ -1,10 +1,12 @@
-"""The wire protocol of a holder: preface, frames, and the numbers that both sides share.  PROTOCOL.md is its reference.
+"""The wire protocol of a holder: preface, frames, and the numbers that both sides share.
 
-A `Decoder` takes whatever the socket gives and yields whole frames; it holds at most one frame that is not
-complete and refuses a length above its limit before a byte of the body is kept.  Output frames are made as a
-header apart from the bytes, so that a sender can hand the kernel the log's own memory (``sendmsg``).
+PROTOCOL.md is its reference.  A `Decoder` takes what the socket gives and yields whole frames; it holds
+at most one incomplete frame, and refuses a length above its limit before it keeps a byte of the body.
+The header of an output frame is made separately from the bytes, so that a sender can pass the log's own
+memory to the kernel (``sendmsg``).
 
-Both sides import this module, a holder among two hundred idle ones included: the standard library only.
+Both sides import this module, and there may be two hundred idle holders: it uses the standard library
+only.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 
 MAGIC = "criuctl-session"
 VERSION = 1  # the newest that this program speaks
-OLDEST = 1  # two back stay readable
+OLDEST = 1  # two versions back stay readable
 FEATURES = ("lease", "checkpoint", "adopt", "spawn", "reexec", "standstill", "settle")
 
 MAX_PREFACE = 128
@@ -35,7 +37,7 @@ DEFAULT_GRACE = 5.0
 MAX_GRACE = 3600
 ANSWER_TIMEOUT = 30.0  # seconds that a client waits for an answer
 RESTORES = "criuctl-restore"  # the operator that brings a restored tree
-MOVED_LINGER = 60.0  # seconds for those who are attached to follow a session that has moved
+MOVED_LINGER = 60.0  # seconds for clients to follow a session that has moved
 
 _HEAD = struct.Struct(">IB")
 _OUTPUT = struct.Struct(">IBQ")
@@ -53,12 +55,12 @@ class ProtocolError(Exception):
 
 
 def preface(program: str, oldest: int = OLDEST, newest: int = VERSION) -> bytes:
-    """The first line that each side sends."""
+    """Return the first line that each side sends."""
     return f"{MAGIC} {oldest} {newest} {program}\n".encode()
 
 
 def common_version(line: bytes, oldest: int = OLDEST, newest: int = VERSION) -> int:
-    """The version that both sides speak, from the other side's preface (without its newline)."""
+    """Return the version that both sides speak.  `line` is the other side's preface."""
     words = line.decode("ascii", "replace").split(" ", 3)
     if len(words) < 3 or words[0] != MAGIC or not (words[1].isdecimal() and words[2].isdecimal()):
         raise ProtocolError("the other side does not speak criuctl's session protocol")
@@ -70,28 +72,28 @@ def common_version(line: bytes, oldest: int = OLDEST, newest: int = VERSION) -> 
 
 
 def json_frame(message: dict[str, Any]) -> bytes:
-    """A message as a frame."""
+    """Return a message as a frame."""
     body = json.dumps(message, separators=(",", ":")).encode()
     return _HEAD.pack(len(body) + 1, JSON) + body
 
 
 def output_head(offset: int, size: int) -> bytes:
-    """What precedes `size` bytes of output in a frame ``O``."""
+    """Return what precedes `size` bytes of output in a frame ``O``."""
     return _OUTPUT.pack(size + 9, OUTPUT, offset)
 
 
 def data_head(request: int, offset: int, size: int) -> bytes:
-    """What precedes `size` bytes of output in a frame ``D``."""
+    """Return what precedes `size` bytes of output in a frame ``D``."""
     return _DATA.pack(size + 13, DATA, request, offset)
 
 
 def input_frame(request: int, data: bytes) -> bytes:
-    """Input as a frame ``I``."""
+    """Return input as a frame ``I``."""
     return _INPUT.pack(len(data) + 5, INPUT, request) + data
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The object of a frame ``J``; `ProtocolError`."""
+    """Return the object of a frame ``J``; `ProtocolError`."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -102,14 +104,14 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def parse_output(body: bytes) -> tuple[int, memoryview]:
-    """Offset and bytes of a frame ``O``."""
+    """Return offset and bytes of a frame ``O``."""
     if len(body) < 8:
         raise ProtocolError("an output frame is too short")
     return _U64.unpack_from(body)[0], memoryview(body)[8:]
 
 
 def parse_data(body: bytes) -> tuple[int, int, memoryview]:
-    """Request, offset and bytes of a frame ``D``."""
+    """Return request, offset and bytes of a frame ``D``."""
     if len(body) < 12:
         raise ProtocolError("a data frame is too short")
     request, offset = _DATA_BODY.unpack_from(body)
@@ -117,7 +119,7 @@ def parse_data(body: bytes) -> tuple[int, int, memoryview]:
 
 
 def parse_input(body: bytes) -> tuple[int, bytes]:
-    """Request and bytes of a frame ``I``."""
+    """Return request and bytes of a frame ``I``."""
     if len(body) < 4:
         raise ProtocolError("an input frame is too short")
     return _U32.unpack_from(body)[0], body[4:]
@@ -132,16 +134,16 @@ class Decoder:
         self._buffer = bytearray()
 
     def feed(self, data: bytes | memoryview) -> None:
-        """Take what came."""
+        """Take bytes that were received."""
         self._buffer += data
 
     @property
     def held(self) -> bytes:
-        """What has come of a frame that is not complete."""
+        """Return the received part of an incomplete frame."""
         return bytes(self._buffer)
 
     def frames(self) -> Iterator[Frame]:
-        """The complete frames, as (type, payload); `ProtocolError` where the stream makes no sense."""
+        """Yield the complete frames, as (type, payload); `ProtocolError` if the stream is broken."""
         buffer = self._buffer
         if not self.version and not self._preface():
             return

@@ -1,7 +1,8 @@
-"""The sessions of this host by what their holders left in the run folder: without asking anybody, and after a holder's end.
+"""The sessions of this host, from the state files in the run folder.
 
-`inside` answers whether this very process runs inside a session, by ancestry and not by an environment variable, which
-anybody may change: its PID namespace is a session's own, or one of its ancestors is a session's first process.
+No holder is asked, so this works after a holder's end, too.  `inside` finds out whether this process
+runs inside a session by its ancestry, not by an environment variable, which any program may change: its
+PID namespace is a session's own, or one of its ancestors is a session's first process.
 """
 
 from __future__ import annotations
@@ -19,19 +20,24 @@ from ..proc.ownership import check_own
 from ..proc.procfs import read_bytes
 from ..proc.tree import ProcessIdentity, read_tree
 from . import names
-from .cgroup import SessionGroup
+from .holder.cgroup import SessionGroup
 
 if TYPE_CHECKING:
     from ..config import Config
 
-_FIRST_NAMESPACE = 0xEFFFFFFC  # inode of the PID namespace that a machine boots in (PROC_PID_INIT_INO): no session's own
+# Inode of the PID namespace that a machine boots in (PROC_PID_INIT_INO): no session's own.
+_FIRST_NAMESPACE = 0xEFFFFFFC
 
 
 def read_state(run_folder: Path) -> dict[str, Any] | None:
-    """The state file, with ``holder_alive``; a tree whose holder is gone without a word is ``lost``.  None: there is none."""
+    """Return the state file's content, with ``holder_alive``; None: there is none.
+
+    A session is ``lost`` if its holder is gone and had not recorded the end.
+    """
     try:
-        told = json.loads((run_folder / "state.json").read_text())
-        state = _untold(run_folder.name) | {key: value for key, value in told.items() if value is not None}
+        content = json.loads((run_folder / "state.json").read_text())
+        known = {key: value for key, value in content.items() if value is not None}
+        state = _defaults(run_folder.name) | known
         holder = state["holder"]
         here = bool(holder) and state["boot_id"] == _boot_id()
         alive = here and (ProcessIdentity(**holder).alive() or _answers(run_folder, state))
@@ -44,12 +50,15 @@ def read_state(run_folder: Path) -> dict[str, Any] | None:
 
 
 def _answers(run_folder: Path, state: Mapping[str, Any]) -> bool:
-    """Whether a holder whose PID means nothing here, inside of a session say, listens; without being told anything."""
+    """Whether a holder listens whose PID means nothing in this PID namespace.
+
+    Such a holder runs inside of another session, for example.
+    """
     if state["holder_namespace"] in (None, _namespace()):
         return False
     try:
         names.connect(run_folder / "socket", 0.0).close()
-    except BlockingIOError:  # so many wait for it already
+    except BlockingIOError:  # its queue is full, so it lives
         return True
     except OSError:
         return False
@@ -57,7 +66,7 @@ def _answers(run_folder: Path, state: Mapping[str, Any]) -> bool:
 
 
 def _namespace() -> int:
-    """Inode of our PID namespace."""
+    """Return the inode of this process's PID namespace."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
@@ -65,16 +74,38 @@ def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _untold(name: str) -> dict[str, Any]:
-    """What holds where a state file does not say: one may be of another version, or damaged, and its holder alive."""
-    known: dict[str, Any] = {"session": name, "id": "", "state": "running", "incarnation": 1, "since": 0.0, "created": 0.0}
+def _defaults(name: str) -> dict[str, Any]:
+    """Return the values of keys that a state file lacks.
+
+    The file may be of another version, or damaged, while its holder lives.
+    """
+    known: dict[str, Any] = {
+        "session": name,
+        "id": "",
+        "state": "running",
+        "incarnation": 1,
+        "since": 0.0,
+        "created": 0.0,
+    }
     known |= {"command": [], "labels": {}, "rows": 24, "cols": 80, "boot_id": "", "log": ""}
-    nothing = ("pid", "start_time", "exit_code", "exit_signal", "reason", "checkpoint", "moved_to", "home")
+    nothing = (
+        "pid",
+        "start_time",
+        "exit_code",
+        "exit_signal",
+        "reason",
+        "checkpoint",
+        "moved_to",
+        "home",
+    )
     return known | dict.fromkeys((*nothing, "pid_namespace", "socket", "cgroup", "holder", "holder_namespace"))
 
 
 def leftovers(state: Mapping[str, Any]) -> list[ProcessIdentity]:
-    """Processes of a session that live on although its holder is gone: what its control group has, and the tree of its root."""
+    """Return the processes of a session that live although its holder is gone.
+
+    They are those in its control group, and the tree of its root.
+    """
     pids: list[int] = []
     if state.get("cgroup"):
         pids = SessionGroup(str(state["cgroup"]), 2).pids()
@@ -90,14 +121,14 @@ def leftovers(state: Mapping[str, Any]) -> list[ProcessIdentity]:
 
 
 def state_of(config: Config, name: str) -> dict[str, Any] | None:
-    """`read_state` of the session `name`."""
+    """Return `read_state` of the session `name`."""
     folder = names.run_folder(config.run_dir, name)
     check_own(folder)
     return read_state(folder)
 
 
 def all_states(config: Config) -> list[dict[str, Any]]:
-    """The states of all sessions that have, or had, a holder here since the boot, by name."""
+    """Return the states of all sessions that have had a holder here since the boot, by name."""
     folder = Path(config.run_dir or names.DEFAULT_RUN_DIR) / "holders"
     check_own(folder)
     try:
@@ -108,32 +139,36 @@ def all_states(config: Config) -> list[dict[str, Any]]:
 
 
 def forget(config: Config, name: str) -> bool:
-    """Remove all that is left of a session without a holder: state, output, audit log; False while it has one."""
+    """Remove the files of a session: state, output, audit log; False while it has a holder."""
     run_folder = names.run_folder(config.run_dir, name)
     state = state_of(config, name)
     if state is not None and state["holder_alive"]:
         return False
     if state is not None and state["cgroup"]:
-        SessionGroup(str(state["cgroup"]), 2).remove(0)  # of a holder that was killed; not if somebody is still in it
+        # Of a holder that was killed; not if a process is still in it.
+        SessionGroup(str(state["cgroup"]), 2).remove(0)
     for folder in (run_folder, names.state_folder(config.state_dir, name)):
         shutil.rmtree(folder, ignore_errors=True)
     return True
 
 
 def secluded(config: Config) -> str | None:
-    """The name of the session in whose own PID namespace this process runs, from where no process outside of it is seen."""
+    """Return the name of the session in whose own PID namespace this process runs.
+
+    No process outside of that namespace is visible from there.
+    """
     return _secluded(all_states(config)) if _namespace() != _FIRST_NAMESPACE else None
 
 
 def _secluded(known: list[dict[str, Any]]) -> str | None:
     namespace, boot = _namespace(), _boot_id()
-    # A holder that was killed has left its tree, perhaps, and so whether it lives is not asked.
+    # Whether the holder lives does not matter: one that was killed may have left its tree.
     here = (s for s in known if s["pid_namespace"] == namespace and s["state"] not in ("exited", "checkpointed"))
     return next((str(state["session"]) for state in here if state["boot_id"] == boot), None)
 
 
 def inside(config: Config) -> str | None:
-    """The name of the session in which this process runs, None for none."""
+    """Return the name of the session in which this process runs; None: in no session."""
     known = all_states(config)
     around = _secluded(known)
     if around is not None:
@@ -152,5 +187,5 @@ def inside(config: Config) -> str | None:
             return roots[identity.pid, identity.start_time]
         pid = int(fields[1])
         if pid in holders:
-            return holders[pid]  # a daemon of the session, whom its holder adopted
+            return holders[pid]  # a daemon of the session, which its holder adopted
     return None

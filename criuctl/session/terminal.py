@@ -1,8 +1,9 @@
-"""Terminals from criuctl's side: the guard over what line disciplines hold, and fresh pseudo-terminals.
+"""New pseudo-terminals, and the guard over what line disciplines hold during a dump.
 
-The guard is the program in `criuctl.proc.linediscipline`; it is started while the tree still runs, because starting
-it takes longer than a freeze should.  It holds descriptors of the terminals' slaves and answers within
-microseconds.  Whatever becomes of criuctl, what was typed is in the terminal or in the guard.
+The guard is the program in `criuctl.proc.linediscipline`.  It is started while the tree still runs,
+because starting it takes longer than a freeze should.  It holds descriptors of the terminals' slaves
+and answers within microseconds.  Even if criuctl is killed, what was typed is in the terminal or in the
+guard.
 """
 
 from __future__ import annotations
@@ -30,16 +31,18 @@ from .names import DEFAULT_RUN_DIR
 
 _TIMEOUT = 20.0  # seconds for an answer of the guard
 _WINDOW = struct.Struct("4H")
-_MAKING = Path(DEFAULT_RUN_DIR) / "locks" / "terminals"  # whatever is configured: the numbers are the host's
-_PATIENCE = 10.0  # seconds that somebody else may take for it
+# Not configurable: the numbers are the host's.
+_MAKING = Path(DEFAULT_RUN_DIR) / "locks" / "terminals"
+_PATIENCE = 10.0  # seconds to wait for another program that makes terminals
 
 
 @contextlib.contextmanager
 def making() -> Iterator[None]:
-    """Meanwhile nobody else of criuctl's makes terminals on this host.
+    """Keep other criuctl programs on this host from making terminals meanwhile.
 
-    The kernel gives out the lowest free number, and CRIU needs the very numbers that were chosen: two restores at once, or
-    one and a new session, would take each other's.  Who has waited for long goes on all the same: that may be well.
+    The kernel assigns the lowest free number, and CRIU needs exactly the numbers that were chosen: two
+    restores at once, or one and a new session, would take each other's.  After a long wait this goes
+    on without the lock, which may still succeed.
     """
     with contextlib.ExitStack() as stack:
         deadline = time.monotonic() + _PATIENCE
@@ -55,20 +58,31 @@ def making() -> Iterator[None]:
 
 
 class Guard:
-    """Watches what terminals hold (slaves, open without blocking, which it inherits), for the dump of the tree of `root`."""
+    """The guard of the terminals of one tree during its dump.
+
+    It inherits the terminals' slaves, which are open without blocking.
+    """
 
     def __init__(self, root: int, terminals: Sequence[int]) -> None:
         self._root = ProcessIdentity.of(root)
         ours, theirs = socket.socketpair()
         self._channel = ours
         self._channel.settimeout(_TIMEOUT)
-        self._owed = 0  # answers to words whose asker was interrupted
+        self._owed = 0  # answers to requests that were interrupted
         self._answers = ours.makefile("rb")
         try:
             with theirs:
                 script = Path(linediscipline.__file__)
                 self._child = command.spawn(
-                    [sys.executable, "-I", "-S", "-E", str(script), str(theirs.fileno()), str(root)],
+                    [
+                        sys.executable,
+                        "-I",
+                        "-S",
+                        "-E",
+                        str(script),
+                        str(theirs.fileno()),
+                        str(root),
+                    ],
                     pass_fds=[theirs.fileno(), *terminals],
                     new_session=True,
                 )
@@ -94,43 +108,52 @@ class Guard:
         return found
 
     def _failure(self, what: str) -> CriuctlError:
-        """Of the guard, which ends with its tree."""
+        """Return the error for a guard that does not answer; it ends with its tree."""
         if not self._root.alive():
             return NoSuchProcess(f"PID {self._root.pid} has ended while its terminals were looked at")
         return CommandFailed(what)
 
     def take(self, terminals: Sequence[int]) -> list[Held]:
-        """What each terminal holds now; the tree is frozen.  It is back in place when this returns."""
+        """Return what each terminal of a frozen tree holds, which is left in place."""
         return [_held(*one) for one in self._ask(" ".join(["take", *map(str, terminals)]))]
 
     def hold(
-        self, terminals: Sequence[int], masters: Sequence[tuple[int, int]], blocking: Sequence[tuple[int, int, int]]
+        self,
+        terminals: Sequence[int],
+        masters: Sequence[tuple[int, int]],
+        blocking: Sequence[tuple[int, int, int]],
     ) -> tuple[list[Held], list[Printed]]:
-        """The same, but it is gone from the terminals until `back`, or for good if the tree ends; and what these masters,
-        told as PID and descriptor, have not read yet.  What is `blocking` (PID, descriptor, flags) is so again after `block`."""
+        """Return what each terminal holds and take it out, until `back`, or for good if the tree ends.
+
+        Return also what the `masters` (PID, descriptor) have not read yet.  `blocking` (PID,
+        descriptor, flags) are made blocking again by `block`.
+        """
         words = [*map(str, terminals), *(":".join(map(str, one)) for one in (*masters, *blocking))]
         answer = self._ask(" ".join(["hold", *words]))
         printed = [Printed(base64.b64decode(str(data)), bool(hung_up)) for data, hung_up in answer[len(terminals) :]]
         return [_held(*one) for one in answer[: len(terminals)]], printed
 
     def attend(self, end: int) -> None:
-        """Should we be killed, the other end of this socket of ours sees it when all is back, not before."""
+        """If this program is killed, let the other end of its socket `end` see that only when all is back."""
         self._ask(f"attend {os.getpid()}:{end}")
 
     def block(self) -> None:
-        """CRIU has looked into the terminals: what it has left not blocking is as it was."""
+        """CRIU has read the terminals: make what it has left non-blocking as it was."""
         self._ask("block")
 
     def back(self) -> None:
-        """The tree goes on: it gets what was held and dropped."""
+        """The tree goes on: put back what was taken out."""
         self._ask("back")
 
     def drop(self) -> None:
-        """The tree is about to be ended: nobody else shall read what `take` has seen."""
+        """The tree is about to be ended: discard what `take` has returned."""
         self._ask("drop")
 
     def close(self) -> None:
-        """Let the guard end; if it has something and the tree still lives after a while, it puts that back first."""
+        """Let the guard end.
+
+        If the tree still lives after a while, the guard first puts back what it holds.
+        """
         with contextlib.suppress(OSError):
             self._answers.close()
             self._channel.close()
@@ -139,26 +162,37 @@ class Guard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
 def _held(queued: object, raw: object, stopped: object, canonical: object, echo: object) -> Held:
-    return Held(base64.b64decode(str(queued)), base64.b64decode(str(raw)), bool(stopped), bool(canonical), bool(echo))
+    return Held(
+        base64.b64decode(str(queued)),
+        base64.b64decode(str(raw)),
+        bool(stopped),
+        bool(canonical),
+        bool(echo),
+    )
 
 
 class Pty:
-    """A new pseudo-terminal: `master` and `slave` are close-on-exec descriptors of ours."""
+    """A new pseudo-terminal: `master` and `slave` are close-on-exec descriptors."""
 
     def __init__(self, rows: int = 24, columns: int = 80, xpixel: int = 0, ypixel: int = 0, *, root: str = "") -> None:
-        """`root`: ``/proc/PID/root`` of who shall find it in its own mount namespace."""
+        """`root`: ``/proc/PID/root`` of the process whose mount namespace is to have it."""
         self.master, self.slave, self.path = tty.open_pair(root)
         self._root = root
         self.resize(rows, columns, xpixel, ypixel)
 
     @property
     def number(self) -> int:
-        """The N of its /dev/pts/N."""
+        """Return the N of its /dev/pts/N."""
         return int(self.path.rpartition("/")[2])
 
     def resize(self, rows: int, columns: int, xpixel: int = 0, ypixel: int = 0) -> None:
@@ -166,24 +200,24 @@ class Pty:
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, _WINDOW.pack(rows, columns, xpixel, ypixel))
 
     def open_slave(self, flags: int) -> int:
-        """Another description of the slave, opened with these flags; never as controlling terminal.
+        """Open the slave again with these flags, never as controlling terminal.
 
-        Not with ``O_ASYNC``: open(2) would only note it, and it could not be set in earnest any more.
+        ``O_ASYNC`` is left out: open(2) would only record it, and fcntl(2) could not set it any more.
         """
         unwanted = os.O_CREAT | os.O_EXCL | os.O_TRUNC | os.O_ASYNC
         return os.open(self._root + self.path, (flags & ~unwanted) | os.O_NOCTTY | os.O_CLOEXEC)
 
     def share_master(self, flags: int) -> int:
-        """Another descriptor of the master, which gets these flags."""
+        """Return another descriptor of the master, and set these flags on it."""
         fcntl.fcntl(self.master, fcntl.F_SETFL, flags & (os.O_NONBLOCK | os.O_APPEND))
         return os.dup(self.master)
 
     def read_packets(self) -> None:
-        """From now on the master reads packets (TIOCPKT), and is told when modes change."""
+        """Set packet mode (TIOCPKT): the master reads packets, which also report changed modes."""
         fcntl.ioctl(self.master, termios.TIOCPKT, struct.pack("i", 1))
 
     def close_slave(self) -> None:
-        """The tree has its own by now."""
+        """Close the slave: the tree has opened its own."""
         if self.slave >= 0:
             os.close(self.slave)
             self.slave = -1
@@ -197,6 +231,6 @@ class Pty:
 
 
 def window_size(fd: int) -> tuple[int, int, int, int]:
-    """Rows, columns and both in pixels."""
+    """Return rows, columns and both in pixels."""
     rows, columns, x, y = _WINDOW.unpack(fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(_WINDOW.size)))
     return rows, columns, x, y

@@ -28,9 +28,9 @@ from aiohttp import WSMsgType, web
 
 from ..errors import CriuctlError
 from ..ops import sessions
-from ..session.client import Answer, Event, Output, Session
-from ..session.keyboard import is_report
-from ..session.redraw import replay
+from ..session.client.keyboard import is_report
+from ..session.client.session import Answer, Event, Output, Session
+from ..session.screen.redraw import replay
 from .access import PROTOCOL
 from .views import DESK, Desk
 

@@ -22,7 +22,7 @@ from support.zoo import Zoo
 
 from criuctl.config import Config
 from criuctl.ops.moving import rendezvous
-from criuctl.session.client import Session
+from criuctl.session.client.session import Session
 
 pytestmark = pytest.mark.integration
 

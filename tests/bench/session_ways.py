@@ -25,7 +25,7 @@ from support.keeper import Keeper, Launched
 from criuctl.config import Config
 from criuctl.errors import CriuctlError
 from criuctl.ops import sessions
-from criuctl.session.client import Output, Session
+from criuctl.session.client.session import Output, Session
 from criuctl.session.sessions import state_of
 
 from . import payload

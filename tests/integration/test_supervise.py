@@ -21,7 +21,7 @@ from support.operating import Operators
 from support.supervising import COUNTER, PATIENCE, Supervised
 
 from criuctl.config import Config
-from criuctl.session.client import Session
+from criuctl.session.client.session import Session
 
 pytestmark = pytest.mark.integration
 

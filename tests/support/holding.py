@@ -12,8 +12,8 @@ from typing import Any
 from criuctl.config import Config
 from criuctl.errors import CriuctlError
 from criuctl.proc.tree import ProcessIdentity, wait_ended
-from criuctl.session.client import Session
-from criuctl.session.launch import HolderSpec, Started, start_holder
+from criuctl.session.client.session import Session
+from criuctl.session.launch.daemon import HolderSpec, Started, start_holder
 from criuctl.session.sessions import state_of
 
 from .command import Home

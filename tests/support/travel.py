@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from criuctl.errors import TimedOut
-from criuctl.session.client import Session
+from criuctl.session.client.session import Session
 
 from .command import Criuctl
 from .holding import TIMEOUT, Holders
@@ -126,7 +126,7 @@ class Travel:
         options = {"host_pids": host_pids, "run_dir": self.holders.config.run_dir, "umask": 0o022}
         env = ENVIRONMENT | {"CZOO_TOKEN": self.holders.token, "HOME": "/"}
         self.holders.start(
-            *argv, name=name, env=env, spawner="criuctl.session.spawn:spawn_session", options=options, rows=31, cols=99
+            *argv, name=name, env=env, spawner="criuctl.session.launch.spawn:spawn_session", options=options, rows=31, cols=99
         )
         return Desk(self.holders.connect(name))
 

@@ -15,7 +15,7 @@ from ..sessions import command_argument
 
 if TYPE_CHECKING:
     from ...config import Config
-    from ...session.client import Session
+    from ...session.client.session import Session
 
 
 @page(
@@ -56,7 +56,7 @@ def attach(app: App, name: str, read_only: bool, take: bool, stdio: bool, comman
         raise UsageError("--read-only and --take contradict each other")
     role = "observe" if read_only else "admin" if take else "write"
     if name.startswith("ssh://"):
-        from ...session.remote import Remote
+        from ...session.client.remote import Remote
 
         if command or stdio:
             raise UsageError("a session on another host is started there: `ssh HOST criuctl run ...`")
@@ -71,7 +71,7 @@ def attach(app: App, name: str, read_only: bool, take: bool, stdio: bool, comman
     from ...session.sessions import inside
 
     if stdio:
-        from ...session.remote import relay
+        from ...session.client.remote import relay
 
         relay(app.config, name)
         return 0
@@ -80,7 +80,7 @@ def attach(app: App, name: str, read_only: bool, take: bool, stdio: bool, comman
 
     connect = partial(_connect, app.config, name, role)
     if command and ended(app.config, name):
-        from ...session.ownterminal import Terminal
+        from ...session.client.local_terminal import Terminal
 
         size = Terminal().size
         run(app.config, command, name=name, size=size[:2] if size is not None else (24, 80))

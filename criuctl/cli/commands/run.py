@@ -99,7 +99,7 @@ def run(
     from ...errors import UsageError
     from ...ops.sessions import connect
     from ...ops.sessions import run as start
-    from ...session.ownterminal import Terminal
+    from ...session.client.local_terminal import Terminal
 
     if app.json and not detach:
         raise UsageError("--json needs --detach: attached, standard output is the session's")

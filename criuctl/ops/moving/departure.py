@@ -20,7 +20,7 @@ from ...host.registry import Registry, SessionRecord, boot_id
 from ...proc import netfilter
 from ...report import Reporter
 from ...session import sessions
-from ...session.client import Session
+from ...session.client.session import Session
 from ...store import open_store
 
 

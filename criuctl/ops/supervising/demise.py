@@ -22,7 +22,7 @@ from ...host.audit_log import killed_by_operator
 from ...host.moves import Moves, Outgoing
 from ...host.registry import Registry, SessionRecord, boot_id
 from ...proc.tree import ProcessIdentity, wait_ended
-from ...session.processes import Tree
+from ...session.holder.processes import Tree
 from ...session.sessions import leftovers, state_of
 from .supervision import End
 

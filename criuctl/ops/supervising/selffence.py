@@ -1,7 +1,7 @@
 """A home that stops its session before another host may take it over: ``criuctl supervise --self-fence``.
 
 A home that is cut off from the store cannot renew its lease, and is not told when another host takes the session over.  So the
-holder of its session (`criuctl.session.deadman`) is told how long the tree may run, after each renewal: until `SHARE` of the
+holder of its session (`session.holder.self_fence`) is told how long the tree may run, after each renewal: until `SHARE` of the
 lease's time to live has passed since that renewal was *begun*.  Then the tree stands still.  The rest of the time is for the
 stopping itself, and for clocks that run at different speeds.  When the lease is renewed after all, nobody else has the session,
 and the tree goes on; when it is not, the copy is ended as any stale copy is.
@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...errors import CriuctlError, PreflightRefused, WrongState
-from ...session.deadman import clock
+from ...session.holder.self_fence import clock
 
 if TYPE_CHECKING:
-    from ...session.client import Session
+    from ...session.client.session import Session
 
 SHARE = 0.75  # of the time to live
 _AT_ONCE = 0.001

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from ...config import Config
 from ...errors import CriuctlError
-from ...session.shell_integration import at_prompt
+from ...session.client.shell_integration import at_prompt
 from .supervision import Reason, Schedule
 
 if TYPE_CHECKING:
-    from ...session.client import Session
+    from ...session.client.session import Session
 
 _SHORTEST, _LONGEST = 0.05, 0.5  # seconds between two looks
 _NONE = 3600.0

@@ -15,8 +15,8 @@ from support.holding import TIMEOUT, Holders
 from support.keeper import wait_until
 
 from criuctl.errors import Conflict, CriuctlError, Forbidden, LeaseHeld, NotFound, PlatformError, SessionGone, WrongState
-from criuctl.session.client import Event, Session
-from criuctl.session.launch import HolderSpec, start_holder
+from criuctl.session.client.session import Event, Session
+from criuctl.session.launch.daemon import HolderSpec, start_holder
 
 pytestmark = pytest.mark.integration
 

@@ -19,16 +19,16 @@ from support.keeper import Keeper, wait_until
 
 from criuctl.errors import CommandFailed, Conflict, NotFound, TimedOut, UsageError, WrongState
 from criuctl.proc.tree import ProcessIdentity, children, read_tree
-from criuctl.session.bytelog import read_file
-from criuctl.session.cgroup import SessionGroup
-from criuctl.session.children import SpawnRequest, spawn_plain
-from criuctl.session.client import Event, Session
-from criuctl.session.launch import HolderSpec, start_holder
+from criuctl.session.client.session import Event, Session
+from criuctl.session.holder.cgroup import SessionGroup
+from criuctl.session.holder.output_log import read_file
+from criuctl.session.holder.processes import Tree
+from criuctl.session.holder.timeline import records
+from criuctl.session.launch.daemon import HolderSpec, start_holder
+from criuctl.session.launch.plain_spawn import SpawnRequest, spawn_plain
 from criuctl.session.names import BEGINNING, ENDED, state_folder
-from criuctl.session.processes import Tree
 from criuctl.session.protocol import RESTORES
 from criuctl.session.sessions import all_states, forget, inside, leftovers, state_of
-from criuctl.session.timeline import records
 
 pytestmark = pytest.mark.integration
 

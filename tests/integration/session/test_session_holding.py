@@ -13,9 +13,9 @@ from support.holding import TIMEOUT, Holders
 from support.keeper import Keeper, wait_until
 
 from criuctl.proc.tree import ProcessIdentity, read_tree
-from criuctl.session.cgroup import SessionGroup
-from criuctl.session.client import Session
-from criuctl.session.processes import Tree
+from criuctl.session.client.session import Session
+from criuctl.session.holder.cgroup import SessionGroup
+from criuctl.session.holder.processes import Tree
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,8 @@ from support.holding import TIMEOUT, Holders, expected, numbers, until
 from support.keeper import wait_until
 
 from criuctl.errors import SessionGone, TimedOut
-from criuctl.session.bytelog import read_file
-from criuctl.session.client import Event, Output, Session
+from criuctl.session.client.session import Event, Output, Session
+from criuctl.session.holder.output_log import read_file
 
 pytestmark = pytest.mark.integration
 
@@ -121,7 +121,7 @@ def test_clients_that_are_killed_leave_the_session_alone(holders: Holders) -> No
     script = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from criuctl.config import Config\n"
-        "from criuctl.session.client import Session\n"
+        "from criuctl.session.client.session import Session\n"
         "s = Session.connect('s', config=Config(run_dir=sys.argv[2]), kind='agent', operator='victim', role='write')\n"
         "s.attach('start', write=True, size=(30, 90))\n"
         "print('in', flush=True)\n"

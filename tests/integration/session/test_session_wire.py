@@ -21,13 +21,23 @@ from support.holding import TIMEOUT, Holders
 
 from criuctl.errors import SessionGone, UsageError
 from criuctl.session import names, protocol
-from criuctl.session.client import Session
-from criuctl.session.requests import Requests
+from criuctl.session.client.session import Session
+from criuctl.session.holder.event_operations import EventOperations
+from criuctl.session.holder.holder_operations import HolderOperations
+from criuctl.session.holder.output_operations import OutputOperations
+from criuctl.session.holder.presence_operations import PresenceOperations
+from criuctl.session.holder.tree_operations import TreeOperations
+from criuctl.session.holder.write_operations import WriteOperations
 from criuctl.session.sessions import forget
 
 pytestmark = pytest.mark.integration
 
-OPERATIONS_OF_THE_HOLDER = sorted(Requests(MagicMock()).operations)
+GROUPS: list[Any] = [PresenceOperations, OutputOperations, EventOperations, WriteOperations, TreeOperations, HolderOperations]
+OPERATIONS_OF_THE_HOLDER = sorted(
+    name
+    for kind in GROUPS
+    for name in kind(**dict.fromkeys(kind.__init__.__annotations__.keys() - {"return"}, MagicMock())).operations
+)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 from support.keeper import wait_until
 from support.operating import TIMEOUT, Operators, ended, literally, pid_of
 
-from criuctl.session.screen import Screen
+from criuctl.session.screen.screen import Screen
 
 pytestmark = pytest.mark.integration
 BASH = ("bash", "--norc", "--noprofile")

@@ -13,7 +13,7 @@ from support.operating import TIMEOUT, Operators, ended
 
 from criuctl.config import Config
 from criuctl.errors import WrongState
-from criuctl.session.client import Session
+from criuctl.session.client.session import Session
 
 pytestmark = pytest.mark.integration
 

@@ -22,7 +22,7 @@ from criuctl.host.registry import SessionRecord
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
 from criuctl.session import sessions
-from criuctl.session.client import Output, Session
+from criuctl.session.client.session import Output, Session
 
 
 class SlowHolder:

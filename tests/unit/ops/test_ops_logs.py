@@ -12,9 +12,9 @@ import pytest
 
 from criuctl.config import Config
 from criuctl.ops.logs import audit, recording
-from criuctl.session.audit import AuditLog
-from criuctl.session.bytelog import OutputLog
-from criuctl.session.timeline import MAX_SIZE, Timeline, owner
+from criuctl.session.holder.audit_log import AuditLog
+from criuctl.session.holder.output_log import OutputLog
+from criuctl.session.holder.timeline import MAX_SIZE, Timeline, owner
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from criuctl.config import Config
 from criuctl.host.registry import Registry, SessionRecord
 from criuctl.ops.sessions import run
-from criuctl.session import launch
-from criuctl.session.launch import Started
+from criuctl.session.launch import daemon
+from criuctl.session.launch.daemon import Started
 
 
 def test_a_session_that_has_started_is_no_failure_of_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_a_session_that_has_started_is_no_failure_of_a_full_disk(tmp_path: Path,
     def full(_registry: Registry, _record: SessionRecord) -> SessionRecord:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(launch, "start_holder", lambda _config, spec: Started(spec.name, "0" * 32, 1, "", os.getpid(), 1))
+    monkeypatch.setattr(daemon, "start_holder", lambda _config, spec: Started(spec.name, "0" * 32, 1, "", os.getpid(), 1))
     monkeypatch.setattr(Registry, "put", full)
     started = run(Config(state_dir=str(tmp_path), run_dir=str(tmp_path / "run")), ["sleep", "600"])
     assert (started.name, started.pid) == ("sleep", os.getpid())

@@ -25,7 +25,7 @@ from criuctl.config import Config
 from criuctl.errors import ConfigError, HostUnreachable, LinkLost, PlatformError, UsageError
 from criuctl.proc import command
 from criuctl.proc.child import Child
-from criuctl.session.remote import Remote
+from criuctl.session.client.remote import Remote
 from criuctl.transport import ssh
 from criuctl.transport.ssh import Connection, Host
 

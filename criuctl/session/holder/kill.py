@@ -1,0 +1,55 @@
+"""Ending every process of a session, and knowing when that is done.
+
+SIGTERM to all, after the grace SIGKILL to all, again and again until no process is found: a tree that
+forks while it is killed is killed too.  A frozen tree is thawed once the signals are pending.  A holder
+looks by a timer, and only while it kills.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from ...proc.tree import ProcessIdentity
+from .event_loop import Loop
+from .processes import Tree
+from .session_state import SessionState
+
+_LOOK = 0.02  # seconds between two looks
+
+
+class Kills:
+    """Kills the processes of one session.
+
+    `finish` is called when the session was ``checkpointed``, where no end of the tree ends it.
+    """
+
+    def __init__(self, loop: Loop, tree: Tree, session: SessionState, finish: Callable[[], None]) -> None:
+        self._loop, self._tree, self._session, self._finish = loop, tree, session, finish
+        self.under_way = 0
+
+    def begin(self, grace: float, done: Callable[[int], None]) -> None:
+        """Kill all, after `grace` seconds by SIGKILL; `done` gets the number of processes."""
+        self.under_way += 1
+        members = self._tree.members()
+        self._tree.signal(signal.SIGTERM if grace else signal.SIGKILL, members)
+        self._tree.thaw()
+        if self._session.state == "paused":
+            self._session.run_again()
+            self._session.set_state("running")
+        self._look(time.monotonic() + grace, set(members), done)
+
+    def _look(self, hard: float, seen: set[ProcessIdentity], done: Callable[[int], None]) -> None:
+        members = self._tree.members()
+        seen.update(members)
+        if not members:
+            if self._session.state == "checkpointed":
+                self._finish()
+            self.under_way -= 1
+            done(len(seen))
+            return
+        if time.monotonic() >= hard:
+            self._tree.signal(signal.SIGKILL, members)
+            self._tree.thaw()
+        self._loop.after(_LOOK, lambda: self._look(hard, seen, done))

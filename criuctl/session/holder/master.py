@@ -1,0 +1,232 @@
+"""The master side of a session's terminal: output into the log, input out of a queue.
+
+It reads and writes in large steps and never blocks.  The slave side is kept open here too: a terminal
+whose last user closed it for a moment would otherwise report a hang-up for ever, and the session's end
+is known from its process, not from its terminal.  Reading until the kernel has nothing more is exact: it
+first delivers what writers have put into the terminal's buffers.
+
+Input is written in the order in which it was accepted, chunk by chunk, as the terminal takes it.  While
+it is `held` (a checkpoint is being made, or the tree is not here) it waits in the queue.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import termios
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..screen.modes import Modes
+from .base64_text import decoded, encoded
+from .event_loop import READ, WRITE, Loop
+from .output_log import OutputLog
+
+_BATCH = 256 << 10  # bytes read before clients get their share
+_WRITE = 4096
+_TIOCGPTPEER = 0x5441
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Input that was accepted."""
+
+    data: bytes
+    who: dict[str, Any]  # the operator, as the audit log names it
+    kind: str
+    connection: int = -1  # descriptor of the connection that waits for the answer, -1 for none
+    request: int = 0
+    at: int = 0  # bytes written already
+    offset: int = -1  # the log's end when the first byte was written
+    answered: bool = False
+
+
+class Master:
+    """One terminal, or none at the moment."""
+
+    def __init__(self, loop: Loop, log: OutputLog, modes: Modes) -> None:
+        self._loop, self.log, self.modes = loop, log, modes
+        self.fd = -1
+        self._slave = -1
+        self.rows, self.cols, self.xpixel, self.ypixel = 24, 80, 0, 0
+        self.queue: deque[Chunk] = deque()
+        self.queued = 0  # bytes of input not yet written
+        self.held = False
+        self.on_output: Callable[[], None] = lambda: None
+        self.on_begun: Callable[[Chunk, bool], None] = lambda chunk, hidden: None
+        self.on_written: Callable[[Chunk], None] = lambda chunk: None
+        self.on_broken: Callable[[], None] = lambda: None
+        self.on_released: Callable[[], None] = lambda: None
+
+    # -- the terminal -----------------------------------------------------------------------------
+
+    def open(self, fd: int) -> None:
+        """Take a master, which is closed by `close`."""
+        self.fd = fd
+        os.set_blocking(fd, False)
+        os.set_inheritable(fd, False)
+        self._slave = fcntl.ioctl(fd, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+        self.rows, self.cols, self.xpixel, self.ypixel = struct.unpack("HHHH", fcntl.ioctl(fd, termios.TIOCGWINSZ, b"\0" * 8))
+        self._watch()
+
+    def close(self) -> None:
+        """Read what is left of the output, and close the terminal."""
+        if self.fd >= 0:
+            self.drain()
+            self._loop.unwatch(self.fd)
+            for fd in (self.fd, self._slave):
+                if fd >= 0:
+                    os.close(fd)
+            self.fd = self._slave = -1
+
+    def resize(self, rows: int, cols: int, xpixel: int, ypixel: int) -> bool:
+        """Set the window size; return whether it changed."""
+        new = (rows, cols, xpixel, ypixel)
+        if new == (self.rows, self.cols, self.xpixel, self.ypixel):
+            return False
+        self.rows, self.cols, self.xpixel, self.ypixel = new
+        if self.fd >= 0:
+            set_window_size(self.fd, *new)
+        return True
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the terminal shows what is typed; a password prompt does not."""
+        try:
+            return bool(termios.tcgetattr(self.fd)[3] & termios.ECHO)
+        except (OSError, termios.error):
+            return False
+
+    # -- output -----------------------------------------------------------------------------------
+
+    def drain(self, limit: int = 1 << 24) -> None:
+        """Read until nothing is left, but at most `limit` bytes: a running tree may print for ever."""
+        end = self.log.end + limit
+        while self.fd >= 0 and self.log.end < end and self._read():
+            pass
+
+    def _ready(self, events: int) -> None:
+        if events & ~WRITE:
+            self._read()
+        if events & WRITE and self.fd >= 0:
+            self.write()
+
+    def _read(self) -> bool:
+        """Read one batch; return False when nothing is left.
+
+        The kernel gives at most 4 KiB at a time; nearly all of the holder's time is spent in these reads.
+        """
+        log, fd = self.log, self.fd
+        start, more = log.end, True
+        while more and log.end - start < _BATCH:
+            room, count = log.room(), 0
+            try:
+                while count < len(room):
+                    got = os.readv(fd, [room[count:]])
+                    count += got
+                    if not got:
+                        more = False
+                        break
+            except BlockingIOError:
+                more = False
+            except OSError:  # EIO: hung up, for good
+                more = False
+                self._loop.unwatch(fd)
+                self._loop.soon(self.on_broken)
+            log.advance(count)
+        position = start
+        while position < log.end:
+            piece = log.view(position, log.end - position)
+            if self.modes.carry or log.escapes(position, len(piece)):
+                self.modes.feed(memoryview(piece), position)
+            position += len(piece)
+        if log.end > start:
+            self.on_output()
+            log.flush()
+        return more
+
+    # -- input ------------------------------------------------------------------------------------
+
+    def put(self, chunk: Chunk) -> None:
+        """Add input to the queue."""
+        self.queue.append(chunk)
+        self.queued += len(chunk.data)
+        if len(self.queue) == 1:
+            self.write()
+
+    def hold(self, held: bool) -> None:
+        """Hold input back, or go on writing it."""
+        self.held = held
+        if not held:
+            self.write()
+            self.on_released()
+
+    def drop(self, unless: Callable[[Chunk], bool]) -> list[Chunk]:
+        """Remove queued input unless it is to stay; return what was removed."""
+        dropped = [chunk for chunk in self.queue if not unless(chunk)]
+        self.queue = deque(chunk for chunk in self.queue if unless(chunk))
+        self.queued = sum(len(chunk.data) - chunk.at for chunk in self.queue)
+        return dropped
+
+    def forget(self, connection: int) -> None:
+        """A client is gone: write its input, but answer nothing."""
+        for chunk in self.queue:
+            if chunk.connection == connection:
+                chunk.connection = -1
+
+    def write(self) -> None:
+        """Write what the terminal takes."""
+        if self.fd < 0 or self.held:
+            return
+        try:
+            while self.queue and not self.held:
+                chunk = self.queue[0]
+                if chunk.offset < 0:
+                    chunk.offset = self.log.end
+                    self.on_begun(chunk, not self.echoes)
+                while chunk.at < len(chunk.data):
+                    count = os.write(self.fd, chunk.data[chunk.at : chunk.at + _WRITE])
+                    chunk.at += count
+                    self.queued -= count
+                self.queue.popleft()
+                self.on_written(chunk)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._loop.soon(self.on_broken)
+        self._watch()
+
+    def _watch(self) -> None:
+        if self.fd >= 0:
+            waiting = bool(self.queue) and not self.held
+            self._loop.watch(self.fd, READ | WRITE if waiting else READ, self._ready)
+
+    # -- re-exec ----------------------------------------------------------------------------------
+
+    def to_state(self) -> dict[str, Any]:
+        """Return all of it, for the next program of this holder."""
+        return {
+            "master": self.fd,
+            "size": [self.rows, self.cols, self.xpixel, self.ypixel],
+            "held": self.held,
+            "queue": [asdict(chunk) | {"data": encoded(chunk.data)} for chunk in self.queue],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `to_state` returned."""
+        self.held = state["held"]
+        self.rows, self.cols, self.xpixel, self.ypixel = state["size"]
+        for values in state["queue"]:
+            chunk = Chunk(**values | {"data": decoded(values["data"])})
+            self.queue.append(chunk)
+            self.queued += len(chunk.data) - chunk.at
+        if state["master"] >= 0:
+            self.open(state["master"])
+
+
+def set_window_size(fd: int, rows: int, cols: int, xpixel: int = 0, ypixel: int = 0) -> None:
+    """Set the window size of a terminal; a change sends SIGWINCH to its foreground group."""
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, cols, xpixel, ypixel))
