@@ -27,11 +27,11 @@ def program() -> NoReturn:
     at_end: Callable[[], None] | None = None
     if _speaks_to_s3(sys.argv[1:], os.environ):
         from .cli.streams import fill_standard_streams
-        from .proc import aside
+        from .proc import early_process
 
         fill_standard_streams()
-        aside.begin("criuctl.store.apart")
-        at_end = aside.end_waiting
+        early_process.begin("criuctl.store.boto3_process")
+        at_end = early_process.end_waiting
     from .cli.main import program as run
 
     run(at_end)

@@ -55,7 +55,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import DataError, ObjectMissing, StoreDenied, StoreFull
 from . import gclists
-from .collected import Collected, Removal
+from .gc_result import Collected, Removal
 from .gclists import ABANDONED, DOOMED, MARKED, WRITING, PackList
 from .gcsegments import Segments
 from .liveness import Live, Pack, Survey, packs_of

@@ -12,7 +12,7 @@ from .packs import PackIndex, object_name, read_index
 
 if TYPE_CHECKING:
     from ..report import Reporter
-    from .collected import Collected, Removal
+    from .gc_result import Collected, Removal
     from .liveness import Survey
     from .repository import Repository
 

@@ -25,7 +25,7 @@ from ..errors import CriuctlError, Damaged, StoreUnreachable
 from ..proc.threads import Later, side_by_side
 from .buffers import BUFFER_SIZE, PageBuffer
 from .chunks import ENTRY, FILE_PIECE, INLINE_CHUNKS, MAX_CHUNK, PAGE, WINDOW, StreamRef
-from .effort import fitting
+from .compression_level import fitting
 from .gclists import Intent
 from .layers import At
 from .manifest import CheckpointSummary, Manifest

@@ -75,7 +75,7 @@ def store_key(ctx: click.Context, _param: click.Parameter, incomplete: str) -> l
     """Labels of the keys that open the store, and fingerprints of those that have none."""
 
     def ask() -> list[CompletionItem]:
-        from ..ops.storekeys import key_list
+        from ..ops.store_keys import key_list
 
         found = key_list(_app(ctx).config)[0]
         return [CompletionItem(name, help=k.kind) for k in found if (name := k.label or k.fingerprint).startswith(incomplete)]

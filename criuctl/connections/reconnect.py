@@ -33,7 +33,7 @@ from msgspec.structs import replace
 
 from ..checkpoint.manifest import ConnectionRecord
 from ..errors import CriuctlError
-from ..proc import dialling, sockdiag
+from ..proc import connecting, sockdiag
 from ..proc.credentials import Credentials, acting_as
 from .protocols.base import ApplicationProtocol, CannotRebuild, PeerAway, Settings
 from .rules import endpoint
@@ -106,7 +106,7 @@ class Engine:
         self._due = [(self.began, number) for number in range(len(self.states))]  # a heap
         self._open = len(self.states)  # without a result
         self._stopped = False
-        self._names: dict[tuple[str, int, int], tuple[float, list[dialling.Address]]] = {}
+        self._names: dict[tuple[str, int, int], tuple[float, list[connecting.Address]]] = {}
         self._random = random.SystemRandom()
         self._rehearsed: set[str] = set()
         self._rehearsal = threading.Lock()
@@ -153,7 +153,7 @@ class Engine:
     def _forsaken(self, state: _State) -> Result:
         """A try that did not end: the socket is dead, whatever the thread still believes."""
         with contextlib.suppress(OSError), state.job.borrow() as sock:
-            dialling.hang_up(sock)
+            connecting.hang_up(sock)
         return self._result(state, "its application protocol did not come to an end")
 
     # -- workers ----------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Engine:
                 with self._changed:
                     state.borrowed = sock
                 try:
-                    dialling.disconnect(sock)
+                    connecting.disconnect(sock)
                     self._rehearse(state, sock, min(state.deadline, time.monotonic() + _TRY))
                     facts = self._connect(job, sock, min(state.deadline, time.monotonic() + _TRY))
                     with self._changed:
@@ -198,15 +198,15 @@ class Engine:
                     state.failed(_told(error), getattr(error, "hint", ""))
                     pause = self._pause(state) if isinstance(error, PeerAway) or error.errno in _AWAY else None
                     if pause is not None and not _spent(sock):
-                        dialling.disconnect(sock)
+                        connecting.disconnect(sock)
                         return pause
                 except CannotRebuild as error:
                     state.failed(error.message, error.hint)
-                except dialling.Cancelled:
+                except connecting.Cancelled:
                     return None
                 except Exception as error:  # a protocol's bug costs its own connection, not the restore
                     state.last = f"{type(error).__name__}: {error}"
-                dialling.hang_up(sock)
+                connecting.hang_up(sock)
                 with self._changed:
                     state.borrowed = None
         except OSError as error:
@@ -221,7 +221,7 @@ class Engine:
     def _go_on(self) -> None:
         """`Cancelled` once it is over: nothing may be done to a program that runs, however late a thread comes to it."""
         if self._stopped:
-            raise dialling.Cancelled
+            raise connecting.Cancelled
 
     def _result(self, state: _State, reason: str, facts: dict[str, Any] | None = None) -> Result:
         seconds = round(time.monotonic() - self.began, 3)
@@ -269,17 +269,17 @@ class Engine:
     def _dial(self, job: Job, sock: socket.socket, deadline: float) -> None:
         record = job.record
         if sock.family == socket.AF_UNIX:
-            name = dialling.spelled(record.peer)
+            name = connecting.spelled(record.peer)
             self._go_on()
             # Whoever listens there is told who connects (SO_PEERCRED), and whether one may is for the kernel to say.
             if name is not None:
                 with acting_as(job.user):
-                    dialling.connect(sock, name, deadline, self._cancel)
+                    connecting.connect(sock, name, deadline, self._cancel)
                 return
-            target = dialling.inside_root(job.pid, record.peer, job.user)
+            target = connecting.inside_root(job.pid, record.peer, job.user)
             try:
                 with acting_as(job.user):
-                    dialling.connect(sock, f"/proc/self/fd/{target}", deadline, self._cancel)
+                    connecting.connect(sock, f"/proc/self/fd/{target}", deadline, self._cancel)
             finally:
                 os.close(target)
             return
@@ -290,20 +290,20 @@ class Engine:
                 # The last address may take all the time that is left, the others their share of it.
                 self._go_on()
                 share = (deadline - time.monotonic()) / (len(addresses) - number + 1)
-                dialling.connect(sock, address, time.monotonic() + min(share, _DIAL), self._cancel)
+                connecting.connect(sock, address, time.monotonic() + min(share, _DIAL), self._cancel)
                 return
             except OSError:
                 if number == len(addresses):
                     raise
-                dialling.disconnect(sock)
+                connecting.disconnect(sock)
 
-    def _addresses(self, host: str, port: int, family: int) -> list[dialling.Address]:
+    def _addresses(self, host: str, port: int, family: int) -> list[connecting.Address]:
         """The peer's addresses, asked of the host's resolver anew, but not by every connection for itself."""
         key = (host, port, family)
         known = self._names.get(key)
         if known is None or time.monotonic() - known[0] > _NAMES_KEPT:
             try:
-                known = time.monotonic(), dialling.hosts_of(host, port, family, 0)
+                known = time.monotonic(), connecting.hosts_of(host, port, family, 0)
             except socket.gaierror as error:
                 raise PeerAway(f"the name {host} is not known: {error.strerror}") from error
             self._names[key] = known

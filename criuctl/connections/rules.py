@@ -24,9 +24,9 @@ from msgspec.structs import replace
 from ..checkpoint.manifest import ConnectionRecord
 from ..config import Config, ConnectionPolicy
 from ..errors import ConfigError
-from . import lending
-from .lending import Owner, Terms
+from . import secret_scope
 from .protocols.base import Settings
+from .secret_scope import Owner, Terms
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -81,7 +81,7 @@ class Rule(Struct, frozen=True):
     @property
     def lends(self) -> bool:
         """Whether it has a secret."""
-        return lending.has_secret(self.settings)
+        return secret_scope.has_secret(self.settings)
 
     @property
     def terms(self) -> Terms | None:
@@ -163,10 +163,10 @@ def decide(
 
 def unless_lent(decided: Decision, holders: Sequence[Owner]) -> Decision:
     """`decided`, without a secret that the connection's `holders` may not have."""
-    if decided.terms is None or lending.may_have(decided.terms, holders):
+    if decided.terms is None or secret_scope.may_have(decided.terms, holders):
         return decided
-    decided = replace(decided, settings=lending.without_secret(decided.settings))
-    return _instead(decided, lending.refusal(decided.rule, holders)) if decided.policy == "reconnect" else decided
+    decided = replace(decided, settings=secret_scope.without_secret(decided.settings))
+    return _instead(decided, secret_scope.refusal(decided.rule, holders)) if decided.policy == "reconnect" else decided
 
 
 def owners_of(record: ConnectionRecord, owners: Mapping[int, Owner]) -> list[Owner]:

@@ -27,11 +27,11 @@ from ..proc.tree import Process, read_tree
 from ..report import Reporter
 from . import detect
 from .drain import Key, wait_idle
-from .inspecting import Answer, Question, ask_all
-from .lending import Owner, of_tree
+from .peer_inspection import Answer, Question, ask_all
 from .protocols import BUILT_IN, find
 from .record import Connection, Look, look
 from .rules import TRANSPORTS, Decision, Rules, decide, endpoint, parse
+from .secret_scope import Owner, of_tree
 
 _RESOLVE_SECONDS = 2.0  # for all host names together
 _ACCEPT_SECONDS, _ACCEPT_PAUSE = 1.0, 0.02  # for which a dump waits for servers of the tree; between two looks

@@ -25,7 +25,7 @@ from ..config import Config
 from ..errors import PlatformError, TimedOut, UntrustedPath
 from ..proc import command
 from ..proc.ownership import opened_own
-from . import features, stall
+from . import features, hang_detection
 from .rpc import Swrk
 
 MINIMUM = (4, 2)
@@ -90,9 +90,9 @@ class CriuBinary(Struct, frozen=True):
                     ours.shutdown(socket.SHUT_RDWR)  # others may have it, too: see `Dumper.conversation`
                 ours.close()
                 try:
-                    wait(None if not swrk.expendable else 0.0 if swrk.hangs else stall.ROLLBACK)
+                    wait(None if not swrk.expendable else 0.0 if swrk.hangs else hang_detection.ROLLBACK)
                 except TimedOut:
-                    stall.end(pid)  # which is it still: nobody has been told of its end
+                    hang_detection.end(pid)  # which is it still: nobody has been told of its end
                     wait(None)
         finally:
             ours.close()

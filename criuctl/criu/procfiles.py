@@ -7,7 +7,7 @@ is.  Processes of outside may have ended by then, or have other numbers.  So a r
 - of a process of the tree: CRIU opens them;
 - of a thread of the tree, or of what a process has open (``fdinfo``, ``map_files``): *late*.  CRIU
   gets ``/`` to open; when all is there the process opens the file under the same number
-  (`criuctl.restore.lateprocfiles`);
+  (`criuctl.restore.late_proc_files`);
 - of a process outside that is still the same: CRIU opens them;
 - of one that has ended, or cannot be seen from where the tree comes to, or of a thread that has
   ended: *ended*.  CRIU knows that of dead processes: it makes one for as long as it opens files.

@@ -26,7 +26,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import CriuctlError
-from . import schema, stall
+from . import hang_detection, schema
 
 Notify = Callable[[str, int], bool | Sequence[str]]
 """Called with (script name, PID or 0) at each notification; what it returns is CRIU's answer.
@@ -180,15 +180,15 @@ class Swrk:
         """Until CRIU says something; `CriuGone`, or the `veto`, when it hangs."""
         poller = select.poll()
         poller.register(self.sock, select.POLLIN)
-        watch = stall.Watch(self.pid)
+        watch = hang_detection.Watch(self.pid)
         self.hangs = False
-        while not poller.poll(stall.LOOK * 1000):
+        while not poller.poll(hang_detection.LOOK * 1000):
             idle = watch.idle()
-            self.hangs = idle > stall.ROLLBACK
+            self.hangs = idle > hang_detection.ROLLBACK
             if self.hangs and veto is not None:
                 raise veto
-            if idle > stall.PATIENCE:
-                raise CriuGone(f"CRIU has done nothing for {stall.PATIENCE:g} s")
+            if idle > hang_detection.PATIENCE:
+                raise CriuGone(f"CRIU has done nothing for {hang_detection.PATIENCE:g} s")
 
 
 def end_tracer(pid: int) -> bool:

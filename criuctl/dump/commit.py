@@ -18,17 +18,17 @@ from ..checkpoint.manifest import Manifest, PredicateRecord
 from ..criu.images import ImageSet
 from ..criu.pages import PageImage
 from ..errors import DumpFailed
-from ..files import fifos, heldinodes, predicates
+from ..files import fifos, inode_records, predicates
 from ..hooks import Hooks
-from ..host import hooking, latest
-from ..host.latest import Latest
+from ..host import hook_facts, latest_checkpoints
+from ..host.latest_checkpoints import Latest
 from ..host.registry import Registry, boot_id
 from ..proc.tree import wait_ended
-from .describe import Taken, describe
 from .destination import Destination
 from .freeze import Freeze
 from .freeze_limit import FreezeLimit
 from .job import DumpJob
+from .manifest_of_tree import Taken, describe
 from .parts import TreeParts
 from .signals import ignore_signals
 
@@ -138,14 +138,14 @@ class Commit(Struct, eq=False):
         job, writer = self.job, self.destination.writer
         job.reporter.step("store")
         writer.flush()
-        self.hooks.run("post-dump", checkpoint=manifest.id, connections=hooking.about_connections(manifest))
+        self.hooks.run("post-dump", checkpoint=manifest.id, connections=hook_facts.about_connections(manifest))
         manifest = replace(self._with_sizes(manifest), hooks=tuple(self.hooks.records()))
         manifest = replace(manifest, fifos=fifos.seen_again(manifest.fifos, self.freeze.seen.tree))
         job.reporter.step("commit")
         home = self.destination.home
         summary = writer.commit(manifest, home.look if home is not None else None)
         if self.destination.delivery is None:
-            latest.note(job.config, Latest.of(summary, self.destination.url), job.reporter)
+            latest_checkpoints.note(job.config, Latest.of(summary, self.destination.url), job.reporter)
         return replace(manifest, number=summary.number)
 
     def _with_sizes(self, manifest: Manifest) -> Manifest:
@@ -187,8 +187,8 @@ class Commit(Struct, eq=False):
             fifos=fifos.with_unread(images, seen.tree, seen.opened),
         )
         made = describe(self.job, self.destination.session, taken, images, memory, writer)
-        held += heldinodes.of_links(links)
-        mac = heldinodes.mac(self.job.config, made.session.id, held)
+        held += inode_records.of_links(links)
+        mac = inode_records.mac(self.job.config, made.session.id, held)
         made = made.with_use(inodes=tuple(held), inodes_mac=mac)
         if parts.devices is not None:
             made = made.with_gpu(parts.devices.record(), self._gpu_timings())

@@ -27,7 +27,7 @@ from ..criu import driver
 from ..criu.images import ImageSet
 from ..criu.pages import PageImage
 from ..errors import FrozenTooLong, NoSuchProcess
-from ..files import files, heldinodes
+from ..files import inode_records, recording
 from ..hooks import Hooks
 from ..host import connection_locks
 from ..host.preload import DUMP, preload
@@ -37,7 +37,7 @@ from ..proc.tree import Process, read_tree
 from ..repairs.base import FrozenTree
 from ..repairs.interrupted_calls import restart_living, restart_seized  # loaded now: they are needed in a freeze
 from ..report import Reporter
-from . import ownmemory, surroundings
+from . import criu_facts, private_memory
 from .connection_lock import ConnectionLock
 from .criu_failures import LONG, PAUSES, passing
 from .delivery import Delivery
@@ -190,19 +190,21 @@ class Freeze(Struct, eq=False):
             reporter.finding(finding)
         # Files and memory of one process alone are looked at by another thread, while CRIU reads the memory.
         assert self._helper is not None
-        own = self._helper.do(lambda: ownmemory.own_memory(tree))
+        own = self._helper.do(lambda: private_memory.own_memory(tree))
         self._collected = Collected(reporter, self._helper.do(lambda: self._files(reporter)), own)
         if not self.job.wishes.leave_running:
             parts.farewell.hold(looked.external)
         self.seen.connections = [c.record for c in looked.connections]
         parts.terminals.hold(opened, self.dumper.conversation)
         self.hooks.run("frozen", processes=[p.pid for p in tree])
-        return driver.Frozen(surroundings.page_guards(tree), looked.unix_keys())
+        return driver.Frozen(criu_facts.page_guards(tree), looked.unix_keys())
 
     def _files(self, reporter: Reporter) -> tuple[list[FileRecord], list[InodeRecord]]:
-        held = heldinodes.record(self.seen.tree, self.seen.opened)
+        held = inode_records.record(self.seen.tree, self.seen.opened)
         parts, job = self.parts, self.job
-        found = files.collect(self.writer, job.config, self.seen.opened, parts.carried, parts.binaries, job.root.pid, reporter)
+        found = recording.collect(
+            self.writer, job.config, self.seen.opened, parts.carried, parts.binaries, job.root.pid, reporter
+        )
         return found, held
 
     def images_written(self) -> FreezeLimit:

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from ..connections.farewell import Farewell
+from ..connections.closing import Farewell
 from ..connections.repair_mode import RepairMode
 from ..connections.survey import Survey
 from ..criu.options import DumpOptions
-from ..files import files, overlays, remaps
+from ..files import carried_binaries, link_remaps, recording
 from ..gpu.use import opened_device
 from ..host.holders import DumpedHolder
-from ..namespaces.namespaces import NamespacePlan
+from ..namespaces.plan import NamespacePlan
 from ..proc.descriptors import Descriptor
 from ..proc.procfs import reading
 from ..repairs.call_time_limits import Waits
 from ..repairs.registry import Repairs
 from ..terminals.dumped import DumpedTerminals
-from . import surroundings
+from . import criu_facts
 from .checks.scene import Scene
 from .job import DumpJob
 from .subject import Subject
@@ -36,10 +36,10 @@ class TreeParts(Struct):
 
     survey: Survey  # its connections
     carried: list[str]  # absolute paths of --with-files
-    binaries: overlays.Binaries
+    binaries: carried_binaries.Binaries
     entry: NamespacePlan  # how CRIU gets into its namespaces
     net: int  # descriptor of its network namespace, which may outlive the tree
-    links: remaps.DumpedLinks
+    links: link_remaps.DumpedLinks
     external: Mapping[str, Descriptor]  # CRIU's key -> what it cannot reach by a path
     leased: bool  # a process has a lease on a file
     terminals: DumpedTerminals
@@ -56,7 +56,7 @@ class TreeParts(Struct):
         return DumpOptions(
             pid=self.entry.root,
             leave_running=job.wishes.leave_running,
-            shell_job=surroundings.needs_shell_job(job.root.pid),
+            shell_job=criu_facts.needs_shell_job(job.root.pid),
             external=[*self.external, *self.terminals.external],
             external_mounts=self.entry.is_init,
             timeout=job.config.criu_timeout,
@@ -86,12 +86,12 @@ def gather(
     stack.callback(os.close, net)
     parts = TreeParts(
         survey=survey,
-        carried=files.resolve_carried(job.wishes.with_files, root.pid),
-        binaries=overlays.Binaries(root.pid, wanted=job.wishes.carry_binaries),
+        carried=recording.resolve_carried(job.wishes.with_files, root.pid),
+        binaries=carried_binaries.Binaries(root.pid, wanted=job.wishes.carry_binaries),
         entry=entry,
         net=net,
-        links=remaps.DumpedLinks(root.pid, entry, stack),
-        external=surroundings.external_files(scene.living, scene.opened),
+        links=link_remaps.DumpedLinks(root.pid, entry, stack),
+        external=criu_facts.external_files(scene.living, scene.opened),
         leased=any(d.leased for held in scene.opened.values() for d in held),
         terminals=DumpedTerminals(root.pid, scene.living, scene.opened, stack),
         holder=DumpedHolder(job.config, subject.session, root, stack),

@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ..checkpoint.writer import CheckpointWriter
-from ..criu.ahead import Walk
+from ..criu.memory_ahead import Walk
 from ..errors import NoSuchProcess
 from ..proc.memory import soft_dirty
 from ..proc.tree import read_tree

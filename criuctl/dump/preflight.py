@@ -26,17 +26,17 @@ from .checks.gpu import check_gpu
 from .checks.host import check_host
 from .checks.memory import check_mappings, check_programs
 from .checks.mounts import check_mounts
+from .checks.namespaces import check_bound, check_freezer, check_ipc, check_namespaces, check_network, check_proc_mount
 from .checks.pipes import check_pipes
+from .checks.proc_files import check_proc_files, check_proc_folders
 from .checks.processes import check_processes
-from .checks.procfiles import check_proc_files, check_proc_folders
 from .checks.scene import Scene, collect
 from .checks.services import check_service
-from .checks.sharedmaps import check_shared_mappings
-from .checks.spaces import check_bound, check_freezer, check_ipc, check_namespaces, check_network, check_proc_mount
-from .checks.sysv import check_sysv
+from .checks.shared_mappings import check_shared_mappings
+from .checks.system_v import check_sysv
 from .checks.terminals import check_terminals
 from .checks.watches import check_watches
-from .connections import hung_up_unasked
+from .connection_report import hung_up_unasked
 from .criu_failures import PAUSES
 from .job import DumpJob
 

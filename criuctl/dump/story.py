@@ -23,31 +23,31 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ..cgroups import remade
+from ..cgroups import recreation
 from ..config import Config
 from ..connections.survey import Survey
 from ..criu import binary, driver
 from ..errors import CriuctlError, DumpFailed
-from ..files import files, predicates
-from ..host import hooking
-from ..host.failures.helpers import told_as
+from ..files import predicates, recording
+from ..host import hook_facts
+from ..host.failures.command_failures import told_as
 from ..host.journal import events
+from ..host.lost_homes import stopping
 from ..host.registry import Registry, check_outside
 from ..host.stale_locks import forget_stale_locks
-from ..host.standdown import stopping
 from ..host.target import Target, resolve_target
-from ..namespaces.namespaces import NamespacePlan, plan_entry
+from ..namespaces.plan import NamespacePlan, plan_entry
 from ..proc.scratch import Scratch
 from ..report import Reporter
-from . import aftermath, freeze_limit, preflight, subject
+from . import ending, freeze_limit, preflight, subject
 from .after_commit import AfterCommit
 from .commit import Commit
 from .connection_lock import ConnectionLock
 from .delivery import Delivery
-from .describe import DumpResult, result_of
 from .destination import Destination, open_destination
 from .freeze import Freeze
 from .job import DumpJob, DumpWishes
+from .manifest_of_tree import DumpResult, result_of
 from .parts import TreeParts, gather, uses_devices
 from .signals import handlers_restored
 
@@ -85,7 +85,7 @@ def dump(
     check_outside(config)
     reporter.step("resolve", target=target)
     forget_stale_locks(config)  # first of all: what a killed criuctl has left may be of this tree
-    remade.sweep(config)
+    recreation.sweep(config)
     found = resolve_target(target, registry.lookup, registry.session_of)
     with AfterCommit(reporter) as after, ExitStack() as stack:
         stack.enter_context(told_as(DumpFailed, lambda: "the tree runs on" if found.root.alive() else ""))
@@ -93,7 +93,7 @@ def dump(
         # No other criuctl dumps this tree, or changes its session, meanwhile.
         dumped = subject.claim(config, registry, found, wishes.name, stack)
         job = DumpJob(config, reporter, wishes, dumped.root, began, bound, moves=delivery is not None)
-        hooks = hooking.of_dump(
+        hooks = hook_facts.of_dump(
             config,
             reporter,
             dumped.session,
@@ -137,10 +137,10 @@ def dump(
                 commit.store_running()
             manifest = commit.committed()
         except BaseException as error:
-            manifest = aftermath.settle_failure(error, job, parts, freeze, commit)
+            manifest = ending.settle_failure(error, job, parts, freeze, commit)
         # The checkpoint exists: nothing that fails from here on is a failed dump.
         after.begins(hooks)
-        aftermath.finish(job, registry, parts, freeze, commit, after, manifest)
+        ending.finish(job, registry, parts, freeze, commit, after, manifest)
     hooks.run("post-commit", number=manifest.number)
     reporter.step("done")
     return result_of(job, manifest, destination.url, hooks, commit.rounds, parts.devices)
@@ -175,7 +175,7 @@ def _warn_name(
 
 def _store_ahead(job: DumpJob, parts: TreeParts, destination: Destination, commit: Commit) -> None:
     """Store what does not change, or rarely, while the tree runs: programs, and memory in rounds (pre-copy)."""
-    files.store_ahead(destination.writer, job.root.pid, parts.binaries)
+    recording.store_ahead(destination.writer, job.root.pid, parts.binaries)
     if job.wishes.precopy:
         from .precopy import precopy  # of few dumps
 

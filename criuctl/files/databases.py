@@ -10,7 +10,7 @@ that the server had closed.  A database is found at the dump, by what lies in it
 - SQLite: the main file and its ``-wal``, ``-journal`` and ``-shm``.
 
 All that the tree has open for writing below such a folder belongs to it.  How they are judged together:
-`criuctl.files.databasesets`.
+`criuctl.files.database_sets`.
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@
 - ``put-back``: what was recorded is made anew (from the carried contents, or from the unchanged beginning of
   the present file); a newer file is set aside beside it, never overwritten;
 - ``overlaid``: a mapped file that came along (``--carry-binaries``) and is missing or another one here: the tree gets its own, in
-  a mount namespace of its own (`criuctl.files.overlays`), and what is here stays as it is;
-- ``beside``: a copy's, to which somebody else writes by now (`criuctl.files.besides`): made anew under another name;
+  a mount namespace of its own (`criuctl.files.carried_binaries`), and what is here stays as it is;
+- ``beside``: a copy's, to which somebody else writes by now (`criuctl.files.copies`): made anew under another name;
 - ``set-aside``: it was not there at the dump, in the folder of a database that is put back (`databasesets`);
 - ``refuse``: it differs and there is nothing to put back, or the policy forbids touching it.
 
-`criuctl.files.putback` does it.
+`criuctl.files.put_back` does it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from msgspec.structs import replace
 
 from ..checkpoint.manifest import FileRecord
 from ..errors import Damaged
-from ..proc import ways
+from ..proc import folder_walk
 from ..quoting import quoted
 from ..report import Finding
-from . import databasesets, mountpoints, overlays
-from .files import digest
+from . import carried_binaries, database_sets, mount_points
+from .recording import digest
 
 Verdict = Literal["same", "grown", "moved-on", "deleted-copy", "put-back", "set-aside", "overlaid", "beside", "refuse"]
 Policy = Literal["refuse", "restore", "keep"]
@@ -129,14 +129,14 @@ def _came_along(record: FileRecord) -> Judgement:
             return Judgement(record, "same")
         return Judgement(record, "overlaid", "is another one here; the tree gets its own, in a mount namespace of its own")
     what = "is missing here" if now is None else "is another kind of file here"
-    if (problem := overlays.obstacle(record.path)) is not None:
+    if (problem := carried_binaries.obstacle(record.path)) is not None:
         return Judgement(record, "refuse", f"{what}, and {problem[0]}", problem[1], exists=now is not None)
     why = f"{what}; the tree gets its own, in a mount namespace of its own"
     return Judgement(record, "overlaid", why, exists=now is not None)
 
 
 def _has_contents(record: FileRecord) -> bool:
-    fd = ways.regular(record.path)
+    fd = folder_walk.regular(record.path)
     try:
         return digest(fd, record.size) == record.digest
     finally:
@@ -197,7 +197,7 @@ def _replaced(record: FileRecord, policy: Policy, why: str) -> Judgement:
 
 def _contents(record: FileRecord, policy: Policy, path: str, now: os.stat_result) -> Judgement:
     size = now.st_size
-    fd = ways.regular(path)
+    fd = folder_walk.regular(path)
     try:
         beginning = size >= record.size and digest(fd, record.size) == record.digest
     finally:
@@ -252,21 +252,21 @@ def _missing(record: FileRecord) -> Judgement:
 
 
 def judge_all(
-    records: Iterable[FileRecord], policy: Policy, uids: Collection[int] = overlays.ROOTS, *, at_home: bool = False
+    records: Iterable[FileRecord], policy: Policy, uids: Collection[int] = carried_binaries.ROOTS, *, at_home: bool = False
 ) -> list[Judgement]:
     """Judge every record, parents before what is in them; `uids` are the users of the tree.
 
     `at_home`: this is the host of the dump, and the tree sees its mounts.
     """
-    judged = databasesets.as_sets((judge(record, policy) for record in sorted(records, key=lambda r: r.path)), policy)
+    judged = database_sets.as_sets((judge(record, policy) for record in sorted(records, key=lambda r: r.path)), policy)
     if at_home:
-        judged = mountpoints.judged(judged)
+        judged = mount_points.judged(judged)
     judged = [_if_allowed(judgement, uids) for judgement in judged]
     anew = {j.record.path for j in judged if j.verdict == "put-back"}
     judged = [_if_reached(j, anew) if j.verdict == "put-back" else j for j in judged]
     if not any(j.verdict == "overlaid" for j in judged):
         return judged
-    written = overlays.written_folders(j.record for j in judged)
+    written = carried_binaries.written_folders(j.record for j in judged)
     return [_beside_written(j, written) for j in judged]
 
 
@@ -275,7 +275,7 @@ def _if_allowed(judgement: Judgement, uids: Collection[int]) -> Judgement:
     if judgement.verdict != "overlaid":
         return judgement
     try:
-        problem = overlays.objection(judgement.record, uids)
+        problem = carried_binaries.objection(judgement.record, uids)
     except OSError as error:
         problem = f"it cannot be looked at: {error.strerror}", "See what is there, and on the way there."
     if problem is None:
@@ -289,9 +289,9 @@ def _if_reached(judgement: Judgement, anew: Container[str]) -> Judgement:
     if any(str(above) in anew for above in PurePath(record.path).parents):
         return judgement
     try:
-        with suppress(FileNotFoundError, NotADirectoryError), ways.folder(os.path.dirname(record.path)):
+        with suppress(FileNotFoundError, NotADirectoryError), folder_walk.folder(os.path.dirname(record.path)):
             pass
-    except ways.ForeignLink as error:
+    except folder_walk.ForeignLink as error:
         hint = f"See what the link is for. Once it is gone, {record.path} can be put back."
         return replace(judgement, verdict="refuse", why=f"is not put back, for {error.strerror}", hint=hint)
     except OSError as error:
@@ -304,9 +304,9 @@ def _if_reached(judgement: Judgement, anew: Container[str]) -> Judgement:
 def _beside_written(judgement: Judgement, written: Mapping[str, str]) -> Judgement:
     """A folder that the tree writes to is not covered."""
     record = judgement.record
-    if judgement.verdict != "overlaid" or overlays.is_file(record.path):
+    if judgement.verdict != "overlaid" or carried_binaries.is_file(record.path):
         return judgement
-    folder = overlays.ground_of(record.path).folder
+    folder = carried_binaries.ground_of(record.path).folder
     if folder not in written:
         return judgement
     return Judgement(

@@ -37,7 +37,7 @@ from ..config import Config
 from ..errors import CommandFailed, ConfigError, PreflightRefused, TimedOut, UsageError
 from ..host import key
 from ..host.retention import seconds
-from ..proc import ways
+from ..proc import folder_walk
 from ..report import Finding
 
 if TYPE_CHECKING:
@@ -189,20 +189,20 @@ def _age(manifest: Manifest, span: str) -> str:
 
 def _file(path: str, only: int | None = None) -> tuple[int, str]:
     """Size and BLAKE3 of a regular file; of one that has not `only` so many bytes the contents are not read."""
-    from .files import digest
+    from .recording import digest
 
     try:
         # Nothing is opened that has an effect of its own, and no link leads to what its maker may not read.
         top = os.open("/", os.O_PATH | os.O_CLOEXEC)
         try:
-            last = list(ways.trail(path, top))[-1:]
+            last = list(folder_walk.trail(path, top))[-1:]
         finally:
             os.close(top)
         if not last:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         if not stat.S_ISREG(os.lstat(last[0]).st_mode):
             raise _NotSo("it is no regular file")
-        fd = ways.regular(last[0])
+        fd = folder_walk.regular(last[0])
     except OSError as error:
         raise _NotSo(f"it cannot be read: {error.strerror}") from error
     try:

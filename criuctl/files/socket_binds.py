@@ -5,7 +5,7 @@ file its owner and mode, all by name.  Who controls a folder on the way can swap
 meanwhile, and a socket appears, or a file vanishes or changes its owner, where only root may write.
 So:
 
-- The folder of each is walked and judged (`criuctl.files.granting`) in the plan and again
+- The folder of each is walked and judged (`criuctl.files.permission`) in the plan and again
   before CRIU begins: the process must be allowed to make files there, or it is the folder of the
   dump, or root alone controls it.
 - Where root alone does not control it, CRIU makes the socket without a name (`take_out`).  When all
@@ -37,10 +37,10 @@ from ..criu.heldfiles import OwnIds, Use, own_ids
 from ..criu.images import TCP_CLOSE, TCP_LISTEN, ImageSet, text
 from ..errors import CriuctlError, RestoreFailed
 from ..proc import inject, socketfiles, trustedpath
-from ..proc.controlled import Looks
-from .granting import HINT, Judge, Objection
+from ..proc.path_control import Looks
+from .deleted_files import nearest_folder
+from .permission import HINT, Judge, Objection
 from .socket_names import EXTERN, BoundName, bound
-from .unlinked import nearest_folder
 
 _OPENED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _ASIDE = ".criuctl-aside"  # where another file is while a socket is bound to a deleted name

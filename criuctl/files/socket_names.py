@@ -30,8 +30,8 @@ from msgspec import Struct
 from ..checkpoint.manifest import FileRecord, Manifest
 from ..criu.images import TCP_ESTABLISHED, ImageSet, read, text
 from ..errors import CriuctlError, NoSuchProcess, RestoreFailed
-from ..namespaces.netplace import Place, is_new, opened
-from ..proc import socketfiles, ways
+from ..namespaces.network_choice import Place, is_new, opened
+from ..proc import folder_walk, socketfiles
 from ..proc.descriptors import descriptors
 from ..proc.namespaces import in_mount_namespace
 from ..proc.procfs import read_text
@@ -39,7 +39,7 @@ from ..proc.syscalls import bind_mount
 from ..proc.tree import read_tree
 from ..quoting import quoted
 from ..report import Finding
-from .putback import dress
+from .put_back import dress
 
 EXTERN = 1  # of a socket's uflags: the name is its peer's, outside of the tree
 _LONGEST = 107  # bytes of a path that bind(2) takes, without the NUL
@@ -323,7 +323,7 @@ class Bindings:
     def undo(self) -> None:
         """Nothing was restored: at the paths be again what was there, the files of sockets that are gone, or nothing."""
         for path, before in self._before.items():
-            with suppress(OSError), ways.folder(os.path.dirname(path)) as folder:
+            with suppress(OSError), folder_walk.folder(os.path.dirname(path)) as folder:
                 _put_back(os.path.basename(path), path, before, folder)
 
 

@@ -20,10 +20,10 @@ from msgspec import Struct
 from ..config import Config
 from ..connections.repair_mode import Mendable, mend
 from ..errors import CriuctlError
-from ..host.registry import SHIELDS, boot_id, run_folder
 from ..proc import locks, netfilter
 from ..proc.sockdiag import namespace_socket
 from ..proc.tree import ProcessIdentity
+from .registry import SHIELDS, boot_id, run_folder
 
 
 class _Shield(Struct):

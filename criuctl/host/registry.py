@@ -202,9 +202,9 @@ class Registry:
             return record.identity
         if name not in self._config.trees:
             return None
-        from . import trees
+        from . import configured_trees
 
-        return trees.find(self._config, name)
+        return configured_trees.find(self._config, name)
 
     def session_of(self, identity: ProcessIdentity) -> str | None:
         """The name of the session whose root is this process."""

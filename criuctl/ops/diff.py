@@ -18,15 +18,15 @@ from ..checkpoint.manifest import FileRecord, Manifest, MemoryImage
 from ..checkpoint.reader import CheckpointReader
 from ..checkpoint.repository import Repository
 from ..config import Config
-from ..criu import described
-from ..criu.described import Area
+from ..criu import image_records
+from ..criu.image_records import Area
 from ..errors import Damaged, PlatformError
 from ..report import Reporter
 from ..store import open_store
-from .storing import diffparts
+from .storing import diff_parts
 from .storing.contents import Images, memory_windows
-from .storing.diffmemory import Region, Windows, compare
-from .storing.diffparts import Pairing, Part
+from .storing.diff_memory import Region, Windows, compare
+from .storing.diff_parts import Pairing, Part
 
 _IDENTITY = ("id", "number", "incarnation", "created", "labels")
 _HOST = ("name", "kernel", "os", "cpu_model", "boot_id")
@@ -117,16 +117,16 @@ def diff(config: Config, before: str, after: str, *, exact: bool = False, report
             reporter.step("manifests", before=before, after=after)
             reader = repository.reader(reporter)
             old, new = (_Side(repository.manifest(ref), reader, reporter) for ref in (before, after))
-            found = diffparts.pair(old.manifest, new.manifest)
+            found = diff_parts.pair(old.manifest, new.manifest)
             reporter.step("compare")
             return Difference(
                 store=store.url,
                 before=old.manifest,
                 after=new.manifest,
-                processes=diffparts.processes(found),
-                descriptors=diffparts.descriptors(old.descriptors, new.descriptors, found),
-                connections=diffparts.connections(old.manifest.connections, new.manifest.connections, found),
-                files=diffparts.files(old.manifest.files, new.manifest.files, lambda a, b: _changed_bytes(reader, a, b)),
+                processes=diff_parts.processes(found),
+                descriptors=diff_parts.descriptors(old.descriptors, new.descriptors, found),
+                connections=diff_parts.connections(old.manifest.connections, new.manifest.connections, found),
+                files=diff_parts.files(old.manifest.files, new.manifest.files, lambda a, b: _changed_bytes(reader, a, b)),
                 spaces=list(_spaces(old, new, found, reader if exact else None)),
                 exact=exact,
                 warnings=list(reporter.warnings),
@@ -145,10 +145,10 @@ class _Side:
         self._reporter = reporter
 
     @cached_property
-    def descriptors(self) -> dict[int, dict[int, described.OpenFile]]:
+    def descriptors(self) -> dict[int, dict[int, image_records.OpenFile]]:
         """PID -> descriptor -> what it is; nothing where the images cannot be understood."""
         try:
-            return described.descriptors(self._images.get)
+            return image_records.descriptors(self._images.get)
         except (PlatformError, Damaged) as error:
             self._untold("descriptors are not compared", error)
             return {}
@@ -157,7 +157,7 @@ class _Side:
     def areas(self) -> dict[int, list[Area]]:
         """PID -> mappings by address; likewise."""
         try:
-            return described.areas(self._images.get)
+            return image_records.areas(self._images.get)
         except (PlatformError, Damaged) as error:
             self._untold("memory is told by address only", error)
             return {}

@@ -313,12 +313,12 @@ def _configuration(config: Config) -> Iterator[Finding]:
 def _named(config: Config) -> Iterator[Finding]:
     """What of the configuration is read only when it is needed, which may be at night, by cron."""
     from ..files import predicates
-    from ..host import retention, trees
+    from ..host import configured_trees, retention
     from ..session.client.keyboard import DetachKey
     from ..transport.ssh import Host
 
     readers: list[tuple[str, Callable[[], object]]] = [
-        ("", lambda: trees.trees(config)),
+        ("", lambda: configured_trees.trees(config)),
         ("", lambda: retention.policies(config.retention)),
         ("", lambda: predicates.configured(config)),
         ("gc_grace: ", lambda: retention.seconds(config.gc_grace)),

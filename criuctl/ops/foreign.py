@@ -27,7 +27,7 @@ from ..checkpoint.manifest import (
     SessionRef,
 )
 from ..config import Config
-from ..criu import described, plain
+from ..criu import image_records, plain
 from ..criu.pages import ENTRY, PAGE
 from ..errors import Damaged, UsageError
 from ..report import Reporter
@@ -50,7 +50,7 @@ def look(config: Config, path: Path, *, maps: bool, env: bool = False, reporter:
             "environments are told of checkpoints of criuctl only", hint="They are in memory, which is not read here."
         )
     images = plain.read(path)
-    runs = {name: described.page_runs(images.get, name) for name in images.images if _PAGEMAP.fullmatch(name)}
+    runs = {name: image_records.page_runs(images.get, name) for name in images.images if _PAGEMAP.fullmatch(name)}
     memory = [_memory(name, sum(pages for _address, pages, _flags in found)) for name, found in sorted(runs.items())]
     shown = {i: page_entries(_packed(found), PAGE) for i, (_name, found) in enumerate(sorted(runs.items()))} if maps else {}
     return Shown(_manifest(images, memory), str(path), shown)
@@ -80,9 +80,9 @@ def _exported(config: Config, path: Path, fd: int, maps: bool, env: bool, report
 
 
 def _manifest(images: plain.PlainImages, memory: list[MemoryImage]) -> Manifest:
-    if len(described.pids(images.get)) > _FREE_PROCESSES + images.read // _PROCESS:
+    if len(image_records.pids(images.get)) > _FREE_PROCESSES + images.read // _PROCESS:
         raise Damaged(f"{images.where} has more than {_FREE_PROCESSES} processes, of which the images say nothing")
-    processes = tuple(_process(task) for task in described.tasks(images.get))
+    processes = tuple(_process(task) for task in image_records.tasks(images.get))
     name, image = (str(images.container.get(key, "")) for key in ("name", "rootfsImageName"))
     created = datetime.fromtimestamp(images.modified, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     return Manifest(
@@ -101,7 +101,7 @@ def _manifest(images: plain.PlainImages, memory: list[MemoryImage]) -> Manifest:
     )
 
 
-def _process(task: described.Task) -> ProcessRecord:
+def _process(task: image_records.Task) -> ProcessRecord:
     return ProcessRecord(
         pid=task.pid,
         ns_pid=task.pid,
@@ -129,7 +129,7 @@ def _packed(runs: list[tuple[int, int, int]]) -> bytes:
 
 
 def _connections(images: plain.PlainImages) -> Iterator[ConnectionRecord]:
-    sockets = described.sockets(images.get)
+    sockets = image_records.sockets(images.get)
     ends = {(s.local, s.peer) for s in sockets}
     for s in sockets:
         pid, fd = s.holders[0] if s.holders else (0, -1)
@@ -150,14 +150,14 @@ def _connections(images: plain.PlainImages) -> Iterator[ConnectionRecord]:
 def _files(images: plain.PlainImages) -> Iterator[FileRecord]:
     """Open files by path, then those that are only mapped."""
     found: dict[str, tuple[str, list[tuple[int, int]]]] = {}
-    for pid, held in described.descriptors(images.get).items():
+    for pid, held in image_records.descriptors(images.get).items():
         for fd, file in held.items():
             if file.kind == "reg" and os.path.isabs(file.what):
                 kind, holders = found.setdefault(file.what, ("read", []))
                 holders.append((pid, fd))
                 if "w" in file.mode and kind == "read":
                     found[file.what] = "written", holders
-    for mapped in described.areas(images.get).values():
+    for mapped in image_records.areas(images.get).values():
         for area in mapped:
             if area.name.startswith("/"):
                 found.setdefault(area.name, ("mapped", []))

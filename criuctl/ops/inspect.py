@@ -32,7 +32,7 @@ from ..errors import (
     PlatformError,
     UnsupportedFormat,
 )
-from ..host import latest
+from ..host import latest_checkpoints
 from ..host.journal import events
 from ..host.registry import Registry, exclusive_session
 from ..proc import netfilter
@@ -356,9 +356,9 @@ def forget_gone(config: Config, repository: Repository, gone: Sequence[Checkpoin
 
     Else each tree that was ever dumped would be listed as lost for ever.  Of the others it notes what is the newest now.
     """
-    from .ending import forget  # seldom needed
+    from .kill import forget  # seldom needed
 
-    latest.removed(config, repository, gone, reporter)
+    latest_checkpoints.removed(config, repository, gone, reporter)
     registry = Registry(config)
     for name in sorted({summary.session for summary in gone if summary.session}):
         if registry.get(name) is None:

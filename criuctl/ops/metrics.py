@@ -29,7 +29,7 @@ from .. import __version__
 from ..checkpoint.manifest import CheckpointSummary
 from ..config import Config
 from ..errors import Conflict, CriuctlError, PlatformError, UsageError
-from ..host.journal.eventlog import EventLog
+from ..host.journal.event_log import EventLog
 from ..host.journal.tally import Tally
 from ..host.registry import Registry
 from .sessions import sessions
@@ -309,7 +309,7 @@ class Server:
 
         from prometheus_client import make_wsgi_app
 
-        from .metricsport import Port
+        from .metrics_server import Port
 
         try:
             self._server = Port(address, port, make_wsgi_app(_registry(_Live(Looker(config)))))

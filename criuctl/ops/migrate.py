@@ -33,18 +33,18 @@ from ..dump.story import dump
 from ..dump.subject import session_for
 from ..errors import PreflightRefused
 from ..host.journal import events
+from ..host.lost_homes import stopping
 from ..host.moves import Moves, Outgoing
 from ..host.registry import Registry, check_outside
-from ..host.standdown import stopping
 from ..host.target import Target, resolve_target
 from ..proc import addresses
 from ..report import Finding, Reporter, summarised
 from ..session.client.session import Session
 from ..transport import ssh
-from .moving.delivering import HostDelivery, Wishes
+from .moving.delivery import HostDelivery, Wishes
 from .moving.departure import check_home, moved_away
 from .moving.needs import gather
-from .moving.otherhost import reach
+from .moving.other_host import reach
 
 _CARRIED_MIB = 1 << 20  # files open for writing travel whatever their size
 

@@ -17,8 +17,8 @@ from typing import Any
 from msgspec import Struct, field
 
 from ..checkpoint import leases
-from ..checkpoint.collected import Collected
 from ..checkpoint.gc import Collection
+from ..checkpoint.gc_result import Collected
 from ..checkpoint.manifest import CheckpointSummary
 from ..checkpoint.repository import Repository
 from ..config import Config

@@ -36,14 +36,14 @@ from ..host.moves import Incoming, Moves, Outgoing, check_id
 from ..host.registry import Registry, boot_id, check_name, check_outside
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
-from ..restore.feeding import Feeder
-from ..restore.lazymemory import LARGE
+from ..restore.lazy_memory import LARGE
+from ..restore.page_feeder import Feeder
 from ..store.serving import StoreServer
 from ..transport.link import Link, Request
 from ..transport.messages import unknown_verb
 from .moving import inbox, rendezvous
+from .moving.inbox_part import OwnPart
 from .moving.incoming import Arrival, running_here
-from .moving.ownpart import OwnPart
 
 HOLD = 300.0  # seconds that a session is held without a link
 _PATIENCE = 60.0  # seconds for another criuctl here to notice that its link is gone
@@ -135,7 +135,7 @@ class _Visit:
     # -- requests ----------------------------------------------------------------------------------
 
     def _examine(self, asked: Mapping[str, Any]) -> Mapping[str, Any]:
-        from .moving.targetcheck import examine
+        from .moving.target_check import examine
 
         found = examine(asked["needs"], self._config, float(asked["clock"]))
         self._memory = int(asked["needs"].get("memory", 0))

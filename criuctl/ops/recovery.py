@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from ..config import Config
 from ..errors import Conflict, CriuctlError, NotFound, RestoreFailed
-from ..host import trees
+from ..host import configured_trees
 from ..host.journal import events
 from ..host.maintenance import Item, Record, forget, read, write
 from ..host.registry import Registry, SessionRecord, boot_id, check_outside, restore_command
@@ -107,8 +107,8 @@ def _with_lost(config: Config, record: Record | None) -> Record | None:
             record = Record("lost", phase="over")
         if noted is not None:
             record.items.remove(noted)
-        tree = trees.trees(config).get(known.name)
-        order = order_of(tree.labels, tree.order) if tree is not None else trees.ORDER
+        tree = configured_trees.trees(config).get(known.name)
+        order = order_of(tree.labels, tree.order) if tree is not None else configured_trees.ORDER
         item = Item(known.name, order, tree is not None, "stored", known.store, known.checkpoint)
         record.items.append(item)
     return record
@@ -177,7 +177,7 @@ def _is_here(config: Config, record: Record, item: Item) -> bool:
 def _is_anew(config: Config, item: Item) -> bool:
     """Whether the host has started this tree anew."""
     try:
-        root = trees.find(config, item.session)
+        root = configured_trees.find(config, item.session)
     except CriuctlError:
         return False
     if root is None:
@@ -233,7 +233,7 @@ def _try(config: Config, record: Record, items: Sequence[Item], jobs: int, pause
 
 def _restore(config: Config, item: Item) -> batch.Work:
     def work(reporter: Reporter) -> dict[str, object]:
-        from ..restore.arrival import RestoreResult
+        from ..restore.outcome import RestoreResult
         from ..restore.request import RestoreRequest
         from ..restore.story import restore
 

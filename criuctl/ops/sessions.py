@@ -209,10 +209,10 @@ def describe(config: Config, name: str) -> dict[str, Any]:
 
 def status(config: Config, name: str) -> dict[str, Any]:
     """As `describe`, with the last checkpoint as an object: id, number, age_s, store."""
-    from ..host import latest
+    from ..host import latest_checkpoints
 
     body = describe(config, name)
-    body["checkpoint"] = latest.described(config, name, body["id"], body.get("checkpoint") or None, time.time())
+    body["checkpoint"] = latest_checkpoints.described(config, name, body["id"], body.get("checkpoint") or None, time.time())
     return body
 
 

@@ -17,7 +17,7 @@ from ..config import Config
 from ..dump.job import DumpWishes
 from ..dump.story import dump
 from ..errors import CriuctlError, DumpFailed
-from ..host.hooking import snapshot_failed
+from ..host.hook_facts import snapshot_failed
 from ..report import Reporter
 from .scheduling import batch
 from .scheduling.subjects import Subject

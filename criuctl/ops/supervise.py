@@ -44,23 +44,23 @@ from ..errors import (
     StoreNotInitialised,
     of_the_host,
 )
-from ..host import fencing, standdown
-from ..host.hooking import snapshot_failed
+from ..host import fencing, lost_homes
+from ..host.hook_facts import snapshot_failed
 from ..host.journal import events
-from ..host.latest import moment
+from ..host.latest_checkpoints import moment
 from ..host.registry import SessionRecord, check_outside, exclusive
 from ..host.retention import Rules
 from ..proc.tree import ProcessIdentity, read_tree
 from ..quoting import quoted
 from ..report import Reporter
 from .prune import prune
-from .supervising.demise import Wanted, candidates, fate
+from .supervising.context import TICK, Post, Tell, Wishes
+from .supervising.death import Wanted, candidates, fate
+from .supervising.decisions import End, LeaseWatch, Schedule
 from .supervising.heartbeat import Heartbeat
 from .supervising.recoverer import Loss, Recoverer, holder_of
-from .supervising.selffence import SelfFence, lift
-from .supervising.supervision import End, LeaseWatch, Schedule
-from .supervising.supervisorpost import TICK, Post, Tell, Wishes
-from .supervising.terminalwatch import TerminalWatch
+from .supervising.self_fence import SelfFence, lift
+from .supervising.terminal_watch import TerminalWatch
 
 Role = Literal["home", "recover", "standby", "anew", "over"]  # anew: look again
 
@@ -196,7 +196,7 @@ class Supervisor:
             post.tell("fenced", done="ended", text=known.reason)
             return "standby"
         with post.working():
-            for found in standdown.stand_down(post.config, [record.name], reporter=post.reporter):
+            for found in lost_homes.stand_down(post.config, [record.name], reporter=post.reporter):
                 facts = {"host": holder_of(found.lease), "text": found.reason or None, "error": found.error}
                 post.tell("fenced", done=found.done, processes=found.processes, **facts)
         if post.lives() is None:

@@ -30,9 +30,9 @@ from ..checkpoint.manifest import CheckpointSummary, Manifest, SessionRef
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import Conflict, Damaged, DataError, ObjectMissing, StoreError, StoreFull, UsageError, WrongKey
-from ..host import latest
+from ..host import latest_checkpoints
 from ..host.journal import events
-from ..host.latest import Latest
+from ..host.latest_checkpoints import Latest
 from ..host.registry import check_name
 from ..proc.procfs import available_memory
 from ..quoting import quoted
@@ -270,7 +270,7 @@ def import_(
             if (there := _present(repository, manifest.id)) is not None:  # somebody else was faster
                 raise _already(there, where)
             summary = writer.commit(replace(copied, bytes=sizes))
-        latest.note(config, Latest.of(summary, where), reporter)  # the operator has made it the newest of that name
+        latest_checkpoints.note(config, Latest.of(summary, where), reporter)  # the operator has made it the newest of that name
         reporter.step("done")
         return Imported(summary, where, url, True, origin, list(reporter.warnings))
 

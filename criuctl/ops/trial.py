@@ -29,14 +29,14 @@ from ..checkpoint.manifest import Manifest
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..errors import CommandFailed, CriuctlError, NoSuchProcess, PreflightRefused, RestoreFailed, TimedOut, Vetoed
-from ..host.failures.helpers import told_as
+from ..host.failures.command_failures import told_as
 from ..proc import command, shadow
 from ..proc.namespaces import entry_prefix, foreign
 from ..proc.procfs import available_memory
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
-from ..restore import history
-from ..restore.arrival import RestoreResult
+from ..restore import newest
+from ..restore.outcome import RestoreResult
 from ..session.names import DEFAULT_RUN_DIR
 from ..store import Capabilities, open_store
 from ..transport.frames import decode_error, encode_error
@@ -124,7 +124,7 @@ def _inside(config: Config, ref: str, probe: str | None, deadline: float) -> Tri
     store = open_store(config.store, config)
     repository = _Unclaimed.open(store, own)
     manifest = repository.manifest(ref)
-    history.look(own, repository, ref, manifest, older=True)
+    newest.look(own, repository, ref, manifest, older=True)
     _check(manifest, read_only)
     began = time.monotonic()
     try:

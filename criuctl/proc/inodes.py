@@ -12,7 +12,7 @@ import errno
 import os
 import struct
 
-from . import ways
+from . import folder_walk
 
 _SYS_OPENAT2 = 437  # the same number on every architecture
 NO_LINKS, IN_ROOT = 0x04, 0x10  # openat2(2): RESOLVE_NO_SYMLINKS, RESOLVE_IN_ROOT
@@ -52,7 +52,7 @@ def born(fd: int) -> int:
 
 def handle(fd: int) -> str:
     """The file handle; "" where its file system has none."""
-    return ways.handle(fd)
+    return folder_walk.handle(fd)
 
 
 __all__ = ["IN_ROOT", "NO_LINKS", "born", "handle", "open_below"]

@@ -23,11 +23,11 @@ from msgspec.structs import replace
 from ..criu.heldfiles import HeldFile, Role, Use
 from ..criu.procfiles import LateFile, about
 from ..errors import NoSuchProcess, RestoreFailed
-from ..files.granting import HINT, Judge
-from ..files.handover import Expected, Inode
+from ..files.inherited_files import Expected, Inode
+from ..files.permission import HINT, Judge
 from ..proc.procfs import read_text
 from ..repairs import eventfd_semaphores
-from .mountviews import Views
+from .mount_views import Views
 
 _ENDED = (errno.ENOENT, errno.ESRCH)  # of a file of /proc whose process is gone
 _LINKS: Mapping[Role, str] = {"program": "exe", "working folder": "cwd", "root folder": "root"}

@@ -15,7 +15,7 @@ from ..host import inside_report
 from ..host.fencing import with_lease
 from ..host.identity import host_id
 from ..host.registry import Registry, SessionRecord, boot_id
-from ..namespaces.netlock import table_of
+from ..namespaces.restore_lock import table_of
 from ..proc.tree import ProcessIdentity
 from ..report import Reporter
 from .request import RestoreRequest

@@ -12,8 +12,8 @@ from contextlib import ExitStack
 from itertools import count
 
 from ..checkpoint.chunks import cut
-from ..checkpoint.gathered import Gathered
 from ..checkpoint.manifest import Manifest, MemoryImage
+from ..checkpoint.opened_chunks import Gathered
 from ..checkpoint.reader import CheckpointReader, Targets
 from ..criu import direct, unshared
 from ..criu.images import valid_name
@@ -21,8 +21,8 @@ from ..criu.lazy import LazyImage
 from ..criu.pages import PAGE, PE_LAZY, ImageKey, PagemapEntry, unpack_entries, window_sizes, write_pagemap
 from ..errors import Damaged
 from ..proc.limits import room_for_descriptors
-from .filling import Filling
-from .lazymemory import StoredPages
+from .direct_memory import Filling
+from .lazy_memory import StoredPages
 
 _SHARED_AT_ONCE = 256  # images of shared memory that are written together
 MAX_IMAGES = 256 << 20  # bytes of CRIU's images, however well they are compressed: those of many thousand equal processes

@@ -13,18 +13,18 @@ from ..config import Config
 from ..connections import rules
 from ..criu.images import ImageSet
 from ..criu.owners import user_ids
-from ..files import deletedcopies, deletednames, fifos, kernelfiles, predicates, socket_names, untrusted
-from ..files.absent import absent
-from ..files.besides import left_behind, separated, spared
+from ..files import deleted_copies, deleted_names, fifos, kernel_files, predicates, socket_names, trust_findings
+from ..files.copies import left_behind, separated, spared
 from ..files.judgement import Judgement
+from ..files.missing_paths import absent
 from ..hooks.contract import RECONNECT
 from ..hooks.find import executables
 from ..host.registry import Registry
 from ..namespaces import interfaces
 from ..repairs import file_locks
 from ..report import Finding, Reporter
-from . import arrival, memory_needs
-from .connectionplan import owners_in
+from . import memory_needs, outcome
+from .connection_plan import owners_in
 from .plan import HostFacts, Wishes, observe
 from .request import RestoreRequest
 from .source import Source, Unpacked
@@ -73,14 +73,14 @@ def observe_all(
     """
     manifest, images = source.manifest, unpacked.images
     if leased := file_locks.leased_elsewhere(images):  # before any file is opened, which would break the lease
-        raise arrival.refusal(leased)
-    remains = arrival.remains_of(manifest)
+        raise outcome.refusal(leased)
+    remains = outcome.remains_of(manifest)
     facts = observe(manifest, images.reserved_ids(), remains, wishes, user_ids(images))
-    deletedcopies.make(images, facts.files, unpacked.reader)  # before anything looks at the images' deleted files
+    deleted_copies.make(images, facts.files, unpacked.reader)  # before anything looks at the images' deleted files
     files, findings = _files(config, request, manifest, images, facts)
-    deleted = deletednames.judge(manifest, images, files, wishes.files, unpacked.reader)
+    deleted = deleted_names.judge(manifest, images, files, wishes.files, unpacked.reader)
     if request.copy:
-        findings += deletednames.both_write(deleted)
+        findings += deleted_names.both_write(deleted)
     names = facts.names
     if request.alone:
         findings += fifos.untried(images, manifest)
@@ -90,7 +90,7 @@ def observe_all(
     if devices is not None:
         findings += devices.judge()
     findings += memory_needs.lacking(images)
-    findings += untrusted.objections(
+    findings += trust_findings.objections(
         config,
         manifest,
         images,
@@ -123,7 +123,7 @@ def _files(
     if not request.alone and (taken := file_locks.held(file_locks.wanted(images))):
         holders = {lock.path: file_locks.holder(lock.path) for lock in taken}
         judged = separated(judged, images, holders)
-    settled, shared = spared(judged, images, arrival.living(Registry(config), manifest))
+    settled, shared = spared(judged, images, outcome.living(Registry(config), manifest))
     return (*settled, *fifos.own_for_copy(images, manifest)), list(shared)
 
 
@@ -140,4 +140,4 @@ def _in_the_way(
     own = {j.record.path for j in files if j.verdict == "beside"}
     yield from file_locks.locked_elsewhere(images, own, copy=request.copy)
     yield from absent(images, manifest, files, facts.missing_folders)
-    yield from kernelfiles.missing(images, manifest, copy=request.copy)
+    yield from kernel_files.missing(images, manifest, copy=request.copy)

@@ -14,14 +14,14 @@ from msgspec import Struct, field
 from ..cgroups import membership
 from ..criu.mountspaces import mount_spaces
 from ..errors import NoSuchProcess, RestoreFailed
-from ..namespaces import networks
+from ..namespaces import network_contents
 from ..proc.namespaces import pid_in
 from ..proc.procfs import read_status
 from ..proc.tree import ProcessIdentity
 from ..repairs.base import RestoredTree
-from . import comparison, handback, lateprocfiles
-from .earlytasks import EarlyTasks
-from .mountviews import Views
+from . import comparison, hand_back, late_proc_files
+from .early_tasks import EarlyTasks
+from .mount_views import Views
 from .surroundings import Surroundings
 from .work import RestoreWork
 
@@ -50,7 +50,7 @@ class PlacedTree(Struct, eq=False):
             around.following.watch(self.root)
         if around.early is not None:
             self._report_early(around.early)
-        self.pids = pids = handback.outer_pids(root)
+        self.pids = pids = hand_back.outer_pids(root)
         self._compare(root)
         # Its memory is whole before anything runs inside one of its processes.
         if work.filling is not None:
@@ -59,7 +59,7 @@ class PlacedTree(Struct, eq=False):
         if around.private is not None and around.names is not None:
             around.names.show(around.private.init.pid)
         if work.plan.net == "dumped":
-            networks.complete(work.manifest.namespaces["net"], pids, work.reporter)
+            network_contents.complete(work.manifest.namespaces["net"], pids, work.reporter)
         self._reopen()
         # Repairs before connections: a hook may let a connection's owner get signals.
         self.mended = RestoredTree(work.images, work.manifest, root, pids, work.reporter, work.terminals.owners)
@@ -112,7 +112,7 @@ class PlacedTree(Struct, eq=False):
         assert judge is not None
         if self.work.devices is not None:
             self.work.devices.reopen(self.pids, judge.holders)
-        lateprocfiles.open_late(late, self.pids)
+        late_proc_files.open_late(late, self.pids)
         assert self._views is not None
         comparison.compare_late(late, judge, self.pids, self._views)
 
@@ -124,10 +124,10 @@ class PlacedTree(Struct, eq=False):
         if planned:
             work.reporter.step("connections")
         facts = work.hooks.facts | {"pid": root}
-        self.connections = handback.HandBack(work.config, planned, self.pids, facts, judge.holders).run()
-        changed = handback.endings(planned)
+        self.connections = hand_back.HandBack(work.config, planned, self.pids, facts, judge.holders).run()
+        changed = hand_back.endings(planned)
         as_it_was = [r for r in work.manifest.connections if (r.pid, r.fd) not in changed]
-        handback.set_options(as_it_was, self.pids, work.reporter)
+        hand_back.set_options(as_it_was, self.pids, work.reporter)
 
     def _rejoin_groups(self) -> None:
         """Move the processes into the control groups that they were in, on the same host, and out of criuctl's unit."""

@@ -19,24 +19,24 @@ from typing import Any, Literal
 from msgspec import Struct, field
 
 from ..checkpoint.manifest import UNCONNECTED, Manifest
-from ..connections.lending import Owner
 from ..connections.rules import JOURNAL, Rules, endpoint
-from ..files import overlays
-from ..files.deletednames import DeletedName
+from ..connections.secret_scope import Owner
+from ..files import carried_binaries
+from ..files.deleted_names import DeletedName
 from ..files.judgement import Judgement, Policy, judge_all
 from ..files.socket_names import TakenName, covering, settle
 from ..namespaces import interfaces
 from ..namespaces.interfaces import BoundSocket
-from ..namespaces.netplace import NetMode, Place, is_new, opened
-from ..namespaces.netplace import find as find_net
-from ..namespaces.netplace import new as new_net
+from ..namespaces.network_choice import NetMode, Place, is_new, opened
+from ..namespaces.network_choice import find as find_net
+from ..namespaces.network_choice import new as new_net
 from ..namespaces.ports import is_taken
-from ..proc.dialling import spelled
+from ..proc.connecting import spelled
 from ..proc.sockdiag import Address, socket_inside, sockets
 from ..proc.tree import ProcessIdentity, members, wait_gone
 from ..quoting import quoted
 from ..report import Finding
-from .connectionplan import ConnectionPlan, in_use, plan_connections
+from .connection_plan import ConnectionPlan, in_use, plan_connections
 
 PidMode = Literal["same", "private", "init"]
 _ZOMBIE_WAIT = 3.0  # seconds that PIDs of our own dump may take to become free
@@ -137,7 +137,7 @@ def observe(
     reserved: Iterable[int],
     remains: Iterable[ProcessIdentity],
     wishes: Wishes,
-    uids: Collection[int] = overlays.ROOTS,
+    uids: Collection[int] = carried_binaries.ROOTS,
 ) -> HostFacts:
     """Look at everything on this host that the plan depends on; `uids` are the users of the tree, by its images."""
     from ..host.identity import cpu, machine_id

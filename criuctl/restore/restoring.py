@@ -15,7 +15,7 @@ from msgspec import Struct
 from ..criu import binary, driver
 from ..criu.rpc import end_tracer
 from ..proc.child import InterruptsDeferred
-from . import arrival
+from . import outcome
 from .placed import PlacedTree
 from .surroundings import Surroundings
 from .work import RestoreWork
@@ -37,7 +37,7 @@ class Restoring(Struct, eq=False):
         stack = ExitStack()
         around = Surroundings(work, stack, kill=lambda: None)
         placed = PlacedTree(work, around)
-        around.kill = lambda: arrival.kill_tree(placed.root)
+        around.kill = lambda: outcome.kill_tree(placed.root)
         return cls(work, around, placed, work.images.pids()[0])
 
     def run(self, criu: binary.CriuBinary, running: ExitStack) -> int:
@@ -69,7 +69,7 @@ class Restoring(Struct, eq=False):
             start=work.holder.starter if around.private is None else None,
             about_to_fork=around.early.follow if around.early is not None else None,
             about_to_run=lambda: self._let_go(running),
-            broken_off=lambda: arrival.kill_tree(placed.root, 0),
+            broken_off=lambda: outcome.kill_tree(placed.root, 0),
         )
         self.running_at = time.monotonic()
         assert placed.root is not None  # CRIU has passed post-restore, or the driver raised

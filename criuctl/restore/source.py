@@ -19,7 +19,7 @@ from ..host.registry import Registry, exclusive_session
 from ..proc.scratch import Scratch
 from ..report import Reporter
 from ..store import open_store
-from . import arrival, history, materialise
+from . import materialise, newest, outcome
 from .request import RestoreRequest
 
 
@@ -29,7 +29,7 @@ class Source(Struct, frozen=True):
     repository: Repository
     manifest: Manifest
     name: str  # of the session that comes of it
-    found: history.Found
+    found: newest.Found
 
 
 class Unpacked(Struct, frozen=True):
@@ -58,18 +58,18 @@ def find(
     """
     if repository is None:
         repository = _open(config, reporter, stack)
-    with arrival.offering_another(repository, ref), history.offering_elsewhere(config, repository, ref):
+    with outcome.offering_another(repository, ref), newest.offering_elsewhere(config, repository, ref):
         manifest = repository.manifest(ref)
-    stack.enter_context(arrival.offering_another(repository, ref, manifest))
+    stack.enter_context(outcome.offering_another(repository, ref, manifest))
     name = request.new_name or manifest.session.name
     stack.enter_context(exclusive_session(config, name))
-    arrival.check_not_running(config, registry, name, copy=request.copy)
-    found = history.look(config, repository, ref, manifest, older=request.older)
+    outcome.check_not_running(config, registry, name, copy=request.copy)
+    found = newest.look(config, repository, ref, manifest, older=request.older)
     if not (request.dry_run or request.alone or request.returning or received):
         check_open(config)
     if not request.copy and not received:
         moves.check_at_home(config, name, take_over=request.take_over)
-        arrival.check_not_moved(registry, repository, manifest, take_over=request.take_over)
+        outcome.check_not_moved(registry, repository, manifest, take_over=request.take_over)
     return Source(repository, manifest, name, found)
 
 

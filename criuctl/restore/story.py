@@ -17,28 +17,28 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 from msgspec.structs import replace
 
-from ..cgroups import remade
+from ..cgroups import recreation
 from ..checkpoint.repository import Repository
 from ..config import Config
 from ..criu import binary, driver
 from ..errors import CriuctlError, NumberTaken, PidTaken, RestoreFailed, TerminalTaken
 from ..hooks import Hooks
-from ..host import hooking, inside_report, latest
-from ..host.failures.helpers import told_as
+from ..host import hook_facts, inside_report, latest_checkpoints
+from ..host.failures.command_failures import told_as
 from ..host.holders import RestoredHolder
 from ..host.journal import events
 from ..host.registry import Registry, check_name, check_outside
 from ..host.stale_locks import forget_stale_locks
-from ..namespaces.netplace import is_new
+from ..namespaces.network_choice import is_new
 from ..proc.scratch import Scratch
 from ..report import Reporter, summarised
 from ..terminals.restored import RestoredTerminals
-from . import arrival, materialise, source
-from .arrival import RestoreResult
-from .feeding import Feeder
+from . import materialise, outcome, source
 from .home import NewHome, claim_home, note_coming
-from .lazymemory import worthwhile
+from .lazy_memory import worthwhile
 from .observation import observe_all, open_devices, wishes_of
+from .outcome import RestoreResult
+from .page_feeder import Feeder
 from .plan import ADD_ADDRESS, HostFacts, RestorePlan, make_plan, missing_addresses
 from .request import RestoreRequest
 from .restoring import Restoring
@@ -112,7 +112,7 @@ def restore(
         received = held is not None
         found = source.find(config, ref, request, reporter, registry, repository, stack, received=received)
         manifest = found.manifest
-        hooks = hooking.of_restore(config, reporter, manifest, found.name)
+        hooks = hook_facts.of_restore(config, reporter, manifest, found.name)
         if not request.dry_run:
             stack.enter_context(hooks.telling("restore-failed"))
 
@@ -128,12 +128,12 @@ def restore(
         if request.dry_run:
             return plan
         if plan.errors:
-            raise arrival.refusal(plan.errors)
+            raise outcome.refusal(plan.errors)
         for finding in summarised(plan.findings):
             reporter.finding(finding)
 
         # This host becomes the session's home; a failure from here on gives the lease back.
-        session, seen = arrival.next_incarnation(registry, found.repository, manifest, found.name, copy=request.copy)
+        session, seen = outcome.next_incarnation(registry, found.repository, manifest, found.name, copy=request.copy)
         hooks.run("pre-restore", incarnation=session.incarnation, connections=plan.to_dict()["connections"])
         _check_addresses(found, plan, facts)
         claim = claim_home(config, request, found, session, seen, reporter, stack)
@@ -188,7 +188,7 @@ def restore(
             hooks.done = True
             claim.keep()
             if not request.copy and not received:
-                latest.note(config, found.found.checkpoint, reporter)
+                latest_checkpoints.note(config, found.found.checkpoint, reporter)
             if not criu_part.around.unlock_failed:  # else the next command takes it down
                 home.unlocked()
         if not os.path.exists(f"/proc/{root}"):
@@ -204,7 +204,7 @@ def _sweep(config: Config) -> None:
     forget_stale_locks(config)
     with suppress(OSError):  # a read-only run folder: what is left there does no harm
         inside_report.sweep(config)
-    remade.sweep(config)
+    recreation.sweep(config)
 
 
 def _check_addresses(found: Source, plan: RestorePlan, facts: HostFacts) -> None:
@@ -230,7 +230,7 @@ def _explained(
     error: driver.CriuFailed,
 ) -> CriuctlError:
     """Return CRIU's failure as an error of ours; a taken number is tried again, once."""
-    told = arrival.explain(config, error, found.manifest)
+    told = outcome.explain(config, error, found.manifest)
     free_next_time = isinstance(told, TerminalTaken) or (isinstance(told, PidTaken) and request.pids == "auto")
     if isinstance(told, NumberTaken) and free_next_time and request.again and feeder is None:
         hooks.reporter.step("again", why=told.message)

@@ -13,30 +13,30 @@ from contextlib import ExitStack
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from ..cgroups import remade
+from ..cgroups import recreation
 from ..criu import binary, ghostfolders, netimages, procfiles, ttyimages
 from ..criu.heldfiles import credentials, held_files
 from ..criu.lazy import LazyPages
 from ..criu.options import RestoreOptions
 from ..criu.owners import user_ids
 from ..errors import RestoreFailed
-from ..files import fifos, handover, overlays, remaps
-from ..files.granting import HINT, Judge
-from ..files.putback import Applied
+from ..files import carried_binaries, fifos, inherited_files, link_remaps
+from ..files.permission import HINT, Judge
+from ..files.put_back import Applied
 from ..files.socket_binds import OwnBinds
 from ..files.socket_names import Bindings
-from ..namespaces import netplace
-from ..namespaces.namespaces import last_pid
-from ..namespaces.netlock import ConnectionLock
+from ..namespaces import network_choice
+from ..namespaces.plan import last_pid
 from ..namespaces.ports import free_ports
-from ..proc.controlled import Looks
+from ..namespaces.restore_lock import ConnectionLock
+from ..proc.path_control import Looks
 from ..proc.privatens import PrivateNamespaces
 from ..proc.tree import running_for
 from ..repairs.base import RestoreImages
 from ..repairs.registry import Repairs
-from . import arrival, handback
-from .earlytasks import EarlyTasks, needs_subreaper
-from .feeding import FedPages
+from . import hand_back, outcome
+from .early_tasks import EarlyTasks, needs_subreaper
+from .page_feeder import FedPages
 from .plan import taken
 from .work import RestoreWork
 
@@ -54,7 +54,7 @@ class Surroundings(Struct, eq=False):
     unlock_failed: bool = False  # the lock on the connections could not be taken down
     applied: Applied | None = None
     names: Bindings | None = None  # of the tree's unix sockets
-    links: remaps.Provided | None = None
+    links: link_remaps.Provided | None = None
     proc_files: procfiles.Sorted = field(default_factory=procfiles.Sorted)
     prefix: list[str] = field(default_factory=list)  # a command that puts CRIU into the tree's namespaces
     net: int | None = None  # descriptor of its network namespace, if it is not ours
@@ -62,7 +62,7 @@ class Surroundings(Struct, eq=False):
     fresh: PrivateNamespaces | None = None  # made for the tree
     mount_root: str | None = None  # where CRIU has to find the root, for a tree that is PID 1
     judge: Judge | None = None
-    expected: handover.Expected | None = None  # what CRIU is to open by paths
+    expected: inherited_files.Expected | None = None  # what CRIU is to open by paths
     binds: OwnBinds | None = None  # the tree's unix sockets with paths
     repairs: Repairs = field(default_factory=Repairs)
     early: EarlyTasks | None = None
@@ -78,14 +78,14 @@ class Surroundings(Struct, eq=False):
         self._bind_names()
         work = self.work
         self.links = self.stack.enter_context(
-            remaps.provided(work.plan.deleted, work.images, work.reader, self.applied_files.own, work.reporter)
+            link_remaps.provided(work.plan.deleted, work.images, work.reader, self.applied_files.own, work.reporter)
         )
         work.holder.prepare(work.reader, self.stack, private=work.plan.pids == "private")
         self._enter_namespaces()
         self._lock_connections()  # before any socket of the tree exists
         if work.plan.pids == "init":
-            self.mount_root = arrival.mount_point()
-            self.prefix += [*arrival.PRIVATE_ROOT, self.mount_root]
+            self.mount_root = outcome.mount_point()
+            self.prefix += [*outcome.PRIVATE_ROOT, self.mount_root]
         groups = self._make_groups()
         self.stack.callback(self.kill)  # from here on undoing begins with the end of the tree
         self._open_descriptors()
@@ -120,7 +120,7 @@ class Surroundings(Struct, eq=False):
     def _settle_images(self) -> None:
         """Take out of the images what comes back otherwise, or not at all."""
         images, plan = self.work.images, self.work.plan
-        images.give_up(handback.endings(plan.connections), plan.no_interfaces)
+        images.give_up(hand_back.endings(plan.connections), plan.no_interfaces)
         # A file that came along is as it was read, and may have been made shorter just then: CRIU may know another
         # size.  What a copy shares with its original may be written at any moment.
         changed = {
@@ -173,10 +173,10 @@ class Surroundings(Struct, eq=False):
         """Find or make the namespaces that the tree comes to, and how CRIU gets in."""
         manifest, plan, images = self.work.manifest, self.work.plan, self.work.images
         if plan.net in ("named", "existing"):
-            self.net, place = netplace.enter(manifest, plan.net, plan.net_source)
+            self.net, place = network_choice.enter(manifest, plan.net, plan.net_source)
             self.stack.callback(os.close, self.net)
             self.prefix = ["nsenter", f"--net={place}", "--"]
-            if netplace.new(manifest) == "dumped":
+            if network_choice.new(manifest) == "dumped":
                 netimages.leave_network(images)
         self._network = list(self.prefix)
         if plan.pids != "private" and plan.net != "private":
@@ -186,20 +186,20 @@ class Surroundings(Struct, eq=False):
             reserved=images.reserved_ids() | self.proc_files.numbers,
             last=last_pid(manifest.namespaces),
             bind=self.work.holder.shown,
-            layers=self.stack.enter_context(overlays.laid(plan.files, self.work.reader, user_ids(images))),
+            layers=self.stack.enter_context(carried_binaries.laid(plan.files, self.work.reader, user_ids(images))),
             start=self.work.holder.starter,
         )
         fresh = self.fresh = self.stack.enter_context(spaces)
         self._unless_kept(fresh.discard)
         if fresh.net:
-            netplace.lend_addresses(manifest, fresh.init.pid)
+            network_choice.lend_addresses(manifest, fresh.init.pid)
         self._network = [*self.prefix, *(fresh.net_entry if fresh.net else [])]
         # A tree that is PID 1 makes its own PID namespace: CRIU must stay outside of any other.
         self.private = None if plan.pids == "init" else fresh
         self.prefix += fresh.net_entry if self.private is None else fresh.entry
 
     def _lock_connections(self) -> None:
-        work, fresh = self.work, netplace.is_new(self.work.plan.net)
+        work, fresh = self.work, network_choice.is_new(self.work.plan.net)
         lock = ConnectionLock(work.images, work.reporter, self.net, fresh=fresh)
         self.stack.callback(lambda: self._unlock(lock))
         if work.plan.net == "dumped":  # CRIU makes it, and locks it
@@ -219,13 +219,13 @@ class Surroundings(Struct, eq=False):
         made: str | None = None
         if work.at_home and work.plan.pids == "same" and not work.holder.needed:
             wanted = [p.cgroups for p in work.manifest.processes]
-            yard = self.stack.enter_context(remade.remade(work.config, work.images, wanted))
+            yard = self.stack.enter_context(recreation.remade(work.config, work.images, wanted))
             if yard is not None:
                 made = yard.path
                 if yard.made:
                     groups = ", ".join(yard.made)
                     work.reporter.warning(f"control groups that were gone are made again as they were: {groups}")
-        if made is None and (moved := remade.rejoin_threads(work.images)):
+        if made is None and (moved := recreation.rejoin_threads(work.images)):
             work.reporter.warning(f"threads {sorted(moved)} were in other control groups than their process; they are in its now")
         return made
 
@@ -300,23 +300,23 @@ class Surroundings(Struct, eq=False):
         """Remove deleted files and folders that a killed restore of this session has left, and would meet again."""
         images, holder = self.work.images, self.work.holder
         folders = ghostfolders.arrange(images, own_mounts=self.work.plan.pids == "init")
-        self._unless_kept(lambda: arrival.remove_folders(folders))
+        self._unless_kept(lambda: outcome.remove_folders(folders))
         ghosts = images.number_ghosts(holder.session)
-        arrival.remove_ghosts(ghosts)
-        self._unless_kept(lambda: arrival.remove_ghosts(ghosts))
+        outcome.remove_ghosts(ghosts)
+        self._unless_kept(lambda: outcome.remove_ghosts(ghosts))
 
     def _expect(self) -> None:
         """Look once more at what CRIU is about to open, where it will, and hand over descriptors of it."""
         work, judge = self.work, self.judge
         assert judge is not None and self.links is not None
         if work.plan.pids == "init":  # CRIU makes the mounts
-            self.expected = handover.Expected(files=held_files(work.images))
+            self.expected = inherited_files.Expected(files=held_files(work.images))
         else:
             view: int | None = None
             if self._their_root:
                 view = os.open(self._their_root, os.O_PATH | os.O_CLOEXEC)
                 self.stack.callback(os.close, view)
-            self.expected = handover.expect(work.images, judge, view, self.links, self.stack)
+            self.expected = inherited_files.expect(work.images, judge, view, self.links, self.stack)
             self.binds = OwnBinds(work.images, judge, view, self.stack)
         self.stack.enter_context(self.pipes)
         self.pipes.enter_context(
@@ -329,4 +329,4 @@ class Surroundings(Struct, eq=False):
                 places=self.expected.places(),
             )
         )
-        self._inherit |= handover.hand_over(work.images, self.expected)
+        self._inherit |= inherited_files.hand_over(work.images, self.expected)

@@ -19,8 +19,8 @@ from ..host.holders import RestoredHolder
 from ..host.registry import boot_id
 from ..report import Reporter
 from ..terminals.restored import RestoredTerminals
-from .feeding import Feeder
-from .filling import Filling
+from .direct_memory import Filling
+from .page_feeder import Feeder
 from .plan import RestorePlan
 
 if TYPE_CHECKING:

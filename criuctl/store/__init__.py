@@ -14,13 +14,13 @@ from contextlib import contextmanager, suppress
 
 from ..config import Config
 from ..errors import UsageError
-from ..proc.aside import Aside, begun
+from ..proc.early_process import Aside, begun
 from .base import Buffer, Capabilities, ObjectInfo, Store
 
 __all__ = ["Buffer", "Capabilities", "ObjectInfo", "Store", "coming", "from_anywhere", "open_store", "parse_s3_url"]
 
 APART = f"{__package__}.apart"
-"""What a process that speaks to a store loads, see `criuctl.proc.aside`."""
+"""What a process that speaks to a store loads, see `criuctl.proc.early_process`."""
 
 _begun: dict[str, Store] = {}
 """Stores that are being opened by processes of their own, by URL, until `open_store` gives them to whom they are for."""
@@ -65,7 +65,7 @@ def coming(url: str, config: Config) -> Iterator[None]:
             bucket, prefix = parse_s3_url(url)
             aside = begun(APART)
             if aside is not None:
-                from .apart import Apart
+                from .boto3_process import Apart
 
                 _begun[url] = Apart(f"s3://{bucket}/{prefix}".rstrip("/"), config, aside)
     try:

@@ -4,7 +4,7 @@ Each terminal that was held from outside the tree becomes a fresh pseudo-termina
 with its own flags; CRIU sets modes, window size, controlling terminal and foreground group from the images, after
 those have been told what criuctl saw (see `criuctl.criu.ttyimages`).  So it is with one whose master is inside the tree and on
 which a session has more than its leader (a shell in a tmux that runs something): who follows a leader inherits its
-terminal when it is forked, so that has to be there before, and CRIU makes it after (see `criuctl.restore.earlytasks`).
+terminal when it is forked, so that has to be there before, and CRIU makes it after (see `criuctl.restore.early_tasks`).
 
 In post-restore what was typed and printed is put back, and a master whose slaves were all closed hangs up again: CRIU
 makes it like one that nobody has opened yet.  A tree whose session was led from outside, a shell's job, becomes a session of

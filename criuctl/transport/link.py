@@ -43,7 +43,7 @@ from typing import Any, Self
 
 from ..errors import CriuctlError, LinkLost, TimedOut
 from . import frames
-from .desk import Desk
+from .dispatcher import Desk
 from .frames import Broken, Data
 from .greeting import Hello, our_hello, their_hello
 from .messages import Answer, Buffers, Handler, Outgoing, Request, Waiting

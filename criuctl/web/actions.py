@@ -17,7 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from ..errors import CommandFailed, Forbidden, NotFound, UsageError
-from ..ops import standstill
+from ..ops import pause
 from ..proc import command
 from ..proc.child import Child
 from ..session.names import check_name
@@ -64,7 +64,7 @@ class Actions:
         return web.json_response(body | {"exit_code": code})
 
     def _steer(self, action: str, name: str) -> dict[str, Any]:
-        done = (standstill.pause if action == "pause" else standstill.resume)(self._desk.config, name)
+        done = (pause.pause if action == "pause" else pause.resume)(self._desk.config, name)
         return {"session": name, "state": done.state}
 
     async def _run(self, argv: Sequence[str]) -> tuple[dict[str, Any], int]:

@@ -19,7 +19,7 @@ from ..report import Reporter
 from .access import Access, harden, is_loopback
 from .actions import Actions
 from .bridge import SOCKETS, terminal
-from .gate import Gate
+from .connection_limits import Gate
 from .live import Live
 from .views import DESK, ROUTES, Desk, errors
 

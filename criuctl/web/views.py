@@ -153,7 +153,7 @@ async def tree(request: web.Request) -> web.Response:
 
 async def connections(request: web.Request) -> web.Response:
     """Its connections, and what a dump now would decide for them."""
-    from ..dump.connections import connections as look
+    from ..dump.connection_report import connections as look
 
     desk = request.app[DESK]
 

@@ -12,7 +12,7 @@ from support.command import Home
 from support.laboratory import USER, Laboratory
 
 from criuctl.errors import PlatformError
-from criuctl.files.overlays import SOURCE
+from criuctl.files.carried_binaries import SOURCE
 from criuctl.proc.privatens import PrivateNamespaces
 from criuctl.proc.scratch import Scratch
 

@@ -18,8 +18,8 @@ from support.zoo import Zoo
 from criuctl.checkpoint.manifest import ConnectionRecord
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
-from criuctl.connections.lending import Owner, Terms, may_have, of_tree
 from criuctl.connections.rules import Rules, decide, parse
+from criuctl.connections.secret_scope import Owner, Terms, may_have, of_tree
 from criuctl.proc.tree import read_process
 from criuctl.store import open_store
 

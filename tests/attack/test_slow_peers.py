@@ -21,11 +21,11 @@ from aiohttp import web
 from support.command import Criuctl
 
 from criuctl.config import Config
-from criuctl.ops import metricsport
-from criuctl.proc.waiting import MOST, MOST_OF_ONE, Waiting
+from criuctl.ops import metrics_server
+from criuctl.proc.idle_connections import MOST, MOST_OF_ONE, Waiting
 from criuctl.web.access import Access
 from criuctl.web.actions import Actions
-from criuctl.web.gate import Gate
+from criuctl.web.connection_limits import Gate
 from criuctl.web.live import Live
 from criuctl.web.server import application
 from criuctl.web.views import Desk
@@ -74,7 +74,7 @@ def served(request: pytest.FixtureRequest, criuctl: Criuctl) -> Iterator[SimpleN
         time.sleep(0.05)
     url = urlsplit(found[0])
     path = "/metrics" if request.param == "metrics" else "/static/app.js"
-    most = metricsport.MOST_OF_ONE if request.param == "metrics" else MOST_OF_ONE
+    most = metrics_server.MOST_OF_ONE if request.param == "metrics" else MOST_OF_ONE
     yield SimpleNamespace(port=int(found[1]), url=f"http://{url.netloc}{path}", most=most, pid=command.process.pid)
     command.process.kill(signal.SIGTERM)
     command.process.wait(30)
@@ -141,7 +141,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(
     page: tuple[Gate, Access, web.Application], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, access, app = page
-    monkeypatch.setattr("criuctl.web.gate.BODY", 1.0)
+    monkeypatch.setattr("criuctl.web.connection_limits.BODY", 1.0)
 
     async def conversation() -> bytes:
         runner = web.AppRunner(app)
@@ -166,7 +166,7 @@ def _nothing(_environ: Any, start: Any) -> list[bytes]:
 
 
 def test_metrics_have_one_deadline_for_a_head() -> None:
-    port = metricsport.Port("127.0.0.1", 0, _nothing, Waiting(deadline=1.0))
+    port = metrics_server.Port("127.0.0.1", 0, _nothing, Waiting(deadline=1.0))
     with closing(port):
         sockets = [socket.create_connection(("127.0.0.1", port.server_port)) for _ in range(20)]
         for sock in sockets:

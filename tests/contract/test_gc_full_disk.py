@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from support import checkpoints as kit
 
-from criuctl.checkpoint.collected import Collected
 from criuctl.checkpoint.gc import Collection
+from criuctl.checkpoint.gc_result import Collected
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import StoreFull
 from criuctl.report import Reporter

@@ -18,8 +18,8 @@ from support.command import Criuctl
 from support.places import Place
 
 from criuctl.checkpoint import gc, gclists
-from criuctl.checkpoint.collected import Collected
 from criuctl.checkpoint.gc import Collection
+from criuctl.checkpoint.gc_result import Collected
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.report import Reporter

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from support import checkpoints as kit
 from support.places import Place
 
-from criuctl.checkpoint.collected import Collected
 from criuctl.checkpoint.gc import Collection
+from criuctl.checkpoint.gc_result import Collected
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.errors import Conflict, Damaged

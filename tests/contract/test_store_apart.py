@@ -24,9 +24,9 @@ from support.places import ApartStore
 from criuctl import errors
 from criuctl.config import Config
 from criuctl.errors import CriuctlError, ObjectMissing, StoreError, StoreUnreachable, UsageError
-from criuctl.proc import aside
+from criuctl.proc import early_process
 from criuctl.store import Store, coming, open_store
-from criuctl.store.apart import Apart, _Failure
+from criuctl.store.boto3_process import Apart, _Failure
 from criuctl.store.local import LocalStore
 
 pytestmark = pytest.mark.contract
@@ -161,8 +161,8 @@ def test_it_ends_with_the_one_that_has_forked_it_off(tmp_path: Path) -> None:
     """Killed, which lets nobody close anything, though another process that it has forked has copies of all."""
     program = (
         "import os, signal, sys\n"
-        "from criuctl.proc.aside import Aside\n"
-        "aside = Aside('criuctl.store.apart')\n"
+        "from criuctl.proc.early_process import Aside\n"
+        "aside = Aside('criuctl.store.boto3_process')\n"
         "if os.fork() == 0:\n"
         "    signal.pause()\n"
         "print(aside.pid, flush=True)\n"
@@ -182,9 +182,7 @@ def test_it_ends_with_the_one_that_has_forked_it_off(tmp_path: Path) -> None:
 
 
 def test_it_holds_nothing_of_what_the_caller_prints_to(tmp_path: Path) -> None:
-    program = (
-        "from criuctl.proc.aside import Aside\naside = Aside('criuctl.store.apart')\nprint(aside.pid, flush=True)\ninput()\n"
-    )
+    program = "from criuctl.proc.early_process import Aside\naside = Aside('criuctl.store.boto3_process')\nprint(aside.pid, flush=True)\ninput()\n"
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None and child.stdin is not None
     try:
@@ -243,8 +241,8 @@ def test_a_process_without_room_for_threads_answers_all_the_same(tmp_path: Path)
         "import sys, threading\n"
         'def refuse(self): raise RuntimeError("can\'t start new thread")\n'
         "start, threading.Thread.start = threading.Thread.start, refuse\n"
-        "from criuctl.config import Config\nfrom criuctl.proc.aside import Aside\nfrom criuctl.store.apart import Apart\n"
-        "aside = Aside('criuctl.store.apart')\nthreading.Thread.start = start\n"
+        "from criuctl.config import Config\nfrom criuctl.proc.early_process import Aside\nfrom criuctl.store.boto3_process import Apart\n"
+        "aside = Aside('criuctl.store.boto3_process')\nthreading.Thread.start = start\n"
         "store = Apart(sys.argv[1], Config(), aside)\nstore.create()\n"
         "def put(n): store.put(f'o{n}', b'x')\n"
         "threads = [threading.Thread(target=put, args=(n,)) for n in range(40)]\n"
@@ -268,19 +266,19 @@ def test_where_there_is_no_room_for_another_process(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "fork", Mock(side_effect=BlockingIOError(errno.EAGAIN, "no room")))
     before = os.listdir("/proc/self/fd")
     url, config = "s3://bucket/prefix", Config()
-    aside.begin("criuctl.store.apart")
+    early_process.begin("criuctl.store.boto3_process")
     with coming(url, config), open_store(url, config) as store:
         assert type(store).__name__ == "S3Store"
-    aside.end_waiting()
+    early_process.end_waiting()
     assert os.listdir("/proc/self/fd") == before
 
 
 def test_one_that_nobody_asked_for_is_not_waited_for() -> None:
-    aside.begin("criuctl.store.apart")
-    (waiting,) = aside._waiting.values()
+    early_process.begin("criuctl.store.boto3_process")
+    (waiting,) = early_process._waiting.values()
     os.kill(waiting.pid, signal.SIGSTOP)
     began = time.monotonic()
-    aside.end_waiting()
+    early_process.end_waiting()
     assert not Path(f"/proc/{waiting.pid}").exists()
     assert time.monotonic() - began < 1
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.crash, pytest.mark.slow]
 DIES = """
 import os, signal, sys
 from criuctl.cli.main import program
-from criuctl.restore.earlytasks import EarlyTasks
+from criuctl.restore.early_tasks import EarlyTasks
 from criuctl.terminals.restored import RestoredTerminals
 from criuctl.proc import inject
 from criuctl.session.terminal import Pty

@@ -310,14 +310,14 @@ def test_another_build_of_a_library_is_there(moving: Moving, hosts: Hosts) -> No
 
 
 # A person's patience, in place of the minute for which a broken link is made again.
-IMPATIENT = "import criuctl.ops.moving.delivering as m; m.SETTLE = 2.0; from criuctl.cli.main import program; program()"
+IMPATIENT = "import criuctl.ops.moving.delivery as m; m.SETTLE = 2.0; from criuctl.cli.main import program; program()"
 
 
 # The tree is killed, one of its processes takes its time to end, and what was made for the dump cannot be taken down.
 SLOW_END = """
 import errno
 from criuctl.cli.main import program
-from criuctl.connections.farewell import Farewell
+from criuctl.connections.closing import Farewell
 from criuctl.dump import aftermath, commit
 from criuctl.host import moves
 wait_ended = aftermath.wait_ended

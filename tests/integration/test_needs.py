@@ -26,7 +26,7 @@ from support.zoo import Animal, Zoo
 from criuctl.checkpoint.manifest import SessionRef
 from criuctl.config import Config
 from criuctl.ops.moving.needs import gather
-from criuctl.ops.moving.targetcheck import examine
+from criuctl.ops.moving.target_check import examine
 from criuctl.report import Finding
 
 pytestmark = pytest.mark.integration

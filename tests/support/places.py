@@ -12,9 +12,9 @@ import pytest
 from servers import S3Server
 
 from criuctl.config import Config
-from criuctl.proc.aside import Aside
+from criuctl.proc.early_process import Aside
 from criuctl.store import APART, Store, open_store
-from criuctl.store.apart import Apart
+from criuctl.store.boto3_process import Apart
 from criuctl.store.local import LocalStore
 from criuctl.store.remote import RemoteStore
 from criuctl.store.serving import StoreServer

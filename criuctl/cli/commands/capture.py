@@ -42,7 +42,7 @@ def capture(app: App, name: str, screen: bool, scrollback: bool, since: int | No
 
     --follow shows output in the order in which it came: what a program overwrites or erases stays to be seen.
     """
-    from ...ops.watching import capture as look
+    from ...ops.output import capture as look
 
     if screen and (scrollback or since is not None):
         hint = "--scrollback prints what was printed before, too, --since only what came behind an offset."
@@ -59,7 +59,7 @@ def capture(app: App, name: str, screen: bool, scrollback: bool, since: int | No
 
 
 def _follow(app: App, name: str, since: int | str, ansi: bool) -> int:
-    from ...ops.watching import follow
+    from ...ops.output import follow
 
     follow(app.config, name, write_bytes, since=since, ansi=ansi)
     return 0

@@ -62,7 +62,7 @@ def check(app: App, target: str) -> int:
 
     Ends with 0 when a dump would be tried, with 4 when there is any error.
     """
-    from ...dump.connections import check_connections
+    from ...dump.connection_report import check_connections
     from ...dump.preflight import check_tree
     from ...errors import NotFound, PlatformError, PreflightRefused
     from ...host.registry import Registry

@@ -77,7 +77,7 @@ def connections(app: App, target: str, wish: str | None) -> int:
     is sent on its connections. Where a reconnect is asked for and the peer's protocol cannot be told from its port
     or program, the peer is asked over a new connection.
     """
-    from ...dump.connections import connections as look
+    from ...dump.connection_report import connections as look
     from ...host.registry import Registry
     from ...host.target import resolve_target
 

@@ -80,7 +80,7 @@ def doctor(app: App, page_: str | None) -> int:
 
 
 def _report(app: App, where: str) -> int:
-    from ...ops.bugreport import report
+    from ...ops.bug_report import report
 
     if where == "-":
         body = report(app.config)

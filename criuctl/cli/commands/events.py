@@ -93,7 +93,7 @@ def events(app: App, since: int | None, follow: bool, session: str | None) -> in
     --json prints an array, and with --follow an object a line.
     """
     from ...errors import PlatformError
-    from ...host.journal.eventlog import EventLog
+    from ...host.journal.event_log import EventLog
 
     log = EventLog(app.config.state_dir)
     try:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...host.journal.severity import worst
+from ...host.journal.worst_exit_code import worst
 from .. import complete
 from ..app import App, pass_app
+from ..descriptions import tell_each
 from ..pages import page
 from ..streams import tell, write_result
-from ..telling import tell_each
 from ..text import plural, printable
 
 if TYPE_CHECKING:
-    from ...host.standdown import StandDown
+    from ...host.lost_homes import StandDown
 
 
 def _line(body: Mapping[str, Any]) -> str:
@@ -59,7 +59,7 @@ def fence(app: App, names: tuple[str, ...], all_: bool, freeze_only: bool) -> in
     """
     if bool(names) == all_:
         raise click.UsageError("give either NAMEs or --all")
-    from ...host.standdown import stand_down
+    from ...host.lost_homes import stand_down
 
     def told(found: StandDown) -> int:
         if found.error is None:

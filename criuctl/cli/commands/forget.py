@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from ...host.journal.severity import worst
+from ...host.journal.worst_exit_code import worst
 from .. import complete
 from ..app import App, pass_app
+from ..descriptions import tell_failure
 from ..pages import page
 from ..streams import tell
-from ..telling import tell_failure
 from ..text import plural, printable, size
 
 
@@ -41,7 +41,7 @@ def forget(app: App, names: tuple[str, ...], ended_before: str | None, dry_run: 
     a NAME a lost session that has a checkpoint to come back from stays, too.
     """
     from ...host.retention import seconds
-    from ...ops.forgetting import forget as remove
+    from ...ops.forget import forget as remove
 
     done = remove(app.config, names, older=seconds(ended_before) if ended_before is not None else None, dry_run=dry_run)
     gone = [one for one in done if one.error is None]

@@ -20,7 +20,7 @@ def halt(app: App, name: str) -> int:
     have queued is dropped, and the write lease is taken from them. What a person typed stays. Whoever writes is not
     asked. criuctl resume lets it go on; before that, attach to see what it was about to do.
     """
-    from ...ops.standstill import halt as stop
+    from ...ops.pause import halt as stop
 
     body = stop(app.config, name).to_dict()
     dropped = f", {plural(body['dropped'], 'byte')} of input dropped" if body["dropped"] else ""

@@ -67,7 +67,7 @@ def list_(app: App) -> int:
     """Lists every hook by phase, in the order in which they run: those built into criuctl, those that ship with it, and
     those in the configured folders. A hook that would be refused is listed with the reason and what to do.
     """
-    from ...ops.hooktry import list_hooks
+    from ...ops.hook_trial import list_hooks
 
     found = list_hooks(app.config)
     rows = []
@@ -130,7 +130,7 @@ def run(app: App, phase: str, name: str | None, target: str | None, ref: str | N
 
     Ends with 10 if a dump or restore would be stopped, and with 11 if the failure would only be told.
     """
-    from ...ops.hooktry import try_hooks
+    from ...ops.hook_trial import try_hooks
 
     body = try_hooks(app.config, phase, name, target=target, ref=ref, fd=fd).to_dict()
     app.emit(body, lambda: _report(body), brief=lambda: str(body["verdict"]))

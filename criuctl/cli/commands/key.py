@@ -15,7 +15,7 @@ from ..streams import tell
 from ..text import Column, age, plural, printable
 
 if TYPE_CHECKING:
-    from ...ops.storekeys import KeyChange, NewKey
+    from ...ops.store_keys import KeyChange, NewKey
 
 _SELF = "criuctl.cli.commands.key"
 _COLUMNS = (Column("fingerprint"), Column("kind"), Column("label"), Column("created", right=True), Column(""))
@@ -64,7 +64,7 @@ _PASSPHRASE_FILE = click.option(
 
 
 def _new(key_file: Path | None, passphrase: bool, passphrase_file: Path | None, label: str) -> NewKey:
-    from ...ops.storekeys import NewKey
+    from ...ops.store_keys import NewKey
     from ...ops.transfer import read_passphrase
 
     if sum((key_file is not None, passphrase, passphrase_file is not None)) > 1:
@@ -102,7 +102,7 @@ def list_(app: App) -> int:
     was used just now. The fingerprint of a passphrase is that of its place in the store, and tells nothing about it.
     Write-only hosts are listed, too; in JSON their kind is writer.
     """
-    from ...ops.storekeys import key_list
+    from ...ops.store_keys import key_list
 
     found, notes = key_list(app.config)
     rows = [
@@ -176,7 +176,7 @@ def add(
     (exit 9), since it cannot read the lease. key remove ends its right to write as far as criuctl there is concerned: if the
     host was broken into, withdraw its credentials for the store as well, and restore nothing that it has stored since.
     """
-    from ...ops.storekeys import NewKey, key_add
+    from ...ops.store_keys import NewKey, key_add
 
     if write_only is not None:
         if key_file is not None or passphrase or passphrase_file is not None:
@@ -222,7 +222,7 @@ def remove(app: App, /, ref: str, other_key_file: Path | None, other_passphrase_
     """
     if other_key_file is not None and other_passphrase_file is not None:
         raise click.UsageError("--other-key-file and --other-passphrase-file exclude each other")
-    from ...ops.storekeys import key_remove
+    from ...ops.store_keys import key_remove
     from ...ops.transfer import read_passphrase
 
     phrase = read_passphrase(other_passphrase_file) if other_passphrase_file is not None else None
@@ -265,7 +265,7 @@ def rotate(app: App, /, key_file: Path | None, passphrase: bool, passphrase_file
     What opens the store in another way (key_file, a passphrase) is replaced by what the options say; the
     configuration must name that from then on.
     """
-    from ...ops.storekeys import key_rotate
+    from ...ops.store_keys import key_rotate
 
     done = key_rotate(app.config, _new(key_file, passphrase, passphrase_file, label))
     what = f"the key in {printable(done.file)}" if done.file else "the new passphrase"
@@ -296,7 +296,7 @@ def recovery(app: App, /, replace: bool, label: str) -> int:
     It opens the store by CRIUCTL_KEY_FILE=-, which asks for it (or reads a line of standard input), by the variable
     CRIUCTL_RECOVERY_KEY, or from a file, mode 0600, that key_file names.
     """
-    from ...ops.storekeys import key_recovery
+    from ...ops.store_keys import key_recovery
 
     done = key_recovery(app.config, label=label, replace=replace)
     count = len(done.removed)
@@ -316,7 +316,7 @@ def tidy(app: App) -> int:
     """Finishes a change of keys that was interrupted: what is removed or superseded goes from the store itself. Which keys open
     the store is not changed. Any other change of keys does the same.
     """
-    from ...ops.storekeys import key_tidy
+    from ...ops.store_keys import key_tidy
 
     done = key_tidy(app.config)
     facts: list[Any] = [f"{printable(done.store)}: nothing of older keys is left."] if not done.warnings else []

@@ -29,7 +29,7 @@ def kill(app: App, name: str, timeout: float) -> int:
     checkpoints stay in the store until `prune` takes them, and any host that shares it may restore them: the session's
     lease is given back. What has no holder, a dumped PID say, is forgotten then: no exit code is known of it.
     """
-    from ...ops.ending import kill as end
+    from ...ops.kill import kill as end
 
     body = end(app.config, name, timeout)
     count = body["killed"]

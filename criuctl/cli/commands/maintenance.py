@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...host.journal.severity import worst
+from ...host.journal.worst_exit_code import worst
 from ..app import DEGRADED, App, pass_app
+from ..descriptions import tell_each, tell_failure
 from ..pages import Entry, LazyGroup, page
 from ..streams import tell, write_result
-from ..telling import tell_each, tell_failure
 from ..text import Column, plural, printable
 from .snapshot import JOBS
 

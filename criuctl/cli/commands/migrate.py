@@ -17,7 +17,7 @@ from .check import EXIT_REFUSED, findings_lines
 from .dump import MAX_FREEZE, POLICIES
 
 if TYPE_CHECKING:
-    from ...ops.moving.delivering import Wishes
+    from ...ops.moving.delivery import Wishes
 
 EXIT_IN_DOUBT = 12
 
@@ -141,7 +141,7 @@ def migrate(
     When the link breaks in the very moment between the two, the session is in doubt: ended here, complete
     there, and not told to run. That is told with exit code 12, tried again for a minute, and finished by --resolve.
     """
-    from ...ops.moving.delivering import Wishes
+    from ...ops.moving.delivery import Wishes
 
     if resolve:
         if host is not None:
@@ -189,7 +189,7 @@ def _examine(app: App, target: str, host: str, wishes: Wishes) -> int:
 
 
 def _resolve(app: App, session: str | None) -> int:
-    from ...ops.settling import resolve
+    from ...ops.migrate_resolve import resolve
 
     with app.reporting() as reporter:
         answers = resolve(app.config, session, reporter=reporter)

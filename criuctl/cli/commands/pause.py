@@ -21,7 +21,7 @@ def pause(app: App, name: str) -> int:
 
     A paused session can be dumped and migrated; it comes back paused, from where criuctl resume lets it go on.
     """
-    from ...ops.standstill import pause as freeze
+    from ...ops.pause import pause as freeze
 
     body = freeze(app.config, name).to_dict()
     app.emit(body, lambda: f"{printable(name)}: {plural(body['processes'], 'process', 'processes')} frozen", brief=lambda: "")

@@ -7,11 +7,11 @@ import sys
 
 import click
 
-from ...host.journal.severity import worst
+from ...host.journal.worst_exit_code import worst
 from ..app import App, pass_app
+from ..descriptions import tell_each
 from ..pages import page
 from ..streams import tell
-from ..telling import tell_each
 from ..text import printable
 from .maintenance import AGAIN, RETRY, teller
 from .snapshot import JOBS
@@ -70,11 +70,11 @@ def recover(app: App, all_: bool, jobs: int, retry_after: str, again: bool, inst
 
 
 def _boot(app: App, all_: bool, installs: bool) -> int:
-    from ...ops.scheduling import bootunit, timers
+    from ...ops.scheduling import boot_unit, timers
     from ...store import from_anywhere
 
     if not installs:
-        removed = [str(path) for path in bootunit.remove()]
+        removed = [str(path) for path in boot_unit.remove()]
         app.emit({"installed": False, "removed": removed}, lambda: f"{', '.join(removed)} removed", brief=lambda: "")
         return 0
     store = from_anywhere(app.store) if app.store else None
@@ -84,6 +84,6 @@ def _boot(app: App, all_: bool, installs: bool) -> int:
     ]
     argv += [*(["--store", store] if store else []), "recover", "--retry-after", _BOOT_PAUSE, *(["--all"] if all_ else [])]
     state = os.environ.get("CRIUCTL_STATE_DIR")
-    written = [str(p) for p in bootunit.install(argv, {"CRIUCTL_STATE_DIR": os.path.abspath(state)} if state else {})]
+    written = [str(p) for p in boot_unit.install(argv, {"CRIUCTL_STATE_DIR": os.path.abspath(state)} if state else {})]
     app.emit({"installed": True, "files": written}, lambda: f"{printable(', '.join(written))} written", brief=lambda: "")
     return 0

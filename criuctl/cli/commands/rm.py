@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from ...host.journal.severity import worst
+from ...host.journal.worst_exit_code import worst
 from .. import complete
 from ..app import App, pass_app
+from ..descriptions import tell_failure
 from ..pages import page
-from ..telling import tell_failure
 from ..text import printable
 
 

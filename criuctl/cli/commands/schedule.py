@@ -11,12 +11,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from ...errors import CriuctlError, UsageError
-from ...host.journal.severity import worst
+from ...host.journal.worst_exit_code import worst
 from .. import complete
 from ..app import DEGRADED, App, pass_app
+from ..descriptions import insistent
 from ..pages import Entry, LazyGroup, page
 from ..streams import tell
-from ..telling import insistent
 from ..text import Column, age, plural, printable
 from .dump import parse_labels
 from .snapshot import JOBS, teller

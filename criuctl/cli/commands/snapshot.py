@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ...host.journal.severity import worst
+from ...host.journal.worst_exit_code import worst
 from .. import complete
 from ..app import DEGRADED, App, pass_app
+from ..descriptions import tell_each, tell_failure
 from ..pages import page
 from ..streams import tell, write_result
-from ..telling import tell_each, tell_failure
 from ..text import printable
 from .dump import MAX_FREEZE, outcome_line, parse_labels
 

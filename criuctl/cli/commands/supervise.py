@@ -183,7 +183,7 @@ def supervise(
     """
     from ...host.retention import patience
     from ...ops.supervise import supervise as look_after
-    from ...ops.supervising.supervisorpost import Wishes
+    from ...ops.supervising.context import Wishes
     from ...report import Reporter
     from ...startup import settle
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ...host.journal.severity import worst
+from ...host.journal.worst_exit_code import worst
 from .. import complete
 from ..app import App, pass_app
 from ..pages import Seconds, page
@@ -66,7 +66,7 @@ def _damage(sample: Mapping[str, Any]) -> list[str]:
 
 
 def _sample(app: App, percent: float, seed: int | None) -> int:
-    from ...ops.sampling import verify_sample
+    from ...ops.sampled_verify import verify_sample
 
     with app.reporting() as reporter:
         found = verify_sample(app.config, percent, seed=seed, reporter=reporter)

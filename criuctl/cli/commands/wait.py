@@ -70,17 +70,17 @@ def wait(
     status: afterwards the session's holder is not needed any more and ends. What was dumped by its PID has no holder:
     --exit waits for it, too, but nobody sees its exit code (null), and the others end with 9.
     """
-    from ...ops import watching
+    from ...ops import output
 
     if (exit_, idle is not None, match is not None, prompt).count(True) != 1:
         raise UsageError("give one of --exit, --idle, --match and --prompt")
     if exit_:
-        body = watching.wait_exit(app.config, name, timeout)
+        body = output.wait_exit(app.config, name, timeout)
     elif idle is not None:
-        body = watching.wait_idle(app.config, name, idle, timeout)
+        body = output.wait_idle(app.config, name, idle, timeout)
     elif match is not None:
-        body = watching.wait_match(app.config, name, match, since, timeout)
+        body = output.wait_match(app.config, name, match, since, timeout)
     else:
-        body = watching.wait_prompt(app.config, name, since, timeout)
+        body = output.wait_prompt(app.config, name, since, timeout)
     app.emit(body, lambda: _text(body))
     return 0

@@ -27,7 +27,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ...proc import dialling, sockdiag
+from ...proc import connecting, sockdiag
 from ...proc.sockets import outside_holders
 from .base import CannotRebuild, PeerAway
 from .redis_wire import ErrorReply, NotRedis, Resp, as_map
@@ -124,7 +124,7 @@ def _address(place: Place) -> Iterator[Any]:
     if place.end is None:
         raise CannotRebuild("the server has not accepted the connection yet, or its process cannot be seen from here")
     try:
-        path = dialling.inside_root(place.end[0], place.peer)  # as the server knows it: it has made it
+        path = connecting.inside_root(place.end[0], place.peer)  # as the server knows it: it has made it
     except OSError as error:
         raise PeerAway(f"the socket {place.peer} cannot be found: {error.strerror}") from error
     try:

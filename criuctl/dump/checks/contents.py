@@ -9,9 +9,9 @@ from contextlib import suppress
 from msgspec import Struct
 
 from ...errors import NoSuchProcess
-from ...files import databases, sharedmaps
-from ...files.files import mark_small, open_files
-from ...namespaces.namespaces import saved_devices
+from ...files import databases, shared_mappings
+from ...files.recording import mark_small, open_files
+from ...namespaces.plan import saved_devices
 from ...quoting import quoted
 from ...report import Finding
 from .scene import Scene
@@ -84,7 +84,7 @@ def _databases(scene: Scene, stay: dict[str, list[str]]) -> Iterator[Finding]:
 
 
 def _left_behind(scene: Scene) -> tuple[_Left, _Left, dict[str, list[str]]]:
-    """Those on disks and those in memory, by the rules of `criuctl.files.files.collect`; and databases."""
+    """Those on disks and those in memory, by the rules of `criuctl.files.recording.collect`; and databases."""
     saved: frozenset[int] = frozenset()
     with suppress(NoSuchProcess):  # its first thread has ended
         saved = saved_devices(scene.root.pid)
@@ -100,10 +100,10 @@ def _left_behind(scene: Scene) -> tuple[_Left, _Left, dict[str, list[str]]]:
         with suppress(OSError):
             fd = os.open(entry.source, os.O_PATH | os.O_CLOEXEC)
             try:
-                size, in_memory = os.fstat(fd).st_size, entry.shared and sharedmaps.in_memory(fd)
+                size, in_memory = os.fstat(fd).st_size, entry.shared and shared_mappings.in_memory(fd)
             finally:
                 os.close(fd)
-            travels = in_memory and sharedmaps.travels(scene.config, size)
+            travels = in_memory and shared_mappings.travels(scene.config, size)
             travels = travels or (scene.config.files == "carry" and size <= scene.config.files_max_mib << 20)
             if not (entry.small or travels):
                 (memory if in_memory else disk).paths.append((size, entry.path))

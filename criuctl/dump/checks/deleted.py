@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
-from ...proc.controlled import Looks
 from ...proc.descriptors import Descriptor
+from ...proc.path_control import Looks
 from ...proc.tree import Process
 from ...report import Finding
 from .scene import Scene
@@ -50,7 +50,7 @@ def _device(scene: Scene, process: Process, d: Descriptor) -> Iterator[Finding]:
 
 
 def others_control(scene: Scene, folder: str) -> bool:
-    """Whether criuctl, and not CRIU, makes deleted files of that folder again (`criuctl.files.unlinked`)."""
+    """Whether criuctl, and not CRIU, makes deleted files of that folder again (`criuctl.files.deleted_files`)."""
     if scene.saved("mnt") and scene.saved("pid"):  # CRIU does, in mounts that it makes
         return False
     with suppress(OSError), ExitStack() as stack:

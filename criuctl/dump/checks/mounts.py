@@ -1,6 +1,6 @@
 """Mounts that only the tree's mount namespace has.
 
-A restore gives the tree a copy of the host's mounts (`criuctl.namespaces.namespaces`): what is mounted inside alone is
+A restore gives the tree a copy of the host's mounts (`criuctl.namespaces.plan`): what is mounted inside alone is
 not made again, and its paths lead to what the host has there.  For a root that is PID 1 CRIU makes them again, on the host's
 root folder, and fills each tmpfs; but files elsewhere are judged by what this host has at their paths.
 """
@@ -17,8 +17,8 @@ from typing import NamedTuple
 from ...criu import binary
 from ...errors import NoSuchProcess, PlatformError
 from ...files import socket_names
-from ...files.overlays import SOURCE
-from ...namespaces.namespaces import mount_tops, saved_devices
+from ...files.carried_binaries import SOURCE
+from ...namespaces.plan import mount_tops, saved_devices
 from ...proc.descriptors import Descriptor
 from ...proc.mounts import Mount, read_mounts
 from ...proc.namespaces import is_namespace_init
@@ -28,8 +28,8 @@ from ...proc.tree import Process
 from ...report import Finding
 from ...session import names
 from .files import mount_of
+from .namespaces import at_top
 from .scene import Scene
-from .spaces import at_top
 from .unsaved_mounts import unsaved
 
 _ANYWHERE = frozenset({"proc", "sysfs", "cgroup", "cgroup2", "mqueue", "devpts"})  # the kernel's own: alike everywhere

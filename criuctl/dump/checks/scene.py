@@ -15,8 +15,8 @@ from msgspec import Struct
 from ...config import Config
 from ...errors import NoSuchProcess
 from ...host.target import ancestors
-from ...namespaces.namespaces import entered_kinds, network_of
-from ...namespaces.networks import OwnNetwork
+from ...namespaces.network_contents import OwnNetwork
+from ...namespaces.plan import entered_kinds, network_of
 from ...proc.descriptors import Descriptor, descriptors
 from ...proc.limits import effective_capabilities
 from ...proc.mappings import Mapping, mappings

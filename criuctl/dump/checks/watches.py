@@ -28,8 +28,8 @@ from ...proc.tree import Process
 from ...report import Finding
 from .deleted import others_control
 from .files import mount_of
+from .namespaces import at_top
 from .scene import Scene
-from .spaces import at_top
 
 _IN_MEMORY = ("tmpfs", "devtmpfs")  # whose inode numbers mean nothing at a restore
 _SEARCHED = (  # criu/irmap.c: where CRIU looks for what no handle leads to

@@ -34,9 +34,9 @@ from ...config import Config
 from ...errors import CriuctlError, of_the_host
 from ...report import Reporter
 from ...session.names import valid_name
-from . import underway
-from .eventlog import EventLog, now
-from .severity import worst
+from . import under_way
+from .event_log import EventLog, now
+from .worst_exit_code import worst
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -129,7 +129,7 @@ def record(config: Config, operation: str, facts: Iterable[Facts], *, seconds: f
         return f"{type(error).__name__}: {error}"
     if config.events == "none" or not events:
         return ""
-    from .eventsinks import forward
+    from .event_sinks import forward
 
     return forward(config.events, events)
 
@@ -139,10 +139,10 @@ def _under_way(config: Config, operation: str, known: Facts) -> Iterator[None]:
     """Tell of what was killed before, and have others tell of this if it is."""
     facts: Facts = {"operation": operation}
     with suppress(Exception):
-        for one in underway.cut_off(config.state_dir):
+        for one in under_way.cut_off(config.state_dir):
             record(config, str(one.pop("operation", "")), [one | {"exit_code": KILLED, "error": "killed"}])
         facts |= {"uid": _uid(), "began": now()} | _session(config, known) | known
-    with underway.noted(config.state_dir, facts):
+    with under_way.noted(config.state_dir, facts):
         yield
 
 

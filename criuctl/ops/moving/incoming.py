@@ -22,8 +22,8 @@ from ...host.registry import Registry, SessionRecord
 from ...proc import addresses
 from ...proc.child import InterruptsDeferred
 from ...report import Reporter
-from ...restore.arrival import RestoreResult
-from ...restore.feeding import Feeder
+from ...restore.outcome import RestoreResult
+from ...restore.page_feeder import Feeder
 from ...restore.request import RestoreRequest
 from ...restore.story import restore
 from ...store import open_store

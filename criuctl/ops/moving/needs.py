@@ -1,7 +1,7 @@
 """What another host must have for this very tree to run there: gathered on the source while the tree runs.
 
-`gather` looks and changes nothing; what it found (`criuctl.ops.moving.needed`) goes to the target, where
-`criuctl.ops.moving.targetcheck` judges it.  What the tree does between this look and its freeze is not known here: the restore
+`gather` looks and changes nothing; what it found (`criuctl.ops.moving.needs_format`) goes to the target, where
+`criuctl.ops.moving.target_check` judges it.  What the tree does between this look and its freeze is not known here: the restore
 judges again, on the files and connections of the checkpoint.  Secrets stay behind: no arguments, no environment, nothing
 that a peer told.
 """
@@ -23,17 +23,17 @@ from ...connections.survey import Survey
 from ...criu import binary
 from ...dump.checks.scene import Scene, collect
 from ...errors import CriuctlError, NoSuchProcess, NotFound
-from ...files.files import resolve_carried, walk
-from ...files.overlays import Binaries
-from ...files.sharedmaps import writes
+from ...files.carried_binaries import Binaries
+from ...files.recording import resolve_carried, walk
+from ...files.shared_mappings import writes
 from ...host.identity import host_info
-from ...namespaces.namespaces import plan_entry
+from ...namespaces.plan import plan_entry
 from ...proc import addresses
 from ...proc.elfnotes import build_id
 from ...proc.procfs import read_text, reading
 from ...proc.syscalls import borrow_socket
 from ...report import Reporter
-from .needed import KERNELS_OWN, LATEST, NeededFile, NeededTerminal, Needs
+from .needs_format import KERNELS_OWN, LATEST, NeededFile, NeededTerminal, Needs
 
 _MAX_LISTED = 5_000  # files below the carried folders that are named, and
 _MAX_NAMES = 1 << 20  # characters of their paths; of the others only the bytes are counted

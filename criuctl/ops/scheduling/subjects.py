@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ...config import Config
 from ...errors import Conflict, CriuctlError, NotFound
-from ...host import trees
+from ...host import configured_trees
 from ...host.registry import Registry
 from ...proc.tree import ProcessIdentity
 from ..sessions import sessions
@@ -24,7 +24,7 @@ class Subject:
 
     name: str  # a session's, a tree's, or whatever the user named
     labels: Mapping[str, str] = field(default_factory=dict, hash=False)
-    order: int = trees.ORDER
+    order: int = configured_trees.ORDER
     root: ProcessIdentity | None = None  # if it was looked for
     tree: bool = False  # of the configuration
     error: CriuctlError | None = field(default=None, hash=False, compare=False)  # why it cannot be told what it is
@@ -44,7 +44,7 @@ def chosen(
 
 
 def _named(config: Config, target: str) -> Subject:
-    tree = trees.parse(target, config.trees[target]) if target in config.trees else None
+    tree = configured_trees.parse(target, config.trees[target]) if target in config.trees else None
     return Subject(target, tree.labels, tree.order, tree=True) if tree is not None else Subject(target)
 
 
@@ -57,18 +57,18 @@ def running(config: Config) -> list[Subject]:
     states = sessions(config)
     known = {state["session"]: state["labels"] for state in states}
     held = {state["session"] for state in states if state["holder"]}
-    configured = trees.trees(config)
+    configured = configured_trees.trees(config)
     found: dict[str, Subject] = {}
     alive = [record for record in Registry(config).all() if record.alive()]
     alive.sort(key=lambda record: (record.name in held, record.name in configured, record.updated))
     for record in {record.identity: record for record in alive}.values():
         tree = configured.pop(record.name, None)
         labels = {**(tree.labels if tree else {}), **known.get(record.name, {})}
-        order = order_of(labels, tree.order if tree else trees.ORDER)
+        order = order_of(labels, tree.order if tree else configured_trees.ORDER)
         found[record.name] = Subject(record.name, labels, order, record.identity, tree=tree is not None)
     for name, tree in configured.items():
         try:
-            root = trees.root_of(tree)
+            root = configured_trees.root_of(tree)
         except NotFound:
             continue
         except CriuctlError as error:
@@ -92,7 +92,7 @@ def _twice(name: str, other: Subject, pid: int) -> Conflict:
     )
 
 
-def order_of(labels: Mapping[str, str], default: int = trees.ORDER) -> int:
+def order_of(labels: Mapping[str, str], default: int = configured_trees.ORDER) -> int:
     """The label ``order`` as a number; what is none counts for nothing."""
     try:
         return int(labels.get("order", default))

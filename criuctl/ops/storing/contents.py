@@ -7,10 +7,10 @@ from functools import cached_property
 
 from ...checkpoint.manifest import Manifest, MemoryImage
 from ...checkpoint.reader import CheckpointReader
-from ...criu import described
+from ...criu import image_records
 from ...criu.pages import WINDOW, unpack_entries
 from ...errors import Damaged
-from .diffmemory import Windows, windows
+from .diff_memory import Windows, windows
 
 Variables = list[tuple[str, str]]
 _LONGEST = 8 << 20  # bytes of an environment; the kernel allows no more for arguments and environment together by default
@@ -84,7 +84,7 @@ def environments(manifest: Manifest, reader: CheckpointReader) -> dict[int, Vari
     """
     images = {image.id: image for image in manifest.memory if image.kind == "task"}
     found = {}
-    for pid, (start, end) in described.environments(Images(manifest, reader).get).items():
+    for pid, (start, end) in image_records.environments(Images(manifest, reader).get).items():
         if pid not in images:
             continue
         if not 0 <= end - start <= _LONGEST:

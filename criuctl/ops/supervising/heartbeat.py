@@ -22,7 +22,7 @@ from ...checkpoint.repository import Repository
 from ...config import Config
 from ...host.identity import host_id
 from ...store import open_store
-from .selffence import SelfFence, clock
+from .self_fence import SelfFence, clock
 
 BEATS = 4  # in a time to live
 _LAST = 5.0  # seconds that the last beat may take

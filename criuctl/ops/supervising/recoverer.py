@@ -28,17 +28,17 @@ from ...errors import (
     of_the_host,
 )
 from ...hooks.runner import error_body
-from ...host.latest import moment
+from ...host.latest_checkpoints import moment
 from ...host.registry import SessionRecord
 from ...proc.tree import ProcessIdentity
 from ...quoting import quoted
-from ...restore.arrival import RestoreResult
+from ...restore.outcome import RestoreResult
 from ...restore.request import RestoreRequest
 from ...restore.story import restore
-from .demise import candidates, end_strays
+from .context import TICK, Post
+from .death import candidates, end_strays
+from .decisions import Guard
 from .heartbeat import BEATS, Heartbeat
-from .supervision import Guard
-from .supervisorpost import TICK, Post
 
 _STORE_PAUSE = 30.0  # seconds between two tries of a store that does not answer, at most
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support import checkpoints as kit
 
-from criuctl.checkpoint.effort import LEVELS, fitting
+from criuctl.checkpoint.compression_level import LEVELS, fitting
 from criuctl.checkpoint.streams import WriterStats
 from criuctl.report import Reporter
 from criuctl.store.memory import MemoryStore

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from support import checkpoints as kit
 
-from criuctl.checkpoint import gathered
-from criuctl.checkpoint.gathered import Gathered
+from criuctl.checkpoint import opened_chunks
+from criuctl.checkpoint.opened_chunks import Gathered
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.report import Reporter
-from criuctl.restore.lazymemory import StoredPages
+from criuctl.restore.lazy_memory import StoredPages
 
 PAGE = 4096
 PAGES = 1500
@@ -62,7 +62,7 @@ def test_what_has_come_is_not_read_again(stored: tuple[Repository, bytes], monke
 
 def test_it_takes_no_more_than_there_is_room_for(stored: tuple[Repository, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     repo, memory = stored
-    monkeypatch.setattr(gathered, "_SLAB", 1 << 20)
+    monkeypatch.setattr(opened_chunks, "_SLAB", 1 << 20)
     asked: list[int] = []
 
     def room(size: int) -> bool:

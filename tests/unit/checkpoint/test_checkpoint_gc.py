@@ -13,8 +13,8 @@ from support import checkpoints as kit
 from support.faulty_store import FaultyStore
 
 from criuctl.checkpoint import gc, gclists, gcsegments, objects, pipeline
-from criuctl.checkpoint.collected import Collected
 from criuctl.checkpoint.gc import Collection
+from criuctl.checkpoint.gc_result import Collected
 from criuctl.checkpoint.packs import object_name, pack_of
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Conflict, Damaged, ObjectMissing, StoreFull, UnsupportedFormat

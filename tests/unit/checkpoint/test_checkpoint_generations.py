@@ -31,7 +31,7 @@ from criuctl.errors import (
     UsageError,
     WrongKey,
 )
-from criuctl.ops.storekeys import NewKey, key_add, key_list, key_recovery, key_remove, key_rotate, key_tidy
+from criuctl.ops.store_keys import NewKey, key_add, key_list, key_recovery, key_remove, key_rotate, key_tidy
 from criuctl.report import Reporter
 from criuctl.store import memory
 from criuctl.store.base import Capabilities, Data, ObjectInfo

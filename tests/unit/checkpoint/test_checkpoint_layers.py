@@ -22,7 +22,7 @@ from criuctl.checkpoint.repository import Repository
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.errors import Damaged, StoreFull, UnsupportedFormat
 from criuctl.report import Reporter
-from criuctl.restore.lazymemory import StoredPages
+from criuctl.restore.lazy_memory import StoredPages
 from criuctl.store.base import Data
 from criuctl.store.memory import MemoryStore
 

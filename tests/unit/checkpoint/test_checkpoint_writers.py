@@ -15,9 +15,9 @@ from support.writeonly import enrol, host
 
 from criuctl.checkpoint import codec, configobject, gclists, keys, leases, objects, packs, writers
 from criuctl.checkpoint.codec import SealBroken, Sealer, derive
-from criuctl.checkpoint.collected import Collected
 from criuctl.checkpoint.domains import StoreSealer, WriterSealer
 from criuctl.checkpoint.gc import Collection
+from criuctl.checkpoint.gc_result import Collected
 from criuctl.checkpoint.index import encode_segments
 from criuctl.checkpoint.manifest import CheckpointSummary
 from criuctl.checkpoint.packs import PackBuilder, pack_of

@@ -19,10 +19,10 @@ import click
 from criuctl import errors
 from criuctl.cli import main as program
 from criuctl.cli.app import App, pass_app
+from criuctl.cli.descriptions import tell_each
 from criuctl.cli.pages import Entry, page
 from criuctl.cli.streams import write_result
-from criuctl.cli.telling import tell_each
-from criuctl.host.journal.severity import worst
+from criuctl.host.journal.worst_exit_code import worst
 from criuctl.report import Finding
 
 

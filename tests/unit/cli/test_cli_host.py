@@ -15,7 +15,7 @@ from criuctl import __version__
 from criuctl.cli.commands.doctor import _exit_codes
 from criuctl.cli.main import main
 from criuctl.errors import EXIT_CODES
-from criuctl.ops import bugreport
+from criuctl.ops import bug_report
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FINDING = {"level", "code", "text", "hint", "pid", "fd"}
@@ -142,7 +142,7 @@ def test_a_page_that_is_not_finished_is_not_left_behind(tmp_path: Path, monkeypa
     def interrupted(_config: object) -> dict[str, object]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bugreport, "report", interrupted)
+    monkeypatch.setattr(bug_report, "report", interrupted)
     assert main(["doctor", "--report", str(tmp_path / "page.md")]) == 130
     assert list(tmp_path.iterdir()) == []
 

@@ -16,7 +16,7 @@ from criuctl.checkpoint import leases
 from criuctl.checkpoint.manifest import CheckpointSummary, SessionRef
 from criuctl.checkpoint.repository import Repository
 from criuctl.host.registry import Registry, SessionRecord
-from criuctl.ops import ending
+from criuctl.ops import kill
 from criuctl.report import Reporter
 from criuctl.store import open_store
 
@@ -116,7 +116,7 @@ def test_the_newest_of_a_session_that_its_dump_has_ended_elsewhere_stays(site: S
     registry = Registry(site.config)
     for name in ("bare", "kept"):
         registry.put(SessionRecord(name, "ab" * 16, state="checkpointed", checkpoint="1", store=site.config.store))
-        assert ending.kill(site.config.with_options(run_dir=str(site.path / "run")), name, 0)["leases_kept"] == []
+        assert kill.kill(site.config.with_options(run_dir=str(site.path / "run")), name, 0)["leases_kept"] == []
     site("prune", "--keep-label", "none=such")
     assert [site.numbers(name) for name in ("bare", "given", "kept")] == [[], [2], []]
     # What was said of a session says nothing of a later one of its name.

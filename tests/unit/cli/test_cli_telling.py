@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from criuctl.cli.app import App
+from criuctl.cli.descriptions import tell_each
 from criuctl.cli.main import main
-from criuctl.cli.telling import tell_each
 from criuctl.errors import Conflict
-from criuctl.host import standdown
+from criuctl.host import lost_homes
 
 
 def _outcomes(number: int, ending: BaseException | None, closed: list[bool]) -> Iterator[int]:
@@ -61,11 +61,11 @@ def test_a_reader_that_has_gone_ends_what_is_under_way() -> None:
 def test_whose_copy_was_ended_is_told_also_when_a_signal_comes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def found(*_args: object, **_options: object) -> Iterator[standdown.StandDown]:
-        yield standdown.StandDown("web", "fenced", "ended", 3)
+    def found(*_args: object, **_options: object) -> Iterator[lost_homes.StandDown]:
+        yield lost_homes.StandDown("web", "fenced", "ended", 3)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(standdown, "stand_down", found)
+    monkeypatch.setattr(lost_homes, "stand_down", found)
     assert main(["fence", "--all", "--json"]) == 130
     told = json.loads(capsys.readouterr().out)
     assert (told[0]["session"], told[0]["done"], told[1]["error"]["exit_code"]) == ("web", "ended", 130)
@@ -74,11 +74,11 @@ def test_whose_copy_was_ended_is_told_also_when_a_signal_comes(
 def test_a_bug_after_the_first_outcome_leaves_one_json_value(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def found(*_args: object, **_options: object) -> Iterator[standdown.StandDown]:
-        yield standdown.StandDown("web", "fenced", "ended", 3)
+    def found(*_args: object, **_options: object) -> Iterator[lost_homes.StandDown]:
+        yield lost_homes.StandDown("web", "fenced", "ended", 3)
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(standdown, "stand_down", found)
+    monkeypatch.setattr(lost_homes, "stand_down", found)
     assert main(["fence", "--all", "--json"]) == 1
     said = capsys.readouterr()
     assert [body["session"] for body in json.loads(said.out)] == ["web"]

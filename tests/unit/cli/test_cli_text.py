@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from criuctl.cli import text
 from criuctl.errors import EXIT_CODES
-from criuctl.host.journal.severity import IN_WORDS, worst
+from criuctl.host.journal.worst_exit_code import IN_WORDS, worst
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from criuctl.checkpoint.manifest import ConnectionRecord
 from criuctl.connections.protocols.base import ApplicationProtocol, CannotRebuild, PeerAway, Settings
 from criuctl.connections.protocols.tcp import PROTOCOL as TCP
 from criuctl.connections.reconnect import Engine, Job, Result
-from criuctl.proc import dialling, sockdiag
+from criuctl.proc import connecting, sockdiag
 
 
 class Protocol:
@@ -367,7 +367,7 @@ def test_a_unix_server_that_changes_its_mind(tmp_path: Path) -> None:
 )
 def test_every_kind_can_be_hung_up(family: socket.AddressFamily, kind: socket.SocketKind) -> None:
     with socket.socket(family, kind) as sock:
-        dialling.hang_up(sock)
+        connecting.hang_up(sock)
         assert ended(sock)
 
 
@@ -376,7 +376,7 @@ def test_what_a_peer_said_in_vain_is_not_read() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"half an answer")
-        dialling.hang_up(ours)
+        connecting.hang_up(ours)
         assert ended(ours)
 
 
@@ -384,4 +384,4 @@ def test_nobody_is_their_own_peer(sock: socket.socket) -> None:
     """A free port of the range that the kernel itself picks from can be met by its own caller."""
     sock.bind(("127.0.0.1", 0))
     with pytest.raises(ConnectionRefusedError):
-        dialling.connect(sock, sock.getsockname(), time.monotonic() + 5)
+        connecting.connect(sock, sock.getsockname(), time.monotonic() + 5)

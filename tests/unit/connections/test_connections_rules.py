@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from criuctl.checkpoint.manifest import ConnectionRecord
 from criuctl.config import Config, load
-from criuctl.connections.lending import Owner, Terms
 from criuctl.connections.rules import POLICIES, Decision, Rules, decide, endpoint, parse
+from criuctl.connections.secret_scope import Owner, Terms
 from criuctl.errors import ConfigError
 
 OF_ROOT = {pid: Owner(frozenset({0})) for pid in (10, 11)}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.keeper import wait_until
 
-from criuctl.criu.ahead import Walk, cut
+from criuctl.criu.memory_ahead import Walk, cut
 from criuctl.criu.pages import GAP, PAGE, PE_LAZY, PE_PRESENT, WINDOW, ImageKey, PagemapEntry, window_sizes
 from criuctl.proc.mappings import mappings
 from criuctl.proc.memory import Run, TaskMemory, scans

@@ -9,7 +9,7 @@ import time
 import pytest
 from support.keeper import wait_until
 
-from criuctl.criu import rpc, stall
+from criuctl.criu import hang_detection, rpc
 from criuctl.criu.binary import CriuBinary
 from criuctl.proc.tree import Process, read_tree
 
@@ -22,20 +22,20 @@ def test_work_anywhere_below_counts(code: str, works: bool) -> None:
         try:
             wait_until(lambda: len(read_tree(process.pid)) == 1 + works, 20, "it is there")
             time.sleep(0.3)
-            watch = stall.Watch(process.pid)
+            watch = hang_detection.Watch(process.pid)
             watch.idle()
             time.sleep(0.5)
             assert (watch.idle() < 0.1) is works
         finally:
             below = read_tree(process.pid)
-            stall.end(process.pid)
+            hang_detection.end(process.pid)
             process.wait()
     wait_until(lambda: not any(each.identity.alive() for each in below), 20, "all of them are ended")
 
 
 def test_a_criu_that_does_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("LOOK", 0.05), ("PATIENCE", 0.3), ("ROLLBACK", 0.3)):
-        monkeypatch.setattr(stall, name, seconds)
+        monkeypatch.setattr(hang_detection, name, seconds)
     silent = CriuBinary(("sh", "-c", "sleep 1000 & wait"), "a test")
     below: list[Process] = []
 

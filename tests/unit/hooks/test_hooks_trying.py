@@ -15,7 +15,7 @@ from support.hooking import HookFolder
 
 from criuctl.config import Config
 from criuctl.hooks.contract import PHASES
-from criuctl.ops.hooktry import try_hooks
+from criuctl.ops.hook_trial import try_hooks
 
 ALWAYS = {"version", "phase", "session", "incarnation", "checkpoint", "pid", "inner_pid", "store", "labels", "leave_running"}
 MORE = {

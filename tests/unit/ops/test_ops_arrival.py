@@ -11,7 +11,7 @@ from support import checkpoints as kit
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Conflict, Damaged, ObjectMissing
 from criuctl.host.registry import Registry, SessionRecord
-from criuctl.restore.arrival import check_not_moved, offering_another
+from criuctl.restore.outcome import check_not_moved, offering_another
 from criuctl.store.base import Capabilities
 
 

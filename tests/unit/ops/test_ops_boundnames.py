@@ -16,7 +16,7 @@ from criuctl.criu import schema
 from criuctl.criu.images import TCP_CLOSE, TCP_ESTABLISHED, TCP_LISTEN, ImageSet
 from criuctl.errors import RestoreFailed
 from criuctl.files.socket_names import Bindings, bound, disown, taken
-from criuctl.namespaces.netplace import Place
+from criuctl.namespaces.network_choice import Place
 
 MANIFEST = Manifest(id="ab" * 16, session=SessionRef("s", "1" * 32))
 STREAM, DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM

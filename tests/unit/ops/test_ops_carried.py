@@ -17,15 +17,15 @@ from criuctl.checkpoint.manifest import FileRecord
 from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.config import Config
 from criuctl.errors import DumpFailed, PreflightRefused
-from criuctl.files import files
-from criuctl.files.overlays import Binaries
+from criuctl.files import recording
+from criuctl.files.carried_binaries import Binaries
 from criuctl.proc.descriptors import descriptors
 from criuctl.report import Reporter
 
 BOB = 65534
 MAPPED = """
 import mmap, os, sys
-from criuctl.files.files import open_files
+from criuctl.files.recording import open_files
 with open(sys.argv[1], "rb") as file:
     mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
 try:
@@ -46,7 +46,7 @@ def test_a_folder_that_becomes_a_link_during_the_walk_leads_nowhere(tmp_path: Pa
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "secret").write_text("of somebody else")
     found = {}
-    carried = files._carry(writer, str(tmp_path / "named"), os.getpid(), {}, set(), Reporter())
+    carried = recording._carry(writer, str(tmp_path / "named"), os.getpid(), {}, set(), Reporter())
     for record, _identity in carried:
         found[record.path] = record
         if record.path.endswith("/his"):  # what is in it has not been looked at yet
@@ -63,13 +63,13 @@ def test_a_link_of_another_user_on_the_way_is_not_followed(tmp_path: Path, write
     (tmp_path / "home" / "work").symlink_to(tmp_path / "foreign")
     named = str(tmp_path / "home" / "work" / "secret")
     with pytest.raises(PreflightRefused, match="symbolic link"):
-        files.resolve_carried([named], os.getpid())
+        recording.resolve_carried([named], os.getpid())
     with pytest.raises(PreflightRefused, match="symbolic link"):
-        list(files._carry(writer, named, os.getpid(), {}, set(), Reporter()))
+        list(recording._carry(writer, named, os.getpid(), {}, set(), Reporter()))
     with pytest.raises(DumpFailed, match="symbolic link"):  # put there in the freeze: the tree was touched
-        files.collect(writer, Config(), {}, [named], Binaries(os.getpid(), wanted=False), os.getpid(), Reporter())
+        recording.collect(writer, Config(), {}, [named], Binaries(os.getpid(), wanted=False), os.getpid(), Reporter())
     with pytest.raises(PreflightRefused, match="no such file"):
-        files.resolve_carried([str(tmp_path / "foreign" / "none")], os.getpid())
+        recording.resolve_carried([str(tmp_path / "foreign" / "none")], os.getpid())
 
 
 def test_what_is_named_by_a_link_is_taken_along_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,7 @@ def test_what_is_named_by_a_link_is_taken_along_with_it(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
 
     def found(*named: str) -> list[str]:
-        return [os.path.relpath(path, tmp_path) for path in files.resolve_carried(named, os.getpid())]
+        return [os.path.relpath(path, tmp_path) for path in recording.resolve_carried(named, os.getpid())]
 
     assert found("current") == found("current/") == ["current", "newest", "releases/7"]
     assert found("current/file") == ["releases/7/file"]
@@ -104,9 +104,9 @@ def test_what_is_named_by_a_link_is_taken_along_with_it(tmp_path: Path, monkeypa
 
 def test_what_nobody_may_read_fails_the_dump(tmp_path: Path, writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(files, "_open_contents", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    monkeypatch.setattr(recording, "_open_contents", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(DumpFailed, match="file cannot be taken along: Permission denied; the tree runs on"):
-        list(files._carry(writer, str(tmp_path / "file"), os.getpid(), {}, set(), Reporter()))
+        list(recording._carry(writer, str(tmp_path / "file"), os.getpid(), {}, set(), Reporter()))
 
 
 def test_a_link_of_another_user_does_not_take_along_what_is_not_his(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_link_of_another_user_does_not_take_along_what_is_not_his(tmp_path: Pa
     os.chown(tmp_path / "home", BOB, BOB)
     (tmp_path / "home" / "link").symlink_to(tmp_path / "secret")
     with pytest.raises(PreflightRefused, match="symbolic link"):
-        files.resolve_carried([str(tmp_path / "home" / "link")], os.getpid())
+        recording.resolve_carried([str(tmp_path / "home" / "link")], os.getpid())
 
 
 def test_links_lead_where_they_lead_the_tree(tmp_path: Path, writer: CheckpointWriter) -> None:
@@ -132,9 +132,9 @@ def test_links_lead_where_they_lead_the_tree(tmp_path: Path, writer: CheckpointW
         child.stdout.readline()
         for name in ("absolute", "upwards"):
             named = "/srv/data"
-            assert files.resolve_carried([f"/{name}/data"], child.pid) == [named]
-            assert files.resolve_carried([f"/{name}", f"/{name}/data/../data/"], child.pid) == [f"/{name}", "/srv", named]
-            carried = files._carry(writer, named, child.pid, {}, set(), Reporter())
+            assert recording.resolve_carried([f"/{name}/data"], child.pid) == [named]
+            assert recording.resolve_carried([f"/{name}", f"/{name}/data/../data/"], child.pid) == [f"/{name}", "/srv", named]
+            carried = recording._carry(writer, named, child.pid, {}, set(), Reporter())
             assert [record.path for record, _identity in carried] == [named, f"{named}/file"]
         child.stdin.close()
 
@@ -157,7 +157,7 @@ def test_open_files_find_their_records_without_a_search(
         held = {str(folder / f"{n:03}"): stack.enter_context(open(folder / f"{n:03}", "ab")).fileno() for n in range(100)}
         opened = {pid: [d for d in descriptors(pid) if d.target in held]}
         binaries = Binaries(pid, wanted=False)
-        found = files.collect(writer, Config(), opened, [str(folder)], binaries, pid, Reporter())
+        found = recording.collect(writer, Config(), opened, [str(folder)], binaries, pid, Reporter())
     records = {record.path: record for record in found if record.kind == "carried"}
     assert sorted(records) == [str(folder), *sorted(held)]
     assert all(records[path].holders == ((pid, fd),) and records[path].append for path, fd in held.items())
@@ -170,7 +170,7 @@ def test_extended_attributes_come_along(tmp_path: Path, writer: CheckpointWriter
     (tmp_path / "named" / "link").symlink_to("file")
     for name in ("named", "named/file", "named/link"):
         os.setxattr(tmp_path / name, "trusted.criuctl", name.encode(), follow_symlinks=False)
-    carried = files._carry(writer, str(tmp_path / "named"), os.getpid(), {}, set(), Reporter())
+    carried = recording._carry(writer, str(tmp_path / "named"), os.getpid(), {}, set(), Reporter())
     found = {record.path: base64.b64decode(record.xattrs["trusted.criuctl"]).decode() for record, _identity in carried}
     assert found == {str(tmp_path / name): name for name in ("named", "named/file", "named/link")}
 

@@ -11,7 +11,7 @@ import pytest
 
 from criuctl.checkpoint.chunks import StreamRef
 from criuctl.checkpoint.manifest import FileRecord
-from criuctl.files import databases, files, mountpoints
+from criuctl.files import databases, mount_points, recording
 from criuctl.files.judgement import Judgement, Policy, judge_all
 
 OLD = b"a page of a table\n" * 100
@@ -31,10 +31,10 @@ def folder(tmp_path: Path) -> Path:
 def record(path: Path, *, carried: bool = False, append: bool = False, kind: str = "written") -> FileRecord:
     fd = os.open(path, os.O_RDONLY)
     try:
-        digest = files.digest(fd, len(OLD))
+        digest = recording.digest(fd, len(OLD))
     finally:
         os.close(fd)
-    found = files._base(str(path), kind, path.lstat())
+    found = recording._base(str(path), kind, path.lstat())
     return found.with_use(digest=digest, data=STREAM if carried else None, append=append, holders=((7, 3),))
 
 
@@ -136,12 +136,12 @@ def test_a_disk_that_is_not_mounted(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     inside = [put_back(disk / "a" / name, disk) for name in ("one", "two")]
-    (refused, quiet) = mountpoints.judged(inside)
+    (refused, quiet) = mount_points.judged(inside)
     finding = refused.finding()
     assert finding is not None and finding.level == "error"
     assert str(disk) in finding.text and f"mount {disk}" in finding.hint and "1 more" in finding.text
     assert quiet.finding() is None and quiet.verdict != "put-back"
-    (refused,) = mountpoints.judged([put_back(disk / "pid", disk)])
+    (refused,) = mount_points.judged([put_back(disk / "pid", disk)])
     assert refused.verdict == "refuse"
 
 
@@ -149,7 +149,7 @@ def test_what_took_the_place_of_a_disk(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     (disk / "a").mkdir(parents=True)
     for mount, path in ((disk, disk / "a" / "pid"), ("", disk / "b" / "pid"), (Path("/proc"), disk / "c" / "pid")):
-        assert [j.verdict for j in mountpoints.judged([put_back(path, mount)])] == ["put-back"]
+        assert [j.verdict for j in mount_points.judged([put_back(path, mount)])] == ["put-back"]
 
 
 def test_what_was_made_in_a_folder_that_came_along(folder: Path) -> None:

@@ -20,12 +20,12 @@ from criuctl.criu.ghostimages import Ghost, add_ghosts, remaps, write_ghost
 from criuctl.criu.heldfiles import HeldFile, Use
 from criuctl.criu.images import ImageSet
 from criuctl.errors import Damaged
-from criuctl.files import deletedcopies, unlinked
-from criuctl.files.granting import Judge
+from criuctl.files import deleted_copies, deleted_files
 from criuctl.files.judgement import Judgement
-from criuctl.files.remaps import Provided
-from criuctl.proc.controlled import Looks
+from criuctl.files.link_remaps import Provided
+from criuctl.files.permission import Judge
 from criuctl.proc.credentials import Credentials
+from criuctl.proc.path_control import Looks
 
 OLD = b"as it was at the freeze\n" * 10
 
@@ -76,7 +76,7 @@ def judged(path: Path, verdict: str = "deleted-copy", **more: Any) -> Judgement:
 
 def test_names_of_one_file_are_one_deleted_file(images: ImageSet, tmp_path: Path) -> None:
     found = [judged(tmp_path / "one"), judged(tmp_path / "other-name"), judged(tmp_path / "else", "moved-on")]
-    deletedcopies.make(images, found, READER)
+    deleted_copies.make(images, found, READER)
     assert images.remapped() == {5, 6}
     (number,) = {remap.target for remap in remaps(images)}
     with Ghost(images, number) as ghost:
@@ -89,18 +89,18 @@ def test_names_of_one_file_are_one_deleted_file(images: ImageSet, tmp_path: Path
 
 
 def test_nothing_is_edited_where_nothing_changed(images: ImageSet, tmp_path: Path) -> None:
-    deletedcopies.make(images, [judged(tmp_path / "one", "same")], READER)
+    deleted_copies.make(images, [judged(tmp_path / "one", "same")], READER)
     assert images.names() == ["files.img"]
 
 
 def test_a_manifest_names_no_large_file(images: ImageSet, tmp_path: Path) -> None:
     with pytest.raises(Damaged):
-        deletedcopies.make(images, [judged(tmp_path / "one", size=1 << 40)], READER)
+        deleted_copies.make(images, [judged(tmp_path / "one", size=1 << 40)], READER)
 
 
 def test_it_never_has_a_name(images: ImageSet, tmp_path: Path) -> None:
     """So a user's process gets it in a folder of root's, where it could have no deleted file that nothing proves."""
-    deletedcopies.make(images, [judged(tmp_path / "one")], READER)
+    deleted_copies.make(images, [judged(tmp_path / "one")], READER)
     (number,) = add_ghosts(images, [[7]])  # one of CRIU's, at the other path
     fd, offset = write_ghost(images, number, uid=0, gid=0, mode=stat.S_IFREG | stat.S_ISUID | 0o755, mtime_ns=0)
     os.pwrite(fd, OLD, offset)
@@ -113,10 +113,10 @@ def test_it_never_has_a_name(images: ImageSet, tmp_path: Path) -> None:
     judge = Judge(manifest, {}, {}, {100: user}, certain=False)
     before = sorted(tmp_path.iterdir())
     with Looks() as looks, ExitStack() as stack:
-        objections = unlinked.folder_objections(images, held, judge, looks)
+        objections = deleted_files.folder_objections(images, held, judge, looks)
         assert [o.use for o in objections] == list(uses)  # of CRIU's one
         links = Provided({}, {}, ())
-        made = unlinked.made(images, held[:1], judge, looks, links, stack)
+        made = deleted_files.made(images, held[:1], judge, looks, links, stack)
         assert list(made) == [5]
         status = os.stat(f"/proc/self/fd/{made[5]}")
         assert (status.st_nlink, status.st_uid, stat.S_IMODE(status.st_mode)) == (0, 1000, 0o755)

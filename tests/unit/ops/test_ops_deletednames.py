@@ -15,10 +15,10 @@ from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
 from criuctl.criu.images import ImageSet
-from criuctl.files.deletednames import DeletedName, judge
+from criuctl.files.deleted_names import DeletedName, judge
 from criuctl.files.judgement import Judgement, Policy
 from criuctl.host.registry import boot_id
-from criuctl.proc import ways
+from criuctl.proc import folder_walk
 from criuctl.report import Reporter
 from criuctl.store import open_store
 
@@ -183,7 +183,7 @@ def test_a_handle_holds_until_the_next_boot(
 ) -> None:
     manifest, reader = checkpoint
     with (tmp_path / "data").open("rb") as file:
-        handle = ways.handle(file.fileno())
+        handle = folder_walk.handle(file.fileno())
     assert handle, "this file system has no handles (name_to_handle_at)"
     moved = (tmp_path / "data").rename(tmp_path / "moved")
     link = replace(manifest.links[0], handle=handle, sibling=manifest.links[0].sibling if known else "")

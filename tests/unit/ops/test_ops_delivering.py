@@ -13,9 +13,8 @@ from criuctl.checkpoint.manifest import Manifest
 from criuctl.config import Config
 from criuctl.errors import InDoubt, LinkLost, NotFound
 from criuctl.host.moves import Moves, Outgoing, new_id
-from criuctl.ops import settling
-from criuctl.ops.moving import delivering
-from criuctl.ops.moving.delivering import HostDelivery, Wishes
+from criuctl.ops import migrate_resolve
+from criuctl.ops.moving.delivery import HostDelivery, Wishes
 from criuctl.proc import addresses
 from criuctl.report import Reporter
 from criuctl.transport import ssh
@@ -39,7 +38,7 @@ def test_a_failure_of_our_own_leaves_the_word_to_be_said_later(
     there = cast("ssh.Connection", SimpleNamespace(link=SimpleNamespace(ask=ask)))
     delivery = HostDelivery(Config(), "gamma", there, moves, Wishes(), Reporter(), host_name="gamma")
     delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma", state="handed-over"))
-    monkeypatch.setattr(delivering, "reach", reach)
+    monkeypatch.setattr(delivery, "reach", reach)
     delivery.ended(())
     assert delivery.settled() and asked == ["go"]
     with pytest.raises(InDoubt, match="web"):
@@ -106,7 +105,7 @@ def test_an_address_comes_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         raise LinkLost("cut")
 
     monkeypatch.setattr(addresses, "HeldAddress", Held)
-    monkeypatch.setattr(settling, "reach", reach)
+    monkeypatch.setattr(migrate_resolve, "reach", reach)
     config = Config(state_dir=str(tmp_path))
     moves = Moves(config, Outgoing)
     there = cast("ssh.Connection", SimpleNamespace(link=SimpleNamespace(ask=ask)))
@@ -114,7 +113,7 @@ def test_an_address_comes_back_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     taken = ({"ip": "192.0.2.1"}, {"ip": "192.0.2.2"})
     delivery.move = moves.put(Outgoing(new_id(), "web", new_id(), to="gamma", addresses=taken))
     delivery.stays()
-    (answer,) = settling.resolve(config, "web", reporter=Reporter())
+    (answer,) = migrate_resolve.resolve(config, "web", reporter=Reporter())
     assert (answer["outcome"], answer["error"]) == ("stays", "cut")
     assert came_back == ["192.0.2.1", "192.0.2.2", "192.0.2.2"]
     assert [move.addresses for move in moves.all()] == [({"ip": "192.0.2.2"},)]

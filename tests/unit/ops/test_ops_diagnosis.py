@@ -14,7 +14,7 @@ from criuctl.criu.driver import CriuFailed
 from criuctl.dump import criu_failures
 from criuctl.host.failures.diagnosis import diagnose, keep_log
 from criuctl.host.failures.remedies import REMEDIES
-from criuctl.restore import arrival
+from criuctl.restore import outcome
 
 HEAD = """\
 (00.000021) Version: 4.2.1 (gitid 0)
@@ -335,7 +335,7 @@ def test_a_log_that_cannot_be_kept(tmp_path: Path) -> None:
     failed = CriuFailed("CRIU failed", HEAD + TAIL)
     for told, code in (
         (criu_failures.explain(config, failed, "web", os.getpid(), ()), 5),
-        (arrival.explain(config, failed, Manifest(id="0" * 32, session=SessionRef("web", "1" * 32))), 6),
+        (outcome.explain(config, failed, Manifest(id="0" * 32, session=SessionRef("web", "1" * 32))), 6),
     ):
         assert (told.exit_code, told.message.startswith("CRIU could not ")) == (code, True)
         assert told.details["log_lost"]

@@ -23,12 +23,12 @@ from criuctl.checkpoint.manifest import (
     SessionRef,
 )
 from criuctl.checkpoint.repository import Repository
-from criuctl.criu.described import Area, OpenFile
+from criuctl.criu.image_records import Area, OpenFile
 from criuctl.criu.pages import PAGE, WINDOW, PagemapEntry, window_sizes
 from criuctl.errors import Damaged
 from criuctl.ops.diff import diff
-from criuctl.ops.storing import diffparts
-from criuctl.ops.storing.diffmemory import Region, Windows, compare, windows
+from criuctl.ops.storing import diff_parts
+from criuctl.ops.storing.diff_memory import Region, Windows, compare, windows
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
 
@@ -183,7 +183,7 @@ def tree(*processes: ProcessRecord, boot: str = "", **more: object) -> Manifest:
 
 
 def paired(before: Manifest, after: Manifest) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-    found = diffparts.pair(before, after)
+    found = diff_parts.pair(before, after)
     return [(a.pid, b.pid) for a, b in found.pairs], [p.pid for p in found.removed], [p.pid for p in found.added]
 
 
@@ -191,7 +191,7 @@ def test_a_process_that_lives_on_is_the_same_whatever_it_has_become() -> None:
     before = tree(process(10, "sh", start=5), process(11, "sh", ppid=10, start=6), boot="b")
     after = tree(process(10, "sh", start=5), process(11, "sleep", "9", ppid=10, start=6), boot="b")
     assert paired(before, after) == ([(10, 10), (11, 11)], [], [])
-    part = diffparts.processes(diffparts.pair(before, after))
+    part = diff_parts.processes(diff_parts.pair(before, after))
     assert [c.fields for c in part.changed] == [["command", "argv"]]
     assert part.same == 1
     # The same PID, but another process, on the same boot: by its command line it is not the one.
@@ -205,7 +205,7 @@ def test_a_restored_tree_is_paired_by_the_pids_that_it_sees() -> None:
         process(910, "web", ns_pid=10), process(911, "worker", ppid=910, ns_pid=11), process(913, "worker", ppid=910, ns_pid=13)
     )
     assert paired(before, after) == ([(10, 910), (11, 911), (12, 913)], [], [])
-    changed = diffparts.processes(diffparts.pair(before, after)).changed
+    changed = diff_parts.processes(diff_parts.pair(before, after)).changed
     assert [c.fields for c in changed] == [["ns_pid"]]
 
 
@@ -216,11 +216,11 @@ def test_two_trees_of_the_same_shape_are_paired_by_place() -> None:
 
 
 def test_descriptors_of_processes_that_both_have() -> None:
-    found = diffparts.pair(tree(process(10, "a"), process(11, "b", ppid=10)), tree(process(10, "a"), process(12, "c", ppid=10)))
+    found = diff_parts.pair(tree(process(10, "a"), process(11, "b", ppid=10)), tree(process(10, "a"), process(12, "c", ppid=10)))
     log, book = OpenFile("reg", "/log", "wa", 10), OpenFile("reg", "/book", "r", 400)
     before = {10: {0: book, 1: log, 2: log}, 11: {0: book}}
     after = {10: {0: book, 1: replace(log, offset=20), 5: book}, 12: {0: log}}
-    part = diffparts.descriptors(before, after, found)
+    part = diff_parts.descriptors(before, after, found)
     assert ([d["fd"] for d in part.added], [d["fd"] for d in part.removed], part.same) == ([5], [2], 1)
     assert [(c.fields, c.before["offset"], c.after["offset"]) for c in part.changed] == [(["offset"], 10, 20)]
 
@@ -229,10 +229,10 @@ def test_connections_are_the_same_by_their_ends() -> None:
     def tcp(fd: int, peer: str, state: str = "established", pid: int = 10) -> ConnectionRecord:
         return ConnectionRecord(pid, fd, family="inet", type="stream", protocol="tcp", local="a:1", peer=peer, state=state)
 
-    found = diffparts.pair(tree(process(10, "a")), tree(process(10, "a")))
+    found = diff_parts.pair(tree(process(10, "a")), tree(process(10, "a")))
     before = [tcp(3, "b:1"), tcp(4, "b:2"), tcp(5, "b:3"), tcp(6, "b:4")]
     after = [tcp(3, "b:1"), tcp(9, "b:2"), tcp(5, "b:9"), tcp(6, "b:4", "close-wait")]
-    part = diffparts.connections(before, after, found)
+    part = diff_parts.connections(before, after, found)
     assert part.same == 2
     assert [c["peer"] for c in part.removed] == ["b:3"]
     assert [c["peer"] for c in part.added] == ["b:9"]
@@ -252,7 +252,7 @@ def test_files_are_told_by_path_and_by_what_is_known_of_their_contents() -> None
         file("/u", mtime_ns=9),
         file("/m", mode=0o600),
     ]
-    part = diffparts.files(before, after, lambda _a, _b: 0)
+    part = diff_parts.files(before, after, lambda _a, _b: 0)
     assert ([f["path"] for f in part.added], [f["path"] for f in part.removed], part.same) == (["/new"], ["/gone"], 1)
     assert {c.after["path"]: (c.fields, c.more["contents"]) for c in part.changed} == {
         "/d": (["contents"], "changed"),

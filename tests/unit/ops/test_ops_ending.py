@@ -13,15 +13,15 @@ from msgspec.structs import replace
 from criuctl.config import Config
 from criuctl.errors import Conflict, PlatformError, SessionGone
 from criuctl.host.registry import Registry, SessionRecord, boot_id, exclusive_session
-from criuctl.ops.ending import kill
-from criuctl.ops.forgetting import forget
+from criuctl.ops.forget import forget
+from criuctl.ops.kill import kill
 from criuctl.proc import netfilter
 from criuctl.proc.tree import ProcessIdentity
 
 KILL = """
 import json, sys
 from criuctl.config import Config
-from criuctl.ops.ending import kill
+from criuctl.ops.kill import kill
 print(json.dumps(kill(Config(run_dir=sys.argv[1], state_dir=sys.argv[2]), "web", 0)))
 """
 

@@ -20,8 +20,8 @@ from msgspec.structs import replace
 
 from criuctl.config import Config
 from criuctl.errors import NotFound
-from criuctl.host.journal import events, eventsinks
-from criuctl.host.journal.eventlog import KEPT, EventLog
+from criuctl.host.journal import event_sinks, events
+from criuctl.host.journal.event_log import KEPT, EventLog
 from criuctl.report import Finding, Reporter
 
 PATIENCE = 60.0
@@ -241,8 +241,8 @@ def _fields(datagram: bytes) -> Iterator[tuple[str, str]]:
 
 def test_events_go_to_the_journal_and_else_to_syslog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal, syslog = tmp_path / "journal", tmp_path / "log"
-    monkeypatch.setattr(eventsinks, "JOURNAL", journal)
-    monkeypatch.setattr(eventsinks, "SYSLOG", syslog)
+    monkeypatch.setattr(event_sinks, "JOURNAL", journal)
+    monkeypatch.setattr(event_sinks, "SYSLOG", syslog)
     config = Config(state_dir=str(tmp_path / "state"), events="journald")
     failed = {"session": "web", "exit_code": 5, "error": "dump-failed", "odd": "two\nlines", "bytes": {"new": 7}}
     assert str(syslog) in events.record(config, "dump", [failed]), "nobody listens, which is told"

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from criuctl.checkpoint.collected import Collected
+from criuctl.checkpoint.gc_result import Collected
 from criuctl.config import Config
 from criuctl.errors import Conflict, CriuctlError, NotFound
 from criuctl.host.journal import events
-from criuctl.host.journal.eventlog import EventLog
+from criuctl.host.journal.event_log import EventLog
 from criuctl.host.maintenance import Item
-from criuctl.ops.standstill import Steered, _steered
+from criuctl.ops.pause import Steered, _steered
 
 
 @pytest.fixture

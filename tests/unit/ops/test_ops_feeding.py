@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from criuctl.config import Config
-from criuctl.restore import feeding
-from criuctl.restore.feeding import Feeder
+from criuctl.restore import page_feeder
+from criuctl.restore.page_feeder import Feeder
 
 
 def test_a_feeder_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_feeder_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
 
 def test_a_feeder_that_hangs_is_found_when_it_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tree is frozen at its home meanwhile."""
-    monkeypatch.setattr(feeding, "_PATIENCE", 1.0)
+    monkeypatch.setattr(page_feeder, "_PATIENCE", 1.0)
     feeder = Feeder(Config(store=str(tmp_path)), 0)
     failed: list[Exception] = []
 

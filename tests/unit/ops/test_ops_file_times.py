@@ -7,9 +7,9 @@ import os
 import pytest
 
 from criuctl.checkpoint.manifest import FileRecord
-from criuctl.files import files
+from criuctl.files import recording
 from criuctl.ops.moving import needs
-from criuctl.ops.moving.needed import NeededFile
+from criuctl.ops.moving.needs_format import NeededFile
 
 
 @pytest.mark.parametrize("seconds", [-62_135_596_800, -1, 0, 9_300_000_000, 32_503_680_000, 1 << 40])
@@ -18,7 +18,7 @@ def test_a_file_of_any_time_can_be_recorded(seconds: int) -> None:
     try:
         os.utime(fd, (seconds, seconds))
         status = os.fstat(fd)
-        record = files._base("/srv/a", "read", status)
+        record = recording._base("/srv/a", "read", status)
         assert FileRecord.from_dict(record.to_dict()) == record
         os.utime(fd, ns=(record.mtime_ns, record.mtime_ns))
         needed = needs._needed("/srv/a", "read", status)

@@ -19,7 +19,7 @@ from criuctl.checkpoint.reader import CheckpointReader, write_at
 from criuctl.checkpoint.repository import Repository
 from criuctl.errors import Damaged, RestoreFailed
 from criuctl.report import Reporter
-from criuctl.restore.filling import Filling
+from criuctl.restore.direct_memory import Filling
 from criuctl.store.memory import MemoryStore
 
 PAGE = 4096

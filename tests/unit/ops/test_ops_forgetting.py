@@ -14,7 +14,7 @@ from criuctl.config import Config
 from criuctl.errors import Conflict, InvalidName
 from criuctl.host.holders import end_holder
 from criuctl.host.registry import Registry, SessionRecord, boot_id, exclusive_session
-from criuctl.ops.forgetting import forget
+from criuctl.ops.forget import forget
 from criuctl.proc.tree import ProcessIdentity
 
 ME = ProcessIdentity.of(os.getpid())

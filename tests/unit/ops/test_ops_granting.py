@@ -16,14 +16,14 @@ from criuctl.criu.heldfiles import HeldFile, Use
 from criuctl.criu.mountspaces import MountSpaces
 from criuctl.criu.procfiles import LateFile
 from criuctl.errors import Damaged, RestoreFailed
-from criuctl.files import heldinodes
-from criuctl.files.granting import Judge, Objection, check_flags
+from criuctl.files import inode_records
+from criuctl.files.permission import Judge, Objection, check_flags
 from criuctl.host.registry import boot_id
 from criuctl.proc import inodes
-from criuctl.proc.controlled import Looks
 from criuctl.proc.credentials import Credentials
+from criuctl.proc.path_control import Looks
 from criuctl.restore.comparison import compare_late
-from criuctl.restore.mountviews import Views
+from criuctl.restore.mount_views import Views
 
 USER, STRANGER = 1001, 1002
 ROOT = Credentials(0, 0, capabilities=(1 << 41) - 1)
@@ -142,11 +142,11 @@ def test_the_very_inode(place: Path, home: Path) -> None:
             handle=inodes.handle(found.fd),
         )
         assert record.born or record.handle
-        assert heldinodes.is_same(record, found.fd, MANIFEST)
+        assert inode_records.is_same(record, found.fd, MANIFEST)
         later = record.with_use(born=record.born and record.born - 1, handle="1:" + "00" * 8)
-        assert not heldinodes.is_same(later, found.fd, MANIFEST)
+        assert not inode_records.is_same(later, found.fd, MANIFEST)
         bare = record.with_use(born=0, handle="")
-        assert not heldinodes.is_same(bare, found.fd, MANIFEST)
+        assert not inode_records.is_same(bare, found.fd, MANIFEST)
     assert judged(file) is not None
     assert judged(file, known={str(file): record}) is None
     assert place.is_dir()

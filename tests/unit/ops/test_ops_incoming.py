@@ -22,7 +22,7 @@ from criuctl.ops.moving import incoming
 from criuctl.ops.moving.incoming import Arrival
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
-from criuctl.restore.arrival import RestoreResult
+from criuctl.restore.outcome import RestoreResult
 
 
 class Site:

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from support import checkpoints as kit
 
 from criuctl.config import Config
-from criuctl.host import latest
-from criuctl.host.latest import Latest
+from criuctl.host import latest_checkpoints
+from criuctl.host.latest_checkpoints import Latest
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
 
@@ -38,26 +38,31 @@ def test_which_is_newer(other: Latest, newer: bool) -> None:
 
 def test_what_is_noted_is_known_until_it_is_forgotten(tmp_path: Path) -> None:
     config, reporter = Config(state_dir=str(tmp_path)), Reporter()
-    assert latest.known(config, "work") is None
-    latest.note(config, ONE, reporter)
-    assert latest.known(config, "work") == ONE and latest.known(config, "works") is None
+    assert latest_checkpoints.known(config, "work") is None
+    latest_checkpoints.note(config, ONE, reporter)
+    assert latest_checkpoints.known(config, "work") == ONE and latest_checkpoints.known(config, "works") is None
     (file,) = (tmp_path / "latest").iterdir()
     assert file.stat().st_mode & 0o777 == 0o600
-    told = latest.described(config, "work", ONE.session, None, (latest.moment(ONE.created) or 0) + 60)
+    told = latest_checkpoints.described(config, "work", ONE.session, None, (latest_checkpoints.moment(ONE.created) or 0) + 60)
     assert told == {"id": ONE.checkpoint, "number": 3, "age_s": 60.0, "store": "/store"}
-    assert latest.described(config, "work", "6" * 32, "c", 0) == {"id": "c", "number": None, "age_s": None, "store": None}
-    assert latest.described(config, "other", ONE.session, None, 0) is None
+    assert latest_checkpoints.described(config, "work", "6" * 32, "c", 0) == {
+        "id": "c",
+        "number": None,
+        "age_s": None,
+        "store": None,
+    }
+    assert latest_checkpoints.described(config, "other", ONE.session, None, 0) is None
     file.write_text("{")
-    assert latest.known(config, "work") is None
-    latest.forget(config, "work")
-    latest.forget(config, "work")
+    assert latest_checkpoints.known(config, "work") is None
+    latest_checkpoints.forget(config, "work")
+    latest_checkpoints.forget(config, "work")
     assert not reporter.warnings
 
 
 def test_what_cannot_be_noted_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     reporter = Reporter()
-    latest.note(Config(state_dir=str(tmp_path / "file")), ONE, reporter)
+    latest_checkpoints.note(Config(state_dir=str(tmp_path / "file")), ONE, reporter)
     (warning,) = reporter.warnings
     assert "could not be noted" in warning
 
@@ -70,16 +75,16 @@ def test_of_what_is_removed_here_the_rest_takes_the_place(tmp_path: Path) -> Non
     summaries = repo.list("web")
     assert len(made) == len(summaries) == 3
     url = repo.store.url
-    latest.note(config, Latest.of(summaries[2], "elsewhere"), reporter)
-    latest.removed(config, repo, summaries[2:], reporter)
-    assert latest.known(config, "web") == Latest.of(summaries[2], "elsewhere")
-    latest.note(config, Latest.of(summaries[2], url), reporter)
-    latest.removed(config, repo, summaries[:1], reporter)
-    assert latest.known(config, "web") == Latest.of(summaries[2], url)
+    latest_checkpoints.note(config, Latest.of(summaries[2], "elsewhere"), reporter)
+    latest_checkpoints.removed(config, repo, summaries[2:], reporter)
+    assert latest_checkpoints.known(config, "web") == Latest.of(summaries[2], "elsewhere")
+    latest_checkpoints.note(config, Latest.of(summaries[2], url), reporter)
+    latest_checkpoints.removed(config, repo, summaries[:1], reporter)
+    assert latest_checkpoints.known(config, "web") == Latest.of(summaries[2], url)
     for gone in (summaries[2], summaries[1]):
         repo.remove(gone)
-    latest.removed(config, repo, summaries[1:], reporter)
-    assert latest.known(config, "web") == Latest.of(summaries[0], url)
+    latest_checkpoints.removed(config, repo, summaries[1:], reporter)
+    assert latest_checkpoints.known(config, "web") == Latest.of(summaries[0], url)
     repo.remove(summaries[0])
-    latest.removed(config, repo, summaries[:1], reporter)
-    assert latest.known(config, "web") is None
+    latest_checkpoints.removed(config, repo, summaries[:1], reporter)
+    assert latest_checkpoints.known(config, "web") is None

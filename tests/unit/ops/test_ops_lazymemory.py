@@ -11,8 +11,8 @@ from support import checkpoints as kit
 from criuctl.checkpoint.manifest import MemoryImage
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.report import Reporter
-from criuctl.restore import lazymemory
-from criuctl.restore.lazymemory import StoredPages, worthwhile
+from criuctl.restore import lazy_memory
+from criuctl.restore.lazy_memory import StoredPages, worthwhile
 
 PAGE = 4096
 PAGES = 3000  # in 47 chunks
@@ -42,8 +42,8 @@ def test_memory_follows_if_it_is_large_and_shared_by_few(
 ) -> None:
     reader, image, memory = stored
     assert not worthwhile([image], reader)
-    monkeypatch.setattr(lazymemory, "LARGE", len(memory))
+    monkeypatch.setattr(lazy_memory, "LARGE", len(memory))
     assert worthwhile([image], reader)
     assert not worthwhile([image, image], reader)  # since a fork, say: it would be there twice
-    monkeypatch.setattr(lazymemory, "has_userfaultfd", lambda: False)
+    monkeypatch.setattr(lazy_memory, "has_userfaultfd", lambda: False)
     assert not worthwhile([image], reader)

@@ -23,13 +23,13 @@ from criuctl.cli.main import main
 from criuctl.config import Config
 from criuctl.dump.subject import session_for
 from criuctl.errors import ConfigError, Conflict, Damaged, NotFound, RestoreFailed, UsageError
+from criuctl.host import configured_trees
 from criuctl.host import maintenance as record_file
-from criuctl.host import trees
 from criuctl.host.maintenance import Item, Record
 from criuctl.host.registry import Registry, SessionRecord, boot_id, exclusive
 from criuctl.host.target import Target
 from criuctl.ops import maintenance, recovery
-from criuctl.ops.scheduling import batch, bootunit, subjects, timers
+from criuctl.ops.scheduling import batch, boot_unit, subjects, timers
 from criuctl.ops.scheduling.subjects import Subject
 from criuctl.ops.snapshot import lock_of
 from criuctl.proc import forked
@@ -166,7 +166,7 @@ def test_the_order_of_a_session_is_a_label(labels: dict[str, str], order: int) -
 def test_a_command_names_the_topmost_that_match(table: dict[int, tuple[int, str]]) -> None:
     lines = {pid: line for pid, (_, line) in table.items()} | {1: "init", 31: "ours"}
     parents = {pid: parent for pid, (parent, _) in table.items()} | {31: 1}
-    roots = trees.matching("web|ours", lines, parents, 31)
+    roots = configured_trees.matching("web|ours", lines, parents, 31)
     assert 31 not in roots
     for pid in roots:
         assert "web" in lines[pid]
@@ -194,7 +194,7 @@ def test_a_command_names_the_topmost_that_match(table: dict[int, tuple[int, str]
 )
 def test_a_tree_that_makes_no_sense(name: str, body: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        trees.parse(name, body)
+        configured_trees.parse(name, body)
 
 
 def test_a_tree_by_its_pid_file(tmp_path: Path, config: Config) -> None:
@@ -208,11 +208,11 @@ def test_a_tree_by_its_pid_file(tmp_path: Path, config: Config) -> None:
     for text in ("", "x", "0x1", "99999999999", "9" * 5000):
         file.write_text(text)
         with pytest.raises(UsageError, match="does not begin with a PID"):
-            trees.find(config, "db")
+            configured_trees.find(config, "db")
     file.write_text(f"{mine}\nmore\n")
     table["db"]["command"] = "no such command"
     with pytest.raises(NotFound, match="does not match"):
-        trees.find(config, "db")
+        configured_trees.find(config, "db")
     assert [(s.name, s.order) for s in subjects.chosen(config, ["db", "x", "db"])] == [("db", 3), ("x", 50)]
 
 
@@ -431,7 +431,7 @@ def test_a_boot_has_it_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     log = tmp_path / "log"
     control = (sys.executable, "-S", "-c", f"import sys; open({str(log)!r}, 'a').write(' '.join(sys.argv[1:]) + chr(10))")
     places = timers.Places(tmp_path / "booted", tmp_path / "units", tmp_path / "cron.d", control)
-    monkeypatch.setattr(bootunit, "PLACES", places)
+    monkeypatch.setattr(boot_unit, "PLACES", places)
     monkeypatch.setenv("CRIUCTL_STATE_DIR", f"{tmp_path}/100% state")
 
     def call(*words: str, code: int = 0) -> dict[str, Any]:

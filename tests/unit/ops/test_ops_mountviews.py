@@ -12,7 +12,7 @@ import pytest
 from criuctl.criu.heldfiles import HeldFile, Use
 from criuctl.criu.mountspaces import MountSpaces
 from criuctl.errors import RestoreFailed
-from criuctl.restore.mountviews import Views
+from criuctl.restore.mount_views import Views
 
 SPACES = MountSpaces({10: 1, 20: 2, 30: 3}, {1: 1, 5: 2, 6: 2})
 

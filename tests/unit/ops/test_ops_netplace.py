@@ -14,9 +14,9 @@ from support.zoo import Zoo
 from criuctl.checkpoint.manifest import ConnectionRecord, HostInfo, Manifest, SessionRef
 from criuctl.errors import RestoreFailed
 from criuctl.host.registry import boot_id
-from criuctl.namespaces import netplace
-from criuctl.namespaces.namespaces import plan_entry
-from criuctl.namespaces.netplace import Place
+from criuctl.namespaces import network_choice
+from criuctl.namespaces.network_choice import Place
+from criuctl.namespaces.plan import plan_entry
 from criuctl.proc.sockdiag import net_cookie
 
 
@@ -54,33 +54,33 @@ def test_what_is_known_of_one(pid: int, known: dict[str, object]) -> None:
 
 
 def test_it_is_found_again(pid: int, known: dict[str, object]) -> None:
-    assert netplace.find(_manifest(known), copy=False) == Place("existing", f"/proc/{pid}/ns/net")
-    assert netplace.find(_manifest(known), copy=True) == Place("private")
-    assert netplace.find(_manifest(known, "another boot"), copy=False) == Place("private")
+    assert network_choice.find(_manifest(known), copy=False) == Place("existing", f"/proc/{pid}/ns/net")
+    assert network_choice.find(_manifest(known), copy=True) == Place("private")
+    assert network_choice.find(_manifest(known, "another boot"), copy=False) == Place("private")
 
 
 def test_one_that_criu_has_saved_is_made_again_if_it_is_gone(known: dict[str, object]) -> None:
     saved = known | {"mode": "dumped"}
-    assert netplace.find(_manifest(saved), copy=False).mode == "existing"
-    assert netplace.find(_manifest(saved), copy=True) == Place("dumped")
-    assert netplace.find(_manifest(saved, "another boot"), copy=False) == Place("dumped")
-    assert netplace.find(_manifest(saved | {"cookie": 1 << 60}), copy=False) == Place("dumped")
+    assert network_choice.find(_manifest(saved), copy=False).mode == "existing"
+    assert network_choice.find(_manifest(saved), copy=True) == Place("dumped")
+    assert network_choice.find(_manifest(saved, "another boot"), copy=False) == Place("dumped")
+    assert network_choice.find(_manifest(saved | {"cookie": 1 << 60}), copy=False) == Place("dumped")
 
 
 def test_another_one_of_its_number_is_not_taken_for_it(known: dict[str, object]) -> None:
-    assert netplace.find(_manifest(known | {"cookie": 1 << 60}), copy=False) == Place("private")
-    assert netplace.find(_manifest(known | {"inode": 1}), copy=False) == Place("private")
+    assert network_choice.find(_manifest(known | {"cookie": 1 << 60}), copy=False) == Place("private")
+    assert network_choice.find(_manifest(known | {"inode": 1}), copy=False) == Place("private")
 
 
 @pytest.mark.parametrize("where", ["in the checkpoint", "here"])
 def test_without_a_cookie_nothing_tells(where: str, known: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an older criuctl, or on an older kernel."""
     if where == "here":
-        monkeypatch.setattr(netplace, "net_cookie", lambda namespace: 0)
+        monkeypatch.setattr(network_choice, "net_cookie", lambda namespace: 0)
     else:
         del known["cookie"]
-    assert netplace.find(_manifest(known), copy=False) == Place("private", unsure=True)
-    assert netplace.find(_manifest(known | {"inode": 1}), copy=False) == Place("private")
+    assert network_choice.find(_manifest(known), copy=False) == Place("private", unsure=True)
+    assert network_choice.find(_manifest(known | {"inode": 1}), copy=False) == Place("private")
 
 
 @pytest.fixture
@@ -94,31 +94,31 @@ def name(home: Home) -> Iterator[str]:
 
 
 def test_a_name_means_what_it_means_now(name: str, known: dict[str, object]) -> None:
-    assert netplace.find(_manifest(known | {"name": name}), copy=False) == Place("named", f"/run/netns/{name}")
+    assert network_choice.find(_manifest(known | {"name": name}), copy=False) == Place("named", f"/run/netns/{name}")
 
 
 def test_it_is_entered_as_what_it_was_found_as(pid: int, known: dict[str, object]) -> None:
     """Its process may have ended since, and both its numbers be somebody else's."""
     path = f"/proc/{pid}/ns/net"
-    namespace, place = netplace.enter(_manifest(known), "existing", path)
+    namespace, place = network_choice.enter(_manifest(known), "existing", path)
     try:
         assert os.stat(place).st_ino == os.fstat(namespace).st_ino == known["inode"]
     finally:
         os.close(namespace)
     for wrong in ({"cookie": 1 << 60}, {"inode": 1}):
         with pytest.raises(RestoreFailed, match="has just ended"):
-            netplace.enter(_manifest(known | wrong), "existing", path)
+            network_choice.enter(_manifest(known | wrong), "existing", path)
     with pytest.raises(RestoreFailed, match="No such file"):
-        netplace.enter(_manifest(known), "existing", "/proc/0/ns/net")
+        network_choice.enter(_manifest(known), "existing", "/proc/0/ns/net")
 
 
 def test_it_is_looked_into_while_it_is_there(pid: int, known: dict[str, object]) -> None:
-    with netplace.opened(Place("existing", f"/proc/{pid}/ns/net")) as namespace:
+    with network_choice.opened(Place("existing", f"/proc/{pid}/ns/net")) as namespace:
         assert namespace is not None and os.fstat(namespace).st_ino == known["inode"]
     for mode in ("host", "private"):
-        with netplace.opened(Place(mode)) as namespace:
+        with network_choice.opened(Place(mode)) as namespace:
             assert namespace is None
-    with pytest.raises(RestoreFailed, match="has just ended"), netplace.opened(Place("existing", "/proc/0/ns/net")):
+    with pytest.raises(RestoreFailed, match="has just ended"), network_choice.opened(Place("existing", "/proc/0/ns/net")):
         pass
 
 
@@ -139,5 +139,5 @@ def test_the_addresses_that_a_new_network_has_to_have() -> None:
         ConnectionRecord(1, 6, family="unix", local="/run/192.0.2.6:1", state="listen"),
     ]
     manifest = Manifest(id="0" * 32, session=SessionRef("crunch", "1" * 32), connections=tuple(found))
-    addresses = netplace.addresses(manifest)
+    addresses = network_choice.addresses(manifest)
     assert {str(ip) for ip in addresses} == {"192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.4", "2001:db8::1"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from criuctl.namespaces import networks
+from criuctl.namespaces import network_contents
 from criuctl.proc.namespaces import in_net_namespace, new_net_namespace
 from criuctl.report import Reporter
 
@@ -19,16 +19,16 @@ def namespace() -> int:
 
 
 def test_a_new_one_has_nothing_beyond_a_new_one(namespace: int) -> None:
-    assert networks.beyond_new(namespace).words() == []
+    assert network_contents.beyond_new(namespace).words() == []
     os.close(namespace)
 
 
 def test_what_it_has_survives_a_manifest(namespace: int) -> None:
     in_net_namespace(namespace, lambda: Path("/proc/sys/net/core/somaxconn").write_text("777"))
-    found = networks.beyond_new(namespace)
+    found = network_contents.beyond_new(namespace)
     os.close(namespace)
     assert found.words() == ["setting net.core.somaxconn=777"]
-    assert networks.Network.from_dict(found.to_dict()).words() == found.words()
+    assert network_contents.Network.from_dict(found.to_dict()).words() == found.words()
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_what_is_not_of_its_form_is_left_out(told: dict[str, object]) -> None:
 
 def test_parts_that_are_not_of_their_form_are_left_out() -> None:
     told = {"routes": ["x"], "rules": 7, "links": [[]], "settings": [1]}
-    assert networks.Network.from_dict(told).words() == []
+    assert network_contents.Network.from_dict(told).words() == []
 
 
 def test_the_network_of_the_host_is_not_changed() -> None:
@@ -65,7 +65,7 @@ def _warned(told: Mapping[str, object]) -> list[str]:
     warnings: list[str] = []
     reporter = Reporter()
     reporter.warning = lambda text, hint="": warnings.append(text)  # type: ignore[method-assign]
-    networks.complete(told, {1: os.getpid()}, reporter)
+    network_contents.complete(told, {1: os.getpid()}, reporter)
     return warnings
 
 
@@ -74,6 +74,6 @@ def test_a_setting_is_no_path(namespace: int, tmp_path: Path) -> None:
     target = tmp_path / "file"
     target.write_text("as it was")
     outside = os.path.relpath(target, "/proc/sys/net")
-    networks._complete(namespace, networks.Network.from_dict({"settings": {outside: "changed"}}))
+    network_contents._complete(namespace, network_contents.Network.from_dict({"settings": {outside: "changed"}}))
     os.close(namespace)
     assert target.read_text() == "as it was"

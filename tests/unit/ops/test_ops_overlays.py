@@ -14,10 +14,10 @@ from criuctl.checkpoint.manifest import FileRecord, HostInfo, Manifest, ProcessR
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.checkpoint.repository import Repository
 from criuctl.config import Config
-from criuctl.files import overlays
-from criuctl.files.files import digest
+from criuctl.files import carried_binaries
 from criuctl.files.judgement import judge, judge_all
-from criuctl.namespaces.netplace import Place
+from criuctl.files.recording import digest
+from criuctl.namespaces.network_choice import Place
 from criuctl.report import Reporter
 from criuctl.restore.plan import HostFacts, Wishes, make_plan
 from criuctl.store import open_store
@@ -115,7 +115,7 @@ def test_judge(library: Path, carried: tuple[FileRecord, CheckpointReader], what
     ],
 )
 def test_folders_that_are_not_covered(path: str, hint: str) -> None:
-    found = overlays.obstacle(path)
+    found = carried_binaries.obstacle(path)
     assert hint in found[1] if hint and found is not None else (hint, found) == ("", None)
 
 
@@ -135,18 +135,18 @@ def test_what_is_laid(library: Path, carried: tuple[FileRecord, CheckpointReader
     deep = record.with_use(path=str(library.parent / "not" / "here" / "lib.so"))
     judged = judge_all([record, deep], "restore")
     assert [j.verdict for j in judged] == ["same", "overlaid"]
-    with overlays.laid(judged, reader) as fd:
+    with carried_binaries.laid(judged, reader) as fd:
         assert fd is not None
         place = Path(f"/proc/self/fd/{fd}")
         wanted = json.loads((place / "list").read_text())
         there = [library.parent.stat().st_dev, library.parent.stat().st_ino]
         covers = [["cover-0", str(library.parent), there]]
-        assert wanted == {"source": overlays.SOURCE, "set_uid": True, "binds": [], "covers": covers}
+        assert wanted == {"source": carried_binaries.SOURCE, "set_uid": True, "binds": [], "covers": covers}
         for name in ("lib.so", "not/here/lib.so"):
             assert (place / "cover-0" / name).read_bytes() == CODE
             assert (place / "cover-0" / name).stat().st_mode == record.mode
         assert (place / "cover-0").stat().st_mode == library.parent.stat().st_mode
-    with overlays.laid(judge_all([record], "restore"), reader) as fd:
+    with carried_binaries.laid(judge_all([record], "restore"), reader) as fd:
         assert fd is None
 
 
@@ -186,13 +186,13 @@ def test_the_tree_gets_namespaces_of_its_own(
 
 
 def test_which_files_travel() -> None:
-    asked = overlays.Binaries(os.getpid(), wanted=True)
+    asked = carried_binaries.Binaries(os.getpid(), wanted=True)
     assert asked.any
     assert asked.travels("/usr/lib/lib.so", 1 << 40, executable=True)
     assert asked.travels("/usr/share/locale.mo", 1000, executable=False)
     assert not asked.travels("/srv/database", 1 << 40, executable=False)
     assert not asked.travels("/dev/zero", 1, executable=True)
-    nothing = overlays.Binaries(os.getpid(), wanted=False)
+    nothing = carried_binaries.Binaries(os.getpid(), wanted=False)
     assert not nothing.any and not nothing.travels("/usr/lib/lib.so", 1000, executable=True)
 
 
@@ -220,11 +220,11 @@ def test_where_the_files_of_a_user_s_tree_may_lie(tmp_path: Path, path: str, uid
     os.chown(folders["other"], 1002, 1002)
     (folders["home"] / "link").symlink_to(folders["root"])
     record = FileRecord(path=path.format(**folders), kind="mapped", mode=stat.S_IFREG | mode, uid=uid)
-    found = overlays.objection(record, {1001})
+    found = carried_binaries.objection(record, {1001})
     assert (found is None) == allowed, found
     if found is not None:
         assert found[1].endswith(f"--with-files {record.path}.")
-    mixed = overlays.objection(record, {0, 1001})  # a process of root's among them would run it
+    mixed = carried_binaries.objection(record, {0, 1001})  # a process of root's among them would run it
     assert (mixed is None) == allowed, mixed
-    roots = overlays.objection(record, {0})
+    roots = carried_binaries.objection(record, {0})
     assert (roots is None) == ("link" not in path), roots

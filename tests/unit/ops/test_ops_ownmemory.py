@@ -14,7 +14,7 @@ import pytest
 
 from criuctl.criu.direct import LEAST, Range
 from criuctl.criu.pages import PAGE
-from criuctl.dump.ownmemory import own_memory
+from criuctl.dump.private_memory import own_memory
 from criuctl.proc.tree import read_tree
 
 PAGES = 1000

@@ -13,7 +13,7 @@ from criuctl.config import Config
 from criuctl.connections.rules import parse
 from criuctl.files.socket_names import TakenName
 from criuctl.namespaces.interfaces import BoundSocket
-from criuctl.namespaces.netplace import Place
+from criuctl.namespaces.network_choice import Place
 from criuctl.restore.plan import HostFacts, RestorePlan, Wishes, make_plan, observe
 
 FLAGS = ("avx2", "sse2")

@@ -20,11 +20,11 @@ from criuctl.checkpoint.writer import CheckpointWriter, FileDigest
 from criuctl.config import Config
 from criuctl.criu.images import ImageSet
 from criuctl.errors import Damaged, RestoreFailed
-from criuctl.files import files, remaps
-from criuctl.files.deletednames import DeletedName
-from criuctl.files.files import digest
+from criuctl.files import link_remaps, recording
+from criuctl.files.deleted_names import DeletedName
 from criuctl.files.judgement import Policy, judge, judge_all
-from criuctl.files.putback import Applied
+from criuctl.files.put_back import Applied
+from criuctl.files.recording import digest
 from criuctl.report import Reporter
 from criuctl.store import open_store
 
@@ -439,12 +439,12 @@ def test_helper_links_are_made_and_removed_where_they_were(
     name = DeletedName((link,), "apart", str(work / "a"))
     (tmp_path / "images").mkdir()
     images = ImageSet(os.open(tmp_path / "images", os.O_RDONLY))
-    with remaps.provided([name], images, source, {}, Reporter()):
+    with link_remaps.provided([name], images, source, {}, Reporter()):
         (made,) = work.iterdir()
         assert made.read_bytes() == OLD and made.name.startswith("link_remap.1.")
     assert os.listdir(work) == []
     replaced_by_a_link(work, etc)
-    with pytest.raises(RestoreFailed, match="symbolic link"), remaps.provided([name], images, source, {}, Reporter()):
+    with pytest.raises(RestoreFailed, match="symbolic link"), link_remaps.provided([name], images, source, {}, Reporter()):
         pass
     os.close(images.folder)
     assert os.listdir(etc) == []
@@ -456,7 +456,7 @@ def test_a_mapped_file_is_the_one_that_is_mapped(tmp_path: Path) -> None:
     (tmp_path / "lib" / "data").write_bytes(OLD)
     with (tmp_path / "lib" / "data").open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
         status = os.fstat(file.fileno())
-        found = files.open_files({os.getpid(): []})
+        found = recording.open_files({os.getpid(): []})
         (tmp_path / "lib").rename(tmp_path / "old")
         (tmp_path / "lib").mkdir()
         (tmp_path / "lib" / "data").write_bytes(b"another")
@@ -478,7 +478,7 @@ def test_a_file_that_is_made_shorter_while_it_is_read(file: Path, tmp_path: Path
     monkeypatch.setattr(CheckpointWriter, "add_file", truncated)
     reporter = Reporter()
     with repository.writer(reporter) as writer:
-        ((kept, _identity),) = files._carry(writer, str(file), os.getpid(), {}, set(), reporter)
+        ((kept, _identity),) = recording._carry(writer, str(file), os.getpid(), {}, set(), reporter)
         writer.commit(Manifest(id="0" * 32, session=SessionRef("s", "1" * 32), files=(kept,)))
     assert [str(file) in warning for warning in reporter.warnings] == [True]
     assert judge(kept, "restore").verdict == "same"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from criuctl.checkpoint.chunks import StreamRef
 from criuctl.checkpoint.manifest import FileRecord
 from criuctl.config import Config
-from criuctl.files import files, identity
+from criuctl.files import read_only_files, recording
 from criuctl.files.judgement import Policy, judge
 
 OLD = b"as it was at the freeze\n" * 100
@@ -24,8 +24,8 @@ def record(path: Path, kind: str, role: str, *, hashed: bool = True, carried: bo
     status = path.lstat()
     fd = os.open(path, os.O_RDONLY)
     try:
-        found = files._base(str(path), kind, status)
-        digest = files.digest(fd, status.st_size)
+        found = recording._base(str(path), kind, status)
+        digest = recording.digest(fd, status.st_size)
     finally:
         os.close(fd)
     return found.with_use(role=role, digest=digest if hashed else "", data=STREAM if carried else None, holders=((7, 3),))
@@ -142,22 +142,22 @@ def test_what_older_checkpoints_know(file: Path) -> None:
     ],
 )
 def test_interpreters(program: str, expected: bool) -> None:
-    assert identity.is_interpreter(program) == expected
+    assert read_only_files.is_interpreter(program) == expected
 
 
-def entries(folder: Path, **sizes: int) -> list[files._Open]:
+def entries(folder: Path, **sizes: int) -> list[recording._Open]:
     made = []
     for name, size in sizes.items():
         path = folder / name
         path.write_bytes((b"#!" if name.startswith("script") else b"").ljust(size, b"."))
-        made.append(files._Open(str(path), str(path), mapped=name.startswith(("data", "live"))))
+        made.append(recording._Open(str(path), str(path), mapped=name.startswith(("data", "live"))))
     return made
 
 
 def test_scripts_come_first_and_the_smallest_of_a_kind(tmp_path: Path) -> None:
     mib = 1 << 20
     found = entries(tmp_path, script=mib, data=10, plain=5, large=mib + 1, script2=20, **{f"more{n}": mib for n in range(20)})
-    identity.mark_read(Config(), found, files._open_contents)
+    read_only_files.mark_read(Config(), found, recording._open_contents)
     by_name = {Path(one.path).name: one for one in found}
     assert {name: one.role for name, one in by_name.items() if one.role} == {
         "script": "script",
@@ -166,12 +166,12 @@ def test_scripts_come_first_and_the_smallest_of_a_kind(tmp_path: Path) -> None:
     }
     assert {name for name, one in by_name.items() if one.small} == {"script", "script2", "data"}
     assert not by_name["large"].hashed and by_name["plain"].hashed
-    assert sum(os.path.getsize(one.path) for one in found if one.hashed) <= identity.HASH_TOTAL
+    assert sum(os.path.getsize(one.path) for one in found if one.hashed) <= read_only_files.HASH_TOTAL
 
 
 def test_nothing_travels_where_that_is_not_wanted(tmp_path: Path) -> None:
     found = entries(tmp_path, script=10, data=10)
-    identity.mark_read(replace(Config(), files_small_mib=0), found, files._open_contents)
+    read_only_files.mark_read(replace(Config(), files_small_mib=0), found, recording._open_contents)
     assert [(one.hashed, one.small) for one in found] == [(True, False)] * 2
 
 
@@ -179,7 +179,7 @@ def test_what_is_live_or_code_does_not_travel(tmp_path: Path) -> None:
     live, code, gone = entries(tmp_path, live=10, data=10, data2=10)
     live.live = code.executable = True
     os.unlink(gone.path)
-    identity.mark_read(Config(), [live, code, gone], files._open_contents)
+    read_only_files.mark_read(Config(), [live, code, gone], recording._open_contents)
     assert [(one.role, one.hashed, one.small) for one in (live, code, gone)] == [
         ("", True, False),
         ("", False, False),
@@ -189,14 +189,14 @@ def test_what_is_live_or_code_does_not_travel(tmp_path: Path) -> None:
 
 def test_of_very_many_files_not_all_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tree is frozen meanwhile."""
-    monkeypatch.setattr(identity, "HASH_FILES", 3)
+    monkeypatch.setattr(read_only_files, "HASH_FILES", 3)
     found = entries(tmp_path, **{f"more{n}": n for n in range(6)}, data=9)
     opened = []
 
     def contents(source: str, leased: tuple[int, int] | None, flags: int) -> int:
         opened.append(Path(source).name)
-        return files._open_contents(source, leased, flags)
+        return recording._open_contents(source, leased, flags)
 
-    identity.mark_read(Config(), found, contents)
+    read_only_files.mark_read(Config(), found, contents)
     assert opened == ["data", "more0", "more1"]
     assert [Path(one.path).name for one in found if one.hashed] == ["more0", "more1", "data"]

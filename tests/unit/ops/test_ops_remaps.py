@@ -19,9 +19,9 @@ from criuctl.checkpoint.writer import CheckpointWriter
 from criuctl.criu.images import ImageSet, write
 from criuctl.criu.schema import message
 from criuctl.errors import DumpFailed, RestoreFailed
-from criuctl.files.deletednames import DeletedName
-from criuctl.files.remaps import DumpedLinks, provided
-from criuctl.namespaces.namespaces import plan_entry
+from criuctl.files.deleted_names import DeletedName
+from criuctl.files.link_remaps import DumpedLinks, provided
+from criuctl.namespaces.plan import plan_entry
 from criuctl.report import Reporter
 
 NOTHING_IS_READ = cast("CheckpointReader", None)

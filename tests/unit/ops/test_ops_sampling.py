@@ -15,7 +15,7 @@ from support.program import CRIUCTL, run_program
 from criuctl.checkpoint.reader import CheckpointReader
 from criuctl.config import Config
 from criuctl.ops.inspect import verify
-from criuctl.ops.sampling import Sample, verify_sample
+from criuctl.ops.sampled_verify import Sample, verify_sample
 from criuctl.report import Reporter
 from criuctl.store.local import LocalStore
 

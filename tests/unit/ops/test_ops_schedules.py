@@ -20,7 +20,7 @@ from support.keeper import wait_until
 from criuctl.cli.main import main
 from criuctl.config import Config
 from criuctl.errors import UsageError
-from criuctl.host.journal.eventlog import EventLog
+from criuctl.host.journal.event_log import EventLog
 from criuctl.host.registry import boot_id, exclusive, write_record
 from criuctl.ops import schedules, snapshot
 from criuctl.ops.scheduling import batch, calendars, timers
@@ -352,7 +352,7 @@ def test_a_run_goes_on_when_nobody_listens_any_more(site: Site, monkeypatch: pyt
 
     monkeypatch.setattr(snapshot, "dump", dump)
     monkeypatch.setattr("criuctl.cli.commands.snapshot.write_result", closed_at_first)
-    monkeypatch.setattr("criuctl.cli.telling.discard", lambda _descriptor: None)  # it is the test's own
+    monkeypatch.setattr("criuctl.cli.descriptions.discard", lambda _descriptor: None)  # it is the test's own
     site("add", "web", "one", "two", "--every", "1h")
     assert main(["schedule", "run", "web"]) == 141
     assert len(said) == 3

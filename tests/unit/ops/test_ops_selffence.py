@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from criuctl.config import Config
 from criuctl.errors import PreflightRefused, SessionGone, WrongState
-from criuctl.ops.supervising import selffence
-from criuctl.ops.supervising.selffence import SelfFence
+from criuctl.ops.supervising import self_fence
+from criuctl.ops.supervising.self_fence import SelfFence
 
 
 class Holder:
@@ -26,7 +26,7 @@ class Holder:
         if self.gone:
             raise SessionGone("no holder")
         assert op == "self-fence"
-        self.until.append(selffence.clock() + seconds if seconds else None)
+        self.until.append(self_fence.clock() + seconds if seconds else None)
 
     def status(self) -> dict[str, bool]:
         return {"self_fence": bool(self.until) and self.until[-1] is not None}
@@ -37,7 +37,7 @@ class Holder:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
-    monkeypatch.setattr(selffence, "clock", lambda: now[0])
+    monkeypatch.setattr(self_fence, "clock", lambda: now[0])
     return now
 
 
@@ -48,14 +48,14 @@ def test_the_tree_stops_before_anybody_may_take_over(
 ) -> None:
     """A renewal may be seen as soon as it is begun, and its answer may come late, or too late."""
     holder = Holder()
-    monkeypatch.setattr(selffence, "_connect", lambda _config, _name: holder)
+    monkeypatch.setattr(self_fence, "_connect", lambda _config, _name: holder)
     fence = SelfFence(Config(), "web", ttl)
     for share in took:
         began = clock[0]
         clock[0] += share * ttl
         fence.renewed(began)
         assert all(until is not None and until <= began + 0.76 * ttl for until in holder.until[-1:])
-        assert fence.holds == (clock[0] >= began + ttl * selffence.SHARE)
+        assert fence.holds == (clock[0] >= began + ttl * self_fence.SHARE)
     fence.lifted()
     assert holder.until[-1] is None and not fence.holds
 
@@ -69,7 +69,7 @@ def test_a_holder_that_cannot_be_told_is_no_reason_to_fail_but_at_the_beginning(
         made.append(name)
         return holder
 
-    monkeypatch.setattr(selffence, "_connect", connect)
+    monkeypatch.setattr(self_fence, "_connect", connect)
     fence = SelfFence(Config(), "web", 8)
     fence.renewed(clock[0])
     holder.gone = True
@@ -95,7 +95,7 @@ def test_a_holder_that_cannot_be_told_is_no_reason_to_fail_but_at_the_beginning(
 def test_a_tree_that_has_just_died_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch, clock: list[float]) -> None:
     """In a crash loop: that is for its supervisor to count, who would have ended for good."""
     holder = Holder()
-    monkeypatch.setattr(selffence, "_connect", lambda _config, _name: holder)
+    monkeypatch.setattr(self_fence, "_connect", lambda _config, _name: holder)
     fence = SelfFence(Config(), "web", 8)
     fence.renewed(clock[0])
 
@@ -110,9 +110,9 @@ def test_a_holder_that_cannot_be_looked_for_stops_no_heart(monkeypatch: pytest.M
     def scarce(_config: Config, _name: str) -> Holder:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(selffence, "_connect", scarce)
+    monkeypatch.setattr(self_fence, "_connect", scarce)
     fence = SelfFence(Config(), "web", 30)
     fence.unknown()
     fence.renewed(clock[0])
     fence.lifted()
-    selffence.lift(Config(), "web")
+    self_fence.lift(Config(), "web")

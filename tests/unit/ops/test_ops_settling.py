@@ -12,8 +12,8 @@ from criuctl.cli.commands.migrate import _resolved
 from criuctl.config import Config
 from criuctl.host.moves import Moves, Outgoing, new_id
 from criuctl.host.registry import boot_id, exclusive_session
-from criuctl.ops import settling
-from criuctl.ops.settling import resolve
+from criuctl.ops import migrate_resolve
+from criuctl.ops.migrate_resolve import resolve
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
 
@@ -33,7 +33,7 @@ def test_a_tree_that_is_just_ending_does_not_stay(tmp_path: Path, monkeypatch: p
     config = Config(state_dir=str(tmp_path))
     move = Outgoing(new_id(), "web", new_id(), to="ssh://gamma.example", state="handed-over", boot_id=boot_id())
     Moves(config, Outgoing).put(replace(move, tree=((me.pid, me.start_time),)))
-    monkeypatch.setattr(settling, "SETTLE", 0.2)
+    monkeypatch.setattr(migrate_resolve, "SETTLE", 0.2)
     monkeypatch.setattr(ProcessIdentity, "doomed", lambda _identity: True)
     (answer,) = resolve(config, "web", reporter=Reporter())
     assert answer["outcome"] == "busy" and "was killed and does not end" in answer["error"]

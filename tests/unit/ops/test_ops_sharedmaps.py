@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from criuctl.config import Config
-from criuctl.files import files, sharedmaps
+from criuctl.files import recording, shared_mappings
 from criuctl.proc.mappings import Mapping, mappings
 from criuctl.proc.mounts import read_mounts
 
@@ -36,8 +36,8 @@ def test_what_is_written_through(pages: int, flags: int, sharing: int, protectio
     with mmap.mmap(fd, 4096 * pages, flags=sharing, prot=protection):
         status = os.fstat(fd)
         os.close(fd)
-        assert sharedmaps.writes(os.getpid(), mapping_of(path)) is writes
-        entry = files.open_files({os.getpid(): []})[status.st_dev, status.st_ino]
+        assert shared_mappings.writes(os.getpid(), mapping_of(path)) is writes
+        entry = recording.open_files({os.getpid(): []})[status.st_dev, status.st_ino]
         assert (entry.kind, entry.shared) == (("written", True) if writes else ("mapped", False))
 
 
@@ -46,16 +46,16 @@ def test_devices_are_no_files_of_the_tree() -> None:
     with mmap.mmap(fd, 4096, flags=mmap.MAP_PRIVATE):
         os.close(fd)
         assert "/dev/zero" in {m.path for m in mappings(os.getpid())}
-        assert "/dev/zero" not in {entry.path for entry in files.open_files({os.getpid(): []}).values()}
+        assert "/dev/zero" not in {entry.path for entry in recording.open_files({os.getpid(): []}).values()}
 
 
 def test_what_is_in_memory(tmp_path: Path) -> None:
     kinds = {mount.device: mount.kind for mount in read_mounts()}
     for place in (Path("/dev/shm"), Path("/proc"), tmp_path):
-        assert sharedmaps.is_in_memory(str(place)) == (kinds.get(place.stat().st_dev) == "tmpfs")
+        assert shared_mappings.is_in_memory(str(place)) == (kinds.get(place.stat().st_dev) == "tmpfs")
     (tmp_path / "link").symlink_to("/dev/shm")
-    assert sharedmaps.is_in_memory(str(tmp_path / "link")) == sharedmaps.is_in_memory(str(tmp_path))
-    assert not sharedmaps.is_in_memory(str(tmp_path / "nothing"))
+    assert shared_mappings.is_in_memory(str(tmp_path / "link")) == shared_mappings.is_in_memory(str(tmp_path))
+    assert not shared_mappings.is_in_memory(str(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize(("bound", "small"), [(0, ""), (1, "ab"), (2, "ab"), (3, "abc"), (8, "abcd")])
@@ -64,9 +64,9 @@ def test_the_smallest_travel(bound: int, small: str, tmp_path: Path) -> None:
     for name, size in (("d", 5 << 20), ("b", 1 << 20), ("a", 0), ("c", 2 << 20)):
         (tmp_path / name).touch()
         os.truncate(tmp_path / name, size)
-        entries.append(files._Open(name, str(tmp_path / name), kind="written"))
+        entries.append(recording._Open(name, str(tmp_path / name), kind="written"))
     (tmp_path / "read").touch()
-    entries.append(files._Open("read", str(tmp_path / "read")))
-    entries.append(files._Open("gone", str(tmp_path / "gone"), kind="written"))
-    files.mark_small(Config(files_small_mib=bound), entries)
+    entries.append(recording._Open("read", str(tmp_path / "read")))
+    entries.append(recording._Open("gone", str(tmp_path / "gone"), kind="written"))
+    recording.mark_small(Config(files_small_mib=bound), entries)
     assert "".join(sorted(entry.path for entry in entries if entry.small)) == small

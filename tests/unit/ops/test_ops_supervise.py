@@ -19,8 +19,8 @@ from criuctl.host.registry import SessionRecord, boot_id
 from criuctl.ops import supervise
 from criuctl.ops.supervise import Supervisor
 from criuctl.ops.supervising import recoverer
+from criuctl.ops.supervising.context import Post, Wishes
 from criuctl.ops.supervising.recoverer import Loss, Recoverer
-from criuctl.ops.supervising.supervisorpost import Post, Wishes
 from criuctl.proc.tree import ProcessIdentity
 from criuctl.report import Reporter
 from criuctl.store import open_store

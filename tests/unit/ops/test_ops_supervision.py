@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from criuctl.checkpoint.leases import Head
 from criuctl.checkpoint.manifest import SessionRef
 from criuctl.errors import UsageError
-from criuctl.ops.supervising.supervision import GAP, End, Guard, LeaseWatch, Restart, Schedule, period
-from criuctl.ops.supervising.supervisorpost import Wishes
+from criuctl.ops.supervising.context import Wishes
+from criuctl.ops.supervising.decisions import GAP, End, Guard, LeaseWatch, Restart, Schedule, period
 
 HEAD = Head(SessionRef("web", "ab" * 16), "a", "host-a", 1, 3, "held", "00", "2026-01-01T00:00:00Z", 5, beat=7, ttl=8000)
 spans = st.floats(0.5, 500)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from criuctl.proc import ways
+from criuctl.proc import folder_walk
 
 BOB, ALICE = 65534, 65533
 
@@ -26,7 +26,7 @@ def folder(path: Path, uid: int = 0) -> Path:
 
 
 def reached(path: Path) -> Path:
-    with ways.folder(str(path)) as fd:
+    with folder_walk.folder(str(path)) as fd:
         return Path(os.readlink(f"/proc/self/fd/{fd}"))
 
 
@@ -49,12 +49,12 @@ def test_nobody_is_led_elsewhere(tmp_path: Path, uid: int) -> None:
     home, etc = folder(tmp_path / "home", BOB), folder(tmp_path / "etc")
     folder(etc / "work", BOB)
     link(home / "work", etc, uid)
-    with pytest.raises(ways.ForeignLink) as told:
+    with pytest.raises(folder_walk.ForeignLink) as told:
         reached(home / "work" / "work")
     assert told.value.filename == str(home / "work")
     assert str(BOB) in str(told.value)
     link(tmp_path / "of-alice", home, ALICE)
-    with pytest.raises(ways.ForeignLink, match=str(ALICE)):
+    with pytest.raises(folder_walk.ForeignLink, match=str(ALICE)):
         reached(tmp_path / "of-alice")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from criuctl.config import Config
 from criuctl.host.registry import Registry, SessionRecord, boot_id
-from criuctl.ops.forgetting import forget
+from criuctl.ops.forget import forget
 from criuctl.ops.sessions import describe, sessions
 from criuctl.session.sessions import leftovers, secluded, state_of
 

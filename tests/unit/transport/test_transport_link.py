@@ -25,7 +25,7 @@ from criuctl.errors import (
     UsageError,
 )
 from criuctl.transport import frames
-from criuctl.transport.desk import Desk
+from criuctl.transport.dispatcher import Desk
 from criuctl.transport.link import Answer, Link, Request
 from criuctl.transport.messages import Outgoing
 

@@ -19,7 +19,7 @@ from criuctl.errors import UsageError
 from criuctl.web.access import Access, hostname, is_loopback
 from criuctl.web.actions import Actions
 from criuctl.web.bridge import Bridge
-from criuctl.web.gate import Gate
+from criuctl.web.connection_limits import Gate
 from criuctl.web.live import Live
 from criuctl.web.server import STATIC, Address, application
 from criuctl.web.views import Desk

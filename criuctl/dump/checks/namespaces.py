@@ -1,0 +1,276 @@
+"""Namespaces and control groups."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+from ...errors import NoSuchProcess
+from ...host.target import ancestors
+from ...proc.namespaces import for_children
+from ...proc.procfs import all_pids, read_lines
+from ...proc.sockets import Peer, TreeSocket
+from ...proc.tree import Process
+from ...quoting import quoted
+from ...report import Finding
+from ...session.sessions import all_states
+from .connections import borrowed
+from .scene import Scene
+
+_WORDS = {
+    "pid": "PID",
+    "ipc": "IPC",
+    "uts": "UTS",
+    "user": "user",
+    "cgroup": "cgroup",
+    "time": "time",
+    "net": "net",
+    "mnt": "mount",
+}
+
+_NESTED = ("mnt", "net")  # of which a tree may have several
+_CHROOTED = (
+    "{} is in another mount namespace than the root {}, and no process of the tree that is in there sees all of it: each is "
+    "in a chroot, so a restore could not check what they get there"
+)
+_KEEP_NETWORK = "Keep it, under a name by which a restore finds it: `ip netns attach NAME {}`."
+_IFNAMSIZ = 16
+
+
+def check_namespaces(scene: Scene) -> Iterator[Finding]:
+    """Namespaces that processes of the tree have and its root has not.
+
+    CRIU does dump nested mount and net namespaces, but restores them only with a root that has its own of
+    that kind in the images, and not one that CRIU enters.  What processes get in a nested mount namespace is
+    judged as that of the root's own (`criuctl.restore.mount_views`), for which it must be seen from its top.
+    """
+    home = scene.namespaces.get(scene.root.pid, {})
+    if scene.foreign("user"):
+        # CRIU saves it; but from inside of a new one it may neither mount the /proc of our PID namespace nor copy our mounts.
+        yield Finding(
+            "error",
+            "user-namespace",
+            f"{scene.root} lives in a user namespace of its own, from which CRIU could not bring it back",
+            "Start the program without one: as root, `unshare` and `bwrap` need none; a container without user namespace.",
+            pid=scene.root.pid,
+        )
+    nested = frozenset(kind for kind in _NESTED if scene.saved(kind))
+    inside: set[int] = set()  # the first process of each tree that is inside by itself, and everything below it
+    for process in scene.tree:
+        mine = scene.namespaces.get(process.pid)
+        if process.ppid in inside:
+            inside.add(process.pid)  # it is of that tree, which is told once
+        elif mine is not None and (others := sorted(kind for kind in mine.keys() - nested if mine[kind] != home.get(kind))):
+            inside.add(process.pid)
+            words = [_WORDS[kind] for kind in others]
+            yield Finding(
+                "error",
+                "nested-namespace",
+                f"{process} is in {_listed(words)} than the root {scene.root}; a tree can have one of a kind only",
+                f"Dump the tree that is inside by itself: name its first process, PID {process.pid}.",
+                pid=process.pid,
+            )
+        elif mine is not None and mine["mnt"] != home.get("mnt") and not scene.knows_mounts_of(process.pid):
+            inside.add(process.pid)
+            hint = "Have a process of the tree stay in that namespace outside of the chroot, or use pivot_root."
+            yield Finding("error", "nested-namespace", _CHROOTED.format(process, scene.root), hint, pid=process.pid)
+    for process in scene.tree:
+        yield from _time_of_children(scene, process)
+
+
+def _listed(words: list[str]) -> str:
+    """``another PID namespace``, or ``other IPC, PID and mount namespaces``."""
+    if len(words) == 1:
+        return f"another {words[0]} namespace"
+    return f"other {', '.join(words[:-1])} and {words[-1]} namespaces"
+
+
+def _time_of_children(scene: Scene, process: Process) -> Iterator[Finding]:
+    """A process that has called unshare(CLONE_NEWTIME): it stays outside, and only its children are born inside."""
+    mine = scene.namespaces.get(process.pid, {}).get("time")
+    if mine is None:
+        return
+    try:
+        later = for_children(process.pid, "time")
+    except NoSuchProcess:
+        return
+    if later is None or later == mine:
+        return
+    born = [p for p in scene.tree if p.ppid == process.pid and scene.namespaces.get(p.pid, {}).get("time") == later]
+    hint = "Start the program that is to be dumped as its child (`unshare --time --fork PROGRAM`), and dump that one."
+    if born:
+        hint = f"Dump its child, which is inside: {' or '.join(f'PID {p}' for p in born)}."
+    yield Finding(
+        "error",
+        "nested-namespace",
+        f"the children of {process} are born in another time namespace; CRIU cannot save that",
+        hint,
+        pid=process.pid,
+    )
+
+
+def at_top(scene: Scene) -> int:
+    """A process that sees the root's mount namespace as CRIU will: not from inside a chroot."""
+    wanted = scene.namespaces[scene.root.pid]["mnt"]
+    for pid in (scene.root.pid, *all_pids()):
+        try:
+            if os.readlink(f"/proc/{pid}/root") == "/" and os.stat(f"/proc/{pid}/ns/mnt").st_ino == wanted:
+                return pid
+        except OSError:
+            continue
+    return scene.root.pid
+
+
+def check_proc_mount(scene: Scene) -> Iterator[Finding]:
+    """CRIU, inside of the tree's PID and mount namespaces, needs the /proc that belongs to them."""
+    if not scene.entered("pid"):
+        return
+    root = scene.root
+    try:
+        shown = os.stat(f"/proc/{at_top(scene)}/root/proc/1/ns/pid").st_ino
+    except OSError:
+        shown = 0
+    if shown != scene.namespaces[root.pid].get("pid"):
+        yield Finding(
+            "error",
+            "proc-mount",
+            f"the /proc that {root} sees is not that of its own PID namespace; CRIU cannot work there",
+            f"Start the program with `unshare --pid --fork --mount-proc`, or: nsenter --target {root.pid} --pid --mount "
+            "mount -t proc proc /proc (if the mount namespace is its own too).",
+            pid=root.pid,
+        )
+
+
+def check_network(scene: Scene) -> Iterator[Finding]:
+    """A net namespace that ends with the tree, and with it what is in there and a restore does not make again."""
+    own = scene.own_network
+    if own is None or own.saved or not (lost := own.network.words()):
+        return
+    yield Finding(
+        "warning",
+        "own-network",
+        f"the net namespace of {scene.root} ends with it, and a restore makes one that has only a loopback interface; "
+        f"gone would be: {'; '.join(lost)} ({own.why_not})",
+        _KEEP_NETWORK.format(scene.root.pid),
+        pid=scene.root.pid,
+    )
+
+
+def check_bound(scene: Scene) -> Iterator[Finding]:
+    """Sockets that are bound to an interface of such a namespace: CRIU would find none of that name.
+
+    A connection to outside that a restore gives up comes without it.
+    """
+    own = scene.own_network
+    if own is None or own.saved:
+        return
+    for s in scene.sockets:
+        if s.socket.family not in ("inet", "inet6", "packet") or s.where is Peer.OUTSIDE:
+            continue
+        name = _interface_of(s)
+        if name not in ("", "lo"):
+            yield Finding(
+                "warning" if scene.leave_running else "error",
+                "interface-lost",
+                f"a socket is bound to the network interface {name}, which ends with the tree; no restore could bind it again",
+                _KEEP_NETWORK.format(scene.root.pid),
+                pid=s.pid,
+                fd=s.fd,
+            )
+
+
+def _interface_of(s: TreeSocket) -> str:
+    """The interface that a socket is bound to; "" for none, or if it has just been closed."""
+    try:
+        with borrowed(s) as sock:
+            if sock.family == socket.AF_PACKET:
+                return str(sock.getsockname()[0])
+            name = sock.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _IFNAMSIZ)
+    except (NoSuchProcess, OSError):
+        return ""
+    return os.fsdecode(name.rstrip(b"\0"))
+
+
+def _lives_in(pid: int, inode: int, kind: str = "net") -> bool:
+    try:
+        return os.stat(f"/proc/{pid}/ns/{kind}").st_ino == inode
+    except OSError:
+        return False
+
+
+def check_ipc(scene: Scene) -> Iterator[Finding]:
+    """An IPC namespace that others live in, too: CRIU saves all that is in it, and a restore makes another one of it."""
+    inode = scene.namespaces.get(scene.root.pid, {}).get("ipc")
+    if inode is None or not scene.foreign("ipc"):
+        return
+    above = ancestors(scene.root.pid)  # who has made it (`unshare --fork`), and waits
+    others = sorted(pid for pid in all_pids() if _lives_in(pid, inode, "ipc") and pid not in above and scene.outside(pid))
+    if others:
+        yield Finding(
+            "warning",
+            "shared-ipc",
+            f"{scene.command_of(others[0])}{' and others' if others[1:] else ''} outside the tree lives in the IPC namespace of "
+            f"{scene.root}; after a restore the tree has one of its own, with a copy of the System V objects and message queues",
+            "Dump what uses them as one tree.",
+            pid=scene.root.pid,
+        )
+
+
+def check_freezer(scene: Scene) -> Iterator[Finding]:
+    """Control groups that are frozen already: a tree in one never answers CRIU, but if it knows the group: a paused session's."""
+    told: set[str] = set()
+    asked: set[str] = set()
+    for process in scene.tree:
+        try:
+            lines = read_lines(process.pid, "cgroup")
+        except NoSuchProcess:
+            continue
+        for line in lines:
+            if line in asked:
+                continue
+            asked.add(line)
+            _number, controllers, path = line.split(":", 2)
+            if controllers and "freezer" not in controllers.split(","):
+                continue
+            state = _frozen(scene, path, unified=not controllers)
+            if state and state not in told:
+                told.add(state)
+                if os.path.dirname(state) == _paused_group(scene):
+                    continue
+                yield Finding(
+                    "error",
+                    "frozen",
+                    f"{process} is in a frozen control group, {state}; CRIU would wait for it in vain",
+                    f"Thaw it first: `echo {'0' if not controllers else 'THAWED'} > {quoted(state)}`.",
+                    pid=process.pid,
+                )
+
+
+def _paused_group(scene: Scene) -> str | None:
+    """The control group of the session whose root this is, if its holder has paused it."""
+    root = scene.root.identity
+    for state in all_states(scene.config):
+        if state["holder_alive"] and (state["pid"], state["start_time"]) == (root.pid, root.start_time):
+            group: str | None = state["cgroup"] if state["state"] == "paused" else None
+            return group
+    return None
+
+
+def _frozen(scene: Scene, path: str, *, unified: bool) -> str:
+    """The control file that says that this group is frozen, or ""."""
+    kind = "cgroup2" if unified else "cgroup"
+    for mount in scene.mounts.values():
+        if mount.kind != kind:
+            continue
+        file = os.path.join(f"{mount.point}{path}".rstrip("/"), "cgroup.events" if unified else "freezer.state")
+        try:
+            with open(file, encoding="ascii") as state:
+                text = state.read()
+        except OSError:
+            continue
+        if unified and "frozen 1" in text:
+            return os.path.join(os.path.dirname(file), "cgroup.freeze")
+        if not unified and text.strip() != "THAWED":
+            return file
+    return ""

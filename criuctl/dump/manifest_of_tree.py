@@ -1,0 +1,218 @@
+"""The manifest of a dump, put together from what was taken of the frozen tree, and the answer that a caller gets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+
+from .. import __version__
+from ..cgroups import membership
+from ..checkpoint.chunks import LAYERS
+from ..checkpoint.manifest import (
+    ConnectionRecord,
+    ExternalFile,
+    FifoRecord,
+    FileRecord,
+    HolderRecord,
+    ImageFile,
+    LinkRecord,
+    Manifest,
+    MemoryImage,
+    ProcessRecord,
+    SessionRef,
+    TerminalRecord,
+)
+from ..checkpoint.writer import CheckpointWriter
+from ..criu.images import ImageSet
+from ..criu.pages import PageImage
+from ..files import carried_binaries
+from ..hooks import Hooks
+from ..host.identity import host_info
+from ..host.registry import SessionRecord
+from ..namespaces.plan import NamespacePlan
+from ..proc.descriptors import Descriptor
+from ..proc.tree import Process
+from ..quoting import quoted
+from ..repairs import processor_affinity, thread_attributes
+from . import criu_facts
+from .job import DumpJob
+
+if TYPE_CHECKING:
+    from .devices import DumpedDevices
+    from .precopy import Round
+
+
+class DumpResult(Struct, frozen=True):
+    """What a dump answers; `to_dict` is the contract of ``dump --json``."""
+
+    manifest: Manifest
+    store: str
+    warnings: list[str]
+    degraded: bool = False
+    hooks: list[dict[str, Any]] = field(default_factory=list)
+    rounds: list[dict[str, Any]] = field(default_factory=list)  # of pre-copy
+
+    def to_dict(self) -> dict[str, Any]:
+        """Keys as in the command line's contract."""
+        m = self.manifest
+        return {
+            "checkpoint": m.id,
+            "session": m.session.name,
+            "number": m.number,
+            "incarnation": m.incarnation,
+            "store": self.store,
+            "processes": len(m.processes),
+            "frozen_ms": m.timings.get("frozen_ms"),
+            "total_ms": m.timings.get("total_ms"),
+            "bytes": dict(m.bytes),
+            "connections": [c.to_dict() for c in m.connections if not c.waits],
+            "terminals": [t.to_dict() for t in m.terminals],
+            "hooks": self.hooks,
+            "warnings": self.warnings,
+        } | self._rarely()
+
+    def _rarely(self) -> dict[str, Any]:
+        """What few dumps have."""
+        required = [f"{p.kind}:{p.argument}" for p in self.manifest.predicates]
+        rarely: dict[str, Any] = {"precopy": self.rounds} if self.rounds else {}
+        rarely |= {"requires": required} if required else {}
+        if self.manifest.gpu is not None:
+            from ..host.gpus import gpu_facts  # of few trees
+
+            rarely["gpu"] = gpu_facts(self.manifest.gpu, self.manifest.timings)
+        return rarely
+
+
+def result_of(
+    job: DumpJob,
+    manifest: Manifest,
+    store: str,
+    hooks: Hooks,
+    rounds: Sequence[Round],
+    devices: DumpedDevices | None,
+) -> DumpResult:
+    """Return the answer of a dump; processes that have lost their GPUs are a warning, and make it degraded."""
+    lost = devices.lost if devices is not None else []
+    if lost:
+        ref = quoted(f"{manifest.session.name}@{manifest.number}")
+        hint = f"The checkpoint is complete: end the tree, then `criuctl restore {ref}`."
+        job.reporter.warning("; ".join(lost), hint)
+    return DumpResult(
+        manifest,
+        store,
+        list(job.reporter.warnings),
+        hooks.degraded or bool(lost),
+        hooks.records(),
+        [r.to_dict() for r in rounds],
+    )
+
+
+class Taken(Struct, frozen=True):
+    """What was taken of the tree, CRIU's pages and images apart."""
+
+    tree: Sequence[Process]
+    files: Sequence[FileRecord]
+    connections: Sequence[ConnectionRecord]
+    links: Sequence[LinkRecord]
+    external: Mapping[str, Descriptor]  # CRIU's key -> what it could not reach by path
+    entry: NamespacePlan
+    own: Mapping[int, Sequence[tuple[int, int]]]  # see `ownmemory`
+    terminals: Sequence[TerminalRecord] = ()
+    holder: HolderRecord | None = None
+    fifos: Sequence[FifoRecord] = ()
+
+
+def describe(
+    job: DumpJob,
+    session: SessionRecord,
+    taken: Taken,
+    images: ImageSet,
+    memory: Sequence[PageImage],
+    writer: CheckpointWriter,
+) -> Manifest:
+    """Put the manifest together; CRIU's metadata images and the maps of the memory are stored on the way."""
+    image_files = tuple(_add_images(images, writer))
+    for image in memory:
+        writer.add_bytes(("entries", image.key), image.pack())
+    features = [carried_binaries.FEATURE] if any(f.kind == "mapped" and f.data is not None for f in taken.files) else []
+    everywhere = processor_affinity.everywhere()
+    # Only now: the first one waits for all to be hashed.
+    memory_images = tuple(_memory(image, writer, taken.own) for image in memory)
+    return Manifest(
+        id=os.urandom(16).hex(),
+        session=SessionRef(session.name, session.id),
+        incarnation=session.incarnation,
+        parent=session.checkpoint or None,
+        labels=dict(job.wishes.labels),
+        host=host_info(),
+        criu=criu_facts.criu_info(job.config) | {"leave_running": job.wishes.leave_running},
+        criuctl=__version__,
+        root=_process(taken.tree[0], everywhere),
+        processes=tuple(_process(p, everywhere) for p in taken.tree),
+        namespaces=taken.entry.to_dict(),
+        images=image_files,
+        image_data=writer.stream("images"),
+        memory=memory_images,
+        terminals=tuple(taken.terminals),
+        holder=taken.holder,
+        connections=tuple(taken.connections),
+        files=tuple(taken.files),
+        links=tuple(taken.links),
+        fifos=tuple(taken.fifos),
+        external=tuple(ExternalFile(key=key, kind=d.kind, path=d.target, flags=d.flags) for key, d in taken.external.items()),
+        bytes={
+            "memory": sum(i.pages for i in memory) * 4096,
+            "files": sum(f.size for f in taken.files if f.data is not None),
+            "new": 0,
+            "stored": 0,
+        },
+        features=(*features, LAYERS) if any(image.data.pages is not None for image in memory_images) else tuple(features),
+    )
+
+
+def _add_images(images: ImageSet, writer: CheckpointWriter) -> Iterator[ImageFile]:
+    """Put CRIU's metadata images, one after the other, into one stream."""
+    for name in images.names():
+        fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=images.folder)
+        with open(fd, "rb") as file:
+            size = 0
+            while piece := file.read(4 << 20):
+                writer.add_bytes("images", piece)
+                size += len(piece)
+        yield ImageFile(name, size)
+
+
+def _memory(image: PageImage, writer: CheckpointWriter, own: Mapping[int, Sequence[tuple[int, int]]]) -> MemoryImage:
+    return MemoryImage(
+        kind=image.key.kind,
+        id=image.key.id,
+        pages=image.pages,
+        entries=writer.stream(("entries", image.key)),
+        data=writer.stream(image.key),
+        own=tuple(own.get(image.key.id, ())) if image.key.kind == "task" else (),
+    )
+
+
+def _process(p: Process, everywhere: set[int]) -> ProcessRecord:
+    return ProcessRecord(
+        pid=p.pid,
+        ns_pid=p.ns_pid,
+        ppid=p.ppid,
+        pgid=p.pgid,
+        sid=p.sid,
+        start_time=p.start_time,
+        command=p.command,
+        argv=p.argv,
+        exe=p.exe,
+        cwd=p.cwd,
+        uid=p.uid,
+        gid=p.gid,
+        state=p.state,
+        threads=p.threads,
+        cgroups={} if p.zombie else membership.of_process(p.pid),
+        processors={} if p.zombie else processor_affinity.bound(p.pid, p.threads, everywhere),
+        manners={} if p.zombie else thread_attributes.unusual(p.pid, p.threads),
+    )

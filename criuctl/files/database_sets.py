@@ -1,0 +1,109 @@
+"""Files of one database, judged together: all come back as they were, or none does.
+
+A database of which nothing has changed goes on.  Where files changed, all that did are put back, also
+logs that have only grown, for what was appended is not in the server's memory.  Where the contents of
+one of them are not in the checkpoint, the restore is refused, once for the whole database, with what
+would have helped.
+
+Of a folder that came along as a whole (``--with-files``), what was made in it since the dump is set
+aside, too (``set-aside``): PostgreSQL would take a newer map of free space, say, for its own.  RULE: that
+is done only in what is a data folder on this host already, for a manifest may name any folder.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from ..checkpoint.manifest import FileRecord
+from ..errors import CriuctlError
+from . import databases
+from .recording import walk
+
+if TYPE_CHECKING:
+    from .judgement import Judgement, Policy
+
+_NAMED = 3  # files
+
+
+def as_sets(judged: Iterable[Judgement], policy: Policy) -> list[Judgement]:
+    """The judgements, with those of files of one database made to agree."""
+    judged = list(judged)
+    sets: dict[str, list[Judgement]] = {}
+    for judgement in judged:
+        if judgement.record.database:
+            sets.setdefault(judgement.record.database, []).append(judgement)
+    settled: dict[int, Judgement] = {}
+    for database, members in sets.items():
+        changed = [j for j in members if j.changed]
+        lone = not databases.is_folder(database, [j.record.path for j in members])  # SQLite looks again before each transaction
+        if changed and not (policy == "keep" and lone):
+            settled |= {id(old): new for old, new in zip(members, _settled(database, members, policy), strict=True)}
+    there = {j.record.path for j in judged}
+    anew = {d for d, members in sets.items() if any(settled.get(id(j), j).verdict == "put-back" for j in members)}
+    whole = {j.record.path: j for j in judged if j.record.path in anew and stat.S_ISDIR(j.record.mode)}
+    made = [one for path, folder in whole.items() if databases.is_marked(path) for one in _made_since(folder, there)]
+    return [*(settled.get(id(j), j) for j in judged), *made]
+
+
+def _made_since(folder: Judgement, there: set[str]) -> Iterator[Judgement]:
+    """What is below a folder that came along and was not at the dump; of a new folder that itself."""
+    top = folder.record.path
+    with suppress(CriuctlError, OSError):
+        for path, fd in walk(top, os.getpid()):
+            if fd is None or path in there or (os.path.dirname(path) not in there):
+                continue
+            mode = os.fstat(fd).st_mode
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+                why = "was made since the dump in the folder of a database; kept aside"
+                yield replace(folder, record=FileRecord(path, "carried", mode=mode), verdict="set-aside", why=why)
+
+
+def _settled(database: str, members: list[Judgement], policy: Policy) -> list[Judgement]:
+    """All changed ones are put back, or one is refused for all."""
+    whole = [_whole(j) if j.changed else j for j in members]
+    lost = [j for j in whole if j.changed and j.verdict != "put-back"]
+    if not lost and policy == "restore":
+        return whole
+    first = next(j for j in members if j.changed)
+    refusal = _refusal(database, members, first, bool(lost))
+    return [refusal if j is first else replace(j, verdict="moved-on", why="", warns=False) if j.changed else j for j in members]
+
+
+def _whole(judgement: Judgement) -> Judgement:
+    """A file that has grown is not left: what was appended is not in the server's memory."""
+    if judgement.verdict != "grown":
+        return judgement
+    why = f"{judgement.why.partition(' and is only')[0]}; put back as it was with its database, the newer copy kept aside"
+    return replace(judgement, verdict="put-back", why=why, from_prefix=judgement.record.data is None)
+
+
+def _refusal(database: str, members: list[Judgement], first: Judgement, lost: bool) -> Judgement:
+    changed = [j for j in members if j.changed]
+    names = ", ".join(os.path.basename(j.record.path) for j in changed[:_NAMED])
+    names += ", ..." if changed[_NAMED:] else ""
+    what = f"{len(changed)} of {len(members)} files" if members[1:] else "its file"
+    why = f"is a database of which {what} changed since the dump ({names})"
+    back = "Put all of it back as it was at the dump"
+    if not lost:
+        return replace(
+            first,
+            verdict="refuse",
+            whole=database,
+            why=f"{why}; its memory fits only its files of the dump",
+            hint=f"{back}, or restore with --files restore, which does it and keeps the newer copies aside.",
+        )
+    why = f"{why}, and not all of these were taken along: single files put back would damage it"
+    option = databases.option(database, [j.record.path for j in members])
+    return replace(
+        first,
+        verdict="refuse",
+        whole=database,
+        why=why,
+        hint=f"{back}, or restore another checkpoint; next time dump with {option}.",
+    )

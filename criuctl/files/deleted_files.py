@@ -1,0 +1,267 @@
+"""Deleted files in folders that others than root control: made here, by descriptor, not by CRIU.
+
+CRIU makes a deleted file anew under a name beside its old one, links it to the old name, opens
+that, and removes both; all of it by paths, as root.  Who controls the folder can swap it meanwhile
+for a link, and has files of their own appear where only root may write.  So where root alone does
+not control the folder, the file is made in the folder that was judged (`granting`), opened, and its
+name removed again, all relative to one descriptor; CRIU gets the descriptor (`handover`).
+
+It is the same file for the program: its name, deleted, is the old one, or one beside it where that
+is another file's by now.
+
+Old contents of a file that is another one now (`deletedcopies`) never have a name, not for a moment:
+they are made with O_TMPFILE, so it does not matter who controls the folder, nor whether the process
+could make a file there.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from ..criu.ghostimages import Ghost, Remap, is_nameless, remaps
+from ..criu.heldfiles import HeldFile
+from ..criu.images import ImageSet
+from ..errors import RestoreFailed
+from ..proc.path_control import Found, Looks
+from .link_remaps import Provided
+from .permission import HINT, Judge, Objection
+
+_ELSEWHERE = ("/var/tmp", "/tmp")  # for contents whose own file system takes none
+_OPENED = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+_SUFFIX = ".cr_link"  # as CRIU names one whose old name is another file's
+
+
+def folder_objections(
+    images: ImageSet,
+    files: Iterable[HeldFile],
+    judge: Judge,
+    looks: Looks,
+) -> list[Objection]:
+    """What stands against making the deleted files again in the folders that they were in."""
+    by_id = {held.id: held for held in files}
+    found = []
+    named = (remap for remap in remaps(images) if remap.id in by_id and not is_nameless(images, remap))
+    for held in (by_id[remap.id] for remap in named):
+        with ExitStack() as stack:
+            folder, there = nearest_folder(looks, held.path, stack)
+            objection = judge.folder_objection(folder, there, held.uses, looks.root)
+            if objection is not None:
+                found.append(objection)
+    return found
+
+
+def made(
+    images: ImageSet,
+    files: Iterable[HeldFile],
+    judge: Judge,
+    looks: Looks,
+    links: Provided,
+    stack: ExitStack,
+) -> dict[int, int]:
+    """Make the deleted files whose folders others control: id in files.img -> descriptor (O_PATH).
+
+    `links`: the helper links that are there, which `linked` has judged.  `RestoreFailed`.
+    """
+    by_id = {held.id: held for held in files}
+    ghosts: dict[int, int] = {}
+    descriptors: dict[int, int] = {}
+    for remap in remaps(images):
+        held = by_id.get(remap.id)
+        if held is None:
+            continue
+        with ExitStack() as now:
+            folder, there = nearest_folder(looks, held.path, now)
+            nameless = is_nameless(images, remap)
+            if looks.is_roots(folder) and not nameless:
+                continue
+            objection = None if nameless else judge.folder_objection(folder, there, held.uses, looks.root)
+            if objection is not None:
+                raise RestoreFailed(str(objection), hint=HINT)
+            try:
+                if remap.ghost and remap.target in ghosts:
+                    fd = ghosts[remap.target]
+                elif nameless:
+                    fd = _nameless(images, remap, there.fd)
+                    stack.callback(os.close, fd)
+                else:
+                    name = os.path.basename(held.path)
+                    fd = _made(images, remap, name, there.fd, by_id, links.made)
+                    stack.callback(os.close, fd)
+            except OSError as error:
+                text = f"{held.path} (deleted) cannot be made again: {error.strerror}"
+                raise RestoreFailed(text) from error
+        if remap.ghost:
+            ghosts[remap.target] = fd
+        descriptors[remap.id] = fd
+    return descriptors
+
+
+def linked(
+    images: ImageSet,
+    files: Iterable[HeldFile],
+    judge: Judge,
+    looks: Looks,
+    links: Provided,
+) -> dict[int, tuple[int, int]]:
+    """Judge what the helper links are of: id in files.img -> device and inode.  `RestoreFailed`."""
+    by_id = {held.id: held for held in files}
+    found = {}
+    for remap in remaps(images):
+        helper = by_id.get(remap.target)
+        if remap.ghost or helper is None or remap.id not in by_id:
+            continue
+        wanted = links.made.get(helper.path)
+        if wanted is None:
+            continue
+        inode = (wanted.st_dev, wanted.st_ino)
+        if inode not in links.created:
+            try:
+                with looks.straight(helper.path) as fd:
+                    if not os.path.samestat(os.fstat(fd), wanted):
+                        raise OSError(errno.ESTALE, "something else is in its place by now")
+                    origin = links.origins.get(helper.path, helper.path)
+                    objection = judge.link_objection(by_id[remap.id], origin, fd)
+            except OSError as error:
+                text = f"{by_id[remap.id].path} (deleted): {helper.path}: {error.strerror}"
+                raise RestoreFailed(text) from error
+            if objection is not None:
+                raise RestoreFailed(str(objection), hint=HINT)
+        found[remap.id] = inode
+    return found
+
+
+def nearest_folder(looks: Looks, path: str, stack: ExitStack) -> tuple[str, Found]:
+    """The nearest folder on the way to `path` that is there."""
+    folder = os.path.dirname(path)
+    while True:
+        try:
+            return folder, stack.enter_context(looks.at(folder))
+        except OSError as error:
+            if folder == "/" or error.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise RestoreFailed(f"{folder}: {error.strerror}") from error
+            folder = os.path.dirname(folder)
+
+
+def _made(
+    images: ImageSet,
+    remap: Remap,
+    name: str,
+    folder: int,
+    by_id: Mapping[int, HeldFile],
+    links: Mapping[str, os.stat_result | None],
+) -> int:
+    if not remap.ghost:
+        return _linked(by_id[remap.target].path, name, folder, links)
+    with Ghost(images, remap.target) as ghost:
+        return _ghost(ghost, name, folder)
+
+
+def _linked(helper: str, name: str, folder: int, links: Mapping[str, os.stat_result | None]) -> int:
+    """The file of a helper link in this folder, under the old name, which is removed again."""
+    wanted = links.get(helper)
+    base = os.path.basename(helper)
+    for free in (name, name + _SUFFIX):
+        try:
+            os.link(base, free, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except FileExistsError:
+            continue
+        fd = os.open(free, _OPENED, dir_fd=folder)
+        if wanted is None or not os.path.samestat(os.fstat(fd), wanted):
+            os.close(fd)
+            os.unlink(free, dir_fd=folder)
+            raise OSError(errno.ESTALE, "something else is in its place by now", helper)
+        os.unlink(free, dir_fd=folder)
+        return fd
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+
+
+def _nameless(images: ImageSet, remap: Remap, folder: int) -> int:
+    """A file without a name, on the file system of this folder or, where that has none, of another; O_PATH."""
+    places = (f"/proc/self/fd/{folder}", *_ELSEWHERE)
+    for place in places:
+        try:
+            contents = os.open(place, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except OSError:  # read-only, or of a kind that has no such files
+            if place == places[-1]:
+                raise
+            continue
+        try:
+            with Ghost(images, remap.target) as ghost:
+                ghost.write_to(contents)
+                _dress(contents, ghost.entry)
+            return os.open(f"/proc/self/fd/{contents}", os.O_PATH | os.O_CLOEXEC)
+        finally:
+            os.close(contents)
+    raise AssertionError("there is always a last place")
+
+
+def _ghost(ghost: Ghost, name: str, folder: int) -> int:
+    """A deleted file, folder, FIFO or link as it was; a descriptor (O_PATH) of it."""
+    entry = ghost.entry
+    kind = stat.S_IFMT(entry.mode)
+    for free in (name, name + _SUFFIX):
+        try:
+            contents = _make(entry, kind, free, folder)
+        except FileExistsError:
+            continue
+        with ExitStack() as stack, ExitStack() as failed:
+            if contents is not None:
+                stack.callback(os.close, contents)
+            fd = os.open(free, _OPENED, dir_fd=folder)
+            failed.callback(os.close, fd)
+            _check_ours(fd, kind, contents, free)
+            (os.rmdir if kind == stat.S_IFDIR else os.unlink)(free, dir_fd=folder)
+            if contents is not None:  # only now: nobody can open it any more
+                ghost.write_to(contents)
+            if kind != stat.S_IFLNK:
+                _dress(fd, entry)
+            failed.pop_all()
+            return fd
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name)
+
+
+def _check_ours(fd: int, kind: int, contents: int | None, name: str) -> None:
+    """What was just made can be renamed by who owns the folder: `OSError` for anything else."""
+    status = os.fstat(fd)
+    if contents is not None:
+        ours = os.path.samestat(status, os.fstat(contents))
+    else:
+        ours = status.st_uid == os.geteuid() and stat.S_IFMT(status.st_mode) == kind
+        ours = ours and (kind == stat.S_IFDIR or status.st_nlink == 1)
+        ours = ours and (kind == stat.S_IFLNK or not status.st_mode & 0o077)
+    if not ours:
+        raise OSError(errno.ESTALE, "something else is in its place by now", name)
+
+
+def _make(entry: Any, kind: int, name: str, folder: int) -> int | None:
+    """Make it, open to nobody; of a regular file a descriptor to write its contents with."""
+    if kind == stat.S_IFREG:
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(name, flags, 0o600, dir_fd=folder)
+    if kind == stat.S_IFDIR:
+        os.mkdir(name, 0o700, dir_fd=folder)
+    elif kind == stat.S_IFIFO:
+        os.mkfifo(name, 0o600, dir_fd=folder)
+    elif kind == stat.S_IFLNK:
+        os.symlink(entry.symlnk_target, name, dir_fd=folder)
+    else:
+        raise OSError(errno.EPERM, "a device in a folder that others than root control")
+    return None
+
+
+def _dress(fd: int, entry: Any) -> None:
+    itself = f"/proc/self/fd/{fd}"
+    os.chown(itself, entry.uid, entry.gid)
+    os.chmod(itself, stat.S_IMODE(entry.mode))
+    if entry.HasField("atim"):
+        with suppress(OSError):
+            os.utime(itself, ns=(_nanoseconds(entry.atim), _nanoseconds(entry.mtim)))
+
+
+def _nanoseconds(time: Any) -> int:
+    return int(time.tv_sec) * 10**9 + int(time.tv_usec) * 1000

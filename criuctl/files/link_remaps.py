@@ -1,0 +1,370 @@
+"""Deleted names of files that have other names: CRIU's link remaps, made restorable more than once.
+
+For an open file whose name was deleted while other hard links live on, CRIU makes a helper link
+(``link_remap.N``, beside the old name) at the dump and opens that at the restore.  Left alone, the link
+litters the folder until a restore uses it up, a dump that leaves the tree running has it removed again (so
+that its checkpoint cannot be restored), and a second restore finds nothing.
+
+So each helper link is recorded with another name of the same file, and its contents are kept; the link is
+removed when the dump is over, and made anew before each restore, as `criuctl.files.deleted_names` says: a hard link to the
+other name where that is still the same file, else a file with the recorded contents.  CRIU makes one for each time that a file
+was opened: they are names of one file again.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+
+from ..checkpoint.chunks import StreamRef
+from ..checkpoint.manifest import LinkRecord
+from ..checkpoint.reader import CheckpointReader
+from ..checkpoint.writer import CheckpointWriter
+from ..criu.images import ImageSet, path_of
+from ..errors import DumpFailed, RestoreFailed
+from ..host.registry import boot_id
+from ..namespaces.plan import NamespacePlan, mount_tops, saved_devices
+from ..proc import folder_walk
+from ..proc.mounts import read_mounts
+from ..proc.tree import ProcessIdentity
+from ..report import Reporter
+
+if TYPE_CHECKING:
+    from .deleted_names import DeletedName
+
+_PREFIX = "link_remap."
+_FAKE = ".cr_link"  # what CRIU appends to the deleted name where there is another file of it by now
+_MARKED = re.compile(r"link_remap\.\d+\.([0-9a-f]{8})-(\d{1,10})-(\d{1,20})")  # ours at a restore
+_SCAN_LIMIT = 100_000  # names of one folder that are looked through for another link
+
+
+def _names(folder: int) -> dict[int, str]:
+    """A name for each inode in a folder; not of helper links, which go, too."""
+    found: dict[int, str] = {}
+    with os.scandir(f"/proc/self/fd/{folder}") as entries:
+        for entry in islice(entries, _SCAN_LIMIT):
+            if not entry.name.startswith(_PREFIX) and not entry.is_dir(follow_symlinks=False):
+                found.setdefault(entry.inode(), entry.name)
+    return found
+
+
+def _store(writer: CheckpointWriter, path: str, fd: int) -> tuple[str, StreamRef]:
+    """Put the contents of a link into the checkpoint: (hash, stream)."""
+    with open(f"/proc/self/fd/{fd}", "rb", buffering=0) as file:
+        taken = writer.add_file(("link", path), file.fileno(), os.fstat(fd).st_size)
+    return taken.digest, writer.stream(("link", path))
+
+
+class DumpedLinks:
+    """The helper links that CRIU makes for one dump.
+
+    Their folders are held: those of a mount namespace that ends with the tree cannot be found any more by then.
+    """
+
+    def __init__(self, root: int, entry: NamespacePlan, stack: ExitStack) -> None:
+        self._root, self._stack = root, stack
+        self._inside = "mnt" in entry.entered | entry.dumped
+        self._folders: dict[tuple[int, str], int] = {}  # by the process that sees it so
+        self._links: dict[str, tuple[int, os.stat_result]] = {}  # path -> its folder, and what it is
+        self._views: dict[int, int] = {}  # mount -> a process that sees it
+
+    def collect(self, images: ImageSet, writer: CheckpointWriter) -> list[LinkRecord]:
+        """Record those that it has just made, with their contents; not those in what it saves itself."""
+        records = []
+        saved = saved_devices(self._root)
+        names: dict[int, dict[int, str]] = {}
+        for path, mount in images.link_remaps().items():
+            name = os.path.basename(path)
+            try:
+                folder = self._folder(path, mount)
+                # To open a FIFO would wait for somebody who writes; it may be one, or somebody puts one there.
+                fd = os.open(name, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=folder)
+            except OSError as error:  # somebody has put a link on the way meanwhile, or moved the folder
+                raise DumpFailed(f"{path}: the deleted file behind it cannot be recorded: {error.strerror}") from error
+            try:
+                status = os.fstat(fd)
+                if status.st_dev in saved or not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
+                    continue
+                hashed, data = _store(writer, path, fd) if stat.S_ISREG(status.st_mode) else ("", StreamRef())
+                handle = folder_walk.handle(fd)
+            finally:
+                os.close(fd)
+            if folder not in names:
+                names[folder] = _names(folder)
+            sibling = names[folder].get(status.st_ino, "")
+            self._links[path] = folder, status
+            records.append(
+                LinkRecord(
+                    path=path,
+                    sibling=os.path.join(os.path.dirname(path), sibling) if sibling else "",
+                    inode=status.st_ino,
+                    device=status.st_dev,
+                    mode=status.st_mode,
+                    uid=status.st_uid,
+                    gid=status.st_gid,
+                    data=data,
+                    digest=hashed,
+                    handle=handle,
+                )
+            )
+        return records
+
+    def clean(self, reporter: Reporter) -> None:
+        """Remove them: the dump is over.  What somebody has put in the place of one is not ours."""
+        for path, (folder, made) in self._links.items():
+            name = os.path.basename(path)
+            try:
+                if os.path.samestat(os.stat(name, dir_fd=folder, follow_symlinks=False), made):
+                    os.unlink(name, dir_fd=folder)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                reporter.warning(f"{path}, which CRIU has made for the dump, cannot be removed: {error.strerror}", "Remove it.")
+
+    def _folder(self, path: str, mount: int) -> int:
+        """A descriptor of the folder of `path`, in the mount namespace of the tree that has the mount with this id."""
+        folder, pid = os.path.dirname(path), self._viewer(mount) if self._inside else 0
+        if (pid, folder) not in self._folders:
+            with ExitStack() as stack:
+                view: int | None = None
+                inner = folder
+                if pid:
+                    view = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC)
+                    stack.callback(os.close, view)
+                    top = os.readlink(f"/proc/{pid}/root")  # the path is at or below it
+                    inner = folder if top == "/" else folder.removeprefix(top)
+                self._folders[pid, folder] = os.dup(stack.enter_context(folder_walk.folder(inner, view)))
+                self._stack.callback(os.close, self._folders[pid, folder])
+        return self._folders[pid, folder]
+
+    def _viewer(self, mount: int) -> int:
+        """A process in the mount namespace with this mount; the root for one that is in none."""
+        if not self._views:
+            for pid in mount_tops(self._root).values():
+                self._views |= {m.id: pid for m in read_mounts(pid)}
+        return self._views.get(mount, self._root)
+
+
+class Provided(Struct, frozen=True):
+    """The helper links of one restore."""
+
+    made: Mapping[str, os.stat_result | None]  # path -> what it is
+    origins: Mapping[str, str]  # path -> that at the dump
+    created: Container[tuple[int, int]]  # device and inode of files that are new, with what was recorded
+
+
+@contextmanager
+def provided(
+    names: Iterable[DeletedName], images: ImageSet, reader: CheckpointReader, moved: Mapping[str, str], reporter: Reporter
+) -> Iterator[Provided]:
+    """The helper links are there for CRIU, as `names` are judged; whichever it has not used up are gone afterwards.
+
+    They have names of their own, which the images are told: the old ones may be those of another tree's, of which there are
+    checkpoints with the same numbers.  `moved`: path -> where the tree's own is instead (`criuctl.files.put_back`).
+    After a failure, names that CRIU made from them are gone as well.
+    """
+    links = _Links(images.linked(), reader, reporter)
+    try:
+        for name in names:
+            links.provide(name, moved.get(name.other, name.other))
+        if links.names:
+            images.edit_files(links.tell)
+        yield Provided(links.made, {mine: path for path, mine in links.names.items()}, links.created)
+    except BaseException:
+        links.undo()
+        raise
+    finally:
+        links.remove()
+
+
+class _Links:
+    """The helper links of one restore."""
+
+    def __init__(self, opened: Mapping[str, Sequence[tuple[int, Any]]], reader: CheckpointReader, reporter: Reporter) -> None:
+        self.names: dict[str, str] = {}  # path at the dump -> path
+        self._opened, self._reader, self._reporter = opened, reader, reporter
+        self._helpers = {number: path for path, found in opened.items() for number, _ in found}
+        self._deleted = {entry.id: path for path, found in opened.items() for _, entry in found}
+        self.made: dict[str, os.stat_result | None] = {}  # path -> what it is, once that is known
+        self.created: set[tuple[int, int]] = set()  # device and inode of those that are of new files
+        self._absent: dict[str, str] = {}  # a name that CRIU makes, and removes again -> path of the helper link
+        self._folders: list[str] = []  # that it makes for such names, and removes again
+        self._swept: set[str] = set()
+        self._mark = _mark()
+
+    def provide(self, name: DeletedName, other: str) -> None:
+        """Make those of one file: names of `other`, or of a new file if that is "" or cannot be linked to."""
+        there = name.there
+        for link in name.links:
+            path = self._path(link.path)
+            try:
+                with folder_walk.folder(os.path.dirname(path)) as folder:
+                    base = os.path.basename(path)
+                    if os.path.dirname(path) not in self._swept:
+                        self._swept.add(os.path.dirname(path))
+                        _sweep(folder)
+                    if not self._is_one(name, other, there, base, folder):
+                        self.created.add(_make(link, base, folder, self._reader))
+                        if name.other:
+                            text = f"{name.name} (deleted): it cannot be one file with its other names here"
+                            self._reporter.warning(f"{text}; what has it open gets a file of its own, as it was")
+                    self.made[path] = os.stat(base, dir_fd=folder, follow_symlinks=False)
+            except OSError as error:
+                raise RestoreFailed(f"{link.path}: the deleted file behind it cannot be provided: {error.strerror}") from error
+            other, there = path, None
+
+    @staticmethod
+    def _is_one(name: DeletedName, other: str, there: tuple[int, int] | None, base: str, folder: int) -> bool:
+        """Make the helper link `base` one of the file of the other names, if there is one."""
+        if other or there is None:
+            return bool(other) and _linked(other, there, base, folder)
+        with folder_walk.by_handle(name.links[0].handle, os.path.dirname(name.links[0].path)) as fd:  # nobody knows its names
+            return fd is not None and _linked(f"/proc/self/fd/{fd}", there, base, folder)
+
+    def tell(self, entry: Any) -> None:
+        """Have CRIU use them, as they are: edits an entry of files.img."""
+        if not entry.HasField("reg"):
+            return
+        if (path := self.names.get(self._helpers.get(entry.id, ""))) is not None:
+            if isinstance(entry.reg.name, str):
+                entry.reg.name = path
+        elif (path := self.names.get(self._deleted.get(entry.id, ""))) is not None:
+            entry.reg.ClearField("size")  # it is judged
+            made = self.made[path]
+            if made is not None and entry.reg.HasField("mode") and entry.reg.mode != made.st_mode:
+                entry.reg.ClearField("mode")
+
+    def undo(self) -> None:
+        """Take away the names that CRIU had made when it failed."""
+        for name, path in self._absent.items():
+            made = self.made.get(path)
+            with suppress(OSError):
+                if made is not None and os.path.samestat(os.lstat(name), made):
+                    _remove(name)
+        for path in self._folders:
+            with suppress(OSError), folder_walk.folder(os.path.dirname(path)) as folder:
+                os.rmdir(os.path.basename(path), dir_fd=folder)
+
+    def remove(self) -> None:
+        """Remove them; CRIU has removed those that it has used."""
+        for path, made in self.made.items():
+            with suppress(OSError):
+                if made is None or os.path.samestat(os.lstat(path), made):
+                    _remove(path)
+
+    def _path(self, path: str) -> str:
+        """Where the helper link is now that was at `path`; notes what CRIU will make of it."""
+        if not os.path.basename(path).startswith(_PREFIX):
+            raise RestoreFailed(f"{path} is not the name of a helper link")
+        mine = f"{path}.{self._mark}"
+        if not _is_text(path):  # no other name can be put into an image
+            if os.path.lexists(path):
+                raise RestoreFailed(f"{path} is in the way", hint="It is left over from a restore that was killed: remove it.")
+            mine = path
+        for _, entry in self._opened.get(path, ()):
+            name = path_of(entry.reg)
+            self._absent |= {n: mine for n in (name, name + _FAKE) if not os.path.lexists(n)}
+            above = os.path.dirname(name)
+            while not os.path.lexists(above):
+                self._folders.append(above)
+                above = os.path.dirname(above)
+        self.names[path] = mine
+        self.made[mine] = None
+        return mine
+
+
+def _is_text(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _space() -> str:
+    """What this process's number is one of."""
+    return hashlib.blake2s(f"{boot_id()} {os.stat('/proc/self/ns/pid').st_ino}".encode(), digest_size=4).hexdigest()
+
+
+def _mark() -> str:
+    """What the helper links of this process are known by, should it be killed."""
+    itself = ProcessIdentity.of(os.getpid())
+    return f"{_space()}-{itself.pid}-{itself.start_time}"
+
+
+def _sweep(folder: int) -> None:
+    """Remove helper links of restores that were killed."""
+    space = _space()
+    with os.scandir(f"/proc/self/fd/{folder}") as entries:
+        for entry in islice(entries, _SCAN_LIMIT):
+            found = _MARKED.fullmatch(entry.name)
+            if found is None or found[1] != space or ProcessIdentity(int(found[2]), int(found[3])).exists():
+                continue
+            with suppress(OSError):
+                os.unlink(entry.name, dir_fd=folder)
+
+
+def _linked(other: str, there: tuple[int, int] | None, name: str, folder: int) -> bool:
+    """Make `name` one of the file at `other`; False if that is gone, is not the one it must be, or is on another file system."""
+    try:
+        with _opened(other) as fd:
+            status = os.fstat(fd)
+            if there is not None and there != (status.st_dev, status.st_ino):
+                return False
+            if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
+                return False
+            os.link(f"/proc/self/fd/{fd}", name, dst_dir_fd=folder, follow_symlinks=True)  # this very file
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.ENOENT, errno.ENOTDIR, errno.EMLINK):
+            raise
+        return False
+    return True
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[int]:
+    """A descriptor (``O_PATH``) of what is at a path, or of what a link of /proc leads to."""
+    if path.startswith("/proc/self/fd/"):
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    else:
+        with folder_walk.folder(os.path.dirname(path)) as folder:
+            fd = os.open(os.path.basename(path), folder_walk.PLACE, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _remove(path: str) -> None:
+    with folder_walk.folder(os.path.dirname(path)) as folder:
+        os.unlink(os.path.basename(path), dir_fd=folder)
+
+
+def _make(link: LinkRecord, name: str, folder: int, reader: CheckpointReader) -> tuple[int, int]:
+    """A new file with what was recorded: its device and inode."""
+    fifo = stat.S_ISFIFO(link.mode)
+    if fifo:
+        os.mkfifo(name, 0o600, dir_fd=folder)
+    flags = os.O_PATH | os.O_NOFOLLOW if fifo else os.O_CREAT | os.O_EXCL | os.O_WRONLY
+    fd = os.open(name, flags | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    try:
+        if fifo and not stat.S_ISFIFO(os.fstat(fd).st_mode):
+            raise OSError(errno.ESTALE, "something else is in its place by now", link.path)
+        if not fifo:
+            reader.write_to([(link.data, fd, 0)])
+            os.ftruncate(fd, link.data.size)
+        itself = f"/proc/self/fd/{fd}"
+        os.chown(itself, link.uid, link.gid)
+        os.chmod(itself, stat.S_IMODE(link.mode))
+        return os.fstat(fd).st_dev, os.fstat(fd).st_ino
+    finally:
+        os.close(fd)

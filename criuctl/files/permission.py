@@ -1,0 +1,263 @@
+"""What a restored process may get back by a path.
+
+A name says nothing about which file it leads to by the time of the restore: whoever controls a
+folder or link on the way decides.  RULE: a restore gives nobody a file that they could not have.
+A process gets what is at a recorded path if
+
+1. root alone controls every component: nobody else can have put another file there.  If the
+   process could not open it itself, that it had it at the dump must be certain: the checkpoint
+   tells so with this host's seal, came from an encrypted store, or straight from another host; or
+2. it is the very inode of the dump (`heldinodes`), or was made by this restore; or
+3. the process could open it itself, in that mode, with its own credentials, over no link but of
+   root's and its own user's making.  Where others could have put it there (a folder like /tmp, a
+   group's folder, a root process in a user's folder), it must besides belong to the owner that it
+   had at the dump, or to the process's user, and have no second name: so it is not something that
+   a stranger has put in its place.
+
+`Judge` does so for one file, wherever it is looked at: in the plan (`untrusted`), right before CRIU
+opens it (`handover`), and on what the restored process really holds
+(`criuctl.restore.comparison`).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterable, Mapping
+
+from msgspec import Struct
+
+from ..checkpoint.manifest import InodeRecord, Manifest
+from ..config import Config
+from ..criu.heldfiles import HeldFile, Use, is_bad_flag
+from ..errors import Damaged, UntrustedPath
+from ..proc import trustedpath
+from ..proc.credentials import Credentials
+from ..proc.path_control import Found
+from ..proc.trustedpath import Fault, Place
+from ..report import Finding
+from . import inode_records
+
+CODE = "untrusted-path"
+_ROOTS = "owned by root, not writable by others"
+HINT = f"Put back what was there at the dump, or have root alone control the path ({_ROOTS})."
+
+
+class Objection(Struct, frozen=True):
+    """Why a process does not get a file."""
+
+    path: str
+    use: Use | None  # None: it is on its way over a socket
+    fault: Fault
+
+    def __str__(self) -> str:
+        who = f"PID {self.use.pid} ({self.use})" if self.use is not None else "the tree"
+        return f"{self.path} is not given back to {who}: {self.fault.reason}"
+
+    def finding(self) -> Finding:
+        """For the plan."""
+        fd = self.use.number if self.use is not None and self.use.role == "descriptor" else None
+        pid = self.use.pid if self.use is not None else None
+        hint = f"{HINT} At fault: {self.fault.component}."
+        return Finding("error", CODE, str(self), hint, pid, fd)
+
+
+class Judge(Struct, frozen=True):
+    """Judges files of one restore."""
+
+    manifest: Manifest
+    known: Mapping[str, InodeRecord]
+    owners: Mapping[str, int]  # path -> owner at the dump
+    holders: Mapping[int, Credentials]  # the tree's own PIDs
+    certain: bool  # nobody else can have written the checkpoint, or all its processes are root's
+    made: Collection[tuple[int, int]] = ()  # device and inode of what this restore has made
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        manifest: Manifest,
+        holders: Mapping[int, Credentials],
+        *,
+        authentic: bool,
+        made: Collection[tuple[int, int]] = (),
+    ) -> Judge:
+        """The judge of a checkpoint's restore; `authentic`: nobody else can have written it."""
+        certain = authentic or not any(user.uid for user in holders.values())
+        known = inode_records.known(config, manifest)
+        owners = {record.path: record.uid for record in manifest.files}
+        owners |= {record.path: record.uid for record in manifest.inodes}
+        return cls(manifest, known, owners, holders, certain, made)
+
+    def objection(self, held: HeldFile, found: Found, root: int | None) -> Objection | None:
+        """Why a process that holds `held` may not have what was found at its path; `root` as for
+        `Looks`.
+        """
+        if found.fault is None and self.certain:
+            return None
+        wanted = list(_wanted(held, self.holders))
+        unproven = self._unproven(held.path, found, wanted)
+        return unproven or self._objection(held.path, found, wanted, root)
+
+    def folder_objection(
+        self,
+        path: str,
+        found: Found,
+        uses: Iterable[Use],
+        root: int | None,
+    ) -> Objection | None:
+        """Why nothing may be made in the folder `found` at `path` for the processes of `uses`."""
+        wanted = [(use.pid, os.W_OK | os.X_OK, use) for use in uses]
+        return self._unproven(path, found, wanted) or self._objection(path, found, wanted, root)
+
+    def peer_objection(
+        self,
+        path: str,
+        found: Found,
+        uses: Iterable[Use],
+        root: int | None,
+    ) -> Objection | None:
+        """Why the sockets of `uses` may not be connected to the one that was found at `path`."""
+        return self._objection(path, found, [(use.pid, os.W_OK, use) for use in uses], root)
+
+    def _unproven(
+        self,
+        path: str,
+        found: Found,
+        wanted: Iterable[tuple[int, int, Use | None]],
+    ) -> Objection | None:
+        """Why a process may not have what is at a path of root's; None for any other path."""
+        if found.fault is not None or self.certain or path in self.known:
+            return None
+        for pid, access, use in wanted:
+            user = self.holders.get(pid)
+            if user is None or user.uid == 0:
+                continue
+            if not trustedpath.may_open(user, found.walked, access):
+                text = (
+                    f"user {user.uid} may not open it so, and nothing proves that the tree had it:"
+                    " the store is not encrypted, and this host has not made the checkpoint"
+                )
+                return Objection(path, use, Fault(path, text, ""))
+        return None
+
+    def link_objection(self, held: HeldFile, origin: str, fd: int) -> Objection | None:
+        """Why a process that has `held` open under a deleted name may not have the file `fd`.
+
+        No path of it was recorded, so it is the very inode that CRIU's helper link `origin` was of
+        at the dump, or one that the process could open if it came across it.
+        """
+        found = Found(fd, os.fstat(fd), None)
+        if self.is_same(origin, found):
+            return None
+        component = trustedpath.component(fd, held.path)
+        for pid, access, use in _wanted(held, self.holders):
+            user = self.holders.get(pid)
+            if user is None:
+                continue
+            owners = {user.uid, self.owners.get(origin, user.uid)}
+            strange = found.status.st_uid not in owners
+            if strange or not trustedpath.may_open(user, [component], access):
+                text = f"user {user.uid} may not open what its other name leads to now"
+                return Objection(held.path, use, Fault(held.path, text, ""))
+        return None
+
+    def _objection(
+        self,
+        path: str,
+        found: Found,
+        wanted: Iterable[tuple[int, int, Use | None]],
+        root: int | None,
+    ) -> Objection | None:
+        if found.fault is None or self.is_same(path, found):
+            return None
+        judged: set[tuple[Credentials, int]] = set()
+        for pid, access, use in wanted:
+            user = self.holders.get(pid)
+            if user is None or (user, access) in judged:
+                continue
+            judged.add((user, access))
+            if (fault := self._fault(path, found, user, access, root)) is not None:
+                return Objection(path, use, fault)
+        return None
+
+    def is_same(self, path: str, found: Found) -> bool:
+        """Whether it is the very inode of the dump, or one that this restore has made."""
+        if (found.status.st_dev, found.status.st_ino) in self.made:
+            return True
+        record = self.known.get(path)
+        return record is not None and inode_records.is_same(record, found.fd, self.manifest)
+
+    def _fault(
+        self,
+        path: str,
+        found: Found,
+        user: Credentials,
+        access: int,
+        root: int | None,
+    ) -> Fault | None:
+        try:
+            with trustedpath.opened(path, root=root, trusted={0, user.uid}) as place:
+                if not os.path.samestat(place.status, found.status):
+                    return Fault(path, f"{path} changes while it is looked at", "")
+                if not trustedpath.may_open(user, place.walked, access):
+                    return _not_allowed(path, user, found, place)
+                return place.way_fault and self._strange(path, place.way_fault, user, place)
+        except UntrustedPath as error:
+            component = str(error.details.get("component", path))
+            return Fault(component, f"{error.message}; it is not the file of the dump", "")
+        except OSError as error:
+            return Fault(path, f"{error.strerror}", "")
+
+    def _strange(self, path: str, way: Fault, user: Credentials, place: Place) -> Fault | None:
+        """Others could have put it there: whether somebody else's is there now."""
+        status = place.status
+        owners = {user.uid, self.owners.get(path, user.uid)}
+        if status.st_uid not in owners:
+            owner = f"it belongs to user {status.st_uid} now and is not the file of the dump"
+            return Fault(way.component, f"{owner} ({way.reason})", way.remedy)
+        if not stat.S_ISDIR(status.st_mode) and status.st_nlink > 1:
+            names = "it has another name and is not the file of the dump"
+            return Fault(way.component, f"{names} ({way.reason})", way.remedy)
+        return None
+
+
+def _not_allowed(path: str, user: Credentials, found: Found, place: Place) -> Fault:
+    way = found.fault or place.fault
+    component, reason = (way.component, f" ({way.reason})") if way is not None else (path, "")
+    text = f"user {user.uid} may not open it so, and it is not the file of the dump{reason}"
+    return Fault(component, text, "")
+
+
+def _wanted(held: HeldFile, holders: Iterable[int]) -> Iterable[tuple[int, int, Use | None]]:
+    """Process, access and use of each that holds it; of what is on its way over a socket, all."""
+    if not held.uses:
+        return [(pid, trustedpath.access_of(held.flags), None) for pid in holders]
+    return [(use.pid, _access(use), use) for use in held.uses]
+
+
+def _access(use: Use) -> int:
+    if use.role in ("program", "working folder", "root folder"):
+        return os.X_OK
+    return trustedpath.access_of(use.flags)
+
+
+def check_external(files: Iterable[HeldFile], manifest: Manifest) -> None:
+    """`Damaged` if CRIU would open by its name what is said to be inherited."""
+    known = {one.key for one in manifest.external}
+    for held in files:
+        if held.external and held.path.lstrip("/") not in known:
+            raise Damaged(
+                f"the images have {held.path} inherited, and the manifest does not name it",
+                hint="The checkpoint is damaged or not from criuctl.",
+            )
+
+
+def check_flags(files: Iterable[HeldFile]) -> None:
+    """`Damaged` if CRIU would make or empty files as it opens them."""
+    for held in files:
+        if is_bad_flag(held.flags) or any(is_bad_flag(use.flags) for use in held.uses):
+            raise Damaged(
+                f"the images have {held.path} opened with flags that no open file has",
+                hint="The checkpoint is damaged or not from criuctl.",
+            )

@@ -1,0 +1,62 @@
+"""What stands against giving a tree what its paths lead to now: before anything is touched.
+
+Left out is what will be put back, and what a tree with mounts of its own will see: that is judged
+when it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from ..checkpoint.manifest import Manifest
+from ..config import Config
+from ..criu.heldfiles import HeldFile, credentials, held_files
+from ..criu.images import ImageSet
+from ..proc.path_control import Looks
+from ..report import Finding
+from . import deleted_files, socket_binds
+from .judgement import Judgement
+from .permission import Judge, Objection, check_external, check_flags
+
+
+def objections(
+    config: Config,
+    manifest: Manifest,
+    images: ImageSet,
+    files: Iterable[Judgement],
+    *,
+    authentic: bool,
+    hang_up: bool = False,
+) -> list[Finding]:
+    """One finding for each file or folder that may not be had; `Damaged` for hostile images.
+
+    `authentic`: nobody else can have written the checkpoint.  `hang_up`: connections are not made
+    again.
+    """
+    held = held_files(images)
+    check_flags(held)
+    check_external(held, manifest)
+    if manifest.namespaces.get("mnt", {}).get("mode", "host") != "host":
+        return []
+    anew = {j.record.path for j in files if j.verdict in ("put-back", "beside", "overlaid")}
+    judge = Judge.of(config, manifest, credentials(images), authentic=authentic)
+    there = [one for one in held if not one.deleted and not one.external and one.path not in anew]
+    with Looks() as looks:
+        found = [
+            *_files(there, judge, looks),
+            *deleted_files.folder_objections(images, held, judge, looks),
+            *socket_binds.folder_objections(images, judge, looks),
+            *([] if hang_up else socket_binds.peer_objections(images, judge, looks)),
+        ]
+    return [objection.finding() for objection in dict.fromkeys(found)]
+
+
+def _files(files: Iterable[HeldFile], judge: Judge, looks: Looks) -> Iterator[Objection]:
+    for one in files:
+        try:
+            with looks.at(one.path, one.flags) as there:
+                objection = judge.objection(one, there, None)
+        except OSError:  # what is missing is told elsewhere
+            continue
+        if objection is not None:
+            yield objection

@@ -1,0 +1,401 @@
+"""Can a tree of another host run here?  Everything that is missing, at once, before the source freezes anything.
+
+`examine` takes the needs that the source has gathered (`criuctl.ops.moving.needs`), which are the words of a stranger: they
+are validated first, and what is done with them is asking the kernel and looking at absolute paths: `stat`, and of
+programs the ELF notes.  Nothing is opened that could block, nothing is written, no contents are told.
+
+What a restore would decide is asked of the restore's own plan (`criuctl.restore.plan`), of a manifest that is made from
+the needs; mapped and read files are judged by `criuctl.files.judgement`.  Beyond that are the things that a restore
+would only meet when CRIU refuses: build-ids, modes, working folders, addresses of listeners, room.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import platform
+import pwd
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any, cast
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from ...checkpoint.manifest import Manifest
+from ...config import Config
+from ...connections import rules
+from ...connections.rules import endpoint
+from ...criu import binary
+from ...errors import CriuctlError
+from ...files.judgement import Policy
+from ...hooks.contract import RECONNECT
+from ...hooks.find import executables
+from ...host.registry import Registry
+from ...proc.procfs import memory_info, read_raw
+from ...proc.scratch import Scratch
+from ...quoting import quoted
+from ...report import Finding
+from ...restore.outcome import check_not_running
+from ...restore.plan import ADD_ADDRESS, HostFacts, RestorePlan, Wishes, is_local, make_plan, observe
+from .. import doctor
+from .needs_format import Needs, read
+from .target_files import judge_files
+
+_CLOCK = 5.0  # seconds of difference that nobody has to know of
+_ORDER = {"error": 0, "warning": 1, "info": 2}
+_MIB = 1 << 20
+_ANY = ("0.0.0.0", "::", "")
+
+
+class Arrival(Struct, dict=True):
+    """The tree that wants to come, and this host."""
+
+    needs: Needs
+    config: Config
+    clock: float  # the source's, when it asked
+    now: float = field(default_factory=time.time)  # this host's, when it was asked
+
+    @property
+    def policy(self) -> Policy:
+        """What to do with files that are here already."""
+        return cast("Policy", self.needs.file_conflicts or self.config.file_conflicts)
+
+    @cached_property
+    def kept(self) -> frozenset[str]:
+        """The addresses that come along, as the kernel writes them."""
+        return frozenset(str(ipaddress.ip_address(text.partition("@")[0])) for text in self.needs.keep_addresses)
+
+    @cached_property
+    def facts(self) -> HostFacts:
+        """This host, as a restore would see it; addresses that come along are here."""
+        needs = self.needs
+        manifest, wishes = self.manifest, self.wishes
+        facts = observe(manifest, needs.ids, (), wishes)
+        moved = {c.local for c in needs.connections if endpoint(c.local)[0] in self.kept}
+        # Files and folders are judged by what travels, in `targetfiles`; addresses to wait at in `_addresses`.
+        found = replace(facts, local_addresses=facts.local_addresses | moved)
+        return replace(found, missing_folders=frozenset(), missing_addresses=frozenset())
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """What the checkpoint will say, as far as a plan asks; files are judged here."""
+        needs = self.needs
+        return Manifest(
+            id="0" * 32,
+            session=needs.session,
+            incarnation=needs.incarnation,
+            host=needs.host,
+            processes=needs.processes,
+            namespaces=needs.namespaces,
+            connections=needs.connections,
+        )
+
+    @cached_property
+    def wishes(self) -> Wishes:
+        """As `restore` makes them."""
+        return Wishes(
+            self.needs.pids,
+            False,
+            self.needs.connections_wish or None,
+            self.policy,
+            rules.parse(self.config),
+            None,
+            frozenset(hook.name for hook in executables(self.config, RECONNECT)),
+        )
+
+    @cached_property
+    def plan(self) -> RestorePlan:
+        """What a restore would do."""
+        return make_plan(self.manifest, self.facts, self.wishes)
+
+
+Check = Callable[[Arrival], Iterable[Finding]]
+
+
+def examine(needs: Mapping[str, Any], config: Config, clock: float) -> list[Finding]:
+    """All findings about the tree that `needs` describes, errors first; without errors it may come.
+
+    `clock` is what the source's clock said when it asked.  `Damaged` or `UnsupportedFormat` for needs that make
+    no sense; nothing else is raised.
+    """
+    return findings(Arrival(read(needs), config, clock), (*HOST_CHECKS, *TREE_CHECKS))
+
+
+def findings(coming: Arrival, checks: Iterable[Check]) -> list[Finding]:
+    """What these checks find, errors first."""
+    found: list[Finding] = []
+    for check in checks:
+        try:
+            found += check(coming)
+        except CriuctlError as error:
+            found.append(Finding("error", error.code, error.message, error.hint))
+        except OSError as error:
+            what = check.__name__.strip("_").replace("_", " ")
+            found.append(Finding("warning", "check-incomplete", f"the check of the {what} was not possible: {error}"))
+    return sorted(found, key=lambda f: _ORDER[f.level])
+
+
+# -- the host ------------------------------------------------------------------------------------------------------
+
+
+def _host(coming: Arrival) -> Iterator[Finding]:
+    """Rights, CRIU, kernel and programs: what `doctor` says of them, and what this tree asks beyond."""
+    needed: dict[str, str] = {}
+    others = {*coming.needs.users, *coming.needs.groups} - {"0"}  # of whom a capability says that it is missing for them
+    tcp = any(c.protocol == "tcp" and not c.waits for c in coming.needs.connections)
+    if tcp:
+        needed["nftables"] = "the tree has TCP connections"
+    if any(c.external and c.policy == "reconnect" for c in coming.needs.connections):
+        needed["pidfd-getfd"] = "the tree has connections that are to be reconnected"
+    for finding in doctor.readiness(coming.config):
+        if finding.level == "warning" and finding.code in needed:
+            yield replace(finding, level="error", text=f"{finding.text}; {needed[finding.code]}")
+        elif finding.level != "info" and (others or finding.code != "capabilities"):
+            yield finding
+    for kind, told in coming.needs.namespaces.items():
+        if told.get("mode") != "host" and not os.path.exists(f"/proc/self/ns/{kind}"):
+            text = f"this kernel has no {kind} namespaces, and the tree lives in one of its own"
+            yield Finding("error", "namespaces", text, "Use a distribution's stock kernel.")
+
+
+def _criu(coming: Arrival) -> Iterator[Finding]:
+    theirs = coming.needs.criu
+    if not theirs:
+        return
+    found = binary.find(coming.config)
+    numbers = _release(found.recorded_version)
+    ours = numbers if len(numbers) == 2 else found.version()
+    if ours[:2] < theirs[:2]:
+        here = found.recorded_version or _dotted(ours)
+        text = f"CRIU here is {here}, the source's is {_dotted(theirs)}; an older one may not understand its images"
+        yield Finding("warning", "criu-older", text, "Install the same CRIU on both hosts (scripts/setup).")
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+def _kernel(coming: Arrival) -> Iterator[Finding]:
+    ours, theirs = platform.release(), coming.needs.host.kernel
+    if _release(ours) < _release(theirs):
+        text = f"the kernel here is older ({ours}) than the source's ({theirs[:60]})"
+        yield Finding("info", "kernel-older", text, "What the tree uses of newer kernels only is missing here.")
+
+
+def _release(text: str) -> tuple[int, ...]:
+    numbers: list[int] = []
+    for part in text.split("-", maxsplit=1)[0].split(".")[:2]:
+        if not part.isdigit() or len(part) > 6:
+            break
+        numbers.append(int(part))
+    return tuple(numbers)
+
+
+def _session(coming: Arrival) -> Iterator[Finding]:
+    check_not_running(coming.config, Registry(coming.config), coming.needs.session.name, copy=False)
+    yield from ()
+
+
+def _clock(coming: Arrival) -> Iterator[Finding]:
+    ahead = coming.now - coming.clock
+    if abs(ahead) > _CLOCK:
+        yield Finding(
+            "warning",
+            "clock",
+            f"the clock here is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the source's: "
+            f"timers of the tree that ring at a time of day are off by that",
+            "Have both hosts set their clocks by NTP (timedatectl set-ntp true).",
+        )
+    theirs = coming.needs.monotonic + (coming.clock - coming.needs.time)
+    gone = time.monotonic() - (time.time() - coming.now) - theirs
+    if gone < -_CLOCK and coming.needs.namespaces.get("time", {}).get("mode") != "dumped":
+        yield Finding(
+            "warning",
+            "monotonic-clock",
+            f"this host has been up {-gone:.0f} s less than the source: its CLOCK_MONOTONIC jumps back by that, and a program "
+            "that waits until a moment on it waits that much longer",
+            "Start such programs in a time namespace (`unshare --time`), which keeps the clock.",
+        )
+
+
+# -- what the restore's plan says ------------------------------------------------------------------------------------
+
+
+def _plan(coming: Arrival) -> Iterator[Finding]:
+    """Architecture, CPU, PIDs, ports, connections; users are told by name in `_users`."""
+    yield from (f for f in coming.plan.findings if f.code != "user")
+
+
+def _pids(coming: Arrival) -> Iterator[Finding]:
+    highest = max(coming.needs.ids, default=0)
+    most = int(read_raw("/proc/sys/kernel/pid_max"))
+    if highest >= most:
+        text = f"the tree has the PID {highest}, the highest here is {most - 1}"
+        yield Finding("error", "pid-max", text, f"`sysctl kernel.pid_max={max(4194304, highest + 1)}` on this host.")
+
+
+def _addresses(coming: Arrival) -> Iterator[Finding]:
+    """Addresses that sockets are bound to, and those that are to come along."""
+    from ...proc import addresses
+
+    for text in coming.needs.keep_addresses:
+        wanted, _at, device = text.partition("@")
+        here = addresses.find(wanted, None)
+        if here is not None:
+            yield Finding(
+                "error",
+                "address-here",
+                f"{wanted}, which is to come along, is an address of {here.device} here already",
+                f"Take it away: `ip address del {quoted(wanted)}/{here.prefix} dev {quoted(here.device)}`,"
+                " or migrate without --keep-address.",
+            )
+            continue
+        try:
+            addresses.choose_device(wanted, device or None, None)
+        except CriuctlError as error:
+            yield Finding("error", error.code, error.message, error.hint)
+    client = os.environ.get("SSH_CONNECTION", " ").split(" ")[0]
+    if client in coming.kept:
+        yield Finding(
+            "error",
+            "address-of-link",
+            f"the source reaches this host from {client}, which is to come along: that would cut the link between them",
+            f"Let ssh use another address of the source (`BindAddress` in ~/.ssh/config), or migrate without {client}.",
+        )
+    told: set[str] = set()
+    for record in coming.needs.connections:
+        host = endpoint(record.local)[0]
+        if record.family not in ("inet", "inet6") or not record.waits or host in (*_ANY, *coming.kept, *told):
+            continue
+        free = record.local in coming.needs.free_binds
+        if ipaddress.ip_address(host).is_loopback or (free and record.family == "inet6"):  # of IPv4 CRIU leaves that out
+            continue
+        if coming.plan.net == "private" or not _is_here(host, coming.plan):
+            told.add(host)
+            yield Finding(
+                "error",
+                "address-missing",
+                f"{record.protocol} {record.local} waits for clients, but {host} is no address that it will have here",
+                ADD_ADDRESS
+                if free
+                else f"Take the address along with --keep-address {quoted(host)}, or have the program listen on all addresses.",
+                record.pid,
+                record.fd,
+            )
+
+
+def _is_here(host: str, plan: RestorePlan) -> bool:
+    if plan.net not in ("named", "existing"):
+        return is_local(host, None)
+    namespace = os.open(plan.net_source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return is_local(host, namespace)
+    finally:
+        os.close(namespace)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def _files(coming: Arrival) -> Iterable[Finding]:
+    return judge_files(coming.needs.files, coming.policy, {process.uid for process in coming.needs.processes})
+
+
+# -- people and room -----------------------------------------------------------------------------------------------
+
+
+def _users(coming: Arrival) -> Iterator[Finding]:
+    import grp
+
+    for uid, name in coming.needs.users.items():
+        yield from _identity("user", int(uid), name, lambda i: pwd.getpwuid(i).pw_name, lambda n: pwd.getpwnam(n).pw_uid)
+    for gid, name in coming.needs.groups.items():
+        yield from _identity("group", int(gid), name, lambda i: grp.getgrgid(i).gr_name, lambda n: grp.getgrnam(n).gr_gid)
+
+
+def _identity(
+    what: str, number: int, name: str, name_of: Callable[[int], str], number_of: Callable[[str], int]
+) -> Iterator[Finding]:
+    here, elsewhere = "", None
+    with suppress(KeyError, OverflowError):
+        here = name_of(number)
+    with suppress(KeyError, ValueError):
+        elsewhere = number_of(name) if name and "\0" not in name else None
+    if here == name:
+        return
+    hint = f"The tree keeps its numbers: give {name} the id {number} here too." if name else ""
+    if elsewhere is not None and elsewhere != number:
+        text = f"the {what} {name} is {number} on the source and {elsewhere} here"
+    elif here:
+        text = f"the {what} id {number} is {name or 'without a name'} on the source and {here} here"
+    else:
+        text, hint = f"the {what} id {number} ({name}) has no name here", f"Add the {what} {name} with the id {number}."
+    yield Finding("warning", what, text + ("" if not here or elsewhere is None else f"; {number} is {here} here"), hint)
+
+
+def _terminals(coming: Arrival) -> Iterator[Finding]:
+    pts = [t for t in coming.needs.terminals if t.kind == "pts"]
+    for terminal in coming.needs.terminals:
+        if terminal.kind != "pts" and terminal.path and not os.path.exists(terminal.path):
+            pid, fd = terminal.holders[0] if terminal.holders else (None, None)
+            text = f"{terminal.path}: a terminal of the tree does not exist here"
+            yield Finding("error", "terminal", text, "Have the program run on a pseudo-terminal (`criuctl run`).", pid, fd)
+    with suppress(FileNotFoundError):
+        used, most = (int(read_raw(f"/proc/sys/kernel/pty/{name}")) for name in ("nr", "max"))
+        if most - used < len(pts):
+            text = f"the tree needs {len(pts)} pseudo-terminals, {most - used} are free here"
+            yield Finding("error", "terminals", text, "`sysctl kernel.pty.max` is the limit.")
+
+
+def _memory(coming: Arrival) -> Iterator[Finding]:
+    wanted = coming.needs.memory
+    told = memory_info()
+    free = sum(int(told[key].split()[0]) * 1024 for key in ("MemAvailable", "SwapFree") if key in told)
+    if wanted > free:
+        text = f"the tree has {wanted // _MIB} MiB in memory, {free // _MIB} MiB of memory and swap are free here"
+        yield Finding("error", "memory", text, "End something here, or give the host more memory or swap.")
+        return
+    with Scratch() as scratch:
+        room = scratch.free_bytes()
+    if wanted > room:
+        text = f"the tree has {wanted // _MIB} MiB in memory; plain images lie in memory too, where {room // _MIB} MiB fit"
+        yield Finding("error", "memory", text, "Give the host more memory.")
+
+
+def _room(coming: Arrival) -> Iterator[Finding]:
+    """Disk for the files that come, and for the checkpoint in the inbox, which is compressed."""
+    wanted: dict[int, tuple[str, int]] = {}
+
+    def add(path: str, size: int) -> None:
+        nearest = next(str(p) for p in (Path(path), *Path(path).parents) if p.exists())
+        device = os.stat(nearest).st_dev
+        wanted[device] = (wanted.get(device, (nearest, 0))[0], wanted.get(device, ("", 0))[1] + size)
+
+    coming_bytes = coming.needs.more_bytes
+    for needed in coming.needs.files:
+        if needed.travels and needed.use != "mapped":
+            coming_bytes += needed.blocks
+            add(os.path.dirname(needed.path), needed.blocks)
+    for place, size in wanted.values():
+        free = _free(place)
+        if size > free:
+            text = f"files of {size // _MIB} MiB come to the file system of {place}, where {free // _MIB} MiB are free"
+            yield Finding("error", "space", text, "Make room there, or carry fewer files.")
+    inbox = next(str(p) for p in (Path(coming.config.state_dir), *Path(coming.config.state_dir).parents) if p.exists())
+    most, free = coming.needs.memory + coming_bytes, _free(inbox)
+    if most > free:
+        text = f"the checkpoint may take {most // _MIB} MiB before compression; {inbox} has {free // _MIB} MiB left"
+        yield Finding("warning", "space", text, "If it gets full, the tree stays on the source. state_dir may be elsewhere.")
+
+
+def _free(path: str) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize
+
+
+HOST_CHECKS: tuple[Check, ...] = (_host, _criu, _kernel)
+TREE_CHECKS: tuple[Check, ...] = (_session, _plan, _pids, _addresses, _files, _users, _terminals, _memory, _room, _clock)

@@ -1,0 +1,250 @@
+"""How two checkpoints' processes, descriptors, connections and files differ: plain functions on what manifests tell.
+
+Processes are paired first, for everything else hangs on them: by identity (PID and start time, where it is the same boot),
+then by their own PID and command line, then by their place in the tree (the same parent, the same command line, in
+order of PIDs), then by what is left of these.  A restore keeps the PIDs that a tree itself sees, so those are compared.
+
+What changes by itself with every restore (inode numbers, start times, PIDs as the host sees them) is no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec import Struct, field
+
+from ...checkpoint.manifest import ConnectionRecord, FileRecord, Manifest, ProcessRecord
+from ...criu.image_records import OpenFile
+
+Pair = tuple[ProcessRecord, ProcessRecord]
+Facts = dict[str, Any]
+
+_PROCESS_FIELDS = ("ns_pid", "command", "argv", "exe", "cwd", "uid", "gid", "zombie", "threads")
+_DESCRIPTOR_FIELDS = ("kind", "what", "mode", "offset")
+_CONNECTION_FIELDS = ("state", "policy", "rqueue", "wqueue")
+_FILE_FIELDS = ("kind", "size", "mode", "uid", "gid", "mtime_ns")
+
+
+class Change(Struct, frozen=True):
+    """One thing that both checkpoints have, and in which it differs; `more` are facts that neither of them tells."""
+
+    before: Facts
+    after: Facts
+    fields: list[str]
+    more: Facts = field(default_factory=dict)
+
+    def to_dict(self) -> Facts:
+        """JSON."""
+        return {"before": self.before, "after": self.after, "fields": self.fields, **self.more}
+
+
+class Part(Struct):
+    """What one kind of things came to."""
+
+    added: list[Facts] = field(default_factory=list)
+    removed: list[Facts] = field(default_factory=list)
+    changed: list[Change] = field(default_factory=list)
+    same: int = 0
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything is not the same."""
+        return bool(self.added or self.removed or self.changed)
+
+    def to_dict(self) -> Facts:
+        """JSON."""
+        return {
+            "added": self.added,
+            "removed": self.removed,
+            "changed": [c.to_dict() for c in self.changed],
+            "same": self.same,
+        }
+
+    def compare(self, before: Facts, after: Facts, names: Iterable[str], also: Iterable[str] = (), **more: Any) -> None:
+        """Count one that both have; it differs in the fields `names` as they say, and in `also`."""
+        differing = [*(name for name in names if before[name] != after[name]), *also]
+        if differing:
+            self.changed.append(Change(before, after, differing, more))
+        else:
+            self.same += 1
+
+
+# -- processes ------------------------------------------------------------------------------------------
+
+
+class Pairing(Struct, frozen=True):
+    """Which process of the one checkpoint is which of the other."""
+
+    pairs: list[Pair]
+    removed: list[ProcessRecord]
+    added: list[ProcessRecord]
+
+    def after(self) -> dict[int, int]:
+        """The tree's own PID before -> after."""
+        return {old.ns_pid: new.ns_pid for old, new in self.pairs}
+
+
+def pair(before: Manifest, after: Manifest) -> Pairing:
+    """Pair the processes of two checkpoints; see the module's text."""
+    old, new = _Unpaired(before.processes), _Unpaired(after.processes)
+    pairs: list[Pair] = []
+
+    def match(key: Callable[[ProcessRecord], Hashable], left: Iterable[ProcessRecord], right: Iterable[ProcessRecord]) -> None:
+        waiting: dict[Hashable, list[ProcessRecord]] = {}
+        for process in reversed(list(right)):
+            waiting.setdefault(key(process), []).append(process)
+        for process in list(left):
+            if found := waiting.get(key(process)):
+                partner = new.take(found.pop())
+                pairs.append((old.take(process), partner))
+
+    if before.host.boot_id and before.host.boot_id == after.host.boot_id:
+        match(lambda p: (p.pid, p.start_time), old.those(lambda p: p.start_time > 0), new.those(lambda p: p.start_time > 0))
+    match(lambda p: (p.ns_pid, p.argv), old, new)
+    match(lambda _p: "root", old.those(lambda p: _is_root(p, before)), new.those(lambda p: _is_root(p, after)))
+    looked_at = 0
+    while looked_at < len(pairs) and old and new:  # their children may be paired by their parents, theirs in turn
+        parents = pairs[looked_at][0].pid, pairs[looked_at][1].pid
+        looked_at += 1
+        match(lambda p: p.argv, old.children(parents[0]), new.children(parents[1]))
+    match(lambda p: (p.ns_pid, p.command), old, new)
+    return Pairing(sorted(pairs, key=lambda p: p[1].pid), list(old), list(new))
+
+
+class _Unpaired:
+    """Processes that have no partner yet, in their order."""
+
+    def __init__(self, processes: Iterable[ProcessRecord]) -> None:
+        self._left = {id(process): process for process in processes}
+        self._children: dict[int, list[ProcessRecord]] = {}
+        for process in self:
+            self._children.setdefault(process.ppid, []).append(process)
+
+    def __iter__(self) -> Iterator[ProcessRecord]:
+        return iter(self._left.values())
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def those(self, wanted: Callable[[ProcessRecord], bool]) -> list[ProcessRecord]:
+        """Those of which this is so."""
+        return [process for process in self if wanted(process)]
+
+    def children(self, pid: int) -> list[ProcessRecord]:
+        """Those whose parent has this PID."""
+        return [process for process in self._children.get(pid, ()) if id(process) in self._left]
+
+    def take(self, process: ProcessRecord) -> ProcessRecord:
+        """This one has a partner now."""
+        return self._left.pop(id(process))
+
+
+def _is_root(process: ProcessRecord, manifest: Manifest) -> bool:
+    return manifest.root is not None and process.pid == manifest.root.pid
+
+
+def processes(found: Pairing) -> Part:
+    """What became of the processes."""
+    part = Part([_process(p) for p in found.added], [_process(p) for p in found.removed])
+    for old, new in found.pairs:
+        part.compare(_process(old), _process(new), _PROCESS_FIELDS)
+    return part
+
+
+def _process(p: ProcessRecord) -> Facts:
+    names = ("pid", "ns_pid", "ppid", "command", "exe", "cwd", "uid", "gid", "threads")
+    return {**{name: getattr(p, name) for name in names}, "argv": list(p.argv), "zombie": p.state == "Z"}
+
+
+# -- descriptors and connections ------------------------------------------------------------------------
+
+Descriptors = Mapping[int, Mapping[int, OpenFile]]  # PID -> descriptor -> what it is
+
+
+def descriptors(before: Descriptors, after: Descriptors, found: Pairing) -> Part:
+    """What became of the descriptors of processes that both checkpoints have."""
+    part = Part()
+    for pid, other in found.after().items():
+        old, new = before.get(pid, {}), after.get(other, {})
+        for fd in sorted(old.keys() | new.keys()):
+            if fd not in new:
+                part.removed.append(_descriptor(pid, fd, old[fd]))
+            elif fd not in old:
+                part.added.append(_descriptor(other, fd, new[fd]))
+            else:
+                part.compare(_descriptor(pid, fd, old[fd]), _descriptor(other, fd, new[fd]), _DESCRIPTOR_FIELDS)
+    return part
+
+
+def _descriptor(pid: int, fd: int, file: OpenFile) -> Facts:
+    return {"pid": pid, "fd": fd, "kind": file.kind, "what": file.what, "mode": file.mode, "offset": file.offset}
+
+
+def connections(before: Sequence[ConnectionRecord], after: Sequence[ConnectionRecord], found: Pairing) -> Part:
+    """What became of the connections: the same one has the same ends, and best the same descriptor."""
+    part = Part()
+    old, new = {id(c): c for c in before}, {id(c): c for c in after}
+    others = found.after()
+
+    def match(one: Callable[[ConnectionRecord], Hashable], other: Callable[[ConnectionRecord], Hashable]) -> None:
+        waiting: dict[Hashable, list[ConnectionRecord]] = {}
+        for connection in reversed(new.values()):
+            waiting.setdefault(other(connection), []).append(connection)
+        for connection in list(old.values()):
+            if there := waiting.get(one(connection)):
+                partner = there.pop()
+                del old[id(connection)], new[id(partner)]
+                part.compare(_connection(connection), _connection(partner), _CONNECTION_FIELDS)
+
+    match(lambda c: (others.get(c.pid), c.fd, *_ends(c)), lambda c: (c.pid, c.fd, *_ends(c)))
+    match(_ends, _ends)
+    part.removed += [_connection(c) for c in old.values()]
+    part.added += [_connection(c) for c in new.values()]
+    return part
+
+
+def _ends(c: ConnectionRecord) -> tuple[str, ...]:
+    return c.family, c.type, c.protocol, c.local, c.peer
+
+
+def _connection(c: ConnectionRecord) -> Facts:
+    names = ("pid", "fd", "protocol", "local", "peer", "external", "direction", "state", "policy", "rqueue", "wqueue")
+    return {name: getattr(c, name) for name in names}
+
+
+# -- files ----------------------------------------------------------------------------------------------
+
+
+def files(
+    before: Sequence[FileRecord], after: Sequence[FileRecord], changed_bytes: Callable[[FileRecord, FileRecord], int]
+) -> Part:
+    """What became of the files, by path; `changed_bytes` counts those of two contents that both checkpoints carry."""
+    part = Part()
+    old, new = {f.path: f for f in before}, {f.path: f for f in after}
+    part.removed = [_file(old[path]) for path in sorted(old.keys() - new.keys())]
+    part.added = [_file(new[path]) for path in sorted(new.keys() - old.keys())]
+    for path in sorted(old.keys() & new.keys()):
+        one, other = old[path], new[path]
+        contents, count = _contents(one, other), None
+        if contents != "same" and one.data is not None and other.data is not None:
+            count = changed_bytes(one, other)
+        also = () if contents == "same" else ("contents",)
+        part.compare(_file(one), _file(other), _FILE_FIELDS, also, contents=contents, changed_bytes=count)
+    return part
+
+
+def _contents(one: FileRecord, other: FileRecord) -> str:
+    """``same``, ``changed``, or ``unknown`` where neither digests nor contents were taken."""
+    if one.digest and other.digest:
+        return "same" if one.digest == other.digest else "changed"
+    if one.data is not None and other.data is not None:
+        return "same" if one.data == other.data else "changed"
+    if one.size != other.size:
+        return "changed"
+    return "same" if one.mtime_ns == other.mtime_ns else "unknown"
+
+
+def _file(f: FileRecord) -> Facts:
+    names = ("path", "kind", "size", "mode", "uid", "gid", "mtime_ns")
+    return {**{name: getattr(f, name) for name in names}, "carried": f.data is not None}

@@ -1,0 +1,57 @@
+"""A session's terminal as its supervisor sees it: whether it has printed something, and whether a shell is at its prompt.
+
+One connection to the holder is kept, which only looks; it is made anew when it breaks, as it does when a session is restored.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ...config import Config
+from ...errors import CriuctlError
+from ...session.client.shell_integration import at_prompt
+from .decisions import Reason, Schedule
+
+if TYPE_CHECKING:
+    from ...session.client.session import Session
+
+_SHORTEST, _LONGEST = 0.05, 0.5  # seconds between two looks
+_NONE = 3600.0
+
+
+class TerminalWatch:
+    """Looks at the terminal of one session, if that is wanted at all."""
+
+    def __init__(self, config: Config, name: str, idle: float, step: bool) -> None:
+        self._config, self._name, self._step = config, name, step
+        self._wanted = bool(idle or step)
+        self.pause = max(_SHORTEST, min(_LONGEST, idle / 4 if idle else _LONGEST)) if self._wanted else _NONE
+        self._session: Session | None = None
+        self._next = 0.0
+
+    def look(self, schedule: Schedule, root: int, now: float) -> Reason | None:
+        """Is a snapshot due for what the terminal of the tree of `root` shows?"""
+        if not self._wanted or now < self._next:
+            return None
+        self._next = now + self.pause / 2
+        try:
+            offset = int(self._connected().status()["offset"])
+        except CriuctlError:
+            self.close()
+            self._next = time.monotonic() + _LONGEST
+            return None
+        return schedule.seen(now, offset, at_prompt=self._step and at_prompt(root) is not None)
+
+    def _connected(self) -> Session:
+        from ..sessions import connect
+
+        if self._session is None:
+            self._session = connect(self._config, self._name, kind="service", role="observe", operator="criuctl-supervise")
+        return self._session
+
+    def close(self) -> None:
+        """Look no more, until it is looked at again."""
+        if self._session is not None:
+            session, self._session = self._session, None
+            session.close()

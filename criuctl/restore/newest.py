@@ -1,0 +1,110 @@
+"""Whether what was found under a session's name is what this host expects there; asked only where a name alone was given.
+
+The one refusal is for a checkpoint of another session than this host knows by the name: somebody may have forged it, or two
+hosts have given one name to two sessions.  The other is for a way back in time (`criuctl.host.latest_checkpoints`).  An explicit
+reference (NAME@N, an id) says what is wanted, so it is never refused: then the result says what is newer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from msgspec import Struct
+
+from ..checkpoint.manifest import Manifest
+from ..checkpoint.repository import Repository
+from ..config import Config
+from ..errors import AnotherSession, NoSuchCheckpoint, OlderCheckpoint
+from ..host import latest_checkpoints
+from ..host.latest_checkpoints import Latest
+from ..host.registry import Registry
+from ..quoting import quoted
+from ..session.names import valid_name
+
+
+class Found(Struct, frozen=True):
+    """The checkpoint that is restored, and a newer one of its session, if there is one."""
+
+    checkpoint: Latest
+    newer: dict[str, Any] | None = None  # id, number, store
+
+    def to_dict(self) -> dict[str, Any]:
+        """The keys that ``restore --json`` has of it."""
+        made = latest_checkpoints.moment(self.checkpoint.created)
+        return {
+            "number": self.checkpoint.number,
+            "age_s": round(time.time() - made, 3) if made is not None else None,
+            "store": self.checkpoint.store,
+            "newer": self.newer,
+        }
+
+
+def named_alone(ref: str, name: str) -> bool:
+    """Whether `ref` says which session is meant, and of its checkpoints only: the newest."""
+    return ref in (name, f"{name}@-1")
+
+
+def look(config: Config, repository: Repository, ref: str, manifest: Manifest, *, older: bool) -> Found:
+    """What was found by `ref`; `AnotherSession`, and `OlderCheckpoint` unless it may be `older`."""
+    name, url = manifest.session.name, repository.store.url
+    found, known = Latest.of(manifest, url), latest_checkpoints.known(config, name)
+    last = known if known is not None and known.session == found.session else None
+    if named_alone(ref, name):
+        _check_session(config, found, known)
+        if last is not None and last.newer_than(found) and not older:
+            raise _older(last, found)
+    if last is not None and last.newer_than(found):
+        return Found(found, {"id": last.checkpoint, "number": last.number, "store": last.store})
+    return Found(found, None if named_alone(ref, name) else _newer_there(repository, found))
+
+
+def _check_session(config: Config, found: Latest, known: Latest | None) -> None:
+    record = Registry(config).get(found.name)
+    ids = {one for one in (record and record.id, known and known.session) if one}
+    if not ids or found.session in ids:
+        return
+    here = record.id if record is not None else known.session if known is not None else ""
+    raise AnotherSession(
+        f"the newest checkpoint named {found.name!r} in {found.store} is of another session ({found.session[:12]}) than the one"
+        f" that this host knows by that name ({here[:12]})",
+        hint="Another host uses the same name, or somebody has put it there. If it is the right one, say so:"
+        f" `criuctl restore {quoted(found.ref)}`.",
+        checkpoint=found.checkpoint,
+        session=found.session,
+        known=here,
+    )
+
+
+def _older(last: Latest, found: Latest) -> OlderCheckpoint:
+    hint = "It was removed, perhaps by another host."
+    if last.store != found.store:
+        hint = f"`criuctl restore {quoted(last.name)} --store {quoted(last.store)}` brings that back."
+    return OlderCheckpoint(
+        f"the newest checkpoint found is {found.told}, but the last that this host knows of is {last.told}",
+        hint=f"{hint} To go back to the older one: `criuctl restore {quoted(found.name)} --older`,"
+        f" or `criuctl restore {quoted(found.ref)}`.",
+        found={"id": found.checkpoint, "number": found.number, "store": found.store},
+        newer={"id": last.checkpoint, "number": last.number, "store": last.store},
+    )
+
+
+def _newer_there(repository: Repository, found: Latest) -> dict[str, Any] | None:
+    newest = repository.newest_of(found.name)
+    if newest is None or newest[0] <= found.number:
+        return None
+    return {"id": newest[1], "number": newest[0], "store": found.store}
+
+
+@contextmanager
+def offering_elsewhere(config: Config, repository: Repository, ref: str) -> Iterator[None]:
+    """Have the error of a name that is not found say where this host knows a checkpoint of it."""
+    try:
+        yield
+    except NoSuchCheckpoint as error:
+        known = latest_checkpoints.known(config, ref) if valid_name(ref) else None
+        if known is not None and known.store != repository.store.url:
+            error.hint = f"This host knows of {known.told}: `criuctl restore {quoted(ref)} --store {quoted(known.store)}`."
+        raise

@@ -1,0 +1,245 @@
+"""Around a restore: what its caller is answered, which incarnation it is, and what is done when it fails.
+
+Kept apart from `restore`, so that the story there stays a story.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+
+from ..checkpoint import leases
+from ..checkpoint.manifest import Manifest
+from ..config import Config
+from ..criu import driver
+from ..errors import (
+    Conflict,
+    CriuctlError,
+    Damaged,
+    DataError,
+    NoSuchProcess,
+    ObjectMissing,
+    PidTaken,
+    PreflightRefused,
+    RestoreFailed,
+    TerminalTaken,
+    Vetoed,
+)
+from ..host.registry import Registry, SessionRecord, boot_id, restore_command
+from ..proc import folder_walk
+from ..proc.mounts import read_mounts
+from ..proc.tree import ProcessIdentity, read_tree, wait_ended
+from ..quoting import quoted
+from ..report import Finding, summarised
+from .newest import Found
+
+if TYPE_CHECKING:
+    from ..checkpoint.repository import Repository
+
+_GONE_TIMEOUT = 10.0  # seconds for a killed tree to be gone
+
+# Runs a command with the root folder bind-mounted at $1, in a mount namespace that ends with it.
+PRIVATE_ROOT = (
+    *("unshare", "--mount", "--propagation", "slave", "--"),
+    *("sh", "-c", 'mount --bind / "$1" && mount --make-private "$1" && shift && exec "$@"', "sh"),
+)
+_MOUNT_POINTS = ("/mnt", "/media", "/srv", "/opt", "/home", "/var/tmp", "/tmp")  # nothing outside sees the mount
+
+
+def mount_point() -> str:
+    """A folder to mount the root on, with nothing mounted in it."""
+    mounted = [mount.point for mount in read_mounts()]
+    for folder in _MOUNT_POINTS:
+        if os.path.isdir(folder) and not any(m == folder or m.startswith(f"{folder}/") for m in mounted):
+            return folder
+    raise RestoreFailed("no folder to mount the root on was found", hint="Make an empty folder /mnt.")
+
+
+class RestoreResult(Struct, frozen=True):
+    """What a restore answers; `to_dict` is the contract of ``restore --json``."""
+
+    checkpoint: str
+    session: str
+    incarnation: int
+    pid: int
+    inner_pid: int
+    elapsed_ms: float
+    lazy: bool
+    pids: str
+    connections: list[dict[str, Any]]
+    files: list[dict[str, str]]
+    warnings: list[str] = field(default_factory=list)
+    degraded: bool = False
+    hooks: list[dict[str, Any]] = field(default_factory=list)
+    gpu: dict[str, Any] | None = None  # of a tree that uses GPUs
+    found: Found | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Keys as in the command line's contract."""
+        return {
+            "checkpoint": self.checkpoint,
+            "session": self.session,
+            "incarnation": self.incarnation,
+            "pid": self.pid,
+            "inner_pid": self.inner_pid,
+            "elapsed_ms": self.elapsed_ms,
+            "lazy": self.lazy,
+            "pids": self.pids,
+            "connections": self.connections,
+            "files": self.files,
+            "hooks": self.hooks,
+            "warnings": self.warnings,
+            **(self.found.to_dict() if self.found is not None else {}),
+            **({"gpu": self.gpu} if self.gpu is not None else {}),
+        }
+
+
+@contextmanager
+def offering_another(repository: Repository, ref: str, manifest: Manifest | None = None) -> Iterator[None]:
+    """What is damaged or missing is told with the newest checkpoint of the session before it (or that can be read), if any."""
+    try:
+        yield
+    except (Damaged, ObjectMissing) as error:
+        name = manifest.session.name if manifest is not None else ref.partition("@")[0]
+        with suppress(CriuctlError):
+            others = [one for one in repository.list(name) if manifest is None or one.number < manifest.number]
+            for other in others[-1:]:
+                there = quoted(f"{other.session}@{other.number}")
+                offer = f"Another checkpoint may be whole: `criuctl verify {there}`, then `criuctl restore {there}`."
+                error.hint = f"{offer} {error.hint}".rstrip()
+        raise
+
+
+def check_not_running(config: Config, registry: Registry, name: str, *, copy: bool) -> None:
+    """A session runs once; a copy needs a name of its own."""
+    record = registry.get(name)
+    if record is not None and copy and record.state == "checkpointed" and not record.alive():
+        back = f"{restore_command(config, name, record.store)} brings it back"
+        raise Conflict(f"session {name!r} is checkpointed", hint=f"{back}; or choose another name.")
+    if record is None or not record.alive():
+        return
+    raise Conflict(
+        f"session {name!r} is running here as PID {record.pid}",
+        hint="Choose another name." if copy else "End it first, or restore a copy beside it with --as NEW-NAME.",
+    )
+
+
+def check_not_moved(registry: Registry, repository: Repository, manifest: Manifest, *, take_over: bool) -> None:
+    """A session that has left for another host runs there, as far as is known here; where the store keeps leases, they tell.
+
+    What it was dumped as over there afterwards, it comes back from.
+    """
+    record = registry.get(manifest.session.name)
+    if record is None or not record.moved_to or take_over or repository.capabilities.conditional_create:
+        return
+    if record.id == manifest.session.id and manifest.incarnation < record.incarnation:
+        raise Conflict(
+            f"session {record.name!r} has left for {record.home or record.moved_to} since, and this store cannot tell whether it"
+            " runs there",
+            hint="Dump it there into this store; --take-over once it has ended there, or that host is lost; or --as NEW-NAME.",
+            host=record.home,
+        )
+
+
+def refusal(errors: Sequence[Finding]) -> CriuctlError:
+    """The plan's errors as one: nothing was touched.  Only policies in the way is a veto."""
+    kind = Vetoed if all(f.code == "connection-refuse" for f in errors) else PreflightRefused
+    return kind("; ".join(map(str, summarised(errors))), hint=errors[0].hint, findings=[f.to_dict() for f in errors])
+
+
+def remains_of(manifest: Manifest) -> list[ProcessIdentity]:
+    """Processes of the dump that may linger here as zombies for a moment."""
+    if manifest.host.boot_id != boot_id():
+        return []
+    return [ProcessIdentity(p.pid, p.start_time) for p in manifest.processes if p.start_time]
+
+
+def living(registry: Registry, manifest: Manifest) -> int | None:
+    """The PID of the session's root, if it lives here."""
+    known = registry.get(manifest.session.name)
+    return known.pid if known is not None and known.id == manifest.session.id and known.alive() else None
+
+
+def next_incarnation(
+    registry: Registry, repository: Repository, manifest: Manifest, name: str, *, copy: bool
+) -> tuple[SessionRecord, leases.Head | None]:
+    """The session as it will be: one incarnation more than any known one, or a new session for a copy; its lease as it is.
+
+    The lease knows of other hosts' incarnations, and of those that this one has forgotten, as after a kill.
+    """
+    if copy:
+        return SessionRecord(name=name, id=os.urandom(16).hex(), incarnation=1), None
+    head = None
+    if repository.capabilities.conditional_create:
+        with suppress(DataError):  # the claim tells
+            head = leases.read_head(repository, name)
+    newest = manifest.incarnation
+    if head is not None and head.session.id == manifest.session.id:
+        newest = max(newest, head.incarnation)
+    known = registry.get(name)
+    if known is not None and known.id == manifest.session.id:
+        newest = max(newest, known.incarnation)
+    return SessionRecord(name=name, id=manifest.session.id, incarnation=newest + 1), head
+
+
+def kill_tree(root: ProcessIdentity | None, patience: float = _GONE_TIMEOUT) -> None:
+    """End what is restored when CRIU, which would do so, was killed itself, or would not any more.
+
+    As long as CRIU traces it, the end of a process of many threads is not seen: that is no time to wait for it.
+    """
+    if root is None or not root.exists():
+        return
+    try:
+        tree = [process.identity for process in read_tree(root.pid)]
+    except NoSuchProcess:
+        return  # CRIU has done it meanwhile
+    for identity in tree:
+        try:
+            pidfd = identity.open_pidfd()
+        except NoSuchProcess:
+            continue
+        try:
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has ended meanwhile
+        finally:
+            os.close(pidfd)
+    wait_ended(tree, patience)
+
+
+def remove_ghosts(paths: Iterable[str]) -> None:
+    """Deleted files that a CRIU which was killed has left under names of its own; the next one would stumble over them."""
+    for path in paths:
+        name = os.path.basename(path)
+        with suppress(OSError), folder_walk.folder(os.path.dirname(path)) as folder:
+            kind = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            os.rmdir(name, dir_fd=folder) if stat.S_ISDIR(kind) else os.unlink(name, dir_fd=folder)
+
+
+def remove_folders(paths: Iterable[str]) -> None:
+    """Deleted folders that a CRIU which was killed has made, the innermost first; what is not empty stays."""
+    for path in paths:
+        with suppress(OSError):
+            os.rmdir(path)
+
+
+def explain(config: Config, error: driver.CriuFailed, manifest: Manifest) -> CriuctlError:
+    """CRIU's failure in the user's words; its log is kept."""
+    from ..host.failures import diagnosis  # a table of regular expressions that only failures need
+
+    kept = diagnosis.kept(config, error.log, f"restore-{manifest.session.name}")
+    found = diagnosis.diagnose(error.log, str(error))
+    kind = {"pid-taken": PidTaken, "terminals": TerminalTaken}.get(found.code, RestoreFailed)
+    return kind(
+        f"CRIU could not restore {manifest.session.name}: {found.text}; nothing is left of it",
+        hint=found.hint,
+        pid=found.pid,
+        fd=found.fd,
+        **kept,
+    )

@@ -1,0 +1,230 @@
+"""Memory that follows, brought by a process of its own: a *feeder*.
+
+A session that has moved runs before all of its memory is in place.  It must not depend on the criuctl that received it: its
+old home is gone, and an older state of it would say again what it has said.  So that criuctl starts a feeder, early, while the
+memory is still being sent; it opens the store, and what comes into it, as far as there is room in the host's memory
+(`criuctl.checkpoint.opened_chunks`).  For the restore it serves the pages (`criuctl.criu.lazy`).  Until it
+hears that the tree is about to run it ends when its criuctl does, and the tree with it; from then on it is on its own, and ends
+when every page is there.  If that cannot be, or it is killed itself, the tree is ended, as with any lazy restore, and its
+checkpoint is there.
+
+The two speak over a SOCK_SEQPACKET pair, in JSON: first what the store is, ``pack`` for each that has come, then ``load``
+(with the folder of the images), ``listen``, ``watch`` and ``run``, the last three answered by the word; ``done`` when every page
+is there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..checkpoint.manifest import Manifest
+from ..checkpoint.opened_chunks import Gathered
+from ..checkpoint.packs import pack_of
+from ..checkpoint.repository import Repository
+from ..config import Config
+from ..criu.binary import CriuBinary
+from ..criu.lazy import LazyPages
+from ..errors import CriuctlError, RestoreFailed, TimedOut
+from ..proc import command
+from ..proc.procfs import available_memory
+from ..proc.tree import ProcessIdentity
+from ..report import Reporter
+from ..store import open_store
+from . import materialise
+
+_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from criuctl.restore.page_feeder import main; sys.exit(main())"
+_STORE = ("store", "key_dir", "cache_dir", "workers", "uploads")  # what of the configuration matters
+_PATIENCE = 30.0  # seconds for an answer, and for its end
+_NICE = -15  # whoever waits for a page, waits for us
+_MESSAGE = 1 << 16  # bytes
+_SPARE = 512 << 20  # bytes of memory that are left to the host, besides what the tree will need
+
+
+class Feeder:
+    """A feeder that was started; `close` it."""
+
+    def __init__(self, config: Config, memory: int) -> None:
+        """`config` has the store that the checkpoint will be in, whose tree has so many bytes of memory."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # One that hangs, and has not taken what it was told before, is found when its answer is missed.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", math.ceil(_PATIENCE), 0))
+        try:
+            with theirs:
+                words = [str(Path(__file__).parents[2]), str(theirs.fileno())]
+                self._child = command.spawn(
+                    [sys.executable, "-I", "-c", _PROGRAM, *words], pass_fds=[theirs.fileno()], new_session=True
+                )
+        except BaseException:
+            self._socket.close()
+            raise
+        self._alone = False  # the tree runs, and needs it
+        self.say({key: getattr(config, key) for key in _STORE} | {"memory": memory})
+
+    def arrived(self, name: str, size: int) -> None:
+        """This object of the store has come; returns at once, told or not: what it was not told of it reads when it is needed."""
+        if pack_of(name) is not None:
+            with suppress(OSError):
+                self._socket.send(json.dumps({"pack": name, "size": size}).encode(), socket.MSG_DONTWAIT)
+
+    def load(self, manifest: Manifest, folder: int) -> None:
+        """Have it look up the pages of this checkpoint, whose images are in `folder`; returns at once."""
+        self.say({"load": manifest.id}, folder)
+
+    def pages(self, criu: CriuBinary, enter: Sequence[str]) -> FedPages:
+        """Have it serve them for a restore."""
+        self.say({"listen": {"criu": list(criu.argv), "enter": list(enter)}})
+        return FedPages(self)
+
+    def say(self, what: dict[str, Any], *fds: int) -> None:
+        """Say something; if it has ended, that is found when its answer is missed."""
+        with suppress(OSError):
+            socket.send_fds(self._socket, [json.dumps(what).encode()], fds)
+
+    def hear(self, word: str, timeout: float | None = _PATIENCE) -> None:
+        """Wait for this answer; raises what went wrong there."""
+        self._socket.settimeout(timeout)
+        try:
+            said = json.loads(self._socket.recv(_MESSAGE) or b"{}")
+        except (TimeoutError, ConnectionError):
+            said = {}
+        if said.get("said") != word:
+            why = said.get("error") or "the process that brings it has ended"
+            raise RestoreFailed(f"memory cannot follow: {why}", hint="Restore without --lazy.")
+
+    def leave_alone(self) -> None:
+        """The tree is about to run: from now on the feeder does not end with us."""
+        self.say({"run": True})
+        self.hear("run")
+        self._alone = True
+
+    def close(self, *, failed: bool = False) -> None:
+        """Let go of it; it ends unless the tree runs and nothing has `failed`.  May be called again."""
+        self._socket.close()
+        if failed and self._alone:
+            self._child.kill()  # which ends the tree
+        if failed or not self._alone:
+            self._alone = False
+            try:
+                self._child.wait(_PATIENCE)
+            except TimedOut:
+                self._child.kill()
+                self._child.wait()
+        self._child.close()
+
+
+class FedPages:
+    """What a feeder serves, around one restore; as `LazyPages`."""
+
+    def __init__(self, feeder: Feeder) -> None:
+        self._feeder = feeder
+
+    def __enter__(self) -> FedPages:
+        """Wait until CRIU's daemon listens."""
+        try:
+            self._feeder.hear("listen")
+        except BaseException:
+            self._feeder.close(failed=True)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self._feeder.close(failed=True)
+
+    def watch(self, root: ProcessIdentity) -> None:
+        """Start what ends the tree if the feeder ends before it should; `watched` waits for that."""
+        self._feeder.say({"watch": [root.pid, root.start_time]})
+
+    def watched(self) -> None:
+        """From here on the tree does not outlive the feeder; to be called before it runs."""
+        self._feeder.hear("watch")
+
+    def about_to_run(self) -> None:
+        """From here on both outlive criuctl."""
+        self._feeder.leave_alone()
+
+    def finish(self) -> None:
+        """Wait until every page has arrived; raises what went wrong: the tree must not go on then."""
+        self._feeder.hear("done", timeout=None)
+
+
+class _Left(Exception):
+    """The criuctl that has started us is gone."""
+
+
+def main() -> int:
+    """The feeder's program."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(fileno=int(sys.argv[2])) as channel:
+        try:
+            with ExitStack() as stack:
+                _feed(channel, stack)
+        except _Left:
+            return 1
+        except (CriuctlError, OSError) as error:
+            _tell(channel, {"error": getattr(error, "message", "") or str(error)})
+            return 1
+    return 0
+
+
+def _feed(channel: socket.socket, stack: ExitStack) -> None:
+    told = _told(channel)
+    memory = int(told.pop("memory"))
+    config = Config(**told)
+    store = open_store(config.store, config)
+    stack.callback(store.close)
+    repository = stack.enter_context(Repository.open(store, config))
+    reader = repository.reader(Reporter())
+    gathered = Gathered(reader, lambda size: available_memory() >= memory + size + _SPARE)
+    stack.callback(gathered.close)
+    fds: list[int] = []
+    while "pack" in (told := _told(channel, fds)):
+        gathered.take(told["pack"], told["size"])
+    with suppress(OSError):
+        os.nice(_NICE)  # this thread, and those that it starts
+    manifest = repository.manifest(told["load"])
+    for fd in fds:
+        stack.callback(os.close, fd)
+    (folder,) = fds
+    images = materialise.lazy_images(manifest, reader, gathered)
+    asked = _told(channel)["listen"]
+    criu = CriuBinary(tuple(asked["criu"]), origin="told")
+    with LazyPages(criu, folder, images, asked["enter"]) as pages:
+        _tell(channel, {"said": "listen"})
+        pages.watch(ProcessIdentity(*_told(channel)["watch"]))
+        pages.watched()
+        _tell(channel, {"said": "watch"})
+        _told(channel)
+        _tell(channel, {"said": "run"})
+        pages.finish()
+    _tell(channel, {"said": "done"})
+
+
+def _told(channel: socket.socket, fds: list[int] | None = None) -> dict[str, Any]:
+    """What we are told next; descriptors that come with it go to `fds`."""
+    data, got, _, _ = socket.recv_fds(channel, _MESSAGE, 1)
+    if fds is not None:
+        fds += got
+    if not data:
+        raise _Left
+    return dict(json.loads(data))
+
+
+def _tell(channel: socket.socket, what: dict[str, Any]) -> None:
+    with suppress(OSError):  # nobody is there to hear it
+        channel.sendall(json.dumps(what).encode())
+
+
+__all__ = ["FedPages", "Feeder", "main"]
